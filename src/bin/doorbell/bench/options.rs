@@ -1,0 +1,261 @@
+//! The options of the benchmarks, and the plan that follows from them.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::row::Loop;
+use super::sizes::Sizes;
+
+/// What `doorbell bench loop` and `doorbell bench pingpong` take.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Message sizes in bytes: a list with K and M, where A..B is every power of two from A to B
+    #[arg(long, value_name = "LIST", default_value = "8..64K")]
+    sizes: Sizes,
+
+    /// Kernel lengths in microseconds
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,10",
+          value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    kernel_us: Vec<u64>,
+
+    /// Steps that are queued as one batch
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    steps: u64,
+
+    /// Batches in flight before the application waits for the oldest
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
+    batches: u64,
+
+    /// Iterations of one row, rounded up to whole batches
+    #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
+    iterations: u64,
+
+    /// Which of the two loops to run
+    #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Which::Both)]
+    which: Which,
+
+    /// Check every byte of every message on arrival
+    #[arg(long)]
+    validate: bool,
+
+    /// Seed of the bytes that are sent
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Print a list of rows as JSON instead of the table
+    #[arg(long)]
+    json: bool,
+
+    /// Draw time and CPU of the loops against the size
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+
+    /// Be one of two processes: wait at ADDR for the one that measures
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "json", "plot"])]
+    listen: Option<String>,
+
+    /// Be one of two processes: measure against the one that listens at ADDR
+    #[arg(long, value_name = "ADDR")]
+    connect: Option<String>,
+}
+
+/// Which loops to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    Sync,
+    Async,
+    Both,
+}
+
+/// What to measure. The process that connects sends it to the one that listens: only one of the two is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Message sizes.
+    pub sizes: Sizes,
+    /// Kernel lengths.
+    pub kernel_us: Vec<u64>,
+    /// Loops, in the order of the rows.
+    pub loops: Vec<Loop>,
+    /// Steps of a batch.
+    pub steps: u64,
+    /// Batches in flight.
+    pub batches: u64,
+    /// Iterations of a row; a multiple of `steps`, at least 2.
+    pub iterations: u64,
+    /// Whether every byte is checked.
+    pub validate: bool,
+    /// Seed of the bytes.
+    pub seed: u64,
+}
+
+/// Where the other end is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Both ends in this process.
+    Here,
+    /// The other process measures; it will come to this address.
+    Listen(String),
+    /// The other process listens at this address.
+    Connect(String),
+}
+
+/// How the rows leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// JSON instead of a table.
+    pub json: bool,
+    /// Where the drawing goes.
+    pub plot: Option<PathBuf>,
+}
+
+impl Options {
+    /// What to measure.
+    pub fn plan(&self) -> Plan {
+        let batches = self.iterations.div_ceil(self.steps);
+        Plan {
+            sizes: self.sizes.clone(),
+            kernel_us: self.kernel_us.clone(),
+            loops: match self.which {
+                Which::Sync => vec![Loop::Sync],
+                Which::Async => vec![Loop::Async],
+                Which::Both => vec![Loop::Sync, Loop::Async],
+            },
+            steps: self.steps,
+            batches: self.batches,
+            iterations: batches * self.steps,
+            validate: self.validate,
+            seed: self.seed,
+        }
+    }
+
+    /// Where the other end is.
+    pub fn place(&self) -> Place {
+        match (&self.listen, &self.connect) {
+            (Some(address), _) => Place::Listen(address.clone()),
+            (None, Some(address)) => Place::Connect(address.clone()),
+            (None, None) => Place::Here,
+        }
+    }
+
+    /// How the rows leave.
+    pub fn output(&self) -> Output {
+        Output {
+            json: self.json,
+            plot: self.plot.clone(),
+        }
+    }
+}
+
+/// What one row measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Which loop.
+    pub kind: Loop,
+    /// Bytes of a message.
+    pub size_bytes: u64,
+    /// Length of the kernel.
+    pub kernel_us: u64,
+}
+
+impl Plan {
+    /// The rows in order: the loops of one size and kernel stand together, so that a reader compares neighbours.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &kernel_us in &self.kernel_us {
+            for size_bytes in self.sizes.iter() {
+                cases.extend(self.loops.iter().map(|&kind| Case {
+                    kind,
+                    size_bytes,
+                    kernel_us,
+                }));
+            }
+        }
+        cases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(line: &str) -> Result<Options, clap::Error> {
+        let words = std::iter::once("loop").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.options)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_manual() {
+        let options = options("").unwrap();
+        let plan = options.plan();
+        assert_eq!(plan.sizes.to_string().split(',').count(), 14);
+        assert_eq!(plan.sizes.max_bytes(), 65536);
+        assert_eq!(plan.kernel_us, [0, 10]);
+        assert_eq!((plan.steps, plan.batches, plan.iterations), (20, 4, 4000));
+        assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
+        assert!(!plan.validate);
+        assert_eq!(options.place(), Place::Here);
+        assert_eq!(plan.cases().len(), 14 * 2 * 2);
+    }
+
+    #[test]
+    fn options_reach_the_plan() {
+        let options = options(
+            "--sizes 8,1K --kernel-us 5 --steps 3 --batches 2 --iterations 10 --loop async --validate --seed 9 \
+             --connect 127.0.0.1:7000 --json --plot out.svg",
+        )
+        .unwrap();
+        let plan = options.plan();
+        assert_eq!(
+            plan.iterations, 12,
+            "ten iterations are four batches of three"
+        );
+        assert!(plan.validate);
+        assert_eq!(plan.seed, 9);
+        assert_eq!(options.place(), Place::Connect("127.0.0.1:7000".into()));
+        assert_eq!(
+            options.output(),
+            Output {
+                json: true,
+                plot: Some("out.svg".into())
+            }
+        );
+        let case = |size_bytes| Case {
+            kind: Loop::Async,
+            size_bytes,
+            kernel_us: 5,
+        };
+        assert_eq!(plan.cases(), [case(8), case(1024)]);
+
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    }
+
+    #[test]
+    fn wrong_options_are_refused_by_name() {
+        for (line, named) in [
+            ("--sizes 0", "--sizes"),
+            ("--sizes 9..12", "power of two"),
+            ("--kernel-us 1000001", "--kernel-us"),
+            ("--steps 0", "--steps"),
+            ("--batches 65", "--batches"),
+            ("--iterations 1", "--iterations"),
+            ("--loop neither", "--loop"),
+            ("--seed -1", "unexpected argument"),
+            ("--listen a:1 --connect a:1", "--listen"),
+            ("--listen a:1 --json", "--json"),
+        ] {
+            let error = options(line).unwrap_err().to_string();
+            assert!(error.contains(named), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! A pass: the measurement behind one row. It knows when to launch, wait and look at the clock, and nothing of what is measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::clock::thread_cpu_time;
+use super::options::{Case, Plan};
+use super::row::{Loop, Row, Setting, Spread, micros};
+
+/// What a pass runs on: a stream, and an endpoint whose other end takes part.
+///
+/// A step is one kernel and one exchange that follows it. Its kernel is to call [`Step::run_kernel`] on the stream.
+pub trait Rig {
+    /// One step of the CPU-synchronous loop: launch the kernel, wait for the stream, post, poll until the exchange is complete.
+    fn step_sync(&mut self, step: Step) -> Result<()>;
+
+    /// Queues one step on the stream (kernel, exchange, wait for its completion) and returns.
+    fn step_async(&mut self, step: Step) -> Result<()>;
+
+    /// Marks on the stream the end of the batch in `slot`; a slot is marked again only after it was waited for.
+    fn mark_batch(&mut self, slot: usize) -> Result<()>;
+
+    /// Waits until the stream has passed the latest mark of `slot`, off the CPU.
+    fn wait_batch(&mut self, slot: usize) -> Result<()>;
+
+    /// Waits for everything queued; says what failed of it, bytes that arrived wrong included.
+    fn drain(&mut self) -> Result<()>;
+}
+
+/// One step. It moves to where its kernel runs.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Number of the step since the pass began, warm-up included.
+    pub index: u64,
+    /// Bytes to exchange.
+    pub size_bytes: u64,
+    kernel: Duration,
+    stamp: Option<(Arc<Stamps>, usize)>,
+}
+
+impl Step {
+    /// The kernel: keeps its thread busy as long as the case says, as a kernel keeps a GPU busy, and notes when it ended.
+    pub fn run_kernel(&self) {
+        if !self.kernel.is_zero() {
+            let start = Instant::now();
+            while start.elapsed() < self.kernel {
+                std::hint::spin_loop();
+            }
+        }
+        if let Some((stamps, slot)) = &self.stamp {
+            stamps.note(*slot);
+        }
+    }
+}
+
+/// When each kernel ended, in nanoseconds since the pass began. Written on the stream, read after a drain.
+#[derive(Debug)]
+struct Stamps {
+    start: Instant,
+    ends_ns: Box<[AtomicU64]>,
+}
+
+impl Stamps {
+    const MISSING: u64 = u64::MAX;
+
+    fn new(count: usize) -> Self {
+        Self {
+            start: Instant::now(),
+            ends_ns: (0..count).map(|_| AtomicU64::new(Self::MISSING)).collect(),
+        }
+    }
+
+    fn note(&self, slot: usize) {
+        // Release pairs with the Acquire in `periods`: the drain in between orders the two already, this keeps it true of any rig.
+        self.ends_ns[slot].store(self.start.elapsed().as_nanos() as u64, Ordering::Release);
+    }
+
+    /// From the end of each kernel to the end of the next: whole iterations, wherever one says that they begin.
+    fn periods(&self) -> Result<Vec<u64>> {
+        let ends: Vec<u64> = self
+            .ends_ns
+            .iter()
+            .map(|end| end.load(Ordering::Acquire))
+            .collect();
+        ends.windows(2)
+            .map(|pair| {
+                anyhow::ensure!(
+                    !pair.contains(&Self::MISSING),
+                    "a kernel of the pass never ran"
+                );
+                pair[1]
+                    .checked_sub(pair[0])
+                    .context("kernels of one stream ran out of order")
+            })
+            .collect()
+    }
+}
+
+/// Measures one case: a warm-up as deep as what is in flight, then the plan's iterations.
+///
+/// # Errors
+/// Those of the rig, and a plan of fewer than two iterations.
+pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -> Result<Row> {
+    let warm_up = plan.steps * plan.batches;
+    drive(
+        rig,
+        plan,
+        case,
+        (0..warm_up).map(|index| step(case, index, None)),
+    )
+    .context("warm-up")?;
+
+    let stamps = Arc::new(Stamps::new(usize::try_from(plan.iterations)?));
+    let steps = (0..plan.iterations).map(|iteration| {
+        step(
+            case,
+            warm_up + iteration,
+            Some((Arc::clone(&stamps), iteration as usize)),
+        )
+    });
+    let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
+    drive(rig, plan, case, steps)?;
+    let (wall, cpu) = (start.elapsed(), thread_cpu_time()? - cpu_before);
+
+    let iterations = plan.iterations as f64;
+    Ok(Row {
+        nic: setting.nic.clone(),
+        stream: setting.stream.clone(),
+        path: setting.path.clone(),
+        kind: case.kind,
+        size_bytes: case.size_bytes,
+        kernel_us: case.kernel_us,
+        iterations: plan.iterations,
+        us_per_iter: Spread::of(&mut stamps.periods()?)
+            .context("a row needs two iterations or more")?,
+        msgs_per_s: (iterations / wall.as_secs_f64() * 10.0).round() / 10.0,
+        app_cpu_us_per_iter: micros(cpu.as_nanos() as f64 / iterations),
+    })
+}
+
+fn step(case: Case, index: u64, stamp: Option<(Arc<Stamps>, usize)>) -> Step {
+    Step {
+        index,
+        size_bytes: case.size_bytes,
+        kernel: Duration::from_micros(case.kernel_us),
+        stamp,
+    }
+}
+
+/// Runs steps to their end. Asynchronously, the oldest batch is waited for only when `plan.batches` are in flight.
+fn drive(
+    rig: &mut impl Rig,
+    plan: &Plan,
+    case: Case,
+    steps: impl Iterator<Item = Step>,
+) -> Result<()> {
+    match case.kind {
+        Loop::Sync => {
+            for step in steps {
+                rig.step_sync(step)?;
+            }
+        }
+        Loop::Async => {
+            let mut steps = steps.peekable();
+            for batch in 0.. {
+                if steps.peek().is_none() {
+                    break;
+                }
+                let slot = (batch % plan.batches) as usize;
+                if batch >= plan.batches {
+                    rig.wait_batch(slot)?;
+                }
+                for step in steps.by_ref().take(plan.steps as usize) {
+                    rig.step_async(step)?;
+                }
+                rig.mark_batch(slot)?;
+            }
+        }
+    }
+    rig.drain()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sizes::Sizes;
+    use super::*;
+
+    /// Runs each kernel at the spot or at the next wait, and writes down what it was asked for.
+    #[derive(Default)]
+    struct Ledger {
+        queued: Vec<Step>,
+        sync_steps: Vec<u64>,
+        async_steps: Vec<u64>,
+        marked: Vec<bool>,
+        batches_in_flight: usize,
+        most_batches_in_flight: usize,
+        waits: u64,
+        drains: u64,
+        lose_kernels: bool,
+    }
+
+    impl Ledger {
+        fn run_queued(&mut self) {
+            for step in self.queued.drain(..) {
+                if !self.lose_kernels {
+                    step.run_kernel();
+                }
+            }
+        }
+    }
+
+    impl Rig for Ledger {
+        fn step_sync(&mut self, step: Step) -> Result<()> {
+            step.run_kernel();
+            self.sync_steps.push(step.index);
+            Ok(())
+        }
+
+        fn step_async(&mut self, step: Step) -> Result<()> {
+            self.async_steps.push(step.index);
+            self.queued.push(step);
+            Ok(())
+        }
+
+        fn mark_batch(&mut self, slot: usize) -> Result<()> {
+            self.marked.resize(self.marked.len().max(slot + 1), false);
+            anyhow::ensure!(!self.marked[slot], "slot {slot} marked twice");
+            self.marked[slot] = true;
+            self.batches_in_flight += 1;
+            self.most_batches_in_flight = self.most_batches_in_flight.max(self.batches_in_flight);
+            Ok(())
+        }
+
+        fn wait_batch(&mut self, slot: usize) -> Result<()> {
+            anyhow::ensure!(
+                std::mem::take(&mut self.marked[slot]),
+                "slot {slot} has no mark"
+            );
+            self.batches_in_flight -= 1;
+            self.waits += 1;
+            self.run_queued();
+            Ok(())
+        }
+
+        fn drain(&mut self) -> Result<()> {
+            self.run_queued();
+            self.marked.clear();
+            self.batches_in_flight = 0;
+            self.drains += 1;
+            Ok(())
+        }
+    }
+
+    fn plan(iterations: u64) -> Plan {
+        Plan {
+            sizes: "64".parse::<Sizes>().unwrap(),
+            kernel_us: vec![0],
+            loops: vec![Loop::Sync, Loop::Async],
+            steps: 3,
+            batches: 2,
+            iterations,
+            validate: false,
+            seed: 1,
+        }
+    }
+
+    fn measured(rig: &mut Ledger, kind: Loop, kernel_us: u64, iterations: u64) -> Result<Row> {
+        let setting = Setting {
+            nic: "nic0".into(),
+            stream: "host".into(),
+            path: "direct".into(),
+            why: String::new(),
+        };
+        let case = Case {
+            kind,
+            size_bytes: 64,
+            kernel_us,
+        };
+        measure(rig, &plan(iterations), &setting, case)
+    }
+
+    #[test]
+    fn sync_runs_every_step_in_order() {
+        let mut rig = Ledger::default();
+        let row = measured(&mut rig, Loop::Sync, 0, 12).unwrap();
+        assert_eq!(rig.sync_steps, (0..6 + 12).collect::<Vec<_>>());
+        assert!(rig.async_steps.is_empty());
+        assert_eq!((rig.waits, rig.drains), (0, 2));
+        assert_eq!((row.iterations, row.size_bytes), (12, 64));
+    }
+
+    #[test]
+    fn async_keeps_the_batches_in_flight_and_no_more() {
+        let mut rig = Ledger::default();
+        measured(&mut rig, Loop::Async, 0, 12).unwrap();
+        assert_eq!(rig.async_steps, (0..6 + 12).collect::<Vec<_>>());
+        assert_eq!(rig.most_batches_in_flight, 2);
+        assert_eq!((rig.waits, rig.drains), (2, 2));
+    }
+
+    #[test]
+    fn kernel_length_is_in_every_period_and_in_the_cpu_of_its_thread() {
+        let mut rig = Ledger::default();
+        let row = measured(&mut rig, Loop::Sync, 200, 9).unwrap();
+        assert!(row.us_per_iter.min >= 200.0, "{row:?}");
+        assert!(row.us_per_iter.p99 >= row.us_per_iter.p50, "{row:?}");
+        assert!(row.msgs_per_s <= 5000.0, "{row:?}");
+        // This rig runs its kernels on the measuring thread; preempted time is not CPU time, hence above zero only.
+        assert!(row.app_cpu_us_per_iter > 0.0, "{row:?}");
+    }
+
+    #[test]
+    fn lost_kernels_and_short_plans_are_errors() {
+        let mut rig = Ledger {
+            lose_kernels: true,
+            ..Ledger::default()
+        };
+        let error = measured(&mut rig, Loop::Async, 0, 6).unwrap_err();
+        assert!(error.to_string().contains("never ran"), "{error}");
+        let error = measured(&mut Ledger::default(), Loop::Sync, 0, 1).unwrap_err();
+        assert!(error.to_string().contains("two iterations"), "{error}");
+    }
+}

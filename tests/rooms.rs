@@ -1,0 +1,503 @@
+//! Imports between rooms point down only. This test holds the table of allowed edges and reads every source file against it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each room with the rooms that it may name. Its own name and `error` go without saying. A new room gets a line here first.
+const EDGES: &[(&str, &[&str])] = &[
+    ("error", &[]),
+    ("peer", &[]),
+    ("mlx5", &["peer"]),
+    ("soft", &["mlx5", "peer"]),
+    ("stream", &["peer"]),
+    ("region", &["soft", "stream", "peer"]),
+    ("endpoint", &["region", "stream", "soft", "mlx5", "peer"]),
+    // Only what the crate root exports: the C interface is a user of the public one.
+    ("ffi", &[]),
+    // Another crate to the compiler, which sees to it that only public names of the library are used.
+    ("bin", &[]),
+];
+
+#[test]
+fn imports_point_down_only() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources = read_sources(&src);
+    for expected in ["lib.rs", "error.rs", "peer/mod.rs", "bin/doorbell/main.rs"] {
+        assert!(sources.contains_key(expected), "{expected} was not read");
+    }
+    let found = violations(&sources);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+/// Every Rust file under `src`, by its path there.
+fn read_sources(src: &Path) -> BTreeMap<String, String> {
+    let mut sources = BTreeMap::new();
+    let mut folders: Vec<PathBuf> = vec![src.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(src).unwrap().to_str().unwrap().to_owned();
+                sources.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    sources
+}
+
+/// What breaks the table, one line each: `file:line: reason`.
+fn violations(sources: &BTreeMap<String, String>) -> Vec<String> {
+    let exports = exports(sources.get("lib.rs").map_or("", String::as_str));
+    let mut found = Vec::new();
+    for (file, source) in sources {
+        let tokens = tokens(source);
+        let module = module_of(file);
+        let room = module.first().map(String::as_str);
+        let allowed = EDGES
+            .iter()
+            .find(|(name, _)| Some(*name) == room)
+            .map(|(_, to)| *to);
+        match (room, allowed) {
+            (Some(room), None) => {
+                found.push(format!("{file}:1: room `{room}` is not in the table"));
+                continue;
+            }
+            (Some("bin"), _) => {
+                found.extend(detours(file, &tokens));
+                continue;
+            }
+            _ => found.extend(detours(file, &tokens)),
+        }
+        let (Some(room), Some(allowed)) = (room, allowed) else {
+            // The root declares and exports rooms; it has no code that could import.
+            continue;
+        };
+        for (line, name) in root_names(&tokens, &module) {
+            let exported = exports.get(&name).map(String::as_str);
+            let is_room = EDGES.iter().any(|(room, _)| *room == name);
+            if room == "ffi" {
+                if name != room && exported.is_none() {
+                    found.push(format!(
+                        "{file}:{line}: `ffi` names `crate::{name}`, which the crate root does not export"
+                    ));
+                }
+                continue;
+            }
+            match exported.or(is_room.then_some(name.as_str())) {
+                None => found.push(format!(
+                    "{file}:{line}: `crate::{name}` is neither a room nor an export of the root"
+                )),
+                Some(to) if to == room || to == "error" || allowed.contains(&to) => {}
+                Some(to) => found.push(format!(
+                    "{file}:{line}: `{room}` must not import from `{to}` (`crate::{name}`)"
+                )),
+            }
+        }
+    }
+    found
+}
+
+/// Ways to bring in a file that no import shows.
+fn detours(file: &str, tokens: &[Token]) -> Vec<String> {
+    let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.text == text);
+    (0..tokens.len())
+        .filter(|&at| (is(at, "[") && is(at + 1, "path")) || (is(at, "include") && is(at + 1, "!")))
+        .map(|at| {
+            format!(
+                "{file}:{}: `{}` goes around the rooms",
+                tokens[at].line, tokens[at].text
+            )
+        })
+        .collect()
+}
+
+/// The module that a file is: `mlx5/wqe.rs` is `mlx5::wqe`.
+fn module_of(file: &str) -> Vec<String> {
+    let mut parts: Vec<String> = file
+        .trim_end_matches(".rs")
+        .split('/')
+        .map(str::to_owned)
+        .collect();
+    if parts
+        .last()
+        .is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str()))
+    {
+        parts.pop();
+    }
+    parts
+}
+
+/// The names that `lib.rs` re-exports with `pub use`, and the room that each is from.
+fn exports(lib: &str) -> BTreeMap<String, String> {
+    let tokens = tokens(lib);
+    let mut exports = BTreeMap::new();
+    for at in 0..tokens.len() {
+        if tokens[at].text == "pub" && tokens.get(at + 1).is_some_and(|next| next.text == "use") {
+            let mut paths = Vec::new();
+            use_tree(&tokens, at + 2, &[], &mut paths);
+            for path in paths {
+                let path: Vec<_> = path.into_iter().filter(|part| part != "crate").collect();
+                if let (Some(room), Some(name)) = (path.first(), path.last()) {
+                    exports.insert(name.clone(), room.clone());
+                }
+            }
+        }
+    }
+    exports
+}
+
+/// Every name of the crate root that a file in `module` reaches through `crate::` or enough `super::`, with its line.
+fn root_names(tokens: &[Token], module: &[String]) -> Vec<(usize, String)> {
+    let mut names = Vec::new();
+    // Inline modules that are open: their name, and the brace depth inside.
+    let mut inline: Vec<(String, usize)> = Vec::new();
+    let mut depth = 0;
+    let mut at = 0;
+    while at < tokens.len() {
+        let text = tokens[at].text.as_str();
+        let next = |ahead: usize| tokens.get(at + ahead).map(|token| token.text.as_str());
+        match text {
+            "{" => depth += 1,
+            "}" => {
+                depth -= 1;
+                inline.pop_if(|(_, inside)| *inside > depth);
+            }
+            "mod" if next(2) == Some("{") => {
+                inline.push((tokens[at + 1].text.clone(), depth + 1));
+            }
+            "crate" | "super" | "self" if next(1) == Some("::") => {
+                let mut paths = Vec::new();
+                let end = use_tree(tokens, at, &[], &mut paths);
+                for path in paths {
+                    let here = module
+                        .iter()
+                        .cloned()
+                        .chain(inline.iter().map(|(name, _)| name.clone()));
+                    if let Some(name) = from_root(here.collect(), &path) {
+                        // One statement that takes several things from a room is one finding.
+                        let found = (tokens[at].line, name);
+                        if !names.contains(&found) {
+                            names.push(found);
+                        }
+                    }
+                }
+                at = end;
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    names
+}
+
+/// Follows `path` from module `here`; the first name taken from the crate root, if it comes by there.
+fn from_root(mut here: Vec<String>, path: &[String]) -> Option<String> {
+    for part in path {
+        match part.as_str() {
+            "crate" => here.clear(),
+            "self" => {}
+            "super" => {
+                here.pop();
+            }
+            name if here.is_empty() => return Some(name.to_owned()),
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Reads a path or a use tree from `at` on: adds each path of it, and returns where it ends.
+fn use_tree(
+    tokens: &[Token],
+    mut at: usize,
+    prefix: &[String],
+    paths: &mut Vec<Vec<String>>,
+) -> usize {
+    let mut path = prefix.to_vec();
+    let text = |at: usize| tokens.get(at).map(|token| token.text.as_str());
+    loop {
+        match text(at) {
+            Some("{") => {
+                at += 1;
+                while text(at).is_some_and(|text| text != "}") {
+                    let end = use_tree(tokens, at, &path, paths);
+                    // Whatever stands there, the reading goes on.
+                    at = end.max(at + 1);
+                    while text(at).is_some_and(|text| text != "," && text != "}") {
+                        at += 1;
+                    }
+                    if text(at) == Some(",") {
+                        at += 1;
+                    }
+                }
+                return at + 1;
+            }
+            Some(name)
+                if name == "*" || name.starts_with(|c: char| c.is_alphabetic() || c == '_') =>
+            {
+                path.push(name.to_owned());
+                at += 1;
+            }
+            _ => break,
+        }
+        if text(at) != Some("::") {
+            break;
+        }
+        at += 1;
+    }
+    if path.len() > prefix.len() {
+        paths.push(path);
+    }
+    at
+}
+
+#[derive(Debug)]
+struct Token {
+    text: String,
+    line: usize,
+}
+
+/// Words, `::` and single signs of Rust text, without comments, strings, characters and lifetimes.
+fn tokens(source: &str) -> Vec<Token> {
+    let chars: Vec<char> = source.chars().collect();
+    let at_is = |at: usize, c: char| chars.get(at) == Some(&c);
+    let (mut tokens, mut at, mut line) = (Vec::new(), 0, 1);
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    while at < chars.len() {
+        let (c, start) = (chars[at], at);
+        if c == '/' && at_is(at + 1, '/') {
+            while at < chars.len() && chars[at] != '\n' {
+                at += 1;
+            }
+        } else if c == '/' && at_is(at + 1, '*') {
+            let mut depth = 0;
+            loop {
+                if at_is(at, '/') && at_is(at + 1, '*') {
+                    depth += 1;
+                    at += 2;
+                } else if at_is(at, '*') && at_is(at + 1, '/') {
+                    depth -= 1;
+                    at += 2;
+                } else {
+                    at += 1;
+                }
+                if depth == 0 || at >= chars.len() {
+                    break;
+                }
+            }
+        } else if c == '"' {
+            at = after_string(&chars, at);
+        } else if c == '\'' {
+            // A character ends with a quote, after one sign or an escape; a lifetime does not.
+            if at_is(at + 1, '\\') {
+                at += 3;
+                while at < chars.len() && chars[at] != '\'' {
+                    at += 1;
+                }
+                at += 1;
+            } else if at_is(at + 2, '\'') {
+                at += 3;
+            } else {
+                at += 1;
+                while at < chars.len() && is_word(chars[at]) {
+                    at += 1;
+                }
+            }
+        } else if is_word(c) {
+            while at < chars.len() && is_word(chars[at]) {
+                at += 1;
+            }
+            let text: String = chars[start..at].iter().collect();
+            let mut hashes = 0;
+            while at_is(at + hashes, '#') {
+                hashes += 1;
+            }
+            if ["r", "br", "cr"].contains(&text.as_str()) && at_is(at + hashes, '"') {
+                at += hashes + 1;
+                let end: Vec<char> = std::iter::once('"')
+                    .chain(std::iter::repeat_n('#', hashes))
+                    .collect();
+                while at < chars.len() && !chars[at..].starts_with(&end) {
+                    at += 1;
+                }
+                at += end.len();
+            } else {
+                tokens.push(Token { text, line });
+            }
+        } else if c == ':' && at_is(at + 1, ':') {
+            tokens.push(Token {
+                text: "::".to_owned(),
+                line,
+            });
+            at += 2;
+        } else {
+            if !c.is_whitespace() {
+                tokens.push(Token {
+                    text: c.to_string(),
+                    line,
+                });
+            }
+            at += 1;
+        }
+        line += chars[start..at.min(chars.len())]
+            .iter()
+            .filter(|&&c| c == '\n')
+            .count();
+    }
+    tokens
+}
+
+fn after_string(chars: &[char], quote: usize) -> usize {
+    let mut at = quote + 1;
+    while at < chars.len() && chars[at] != '"' {
+        at += if chars[at] == '\\' { 2 } else { 1 };
+    }
+    at + 1
+}
+
+/// The verdict on one file beside a root with two exports.
+fn judged(file: &str, source: &str) -> Vec<String> {
+    let lib = "mod error; pub mod peer; mod endpoint; pub use error::{Error, Result}; pub use endpoint::Endpoint;";
+    violations(&BTreeMap::from([
+        ("lib.rs".to_owned(), lib.to_owned()),
+        (file.to_owned(), source.to_owned()),
+    ]))
+}
+
+#[test]
+fn edges_down_are_allowed() {
+    for (file, source) in [
+        ("mlx5/wqe.rs", "use crate::peer::{Program, Dword};"),
+        ("mlx5/wqe.rs", "use crate::{Error, Result, peer::Program};"),
+        (
+            "soft/mod.rs",
+            "mod tests { use super::*; fn f() { crate::mlx5::Wqe::parse(&[]); } }",
+        ),
+        ("soft/qp/mod.rs", "use super::super::mlx5;"),
+        (
+            "peer/mod.rs",
+            "pub(crate) fn f() {} // crate::mlx5\n/* crate::soft /* nested */ crate::soft */",
+        ),
+        (
+            "peer/mod.rs",
+            "const TEXT: &str = \"crate::mlx5\"; const RAW: &str = r#\"\"crate::mlx5\"#;",
+        ),
+        (
+            "peer/mod.rs",
+            "fn f<'a>(c: char) -> bool { c == '\"' || c == '\\'' } use crate::Error;",
+        ),
+        (
+            "ffi/send.rs",
+            "use crate::{Endpoint, Error}; use crate::ffi::panic;",
+        ),
+        (
+            "bin/doorbell/main.rs",
+            "mod bench; use crate::bench::Row; use doorbell::Endpoint;",
+        ),
+    ] {
+        assert_eq!(
+            judged(file, source),
+            Vec::<String>::new(),
+            "{file}: {source}"
+        );
+    }
+}
+
+#[test]
+fn edges_up_and_sideways_are_caught() {
+    for (file, source, reason) in [
+        (
+            "peer/mod.rs",
+            "\n\nuse crate::mlx5::Wqe;",
+            "peer/mod.rs:3: `peer` must not import from `mlx5`",
+        ),
+        (
+            "peer/mod.rs",
+            "use super::mlx5::Wqe;",
+            "must not import from `mlx5`",
+        ),
+        (
+            "peer/unit.rs",
+            "mod a { mod b {} mod c { use super::super::super::super::soft; } }",
+            "from `soft`",
+        ),
+        (
+            "peer/mod.rs",
+            "use crate::{error::Error, mlx5::{Wqe, Cqe}};",
+            "from `mlx5`",
+        ),
+        ("peer/mod.rs", "use self::super::mlx5;", "from `mlx5`"),
+        (
+            "stream/mod.rs",
+            "fn f() -> u32 { crate::soft::COUNT }",
+            "`stream` must not import from `soft`",
+        ),
+        (
+            "stream/mod.rs",
+            "macro_rules! m { () => { $crate::soft::COUNT } }",
+            "from `soft`",
+        ),
+        (
+            "soft/mod.rs",
+            "use crate::Endpoint;",
+            "`soft` must not import from `endpoint`",
+        ),
+        (
+            "soft/mod.rs",
+            "use crate::*;",
+            "neither a room nor an export",
+        ),
+        (
+            "soft/mod.rs",
+            "use crate::nowhere::X;",
+            "neither a room nor an export",
+        ),
+        (
+            "ffi/mod.rs",
+            "use crate::peer::Program;",
+            "the crate root does not export",
+        ),
+        (
+            "ffi/mod.rs",
+            "use crate::endpoint::Endpoint;",
+            "the crate root does not export",
+        ),
+        ("cellar/mod.rs", "", "room `cellar` is not in the table"),
+        ("cellar.rs", "", "room `cellar` is not in the table"),
+        (
+            "peer/mod.rs",
+            "#[path = \"../mlx5/wqe.rs\"] mod wqe;",
+            "goes around",
+        ),
+        (
+            "bin/doorbell/main.rs",
+            "include!(\"../../mlx5/wqe.rs\");",
+            "goes around",
+        ),
+    ] {
+        let found = judged(file, source);
+        assert!(
+            found.len() == 1 && found[0].contains(reason),
+            "{file}: {source}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn the_table_itself_has_no_cycle() {
+    let index = |room: &str| EDGES.iter().position(|(name, _)| *name == room).unwrap();
+    // Every edge goes to a line further up: then no walk along edges comes back.
+    let order: Vec<(usize, usize)> = EDGES
+        .iter()
+        .enumerate()
+        .flat_map(|(from, (_, to))| to.iter().map(move |room| (from, index(room))))
+        .collect();
+    assert!(!order.is_empty());
+    for (from, to) in order {
+        assert!(to < from, "{} -> {}", EDGES[from].0, EDGES[to].0);
+    }
+}
