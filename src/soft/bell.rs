@@ -19,7 +19,9 @@ impl Bell {
         // Orders the caller's stores before the look at the bell; pairs with the fence in `sleep`. Either the sleeper sees
         // the stores in its last look, or this sees that it sleeps.
         fence(Ordering::SeqCst);
-        if self.0.load(Ordering::Relaxed) == ASLEEP && self.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP {
+        if self.0.load(Ordering::Relaxed) == ASLEEP
+            && self.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP
+        {
             futex(&self.0, libc::FUTEX_WAKE, 1, None);
         }
     }
@@ -37,8 +39,13 @@ impl Bell {
 }
 
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32, timeout: Option<Duration>) {
-    let timeout = timeout.map(|t| libc::timespec { tv_sec: t.as_secs() as libc::time_t, tv_nsec: t.subsec_nanos().into() });
-    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let timeout = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs() as libc::time_t,
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let timeout = timeout
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the word and the time outlive the call. Every outcome is fine: the caller looks again.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
 }

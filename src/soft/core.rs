@@ -9,7 +9,8 @@ use crate::soft::gather::{Gather, Source};
 use crate::soft::inbox::{Arrival, Inbox, Lane, PortAddress};
 use crate::soft::keys::Keys;
 use crate::soft::packet::{Header, MAX_PAYLOAD_BYTES, Packet};
-use crate::soft::qp::{Attributes, Context, Counters, Parts, Pause, Qp, Remote, State};
+use crate::soft::qp::{Attributes, Context, Counters, Parts, Qp, Remote, State};
+use crate::soft::requester::Pause;
 use crate::soft::wire::{Destination, Faults, Wire};
 use crate::{Error, Result};
 
@@ -120,7 +121,11 @@ impl Core {
     }
 
     pub(crate) fn create_cq(&mut self, cq: Cq) -> usize {
-        let slot = self.cqs.iter().position(Option::is_none).unwrap_or(self.cqs.len());
+        let slot = self
+            .cqs
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.cqs.len());
         if slot == self.cqs.len() {
             self.cqs.push(None);
         }
@@ -139,7 +144,10 @@ impl Core {
         // A freed slot is used again last: late packets for its old number should find nobody.
         let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
             if self.qps.len() == MAX_QPS {
-                return Err(Error::State { operation: "create_qp", reason: format!("the device has {MAX_QPS} queue pairs") });
+                return Err(Error::State {
+                    operation: "create_qp",
+                    reason: format!("the device has {MAX_QPS} queue pairs"),
+                });
             }
             self.qps.push(None);
             self.uars.push(None);
@@ -153,7 +161,10 @@ impl Core {
     }
 
     pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
-        self.uars[slot] = Some(Uar { registers: parts.uar, quiet_turns: HOT_TURNS });
+        self.uars[slot] = Some(Uar {
+            registers: parts.uar,
+            quiet_turns: HOT_TURNS,
+        });
         self.qps[slot].insert(Box::new(Qp::new(parts)))
     }
 
@@ -170,7 +181,13 @@ impl Core {
     }
 
     fn leave_lane(&mut self, slot: usize) {
-        let Some(Remote { to: Destination::Lane(lane), .. }) = self.qps[slot].as_ref().and_then(|qp| qp.remote) else { return };
+        let Some(Remote {
+            to: Destination::Lane(lane),
+            ..
+        }) = self.qps[slot].as_ref().and_then(|qp| qp.remote)
+        else {
+            return;
+        };
         if let Some(Some((_, port, users))) = self.lanes.get_mut(lane) {
             *users -= 1;
             if *users == 0 {
@@ -182,8 +199,14 @@ impl Core {
     }
 
     fn qp_mut(&mut self, slot: usize) -> Result<&mut Qp> {
-        let gone = Error::State { operation: "modify_qp", reason: "the queue pair is gone".into() };
-        self.qps.get_mut(slot).and_then(Option::as_deref_mut).ok_or(gone)
+        let gone = Error::State {
+            operation: "modify_qp",
+            reason: "the queue pair is gone".into(),
+        };
+        self.qps
+            .get_mut(slot)
+            .and_then(Option::as_deref_mut)
+            .ok_or(gone)
     }
 
     fn transition(&mut self, slot: usize, to: State) -> Result<&mut Qp> {
@@ -192,7 +215,10 @@ impl Core {
         if from.allows(to) {
             Ok(qp)
         } else {
-            Err(Error::State { operation: "modify_qp", reason: format!("{from:?} does not lead to {to:?}") })
+            Err(Error::State {
+                operation: "modify_qp",
+                reason: format!("{from:?} does not lead to {to:?}"),
+            })
         }
     }
 
@@ -206,12 +232,23 @@ impl Core {
     }
 
     /// INIT to RTR: from now on the other end's packets are taken. `psn` and `connection` are what it will use.
-    pub(crate) fn ready_to_receive(&mut self, slot: usize, port: &PortAddress, qpn: u32, own: (u32, u32), remote: (u32, u32)) -> Result<()> {
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        slot: usize,
+        port: &PortAddress,
+        qpn: u32,
+        own: (u32, u32),
+        remote: (u32, u32),
+    ) -> Result<()> {
         self.transition(slot, State::ReadyToReceive)?;
         let to = self.destination(port)?;
         let (psn, connection) = own;
         let qp = self.qp_mut(slot)?;
-        qp.remote = Some(Remote { to, qpn, connection: remote.1, psn: remote.0 });
+        qp.remote = Some(Remote {
+            to,
+            qpn,
+            connection: remote.1,
+        });
         qp.connection = connection;
         qp.requester.connect(psn);
         qp.responder.connect(remote.0);
@@ -232,7 +269,11 @@ impl Core {
             return Ok(Destination::Lane(lane));
         }
         let opened = Lane::open(port)?;
-        let lane = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
+        let lane = self
+            .lanes
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.lanes.len());
         if lane == self.lanes.len() {
             self.lanes.push(None);
         }
@@ -243,7 +284,8 @@ impl Core {
 
     /// RTR to RTS.
     pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
-        self.transition(slot, State::ReadyToSend)?.set_state(State::ReadyToSend);
+        self.transition(slot, State::ReadyToSend)?
+            .set_state(State::ReadyToSend);
         self.enlist(slot);
         Ok(())
     }
@@ -283,7 +325,9 @@ impl Core {
     /// Puts a queue pair on the lists where it belongs.
     #[inline]
     fn enlist(&mut self, slot: usize) {
-        let Some(Some(qp)) = self.qps.get_mut(slot) else { return };
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
         let state = qp.state();
         if !qp.ready && state == State::ReadyToSend && qp.requester.has_work() {
             qp.ready = true;
@@ -332,10 +376,17 @@ impl Core {
         if self.frozen {
             return None;
         }
-        let timers = self.timed.iter().filter_map(|&slot| self.qps.get(slot)?.as_ref()?.requester.next_timer_ns());
+        let timers = self
+            .timed
+            .iter()
+            .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.requester.next_timer_ns());
         let now = !self.ready.is_empty() || !self.answering.is_empty();
         let lanes_full = self.wire.any_for_lanes().then_some(now_ns + LANE_RETRY_NS);
-        timers.chain(self.wire.next_due_ns()).chain(now.then_some(now_ns)).chain(lanes_full).min()
+        timers
+            .chain(self.wire.next_due_ns())
+            .chain(now.then_some(now_ns))
+            .chain(lanes_full)
+            .min()
     }
 
     #[inline]
@@ -363,9 +414,14 @@ impl Core {
             }
         }
         for _ in 0..COLD_LOOKS.min(self.uars.len()) {
-            self.cold = if self.cold + 1 < self.uars.len() { self.cold + 1 } else { 0 };
+            self.cold = if self.cold + 1 < self.uars.len() {
+                self.cold + 1
+            } else {
+                0
+            };
             let slot = self.cold;
-            let cold = matches!(self.uars.get(slot), Some(Some(uar)) if uar.quiet_turns >= HOT_TURNS);
+            let cold =
+                matches!(self.uars.get(slot), Some(Some(uar)) if uar.quiet_turns >= HOT_TURNS);
             if cold && self.look_at(slot) {
                 worked = true;
                 if let Some(Some(uar)) = self.uars.get_mut(slot) {
@@ -379,7 +435,10 @@ impl Core {
 
     #[inline]
     fn look_at(&mut self, slot: usize) -> bool {
-        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get(slot), self.qps.get_mut(slot)) else { return false };
+        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get(slot), self.qps.get_mut(slot))
+        else {
+            return false;
+        };
         if !ring(qp, uar, &mut self.counters) {
             return false;
         }
@@ -391,8 +450,12 @@ impl Core {
     fn transmit(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         for _ in 0..self.ready.len() {
-            let Some(slot) = self.ready.pop_front() else { break };
-            let Some(Some(qp)) = self.qps.get_mut(slot) else { continue };
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
             let before = self.counters.packets_sent + self.counters.completions;
             match qp.transmit(context!(self, now_ns)) {
                 Pause::Idle => qp.ready = false,
@@ -407,7 +470,9 @@ impl Core {
     /// [`Core::enlist`] without the list of those with something to send, from which the caller has just taken it.
     #[inline]
     fn enlist_others(&mut self, slot: usize) {
-        let Some(Some(qp)) = self.qps.get_mut(slot) else { return };
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
         let ready = std::mem::replace(&mut qp.ready, true);
         self.enlist(slot);
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
@@ -418,7 +483,9 @@ impl Core {
     #[inline]
     fn deliver(&mut self, now_ns: u64) -> bool {
         for taken in 0..BURST {
-            let Some(Packet { header, payload }) = self.wire.arrive() else { return taken > 0 };
+            let Some(Packet { header, payload }) = self.wire.arrive() else {
+                return taken > 0;
+            };
             self.dispatch(now_ns, &header, &Source::of(&payload, header.payload_bytes));
         }
         true
@@ -429,7 +496,9 @@ impl Core {
         let slot = (header.dst_qpn & 0xffff) as usize;
         let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
         let Some(qp) = receiver.filter(|qp| {
-            qp.parts.qpn == header.dst_qpn && qp.connection == header.connection && qp.remote.is_some()
+            qp.parts.qpn == header.dst_qpn
+                && qp.connection == header.connection
+                && qp.remote.is_some()
         }) else {
             self.counters.packets_dropped += 1;
             return;
@@ -451,8 +520,12 @@ impl Core {
     fn send_answers(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         for _ in 0..self.answering.len() {
-            let Some(slot) = self.answering.pop_front() else { break };
-            let Some(Some(qp)) = self.qps.get_mut(slot) else { continue };
+            let Some(slot) = self.answering.pop_front() else {
+                break;
+            };
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
             qp.answering = false;
             let before = self.counters.packets_sent;
             qp.send_answers(context!(self, now_ns));
@@ -529,7 +602,9 @@ impl Core {
             self.enlist(slot);
         }
         for at in 0..self.failed.len() {
-            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else { continue };
+            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
+                continue;
+            };
             let before = self.counters.completions;
             qp.flush(context!(self, now_ns));
             worked |= self.counters.completions != before;
@@ -547,7 +622,9 @@ impl Core {
 fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
     let mut rung = false;
     for register in uar.registers {
-        let Some(value) = register.take() else { continue };
+        let Some(value) = register.take() else {
+            continue;
+        };
         let doorbell = Doorbell::parse(value);
         if doorbell.qpn != qp.parts.qpn || matches!(qp.state(), State::Reset | State::Init) {
             continue;

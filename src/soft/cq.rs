@@ -15,7 +15,13 @@ pub(crate) struct Cq {
 
 impl Cq {
     pub(crate) fn new(ring: Ring, cqe_count: u32, record: RecordWord) -> Cq {
-        Cq { ring, cqe_count, record, producer: 0, overrun: false }
+        Cq {
+            ring,
+            cqe_count,
+            record,
+            producer: 0,
+            overrun: false,
+        }
     }
 
     /// Writes a CQE. `false` if there is no room: the queue is then broken until it is reset, as on a card.
@@ -28,7 +34,10 @@ impl Cq {
             return false;
         }
         let owner = self.producer & self.cqe_count != 0;
-        self.ring.write_cqe((self.producer & (self.cqe_count - 1)) as usize * 64, &cqe.encode(owner));
+        self.ring.write_cqe(
+            (self.producer & (self.cqe_count - 1)) as usize * 64,
+            &cqe.encode(owner),
+        );
         self.producer = self.producer.wrapping_add(1);
         true
     }
@@ -37,9 +46,5 @@ impl Cq {
     pub(crate) fn reset(&mut self) {
         self.producer = 0;
         self.overrun = false;
-    }
-
-    pub(crate) fn overrun(&self) -> bool {
-        self.overrun
     }
 }

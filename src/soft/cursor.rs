@@ -25,7 +25,10 @@ pub(crate) struct Corrupt;
 impl Cursors {
     #[cfg(any(test, loom))]
     pub(crate) fn new() -> Cursors {
-        Cursors { written: Line(AtomicU64::new(0)), read: Line(AtomicU64::new(0)) }
+        Cursors {
+            written: Line(AtomicU64::new(0)),
+            read: Line(AtomicU64::new(0)),
+        }
     }
 
     /// For the writer: the count of the next slot, if one of `capacity` is free.
@@ -42,7 +45,9 @@ impl Cursors {
     #[inline]
     pub(crate) fn publish(&self, count: u64) {
         // Release: orders the stores into the slot before the count that shows them.
-        self.written.0.store(count.wrapping_add(1), Ordering::Release);
+        self.written
+            .0
+            .store(count.wrapping_add(1), Ordering::Release);
     }
 
     /// For the reader: the count of the oldest unread slot, if there is one.
@@ -70,7 +75,9 @@ impl Cursors {
 
     /// For the reader, when the writer is gone: everything is read.
     pub(crate) fn drain(&self) {
-        self.read.0.store(self.written.0.load(Ordering::Acquire), Ordering::Release);
+        self.read
+            .0
+            .store(self.written.0.load(Ordering::Acquire), Ordering::Release);
     }
 }
 
@@ -108,7 +115,10 @@ mod model {
     fn every_slot_arrives_once_whole_and_in_order() {
         loom::model(|| {
             const CAPACITY: u64 = 2;
-            let shared = Arc::new((Cursors::new(), [UnsafeCell::new(0u64), UnsafeCell::new(0u64)]));
+            let shared = Arc::new((
+                Cursors::new(),
+                [UnsafeCell::new(0u64), UnsafeCell::new(0u64)],
+            ));
             let writer = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || {
@@ -120,7 +130,8 @@ mod model {
                         };
                         #[allow(unsafe_code)]
                         // SAFETY: loom's cell checks that nobody else touches the slot now; that is the test.
-                        shared.1[(count % CAPACITY) as usize].with_mut(|slot| unsafe { *slot = sent + 1 });
+                        shared.1[(count % CAPACITY) as usize]
+                            .with_mut(|slot| unsafe { *slot = sent + 1 });
                         shared.0.publish(count);
                         sent += 1;
                     }

@@ -39,9 +39,22 @@ impl PortId {
 
     /// Reads what [`PortId::to_bytes`] wrote. Any bytes are a port; whether it is there, connecting tells.
     pub fn from_bytes(bytes: &[u8; PortId::BYTES]) -> PortId {
-        let long = |at: usize| bytes[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
-        PortId(PortAddress { host: long(0), pid: word(8), fd: word(12), port: long(16) })
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
+        PortId(PortAddress {
+            host: long(0),
+            pid: word(8),
+            fd: word(12),
+            port: long(16),
+        })
     }
 }
 
@@ -62,7 +75,9 @@ impl Nic {
 
     /// The core is plain data: a panic while it was locked (none is known) leaves it as it was at that point.
     fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.core
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
@@ -84,7 +99,9 @@ impl Nic {
                 std::thread::sleep(NAP);
                 continue;
             }
-            let worked = self.try_lock().is_some_and(|mut core| core.turn(self.now_ns()));
+            let worked = self
+                .try_lock()
+                .is_some_and(|mut core| core.turn(self.now_ns()));
             if worked {
                 idle_since = None;
                 continue;
@@ -96,7 +113,9 @@ impl Nic {
             }
             let now_ns = self.now_ns();
             let due = self.lock().next_due_ns(now_ns);
-            let timeout = due.map_or(SLEEP, |due| Duration::from_nanos(due.saturating_sub(now_ns)).min(SLEEP));
+            let timeout = due.map_or(SLEEP, |due| {
+                Duration::from_nanos(due.saturating_sub(now_ns)).min(SLEEP)
+            });
             if timeout.is_zero() {
                 std::thread::yield_now();
                 continue;
@@ -154,12 +173,19 @@ impl Device {
             driven: AtomicU64::new(0),
         });
         let engine = Arc::clone(&nic);
-        let thread = std::thread::Builder::new().name("softcx-engine".into()).spawn(move || engine.run());
+        let thread = std::thread::Builder::new()
+            .name("softcx-engine".into())
+            .spawn(move || engine.run());
         let thread = thread.map_err(|error| Error::System {
             operation: "start of the engine thread",
             errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
         })?;
-        Ok(Device { engine: Arc::new(Engine { nic, thread: Some(thread) }) })
+        Ok(Device {
+            engine: Arc::new(Engine {
+                nic,
+                thread: Some(thread),
+            }),
+        })
     }
 
     fn nic(&self) -> &Nic {
@@ -184,9 +210,14 @@ impl Device {
     #[inline]
     pub fn progress(&self) -> bool {
         let nic = self.nic();
-        let Some(mut core) = nic.try_lock() else { return false };
+        let Some(mut core) = nic.try_lock() else {
+            return false;
+        };
         // Under the lock, so a load and a store will do.
-        nic.driven.store(nic.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        nic.driven.store(
+            nic.driven.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
         core.turn(nic.now_ns())
     }
 
@@ -228,9 +259,21 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::State`] when the device's table is full.
-    pub(crate) fn register(&self, pd: u32, base: usize, len_bytes: u64, access: Access) -> Result<u32> {
-        let full = Error::State { operation: "reg_mr", reason: "the device's key table is full".into() };
-        self.lock().keys.register(pd, base, len_bytes, access).ok_or(full)
+    pub(crate) fn register(
+        &self,
+        pd: u32,
+        base: usize,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        let full = Error::State {
+            operation: "reg_mr",
+            reason: "the device's key table is full".into(),
+        };
+        self.lock()
+            .keys
+            .register(pd, base, len_bytes, access)
+            .ok_or(full)
     }
 
     /// Takes memory out again. When this returns, the device does not touch it any more.

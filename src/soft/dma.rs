@@ -31,7 +31,9 @@ impl Pages {
         let layout = Pages::layout(len_bytes);
         // SAFETY: the layout has a size of at least one page.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(start) else {
+            handle_alloc_error(layout)
+        };
         Pages { start, len_bytes }
     }
 
@@ -105,7 +107,9 @@ impl Ring {
     #[inline]
     pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) {
         let offset = offset & (self.len_bytes - 1) & !63;
-        let last = u64::from_ne_bytes([cqe[56], cqe[57], cqe[58], cqe[59], cqe[60], cqe[61], cqe[62], cqe[63]]);
+        let last = u64::from_ne_bytes([
+            cqe[56], cqe[57], cqe[58], cqe[59], cqe[60], cqe[61], cqe[62], cqe[63],
+        ]);
         // SAFETY: `offset` is a multiple of 64 within the ring, whose length is one as well; the last 8 bytes are aligned.
         unsafe {
             let at = self.start.add(offset);
@@ -188,12 +192,16 @@ pub(crate) unsafe fn copy_in(into: *mut u8, from: &[u8]) {
         // Words that a peer may be polling arrive whole, as they do from a card.
         // SAFETY: the caller's promise, and the alignment was looked at.
         4 if into as usize & 3 == 0 => unsafe {
-            AtomicU32::from_ptr(into.cast())
-                .store(u32::from_ne_bytes([from[0], from[1], from[2], from[3]]), Ordering::Release);
+            AtomicU32::from_ptr(into.cast()).store(
+                u32::from_ne_bytes([from[0], from[1], from[2], from[3]]),
+                Ordering::Release,
+            );
         },
         // SAFETY: as above.
         8 if into as usize & 7 == 0 => unsafe {
-            let value = u64::from_ne_bytes([from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7]]);
+            let value = u64::from_ne_bytes([
+                from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7],
+            ]);
             AtomicU64::from_ptr(into.cast()).store(value, Ordering::Release);
         },
         // SAFETY: the caller's promise.
@@ -226,7 +234,12 @@ pub(crate) unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
 /// As [`fetch_add`].
 pub(crate) unsafe fn compare_swap(at: *mut u8, compare: u64, swap: u64) -> u64 {
     // SAFETY: the caller's promise.
-    match unsafe { AtomicU64::from_ptr(at.cast()) }.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+    match unsafe { AtomicU64::from_ptr(at.cast()) }.compare_exchange(
+        compare,
+        swap,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
         Ok(old) | Err(old) => old,
     }
 }

@@ -54,8 +54,16 @@ pub(crate) struct Request {
 
 impl Default for Gather {
     fn default() -> Gather {
-        let empty = Part::Inline { at: 0, len_bytes: 0 };
-        Gather { of: None, bytes: [0; WQE_BYTES], parts: [empty; MAX_PARTS], count: 0 }
+        let empty = Part::Inline {
+            at: 0,
+            len_bytes: 0,
+        };
+        Gather {
+            of: None,
+            bytes: [0; WQE_BYTES],
+            parts: [empty; MAX_PARTS],
+            count: 0,
+        }
     }
 }
 
@@ -69,7 +77,13 @@ impl Gather {
     ///
     /// # Errors
     /// A WQE that is not one, that belongs to another queue pair, or that is longer than what was announced.
-    pub(crate) fn load(&mut self, ring: &Ring, qpn: u32, index: u32, limit_wqebbs: u32) -> Result<Request, Syndrome> {
+    pub(crate) fn load(
+        &mut self,
+        ring: &Ring,
+        qpn: u32,
+        index: u32,
+        limit_wqebbs: u32,
+    ) -> Result<Request, Syndrome> {
         self.of = None;
         let start = index as usize * 64;
         ring.read(start, &mut self.bytes[..64]);
@@ -82,25 +96,32 @@ impl Gather {
             ring.read(start + 64, &mut self.bytes[64..len_bytes]);
         }
         let wqe = Wqe::parse(&self.bytes[..len_bytes]).map_err(|_| Syndrome::LocalQpOp)?;
-        if wqe.qpn != qpn || wqe.index != index as u16 {
+        if wqe.ctrl.qpn != qpn || wqe.ctrl.index != index as u16 {
             return Err(Syndrome::LocalQpOp);
         }
         self.count = 0;
         let base = self.bytes.as_ptr() as usize;
         for (part, segment) in self.parts.iter_mut().zip(wqe.segments()) {
             *part = match segment {
-                Segment::Memory(s) => Part::Memory(Span { lkey: s.lkey, len_bytes: s.len_bytes, addr: s.addr }),
-                Segment::Inline(data) => Part::Inline { at: (data.as_ptr() as usize - base) as u16, len_bytes: data.len() as u16 },
+                Segment::Memory(s) => Part::Memory(Span {
+                    lkey: s.lkey,
+                    len_bytes: s.len_bytes,
+                    addr: s.addr,
+                }),
+                Segment::Inline(data) => Part::Inline {
+                    at: (data.as_ptr() as usize - base) as u16,
+                    len_bytes: data.len() as u16,
+                },
             };
             self.count += 1;
         }
         let request = Request {
-            opcode: wqe.opcode,
+            opcode: wqe.ctrl.opcode_raw,
             ds: ds as u8,
-            signaled: wqe.signaled,
-            solicited: wqe.solicited,
-            fence: wqe.fence,
-            imm: wqe.imm,
+            signaled: wqe.ctrl.signaled,
+            solicited: wqe.ctrl.solicited,
+            fence: wqe.ctrl.fence,
+            imm: wqe.ctrl.imm,
             remote_addr: wqe.remote.map_or(0, |remote| remote.addr),
             rkey: wqe.remote.map_or(0, |remote| remote.rkey),
             operand: wqe.atomic.map_or(0, |atomic| atomic.swap_or_add),
@@ -119,7 +140,11 @@ impl Gather {
         ring.read(offset, &mut self.bytes[..stride]);
         let mut capacity = 0;
         for (part, s) in self.parts.iter_mut().zip(parse_recv(&self.bytes[..stride])) {
-            *part = Part::Memory(Span { lkey: s.lkey, len_bytes: s.len_bytes, addr: s.addr });
+            *part = Part::Memory(Span {
+                lkey: s.lkey,
+                len_bytes: s.len_bytes,
+                addr: s.addr,
+            });
             capacity += u64::from(s.len_bytes);
             self.count += 1;
         }
@@ -139,7 +164,13 @@ impl Gather {
     /// The payload of one packet: `len_bytes` from `offset` of the message. Short ones by value, others by name; see
     /// [`Payload::Memory`].
     #[inline]
-    pub(crate) fn payload(&self, keys: &Keys, pd: u32, mut offset: u32, len_bytes: u32) -> Result<Payload, Refused> {
+    pub(crate) fn payload(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        len_bytes: u32,
+    ) -> Result<Payload, Refused> {
         if len_bytes == 0 {
             return Ok(Payload::Empty);
         }
@@ -161,7 +192,11 @@ impl Gather {
             let piece = (part_bytes - offset).min(left);
             match part {
                 Part::Memory(span) if used < 2 => {
-                    spans[used] = Span { lkey: span.lkey, len_bytes: piece, addr: span.addr.wrapping_add(offset.into()) };
+                    spans[used] = Span {
+                        lkey: span.lkey,
+                        len_bytes: piece,
+                        addr: span.addr.wrapping_add(offset.into()),
+                    };
                     keys.resolve_span(&spans[used], pd, Access::LOCAL_READ)?;
                     used += 1;
                 }
@@ -177,13 +212,25 @@ impl Gather {
     }
 
     #[cold]
-    fn by_value(&self, keys: &Keys, pd: u32, offset: u32, len_bytes: u32) -> Result<Payload, Refused> {
+    fn by_value(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        offset: u32,
+        len_bytes: u32,
+    ) -> Result<Payload, Refused> {
         let mut bytes = vec![0; len_bytes as usize].into_boxed_slice();
         self.copy(keys, pd, offset, &mut bytes)?;
         Ok(Payload::Heap(bytes))
     }
 
-    fn copy(&self, keys: &Keys, pd: u32, mut offset: u32, mut into: &mut [u8]) -> Result<(), Refused> {
+    fn copy(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        mut into: &mut [u8],
+    ) -> Result<(), Refused> {
         for part in &self.parts[..self.count] {
             let part_bytes = part.len_bytes();
             if offset >= part_bytes {
@@ -198,7 +245,8 @@ impl Gather {
             match part {
                 Part::Memory(span) => {
                     let addr = span.addr.wrapping_add(offset.into());
-                    let from = keys.resolve(span.lkey, pd, addr, piece as u64, Access::LOCAL_READ)?;
+                    let from =
+                        keys.resolve(span.lkey, pd, addr, piece as u64, Access::LOCAL_READ)?;
                     // SAFETY: resolved for `piece` bytes just above, under the device's lock.
                     unsafe { dma::copy_out(from, now) };
                 }
@@ -215,7 +263,13 @@ impl Gather {
 
     /// Puts a packet's payload into the memory named here, from `offset` of the message on.
     #[inline]
-    pub(crate) fn scatter(&self, keys: &Keys, pd: u32, mut offset: u32, source: &Source<'_>) -> Result<(), ScatterError> {
+    pub(crate) fn scatter(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        source: &Source<'_>,
+    ) -> Result<(), ScatterError> {
         let mut done = 0;
         for part in &self.parts[..self.count] {
             let part_bytes = part.len_bytes();
@@ -227,16 +281,28 @@ impl Gather {
             if piece == 0 {
                 break;
             }
-            let Part::Memory(span) = part else { return Err(ScatterError::Target) };
+            let Part::Memory(span) = part else {
+                return Err(ScatterError::Target);
+            };
             let into = keys
-                .resolve(span.lkey, pd, span.addr.wrapping_add(offset.into()), piece.into(), Access::LOCAL_WRITE)
+                .resolve(
+                    span.lkey,
+                    pd,
+                    span.addr.wrapping_add(offset.into()),
+                    piece.into(),
+                    Access::LOCAL_WRITE,
+                )
                 .map_err(|Refused| ScatterError::Target)?;
             // SAFETY: resolved for `piece` bytes just above, under the device's lock.
             unsafe { source.copy_to(keys, done, into, piece) }?;
             done += piece;
             offset = 0;
         }
-        if done == source.len_bytes() { Ok(()) } else { Err(ScatterError::TooLong) }
+        if done == source.len_bytes() {
+            Ok(())
+        } else {
+            Err(ScatterError::TooLong)
+        }
     }
 }
 
@@ -266,7 +332,9 @@ impl<'a> Source<'a> {
     pub(crate) fn of(payload: &'a Payload, len_bytes: u16) -> Source<'a> {
         match payload {
             Payload::Empty => Source::Bytes(&[]),
-            Payload::Inline(bytes) => Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)]),
+            Payload::Inline(bytes) => {
+                Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
+            }
             Payload::Heap(bytes) => Source::Bytes(bytes),
             Payload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
         }
@@ -286,10 +354,18 @@ impl<'a> Source<'a> {
     /// # Safety
     /// `into` was resolved for `len_bytes` under the device's lock, and `offset + len_bytes <= self.len_bytes()`.
     #[inline]
-    pub(crate) unsafe fn copy_to(&self, keys: &Keys, mut offset: u32, mut into: *mut u8, mut len_bytes: u32) -> Result<(), ScatterError> {
+    pub(crate) unsafe fn copy_to(
+        &self,
+        keys: &Keys,
+        mut offset: u32,
+        mut into: *mut u8,
+        mut len_bytes: u32,
+    ) -> Result<(), ScatterError> {
         match self {
             // SAFETY: the caller's promise; slicing checks the source.
-            Source::Bytes(bytes) => unsafe { dma::copy_in(into, &bytes[offset as usize..(offset + len_bytes) as usize]) },
+            Source::Bytes(bytes) => unsafe {
+                dma::copy_in(into, &bytes[offset as usize..(offset + len_bytes) as usize])
+            },
             // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
             Source::Lane { start, .. } => unsafe {
                 let from = start.add(offset as usize);
@@ -310,7 +386,13 @@ impl<'a> Source<'a> {
                     }
                     let piece = (span.len_bytes - offset).min(len_bytes);
                     let from = keys
-                        .resolve(span.lkey, *pd, span.addr.wrapping_add(offset.into()), piece.into(), Access::LOCAL_READ)
+                        .resolve(
+                            span.lkey,
+                            *pd,
+                            span.addr.wrapping_add(offset.into()),
+                            piece.into(),
+                            Access::LOCAL_READ,
+                        )
                         .map_err(|Refused| ScatterError::Source)?;
                     // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
                     unsafe {

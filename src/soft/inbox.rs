@@ -90,7 +90,9 @@ impl Mapping {
         if start == libc::MAP_FAILED {
             return Err(last_error("mmap of an inbox"));
         }
-        NonNull::new(start.cast()).map(|start| Mapping { start }).ok_or_else(|| last_error("mmap of an inbox"))
+        NonNull::new(start.cast())
+            .map(|start| Mapping { start })
+            .ok_or_else(|| last_error("mmap of an inbox"))
     }
 
     fn head(&self) -> &InboxHead {
@@ -101,11 +103,17 @@ impl Mapping {
     fn lane(&self, lane: usize) -> &LaneHead {
         debug_assert!(lane < LANES);
         // SAFETY: within the mapping and aligned: lanes start at multiples of 64 bytes; any bytes are a valid head.
-        unsafe { self.start.add(4096 + lane % LANES * LANE_BYTES).cast::<LaneHead>().as_ref() }
+        unsafe {
+            self.start
+                .add(4096 + lane % LANES * LANE_BYTES)
+                .cast::<LaneHead>()
+                .as_ref()
+        }
     }
 
     fn slot(&self, lane: usize, count: u64) -> *mut u8 {
-        let offset = 4096 + lane % LANES * LANE_BYTES + 4096 + (count as usize % SLOTS) * SLOT_BYTES;
+        let offset =
+            4096 + lane % LANES * LANE_BYTES + 4096 + (count as usize % SLOTS) * SLOT_BYTES;
         self.start.as_ptr().wrapping_add(offset)
     }
 }
@@ -118,14 +126,19 @@ impl Drop for Mapping {
 }
 
 fn last_error(operation: &'static str) -> Error {
-    Error::System { operation, errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    Error::System {
+        operation,
+        errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+    }
 }
 
 /// A number for this boot of this host.
 fn host() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     // FNV-1a, only to make 64 bits of a text.
-    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// When a process started, in clock ticks since boot; `None` if there is none of this number.
@@ -133,7 +146,11 @@ fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may hold blanks and parentheses; field 22 is counted from behind its end.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if matches!(fields.first(), Some(&"Z" | &"X")) { None } else { fields.get(19)?.parse().ok() }
+    if matches!(fields.first(), Some(&"Z" | &"X")) {
+        None
+    } else {
+        fields.get(19)?.parse().ok()
+    }
 }
 
 /// 64 random bits from the kernel.
@@ -141,7 +158,11 @@ pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer has room for the 8 bytes asked for.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == 8 { Ok(u64::from_ne_bytes(bytes)) } else { Err(last_error("getrandom")) }
+    if got == 8 {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(last_error("getrandom"))
+    }
 }
 
 /// This device's inbox.
@@ -165,7 +186,12 @@ pub(crate) enum Arrival {
 impl Inbox {
     pub(crate) fn new() -> Result<Inbox> {
         // SAFETY: a constant, terminated name.
-        let fd = unsafe { libc::memfd_create(c"doorbell-inbox".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let fd = unsafe {
+            libc::memfd_create(
+                c"doorbell-inbox".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            )
+        };
         if fd < 0 {
             return Err(last_error("memfd_create"));
         }
@@ -174,13 +200,22 @@ impl Inbox {
         // SAFETY: plain calls on an open descriptor.
         let sealed = unsafe {
             libc::ftruncate(fd, INBOX_BYTES as libc::off_t) == 0
-                && libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) == 0
+                && libc::fcntl(
+                    fd,
+                    libc::F_ADD_SEALS,
+                    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
+                ) == 0
         };
         if !sealed {
             return Err(last_error("ftruncate of an inbox"));
         }
         let mapping = Mapping::new(&file)?;
-        let address = PortAddress { host: host(), pid: std::process::id(), fd: fd as u32, port: random()? };
+        let address = PortAddress {
+            host: host(),
+            pid: std::process::id(),
+            fd: fd as u32,
+            port: random()?,
+        };
         // SAFETY: nobody else knows of the mapping yet.
         unsafe {
             let head = mapping.start.cast::<InboxHead>().as_ptr();
@@ -188,7 +223,11 @@ impl Inbox {
             (*head).version = VERSION;
             (*head).magic = MAGIC;
         }
-        Ok(Inbox { mapping: Arc::new(mapping), address, _file: file })
+        Ok(Inbox {
+            mapping: Arc::new(mapping),
+            address,
+            _file: file,
+        })
     }
 
     pub(crate) fn address(&self) -> PortAddress {
@@ -237,10 +276,17 @@ impl Inbox {
             let head = self.mapping.lane(lane);
             let owner = head.owner.load(Ordering::Acquire);
             let pid = owner as u32;
-            let gone = owner & CLOSED != 0 || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
-            if owner != 0 && gone && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt)) {
+            let gone = owner & CLOSED != 0
+                || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
+            if owner != 0
+                && gone
+                && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt))
+            {
                 head.cursors.drain();
-                self.mapping.head().claimed.fetch_and(!(1 << lane), Ordering::AcqRel);
+                self.mapping
+                    .head()
+                    .claimed
+                    .fetch_and(!(1 << lane), Ordering::AcqRel);
                 // Release: the next owner finds the lane empty.
                 head.owner.store(0, Ordering::Release);
             }
@@ -277,25 +323,43 @@ impl Lane {
     /// # Errors
     /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
     pub(crate) fn open(to: &PortAddress) -> Result<Lane> {
-        let no = |reason: String| Error::State { operation: "connect", reason };
+        let no = |reason: String| Error::State {
+            operation: "connect",
+            reason,
+        };
         if to.host != host() {
-            return Err(no("the peer's software NIC is on another host; it reaches processes of one host only".into()));
+            return Err(no(
+                "the peer's software NIC is on another host; it reaches processes of one host only"
+                    .into(),
+            ));
         }
         let path = format!("/proc/{}/fd/{}", to.pid, to.fd);
         let file = File::options()
             .read(true)
             .write(true)
             .open(path)
-            .map_err(|error| no(format!("process {} or its device is gone ({error})", to.pid)))?;
+            .map_err(|error| {
+                no(format!(
+                    "process {} or its device is gone ({error})",
+                    to.pid
+                ))
+            })?;
         let file = OwnedFd::from(file);
         // SAFETY: a plain call on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(no(format!("process {}'s device is gone: its descriptor is another file now", to.pid)));
+            return Err(no(format!(
+                "process {}'s device is gone: its descriptor is another file now",
+                to.pid
+            )));
         }
-        let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?).metadata().map_or(0, |meta| meta.len());
+        let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?)
+            .metadata()
+            .map_or(0, |meta| meta.len());
         if size != INBOX_BYTES as u64 {
-            return Err(no("the peer's inbox has another size: another version of the library".into()));
+            return Err(no(
+                "the peer's inbox has another size: another version of the library".into(),
+            ));
         }
         let mapping = Mapping::new(&file)?;
         let head = mapping.head();
@@ -303,27 +367,45 @@ impl Lane {
             return Err(no(format!("process {}'s device is gone", to.pid)));
         }
         if head.version != VERSION {
-            return Err(no(format!("the peer's fabric has version {}, this one {VERSION}", head.version)));
+            return Err(no(format!(
+                "the peer's fabric has version {}, this one {VERSION}",
+                head.version
+            )));
         }
         let pid = std::process::id();
         for lane in 0..LANES {
             let lane_head = mapping.lane(lane);
-            if lane_head.owner.compare_exchange(0, u64::from(pid) | CLOSED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if lane_head
+                .owner
+                .compare_exchange(
+                    0,
+                    u64::from(pid) | CLOSED,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+            {
                 // Until `claimed` shows the lane, nobody sweeps it; the owner is marked open only when all is in place.
-                lane_head.owner_started.store(started(pid).unwrap_or(0), Ordering::Release);
+                lane_head
+                    .owner_started
+                    .store(started(pid).unwrap_or(0), Ordering::Release);
                 lane_head.owner.store(pid.into(), Ordering::Release);
                 head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
                 return Ok(Lane { mapping, lane });
             }
         }
-        Err(no(format!("all {LANES} lanes into the peer's device are taken")))
+        Err(no(format!(
+            "all {LANES} lanes into the peer's device are taken"
+        )))
     }
 
     /// Writes a packet. `false` if the lane is full. `fill` puts the payload into the slot, which has room for
     /// [`MAX_PAYLOAD_BYTES`]; if it fails the packet is dropped.
     pub(crate) fn send(&self, header: &Header, fill: impl FnOnce(*mut u8) -> bool) -> bool {
         let cursors = &self.mapping.lane(self.lane).cursors;
-        let Some(count) = cursors.free(SLOTS as u64) else { return false };
+        let Some(count) = cursors.free(SLOTS as u64) else {
+            return false;
+        };
         let slot = self.mapping.slot(self.lane, count);
         if fill(slot.wrapping_add(HEADER_BYTES)) {
             // SAFETY: a slot within the mapping, ours until it is published.
@@ -341,7 +423,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.mapping.lane(self.lane).owner.fetch_or(CLOSED, Ordering::AcqRel);
+        self.mapping
+            .lane(self.lane)
+            .owner
+            .fetch_or(CLOSED, Ordering::AcqRel);
     }
 }
 
@@ -351,7 +436,10 @@ mod tests {
     use crate::soft::packet::Kind;
 
     fn packet(psn: u32) -> Header {
-        Header { payload_bytes: 4, ..Header::new(Kind::Send, 1, psn, 0) }
+        Header {
+            payload_bytes: 4,
+            ..Header::new(Kind::Send, 1, psn, 0)
+        }
     }
 
     fn send(lane: &Lane, psn: u32) -> bool {
@@ -363,7 +451,9 @@ mod tests {
     }
 
     fn receive(inbox: &Inbox, lane: usize) -> Option<u32> {
-        let Arrival::Packet(count, header, payload) = inbox.receive(lane) else { return None };
+        let Arrival::Packet(count, header, payload) = inbox.receive(lane) else {
+            return None;
+        };
         let mut bytes = [0; 4];
         // SAFETY: the slot is not given back yet.
         unsafe { dma::copy_out(payload, &mut bytes) };
@@ -408,7 +498,9 @@ mod tests {
     #[test]
     fn lanes_run_out_with_a_word_and_strangers_are_refused() {
         let inbox = Inbox::new().unwrap();
-        let lanes: Vec<_> = (0..LANES).map(|_| Lane::open(&inbox.address()).unwrap()).collect();
+        let lanes: Vec<_> = (0..LANES)
+            .map(|_| Lane::open(&inbox.address()).unwrap())
+            .collect();
         let reason = |address| match Lane::open(&address) {
             Err(Error::State { reason, .. }) => reason,
             other => panic!("{other:?}"),
@@ -416,10 +508,34 @@ mod tests {
         assert!(reason(inbox.address()).contains("lanes"));
         drop(lanes);
         inbox.sweep();
-        assert!(reason(PortAddress { port: 1, ..inbox.address() }).contains("gone"));
-        assert!(reason(PortAddress { fd: 0, ..inbox.address() }).contains("gone"));
-        assert!(reason(PortAddress { pid: u32::MAX, ..inbox.address() }).contains("gone"));
-        assert!(reason(PortAddress { host: 1, ..inbox.address() }).contains("host"));
+        assert!(
+            reason(PortAddress {
+                port: 1,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                fd: 0,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                pid: u32::MAX,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                host: 1,
+                ..inbox.address()
+            })
+            .contains("host")
+        );
     }
 
     #[test]

@@ -70,7 +70,13 @@ const MAX_REGIONS: usize = 1 << 24;
 
 impl Keys {
     /// Registers `len_bytes` at the address `base`, which is also its I/O address. `None` when the table is full.
-    pub(crate) fn register(&mut self, pd: u32, base: usize, len_bytes: u64, access: Access) -> Option<u32> {
+    pub(crate) fn register(
+        &mut self,
+        pd: u32,
+        base: usize,
+        len_bytes: u64,
+        access: Access,
+    ) -> Option<u32> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < MAX_REGIONS => {
@@ -83,7 +89,13 @@ impl Keys {
         // Generation 0 is skipped, so that no key is ever 0 and a slot's first key is not guessed by a zeroed WQE.
         self.generations[slot] = self.generations[slot].checked_add(1).unwrap_or(1);
         let key = (slot as u32) << 8 | u32::from(self.generations[slot]);
-        self.slots[slot] = Some(MemoryRegion { key, pd, base, len_bytes, access });
+        self.slots[slot] = Some(MemoryRegion {
+            key,
+            pd,
+            base,
+            len_bytes,
+            access,
+        });
         Some(key)
     }
 
@@ -103,11 +115,20 @@ impl Keys {
     /// The address of `len_bytes` at `addr` under `key`, if `pd` may do `need` there. Nothing is ever refused for a length
     /// of zero, as in verbs: no byte is touched.
     #[inline]
-    pub(crate) fn resolve(&self, key: u32, pd: u32, addr: u64, len_bytes: u64, need: Access) -> Result<*mut u8, Refused> {
+    pub(crate) fn resolve(
+        &self,
+        key: u32,
+        pd: u32,
+        addr: u64,
+        len_bytes: u64,
+        need: Access,
+    ) -> Result<*mut u8, Refused> {
         if len_bytes == 0 {
             return Ok(std::ptr::null_mut());
         }
-        let Some(Some(region)) = self.slots.get((key >> 8) as usize) else { return Err(Refused) };
+        let Some(Some(region)) = self.slots.get((key >> 8) as usize) else {
+            return Err(Refused);
+        };
         let offset = addr.wrapping_sub(region.base as u64);
         let fits = offset < region.len_bytes && len_bytes <= region.len_bytes - offset;
         if region.key == key && region.pd == pd && fits && region.access.contains(need) {
@@ -118,7 +139,12 @@ impl Keys {
     }
 
     /// [`Keys::resolve`] of a span.
-    pub(crate) fn resolve_span(&self, span: &Span, pd: u32, need: Access) -> Result<*mut u8, Refused> {
+    pub(crate) fn resolve_span(
+        &self,
+        span: &Span,
+        pd: u32,
+        need: Access,
+    ) -> Result<*mut u8, Refused> {
         self.resolve(span.lkey, pd, span.addr, u64::from(span.len_bytes), need)
     }
 }
@@ -130,7 +156,9 @@ mod tests {
     #[test]
     fn every_edge_of_a_region_is_checked() {
         let mut keys = Keys::default();
-        let key = keys.register(7, 0x1000, 0x100, Access::REMOTE_READ).unwrap();
+        let key = keys
+            .register(7, 0x1000, 0x100, Access::REMOTE_READ)
+            .unwrap();
         let get = |k, pd, addr, len, need| keys.resolve(k, pd, addr, len, need).map(|p| p as usize);
         assert_eq!(get(key, 7, 0x1000, 0x100, Access::REMOTE_READ), Ok(0x1000));
         assert_eq!(get(key, 7, 0x10ff, 1, Access::LOCAL_READ), Ok(0x10ff));
@@ -138,12 +166,22 @@ mod tests {
         assert_eq!(get(key, 7, 0xfff, 1, Access::LOCAL_READ), Err(Refused));
         assert_eq!(get(key, 7, 0x1100, 1, Access::LOCAL_READ), Err(Refused));
         assert_eq!(get(key, 7, u64::MAX, 2, Access::LOCAL_READ), Err(Refused));
-        assert_eq!(get(key, 7, 0x1001, u64::MAX, Access::LOCAL_READ), Err(Refused));
+        assert_eq!(
+            get(key, 7, 0x1001, u64::MAX, Access::LOCAL_READ),
+            Err(Refused)
+        );
         assert_eq!(get(key, 8, 0x1000, 1, Access::LOCAL_READ), Err(Refused));
         assert_eq!(get(key, 7, 0x1000, 1, Access::REMOTE_WRITE), Err(Refused));
         assert_eq!(get(key ^ 1, 7, 0x1000, 1, Access::LOCAL_READ), Err(Refused));
-        assert_eq!(get(0xffff_ff01, 7, 0x1000, 1, Access::LOCAL_READ), Err(Refused));
-        assert_eq!(get(0xbad, 9, 0x5, 0, Access::ALL), Ok(0), "zero bytes are never refused");
+        assert_eq!(
+            get(0xffff_ff01, 7, 0x1000, 1, Access::LOCAL_READ),
+            Err(Refused)
+        );
+        assert_eq!(
+            get(0xbad, 9, 0x5, 0, Access::ALL),
+            Ok(0),
+            "zero bytes are never refused"
+        );
     }
 
     #[test]
@@ -154,7 +192,10 @@ mod tests {
         assert!(!keys.deregister(old));
         let new = keys.register(1, 0x1000, 0x100, Access::ALL).unwrap();
         assert_ne!(old, new);
-        assert_eq!(keys.resolve(old, 1, 0x1000, 1, Access::LOCAL_READ), Err(Refused));
+        assert_eq!(
+            keys.resolve(old, 1, 0x1000, 1, Access::LOCAL_READ),
+            Err(Refused)
+        );
         assert!(keys.resolve(new, 1, 0x1000, 1, Access::LOCAL_READ).is_ok());
     }
 
@@ -162,6 +203,9 @@ mod tests {
     fn access_bits_are_those_of_verbs() {
         assert_eq!((Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).bits(), 9);
         assert_eq!(Access::from_bits(16), None);
-        assert_eq!(Access::from_bits(6), Some(Access::REMOTE_WRITE | Access::REMOTE_READ));
+        assert_eq!(
+            Access::from_bits(6),
+            Some(Access::REMOTE_WRITE | Access::REMOTE_READ)
+        );
     }
 }

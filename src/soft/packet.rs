@@ -99,8 +99,8 @@ impl AckCode {
 /// The time that an RNR timer code stands for, in nanoseconds (IBTA table 45: from 10 us at code 1 to 655.36 ms at code 0).
 pub fn rnr_delay_ns(code: u8) -> u64 {
     const HUNDREDTHS_MS: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-        6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     HUNDREDTHS_MS[usize::from(code & 0x1f)] * 10_000
 }
@@ -199,9 +199,20 @@ impl Header {
     /// [`Error::Malformed`] for an unknown kind, code or flag, numbers of more than 24 bits where 24 are allowed, a payload
     /// longer than [`MAX_PAYLOAD_BYTES`], or reserved bytes that are not zero.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header> {
-        let bad = |reason: &str| Error::Malformed { what: "packet", reason: reason.into() };
-        let word = |at: usize| bytes[at..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
-        let long = |at: usize| bytes[at..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        let bad = |reason: &str| Error::Malformed {
+            what: "packet",
+            reason: reason.into(),
+        };
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk::<4>()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk::<8>()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
         let header = Header {
             kind: Kind::parse(bytes[0]).ok_or_else(|| bad("unknown kind"))?,
             flags: bytes[1],
@@ -307,7 +318,9 @@ mod tests {
         want[..18].copy_from_slice(&[
             2, 1, 0, 0, 0xef, 0xcd, 0xab, 0, 0x56, 0x34, 0x12, 0, 0xef, 0xbe, 0xad, 0xde, 0, 0x10,
         ]);
-        want[24..40].copy_from_slice(&[4, 3, 2, 1, 0, 0, 1, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11]);
+        want[24..40].copy_from_slice(&[
+            4, 3, 2, 1, 0, 0, 1, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
+        ]);
         assert_eq!(header.encode(), want);
         assert_eq!(Header::parse(&want), Ok(header));
     }

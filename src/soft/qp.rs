@@ -119,12 +119,21 @@ impl Attributes {
             if (min..=max).contains(&u64::from(value)) {
                 Ok(())
             } else {
-                Err(Error::Range { argument, value: u64::from(value), min, max })
+                Err(Error::Range {
+                    argument,
+                    value: u64::from(value),
+                    min,
+                    max,
+                })
             }
         };
         range("mtu_bytes", self.mtu_bytes, 256, 4096)?;
         if !self.mtu_bytes.is_power_of_two() {
-            return Err(Error::Alignment { argument: "mtu_bytes", value: self.mtu_bytes.into(), align: 256 });
+            return Err(Error::Alignment {
+                argument: "mtu_bytes",
+                value: self.mtu_bytes.into(),
+                align: 256,
+            });
         }
         range("timeout", self.timeout.into(), 0, 31)?;
         range("retry_count", self.retry_count.into(), 0, 7)?;
@@ -134,7 +143,11 @@ impl Attributes {
     }
 
     pub(crate) fn timeout_ns(&self) -> u64 {
-        if self.timeout == 0 { u64::MAX } else { 4096u64 << self.timeout }
+        if self.timeout == 0 {
+            u64::MAX
+        } else {
+            4096u64 << self.timeout
+        }
     }
 }
 
@@ -145,8 +158,6 @@ pub(crate) struct Remote {
     pub(crate) qpn: u32,
     /// The connection number that the other end expects.
     pub(crate) connection: u32,
-    /// The PSN that the other end starts with.
-    pub(crate) psn: u32,
 }
 
 /// Counters of a device.
@@ -186,7 +197,10 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
         self.counters.completions += 1;
-        self.cqs.get_mut(cq).and_then(Option::as_mut).is_some_and(|queue| queue.push(cqe))
+        self.cqs
+            .get_mut(cq)
+            .and_then(Option::as_mut)
+            .is_some_and(|queue| queue.push(cqe))
     }
 }
 
@@ -259,19 +273,39 @@ impl Qp {
 
     /// Sends a packet to the other end.
     #[inline]
-    pub(crate) fn send(&self, context: &mut Context<'_>, kind: Kind, psn: u32, payload: Payload, fill: impl FnOnce(&mut Header)) {
+    pub(crate) fn send(
+        &self,
+        context: &mut Context<'_>,
+        kind: Kind,
+        psn: u32,
+        payload: Payload,
+        fill: impl FnOnce(&mut Header),
+    ) {
         let Some(remote) = self.remote else { return };
         let mut header = Header::new(kind, remote.qpn, psn, remote.connection);
         fill(&mut header);
         context.counters.packets_sent += 1;
-        context.wire.send(context.now_ns, remote.to, Packet { header, payload });
+        context
+            .wire
+            .send(context.now_ns, remote.to, Packet { header, payload });
     }
 
     /// Completes a work request of the send queue.
     #[inline]
-    pub(crate) fn complete_send(&mut self, context: &mut Context<'_>, wqe_counter: u16, opcode: u8, byte_count: u32, syndrome: Option<Syndrome>) {
+    pub(crate) fn complete_send(
+        &mut self,
+        context: &mut Context<'_>,
+        wqe_counter: u16,
+        opcode: u8,
+        byte_count: u32,
+        syndrome: Option<Syndrome>,
+    ) {
         let cqe = Cqe {
-            opcode: if syndrome.is_some() { CqeOpcode::ReqErr } else { CqeOpcode::Req },
+            opcode: if syndrome.is_some() {
+                CqeOpcode::ReqErr
+            } else {
+                CqeOpcode::Req
+            },
             qpn: self.parts.qpn,
             wqe_counter,
             byte_count,
@@ -286,7 +320,11 @@ impl Qp {
 
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
-        let cqe = Cqe { qpn: self.parts.qpn, timestamp: context.now_ns, ..cqe };
+        let cqe = Cqe {
+            qpn: self.parts.qpn,
+            timestamp: context.now_ns,
+            ..cqe
+        };
         let pushed = context.complete(self.parts.recv_cq, &cqe);
         self.check_overrun(pushed);
     }
@@ -318,12 +356,26 @@ mod tests {
     #[test]
     fn only_the_transitions_of_the_specification_are_allowed() {
         use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueError};
-        let all = [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueError, Error];
-        let allowed: Vec<_> = all.iter().flat_map(|&a| all.iter().map(move |&b| (a, b))).filter(|(a, b)| a.allows(*b)).collect();
+        let all = [
+            Reset,
+            Init,
+            ReadyToReceive,
+            ReadyToSend,
+            SendQueueError,
+            Error,
+        ];
+        let allowed: Vec<_> = all
+            .iter()
+            .flat_map(|&a| all.iter().map(move |&b| (a, b)))
+            .filter(|(a, b)| a.allows(*b))
+            .collect();
         for state in all {
             assert!(allowed.contains(&(state, Reset)) && allowed.contains(&(state, Error)));
         }
-        let forward: Vec<_> = allowed.into_iter().filter(|(_, b)| !matches!(b, Reset | Error)).collect();
+        let forward: Vec<_> = allowed
+            .into_iter()
+            .filter(|(_, b)| !matches!(b, Reset | Error))
+            .collect();
         assert_eq!(
             forward,
             [
@@ -345,11 +397,47 @@ mod tests {
         };
         let good = Attributes::default();
         assert_eq!(good.check(), Ok(()));
-        assert_eq!(bad(Attributes { mtu_bytes: 128, ..good }), "mtu_bytes");
-        assert_eq!(bad(Attributes { mtu_bytes: 1500, ..good }), "mtu_bytes");
-        assert_eq!(bad(Attributes { timeout: 32, ..good }), "timeout");
-        assert_eq!(bad(Attributes { retry_count: 8, ..good }), "retry_count");
-        assert_eq!(bad(Attributes { rnr_retry: 8, ..good }), "rnr_retry");
-        assert_eq!(bad(Attributes { max_reads: 0, ..good }), "max_reads");
+        assert_eq!(
+            bad(Attributes {
+                mtu_bytes: 128,
+                ..good
+            }),
+            "mtu_bytes"
+        );
+        assert_eq!(
+            bad(Attributes {
+                mtu_bytes: 1500,
+                ..good
+            }),
+            "mtu_bytes"
+        );
+        assert_eq!(
+            bad(Attributes {
+                timeout: 32,
+                ..good
+            }),
+            "timeout"
+        );
+        assert_eq!(
+            bad(Attributes {
+                retry_count: 8,
+                ..good
+            }),
+            "retry_count"
+        );
+        assert_eq!(
+            bad(Attributes {
+                rnr_retry: 8,
+                ..good
+            }),
+            "rnr_retry"
+        );
+        assert_eq!(
+            bad(Attributes {
+                max_reads: 0,
+                ..good
+            }),
+            "max_reads"
+        );
     }
 }

@@ -35,10 +35,19 @@ impl QueuePairConfig {
     fn check(&self) -> Result<()> {
         let range = |argument, value: u32, min, max| {
             if u64::from(value) < min || u64::from(value) > max {
-                return Err(Error::Range { argument, value: value.into(), min, max });
+                return Err(Error::Range {
+                    argument,
+                    value: value.into(),
+                    min,
+                    max,
+                });
             }
             if !value.is_power_of_two() {
-                return Err(Error::Alignment { argument, value: value.into(), align: u64::from(value.next_power_of_two()) });
+                return Err(Error::Alignment {
+                    argument,
+                    value: value.into(),
+                    align: u64::from(value.next_power_of_two()),
+                });
             }
             Ok(())
         };
@@ -162,7 +171,10 @@ impl QueuePair {
                 recv_cq: 0,
                 send_ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
                 send_record: RecordWord::new(memory.record.add(1)),
-                recv_ring: Ring::new(memory.recv_ring, (config.recv_wqes * config.recv_stride_bytes) as usize),
+                recv_ring: Ring::new(
+                    memory.recv_ring,
+                    (config.recv_wqes * config.recv_stride_bytes) as usize,
+                ),
                 recv_wqes: config.recv_wqes,
                 recv_stride_bytes: config.recv_stride_bytes,
                 recv_record: RecordWord::new(memory.record),
@@ -172,15 +184,39 @@ impl QueuePair {
             let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);
             (
                 parts,
-                Cq::new(send_ring, config.send_cqes, RecordWord::new(memory.send_cq_record)),
-                Cq::new(recv_ring, config.recv_cqes, RecordWord::new(memory.recv_cq_record)),
+                Cq::new(
+                    send_ring,
+                    config.send_cqes,
+                    RecordWord::new(memory.send_cq_record),
+                ),
+                Cq::new(
+                    recv_ring,
+                    config.recv_cqes,
+                    RecordWord::new(memory.recv_cq_record),
+                ),
             )
         };
         let cqs = [core.create_cq(send_cq_parts), core.create_cq(recv_cq_parts)];
-        let qp = core.create_qp(slot, Parts { send_cq: cqs[0], recv_cq: cqs[1], ..parts });
+        let qp = core.create_qp(
+            slot,
+            Parts {
+                send_cq: cqs[0],
+                recv_cq: cqs[1],
+                ..parts
+            },
+        );
         let status = Arc::clone(&qp.status);
         drop(core);
-        Ok(QueuePair { device: device.clone(), memory, pages, status, slot, qpn, cqs, start: Mutex::new(start) })
+        Ok(QueuePair {
+            device: device.clone(),
+            memory,
+            pages,
+            status,
+            slot,
+            qpn,
+            cqs,
+            start: Mutex::new(start),
+        })
     }
 
     /// Where its parts lie.
@@ -209,13 +245,21 @@ impl QueuePair {
     }
 
     fn start(&self) -> (u32, u32) {
-        *self.start.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self
+            .start
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// What the other end needs to connect to this one, until the next reset.
     pub fn local(&self) -> RemoteQueuePair {
         let (psn, connection) = self.start();
-        RemoteQueuePair { port: self.device.port(), qpn: self.qpn, psn, connection }
+        RemoteQueuePair {
+            port: self.device.port(),
+            qpn: self.qpn,
+            psn,
+            connection,
+        }
     }
 
     /// RESET to INIT: receives may be posted from now on.
@@ -234,7 +278,13 @@ impl QueuePair {
     pub fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
         let mut core = self.device.lock();
         let theirs = (remote.psn & 0xff_ffff, remote.connection);
-        core.ready_to_receive(self.slot, &remote.port.0, remote.qpn & 0xff_ffff, self.start(), theirs)?;
+        core.ready_to_receive(
+            self.slot,
+            &remote.port.0,
+            remote.qpn & 0xff_ffff,
+            self.start(),
+            theirs,
+        )?;
         core.ready_to_send(self.slot)
     }
 
@@ -252,7 +302,10 @@ impl QueuePair {
     pub fn reset(&self) -> Result<()> {
         let start = starting_numbers()?;
         self.device.lock().reset_qp(self.slot);
-        *self.start.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = start;
+        *self
+            .start
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = start;
         Ok(())
     }
 }

@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use crate::mlx5::Syndrome;
 use crate::soft::gather::{Request, ScatterError, Source};
 use crate::soft::keys::Access;
-use crate::soft::packet::{AckCode, Header, Kind, Payload, flag, psn_add, psn_distance, rnr_delay_ns};
+use crate::soft::packet::{
+    AckCode, Header, Kind, Payload, flag, psn_add, psn_distance, rnr_delay_ns,
+};
 use crate::soft::qp::{Context, Qp, State};
 
 /// Packets that may be without acknowledgement.
@@ -139,7 +141,9 @@ impl Qp {
     /// Sends what may be sent.
     #[inline]
     pub(crate) fn transmit(&mut self, context: &mut Context<'_>) -> Pause {
-        let Some(remote) = self.remote else { return Pause::Idle };
+        let Some(remote) = self.remote else {
+            return Pause::Idle;
+        };
         if self.state() != State::ReadyToSend || self.requester.wait_until_ns > context.now_ns {
             return Pause::Idle;
         }
@@ -148,7 +152,9 @@ impl Qp {
                 return Pause::Idle;
             }
             let requester = &self.requester;
-            let Some(message) = requester.messages.get(requester.cursor) else { return Pause::Idle };
+            let Some(message) = requester.messages.get(requester.cursor) else {
+                return Pause::Idle;
+            };
             if message.failed.is_some() {
                 self.reap(context);
                 return Pause::Idle;
@@ -160,7 +166,8 @@ impl Qp {
             }
             let starts = requester.packet == 0;
             let blocked_by_reads = (message.request.fence && starts && requester.reads > 0)
-                || (message.wants_response() && requester.reads >= u32::from(self.attributes.max_reads));
+                || (message.wants_response()
+                    && requester.reads >= u32::from(self.attributes.max_reads));
             let psn = psn_add(message.first_psn, requester.packet);
             if blocked_by_reads || psn_distance(psn, requester.unacked_psn) >= WINDOW {
                 return Pause::Idle;
@@ -184,25 +191,39 @@ impl Qp {
         }
         context.counters.wqes += 1;
         let index = requester.begun;
-        let loaded = context.gather.load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+        let loaded = context
+            .gather
+            .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
         let message = match loaded {
             Ok(request) => {
                 let mut failed = check(&request, context, self.parts.pd).err();
                 let mut packets = match request.opcode {
                     NOP => 0,
                     ATOMIC_CS | ATOMIC_FA => 1,
-                    _ => (request.total_bytes.min(MAX_MESSAGE_BYTES) as u32).div_ceil(self.attributes.mtu_bytes).max(1),
+                    _ => (request.total_bytes.min(MAX_MESSAGE_BYTES) as u32)
+                        .div_ceil(self.attributes.mtu_bytes)
+                        .max(1),
                 };
                 if packets > MAX_MESSAGE_PACKETS {
                     failed = Some(Syndrome::LocalLength);
                     packets = 1;
                 }
-                Message { index, request, first_psn: requester.next_psn, packets, responses: 0, failed }
+                Message {
+                    index,
+                    request,
+                    first_psn: requester.next_psn,
+                    packets,
+                    responses: 0,
+                    failed,
+                }
             }
             Err(syndrome) => Message {
                 index,
                 // Its length is unknown: one block, so that the flush can go on behind it.
-                request: Request { ds: 1, ..Request::default() },
+                request: Request {
+                    ds: 1,
+                    ..Request::default()
+                },
                 first_psn: requester.next_psn,
                 packets: 1,
                 responses: 0,
@@ -222,7 +243,9 @@ impl Qp {
         let mtu = self.attributes.mtu_bytes;
         let requester = &mut self.requester;
         let packet = requester.packet;
-        let Some(message) = requester.messages.get_mut(requester.cursor) else { return };
+        let Some(message) = requester.messages.get_mut(requester.cursor) else {
+            return;
+        };
         let request = message.request;
         let total = request.total_bytes as u32;
         if message.wants_response() {
@@ -256,8 +279,13 @@ impl Qp {
         let payload_bytes = (total - offset).min(mtu);
         let (index, last) = (message.index, packet + 1 == message.packets);
         let loaded = context.gather.holds(self.parts.qpn, index)
-            || context.gather.load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX).is_ok();
-        let payload = context.gather.payload(context.keys, self.parts.pd, offset, payload_bytes);
+            || context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
+                .is_ok();
+        let payload = context
+            .gather
+            .payload(context.keys, self.parts.pd, offset, payload_bytes);
         let Some(payload) = payload.ok().filter(|_| loaded) else {
             // The region went away after the work request was begun.
             message.failed = Some(Syndrome::LocalProt);
@@ -273,7 +301,11 @@ impl Qp {
             requester.unsent_psn = after;
         }
         let immediate = matches!(request.opcode, SEND_IMM | RDMA_WRITE_IMM);
-        let kind = if matches!(request.opcode, SEND | SEND_IMM) { Kind::Send } else { Kind::Write };
+        let kind = if matches!(request.opcode, SEND | SEND_IMM) {
+            Kind::Send
+        } else {
+            Kind::Write
+        };
         self.send(context, kind, psn, payload, |header| {
             header.payload_bytes = payload_bytes as u16;
             if packet == 0 {
@@ -300,7 +332,8 @@ impl Qp {
     #[inline]
     fn arm(&mut self, context: &Context<'_>) {
         if self.requester.deadline_ns.is_none() {
-            self.requester.deadline_ns = Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+            self.requester.deadline_ns =
+                Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
         }
     }
 
@@ -309,7 +342,8 @@ impl Qp {
     pub(crate) fn on_ack(&mut self, context: &mut Context<'_>, header: &Header) {
         let psn = header.psn;
         let requester = &self.requester;
-        let in_flight = psn_distance(psn, requester.unacked_psn) >= 0 && psn_distance(requester.unsent_psn, psn) > 0;
+        let in_flight = psn_distance(psn, requester.unacked_psn) >= 0
+            && psn_distance(requester.unsent_psn, psn) > 0;
         match header.code {
             AckCode::Ack if in_flight => self.acknowledge(context, psn_add(psn, 1)),
             // A repeated acknowledgement, or one of something never sent.
@@ -321,7 +355,9 @@ impl Qp {
             }
             AckCode::ReceiverNotReady(timer) => {
                 self.acknowledge(context, psn);
-                if self.requester.rnr_retries >= self.attributes.rnr_retry && self.attributes.rnr_retry != 7 {
+                if self.requester.rnr_retries >= self.attributes.rnr_retry
+                    && self.attributes.rnr_retry != 7
+                {
                     return self.fail_oldest(context, Syndrome::RnrRetryExc);
                 }
                 self.requester.rnr_retries = self.requester.rnr_retries.saturating_add(1);
@@ -351,7 +387,10 @@ impl Qp {
         let mut upto = upto;
         let mut lost_response = false;
         if requester.unanswered > 0 {
-            let unanswered = requester.messages.iter().find(|message| message.wants_response() && !message.answered());
+            let unanswered = requester
+                .messages
+                .iter()
+                .find(|message| message.wants_response() && !message.answered());
             if let Some(read) = unanswered {
                 let missing = psn_add(read.first_psn, read.responses);
                 if psn_distance(upto, missing) > 0 {
@@ -378,7 +417,8 @@ impl Qp {
         requester.rnr_retries = 0;
         requester.asked_again = false;
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
-        requester.deadline_ns = outstanding.then(|| context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        requester.deadline_ns =
+            outstanding.then(|| context.now_ns.saturating_add(self.attributes.timeout_ns()));
     }
 
     /// A later packet shows that a response was lost. One retry for one loss, however many later packets show it.
@@ -399,7 +439,8 @@ impl Qp {
         }
         self.requester.retries += 1;
         self.requester.asked_again = false;
-        self.requester.deadline_ns = Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        self.requester.deadline_ns =
+            Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
         self.go_back(context);
     }
 
@@ -408,14 +449,20 @@ impl Qp {
         context.counters.retransmissions += 1;
         let requester = &mut self.requester;
         let unacked = requester.unacked_psn;
-        let at = requester.messages.iter().position(|message| psn_distance(psn_add(message.first_psn, message.packets), unacked) > 0);
+        let at = requester.messages.iter().position(|message| {
+            psn_distance(psn_add(message.first_psn, message.packets), unacked) > 0
+        });
         requester.cursor = at.unwrap_or(requester.messages.len());
         requester.packet = match requester.messages.get(requester.cursor) {
-            Some(message) if !message.wants_response() => psn_distance(unacked, message.first_psn).max(0) as u32,
+            Some(message) if !message.wants_response() => {
+                psn_distance(unacked, message.first_psn).max(0) as u32
+            }
             _ => 0,
         };
         let sent = requester.messages.iter().take(requester.cursor);
-        requester.reads = sent.filter(|message| message.wants_response() && !message.answered()).count() as u32;
+        requester.reads = sent
+            .filter(|message| message.wants_response() && !message.answered())
+            .count() as u32;
     }
 
     /// The timer ran out, or a wait for the receiver is over. Whether there is something to send.
@@ -430,7 +477,11 @@ impl Qp {
             self.requester.wait_until_ns = 0;
             due = true;
         }
-        if self.requester.deadline_ns.is_some_and(|deadline| deadline <= context.now_ns) {
+        if self
+            .requester
+            .deadline_ns
+            .is_some_and(|deadline| deadline <= context.now_ns)
+        {
             self.requester.deadline_ns = None;
             if self.requester.has_work() || !self.requester.messages.is_empty() {
                 self.retry(context);
@@ -441,10 +492,19 @@ impl Qp {
     }
 
     /// A response to a read or an atomic.
-    pub(crate) fn on_response(&mut self, context: &mut Context<'_>, header: &Header, source: &Source<'_>) {
+    pub(crate) fn on_response(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
         let psn = header.psn;
         let requester = &mut self.requester;
-        let oldest = requester.messages.iter_mut().take(requester.cursor).find(|m| m.wants_response() && !m.answered());
+        let oldest = requester
+            .messages
+            .iter_mut()
+            .take(requester.cursor)
+            .find(|m| m.wants_response() && !m.answered());
         let Some(message) = oldest else { return };
         let expected = psn_add(message.first_psn, message.responses);
         match psn_distance(psn, expected) {
@@ -458,16 +518,34 @@ impl Qp {
         let total = request.total_bytes as u32;
         let word = header.operand.to_ne_bytes();
         let atomic = request.opcode != RDMA_READ;
-        let source = if atomic { &Source::Bytes(&word) } else { source };
-        let kind = if atomic { Kind::AtomicResponse } else { Kind::ReadResponse };
-        let wanted = if atomic { 8 } else { (total - offset.min(total)).min(self.attributes.mtu_bytes) };
+        let source = if atomic {
+            &Source::Bytes(&word)
+        } else {
+            source
+        };
+        let kind = if atomic {
+            Kind::AtomicResponse
+        } else {
+            Kind::ReadResponse
+        };
+        let wanted = if atomic {
+            8
+        } else {
+            (total - offset.min(total)).min(self.attributes.mtu_bytes)
+        };
         if header.kind != kind || source.len_bytes() != wanted {
             message.failed = Some(Syndrome::BadResp);
             return self.fail_message(context, index);
         }
         let loaded = context.gather.holds(self.parts.qpn, index)
-            || context.gather.load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX).is_ok();
-        match context.gather.scatter(context.keys, self.parts.pd, offset, source) {
+            || context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
+                .is_ok();
+        match context
+            .gather
+            .scatter(context.keys, self.parts.pd, offset, source)
+        {
             Ok(()) if loaded => {}
             Err(ScatterError::Source) => return,
             Ok(()) | Err(_) => {
@@ -505,18 +583,31 @@ impl Qp {
             if !done || self.requester.cursor == 0 {
                 return;
             }
-            let Some(message) = self.requester.messages.pop_front() else { return };
+            let Some(message) = self.requester.messages.pop_front() else {
+                return;
+            };
             self.requester.cursor -= 1;
             if message.request.signaled {
                 let bytes = message.request.total_bytes as u32;
-                self.complete_send(context, message.index as u16, message.request.opcode, bytes, None);
+                self.complete_send(
+                    context,
+                    message.index as u16,
+                    message.request.opcode,
+                    bytes,
+                    None,
+                );
             }
         }
     }
 
     /// A message that may not be the oldest has failed: it ends the queue pair when its turn comes.
     fn fail_message(&mut self, context: &mut Context<'_>, index: u32) {
-        if self.requester.messages.front().is_some_and(|message| message.index == index) {
+        if self
+            .requester
+            .messages
+            .front()
+            .is_some_and(|message| message.index == index)
+        {
             self.reap(context);
         }
     }
@@ -524,7 +615,13 @@ impl Qp {
     /// The oldest message fails, and with it the queue pair.
     fn fail_oldest(&mut self, context: &mut Context<'_>, syndrome: Syndrome) {
         if let Some(message) = self.requester.messages.pop_front() {
-            self.complete_send(context, message.index as u16, message.request.opcode, 0, Some(syndrome));
+            self.complete_send(
+                context,
+                message.index as u16,
+                message.request.opcode,
+                0,
+                Some(syndrome),
+            );
         }
         self.enter_error(context);
     }
@@ -537,7 +634,13 @@ impl Qp {
         self.requester.reads = 0;
         self.requester.unanswered = 0;
         while let Some(message) = self.requester.messages.pop_front() {
-            self.complete_send(context, message.index as u16, message.request.opcode, 0, Some(Syndrome::WrFlush));
+            self.complete_send(
+                context,
+                message.index as u16,
+                message.request.opcode,
+                0,
+                Some(Syndrome::WrFlush),
+            );
         }
         loop {
             let waiting = self.requester.announced.wrapping_sub(self.requester.begun);
@@ -545,8 +648,12 @@ impl Qp {
                 return;
             }
             let index = self.requester.begun;
-            let loaded = context.gather.load(&self.parts.send_ring, self.parts.qpn, index, waiting);
-            let (wqebbs, opcode) = loaded.map_or((1, NOP), |request| (u32::from(request.ds).div_ceil(4), request.opcode));
+            let loaded = context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+            let (wqebbs, opcode) = loaded.map_or((1, NOP), |request| {
+                (u32::from(request.ds).div_ceil(4), request.opcode)
+            });
             self.requester.begun = index.wrapping_add(wqebbs);
             self.complete_send(context, index as u16, opcode, 0, Some(Syndrome::WrFlush));
         }
@@ -567,5 +674,8 @@ fn check(request: &Request, context: &Context<'_>, pd: u32) -> Result<(), Syndro
     if matches!(request.opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
         return Err(Syndrome::LocalLength);
     }
-    context.gather.check(context.keys, pd, need).map_err(|_| Syndrome::LocalProt)
+    context
+        .gather
+        .check(context.keys, pd, need)
+        .map_err(|_| Syndrome::LocalProt)
 }

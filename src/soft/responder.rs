@@ -21,16 +21,31 @@ const BURST: usize = 32;
 #[derive(Debug)]
 enum Arriving {
     /// A send: bytes written so far into the receive at `index`, whose room is `capacity`.
-    Send { index: u32, done: u32, capacity: u64 },
+    Send {
+        index: u32,
+        done: u32,
+        capacity: u64,
+    },
     /// A write: where the next packet's payload goes, and what is still to come.
-    Write { addr: u64, rkey: u32, missing: u32, total: u32 },
+    Write {
+        addr: u64,
+        rkey: u32,
+        missing: u32,
+        total: u32,
+    },
 }
 
 /// An answer that is still to be sent.
 #[derive(Debug)]
 enum Answer {
     /// Response packets of a read; `done_bytes` have been sent.
-    Read { psn: u32, addr: u64, rkey: u32, total: u32, done_bytes: u32 },
+    Read {
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    },
     /// Anything of one packet.
     Packet(Kind, u32, AckCode, u64),
 }
@@ -60,7 +75,12 @@ impl Responder {
 impl Qp {
     /// A request has arrived. Afterwards the queue pair belongs on the list of those that owe an answer.
     #[inline]
-    pub(crate) fn on_request(&mut self, context: &mut Context<'_>, header: &Header, source: &Source<'_>) {
+    pub(crate) fn on_request(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
         if !matches!(self.state(), State::ReadyToReceive | State::ReadyToSend) {
             return;
         }
@@ -68,7 +88,12 @@ impl Qp {
         if distance > 0 {
             if !self.responder.refused {
                 self.responder.refused = true;
-                self.answer(Kind::Ack, self.responder.expected_psn, AckCode::SequenceError, 0);
+                self.answer(
+                    Kind::Ack,
+                    self.responder.expected_psn,
+                    AckCode::SequenceError,
+                    0,
+                );
             }
             return;
         }
@@ -89,13 +114,23 @@ impl Qp {
         match header.kind {
             Kind::Send | Kind::Write => self.responder.owes_ack = true,
             Kind::ReadRequest => {
-                let known = psn_distance(self.responder.expected_psn, psn_add(header.psn, self.response_packets(header.total_bytes))) >= 0;
-                if known && self.readable(context, header) && self.responder.answers.len() < QUEUED_ANSWERS / 2 {
+                let known = psn_distance(
+                    self.responder.expected_psn,
+                    psn_add(header.psn, self.response_packets(header.total_bytes)),
+                ) >= 0;
+                if known
+                    && self.readable(context, header)
+                    && self.responder.answers.len() < QUEUED_ANSWERS / 2
+                {
                     self.responder.answers.push_back(read_answer(header));
                 }
             }
             _ => {
-                let kept = self.responder.results.iter().find(|(psn, _)| *psn == header.psn);
+                let kept = self
+                    .responder
+                    .results
+                    .iter()
+                    .find(|(psn, _)| *psn == header.psn);
                 if let Some(&(psn, value)) = kept {
                     self.answer(Kind::AtomicResponse, psn, AckCode::Ack, value);
                 }
@@ -107,10 +142,19 @@ impl Qp {
         let arriving = self.responder.arriving.take();
         let (index, done, capacity) = match (header.has(flag::FIRST), arriving) {
             (true, None) => {
-                let Some((index, capacity)) = self.take_receive(context) else { return self.not_ready(context) };
+                let Some((index, capacity)) = self.take_receive(context) else {
+                    return self.not_ready(context);
+                };
                 (index, 0, capacity)
             }
-            (false, Some(Arriving::Send { index, done, capacity })) => {
+            (
+                false,
+                Some(Arriving::Send {
+                    index,
+                    done,
+                    capacity,
+                }),
+            ) => {
                 self.load_receive(context, index);
                 (index, done, capacity)
             }
@@ -123,16 +167,26 @@ impl Qp {
         let scattered = if u64::from(done) + u64::from(arrived) > capacity {
             Err(ScatterError::TooLong)
         } else {
-            context.gather.scatter(context.keys, self.parts.pd, done, source)
+            context
+                .gather
+                .scatter(context.keys, self.parts.pd, done, source)
         };
         let (syndrome, code) = match scattered {
             Ok(()) => {
                 let done = done + arrived;
                 if header.has(flag::LAST) {
-                    let opcode = if header.has(flag::IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
+                    let opcode = if header.has(flag::IMMEDIATE) {
+                        CqeOpcode::RespSendImm
+                    } else {
+                        CqeOpcode::RespSend
+                    };
                     self.complete_message(context, header, opcode, index, done);
                 } else {
-                    self.responder.arriving = Some(Arriving::Send { index, done, capacity });
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
                     self.advance(1);
                 }
                 return;
@@ -142,7 +196,11 @@ impl Qp {
                 if done == 0 && header.has(flag::FIRST) {
                     self.responder.taken = self.responder.taken.wrapping_sub(1);
                 } else {
-                    self.responder.arriving = Some(Arriving::Send { index, done, capacity });
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
                 }
                 return;
             }
@@ -156,9 +214,23 @@ impl Qp {
     #[inline]
     fn on_write(&mut self, context: &mut Context<'_>, header: &Header, source: &Source<'_>) {
         let arrived = source.len_bytes();
-        let (addr, rkey, missing, total) = match (header.has(flag::FIRST), &self.responder.arriving) {
-            (true, None) => (header.addr, header.rkey, header.total_bytes, header.total_bytes),
-            (false, Some(Arriving::Write { addr, rkey, missing, total })) => (*addr, *rkey, *missing, *total),
+        let (addr, rkey, missing, total) = match (header.has(flag::FIRST), &self.responder.arriving)
+        {
+            (true, None) => (
+                header.addr,
+                header.rkey,
+                header.total_bytes,
+                header.total_bytes,
+            ),
+            (
+                false,
+                Some(Arriving::Write {
+                    addr,
+                    rkey,
+                    missing,
+                    total,
+                }),
+            ) => (*addr, *rkey, *missing, *total),
             _ => return self.refuse(context, AckCode::InvalidRequest),
         };
         let last = header.has(flag::LAST);
@@ -167,11 +239,21 @@ impl Qp {
         }
         // The whole range is checked with the first packet, so that a write that fails writes nothing.
         let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
-        let target = context.keys.resolve(rkey, self.parts.pd, addr, missing.into(), Access::REMOTE_WRITE);
-        let Some(target) = target.ok().filter(|_| allowed) else { return self.refuse(context, AckCode::AccessError) };
+        let target = context.keys.resolve(
+            rkey,
+            self.parts.pd,
+            addr,
+            missing.into(),
+            Access::REMOTE_WRITE,
+        );
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse(context, AckCode::AccessError);
+        };
         let immediate = last && header.has(flag::IMMEDIATE);
         let receive = if immediate {
-            let Some((index, _)) = self.take_receive(context) else { return self.not_ready(context) };
+            let Some((index, _)) = self.take_receive(context) else {
+                return self.not_ready(context);
+            };
             Some(index)
         } else {
             None
@@ -185,14 +267,19 @@ impl Qp {
         if last {
             self.responder.arriving = None;
             if let Some(index) = receive {
-                self.complete_message(context, header, CqeOpcode::RespWrImm, index, total);
+                self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
             } else {
                 self.advance(1);
                 self.responder.owes_ack = true;
             }
         } else {
             let (addr, missing) = (addr.wrapping_add(arrived.into()), missing - arrived);
-            self.responder.arriving = Some(Arriving::Write { addr, rkey, missing, total });
+            self.responder.arriving = Some(Arriving::Write {
+                addr,
+                rkey,
+                missing,
+                total,
+            });
             self.advance(1);
         }
     }
@@ -209,12 +296,23 @@ impl Qp {
     }
 
     fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
-        if self.responder.arriving.is_some() || self.responder.answers.len() >= QUEUED_ANSWERS || header.addr % 8 != 0 {
+        if self.responder.arriving.is_some()
+            || self.responder.answers.len() >= QUEUED_ANSWERS
+            || header.addr % 8 != 0
+        {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
-        let target = context.keys.resolve(header.rkey, self.parts.pd, header.addr, 8, Access::REMOTE_ATOMIC);
-        let Some(target) = target.ok().filter(|_| allowed) else { return self.refuse(context, AckCode::AccessError) };
+        let target = context.keys.resolve(
+            header.rkey,
+            self.parts.pd,
+            header.addr,
+            8,
+            Access::REMOTE_ATOMIC,
+        );
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse(context, AckCode::AccessError);
+        };
         let old = apply_atomic(header, target);
         if self.responder.results.len() == MAX_ANSWERS {
             self.responder.results.pop_front();
@@ -229,8 +327,15 @@ impl Qp {
     }
 
     fn readable(&self, context: &Context<'_>, header: &Header) -> bool {
-        let allowed = self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
-        let range = context.keys.resolve(header.rkey, self.parts.pd, header.addr, header.total_bytes.into(), Access::REMOTE_READ);
+        let allowed =
+            self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
+        let range = context.keys.resolve(
+            header.rkey,
+            self.parts.pd,
+            header.addr,
+            header.total_bytes.into(),
+            Access::REMOTE_READ,
+        );
         allowed && range.is_ok()
     }
 
@@ -238,7 +343,14 @@ impl Qp {
         self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
     }
 
-    fn complete_message(&mut self, context: &mut Context<'_>, header: &Header, opcode: CqeOpcode, index: u32, byte_count: u32) {
+    fn complete_message(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        opcode: CqeOpcode,
+        index: u32,
+        byte_count: u32,
+    ) {
         self.advance(1);
         self.responder.owes_ack = true;
         let cqe = Cqe {
@@ -266,7 +378,11 @@ impl Qp {
     fn load_receive(&self, context: &mut Context<'_>, index: u32) -> u64 {
         let stride = self.parts.recv_stride_bytes;
         let slot = index & (self.parts.recv_wqes - 1);
-        context.gather.load_recv(&self.parts.recv_ring, slot as usize * stride as usize, stride)
+        context.gather.load_recv(
+            &self.parts.recv_ring,
+            slot as usize * stride as usize,
+            stride,
+        )
     }
 
     fn not_ready(&mut self, context: &mut Context<'_>) {
@@ -286,7 +402,9 @@ impl Qp {
     }
 
     fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
-        self.responder.answers.push_back(Answer::Packet(kind, psn, code, operand));
+        self.responder
+            .answers
+            .push_back(Answer::Packet(kind, psn, code, operand));
     }
 
     /// Whether an answer or an acknowledgement is to be sent.
@@ -317,7 +435,13 @@ impl Qp {
                         header.operand = operand;
                     });
                 }
-                Answer::Read { psn, addr, rkey, total, done_bytes } => {
+                Answer::Read {
+                    psn,
+                    addr,
+                    rkey,
+                    total,
+                    done_bytes,
+                } => {
                     self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
                 }
             }
@@ -329,7 +453,15 @@ impl Qp {
         false
     }
 
-    fn send_read_packet(&mut self, context: &mut Context<'_>, psn: u32, addr: u64, rkey: u32, total: u32, done_bytes: u32) {
+    fn send_read_packet(
+        &mut self,
+        context: &mut Context<'_>,
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    ) {
         let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
         let at = addr.wrapping_add(done_bytes.into());
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
@@ -337,11 +469,19 @@ impl Qp {
             self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
             return self.enter_error(context);
         };
-        self.send(context, Kind::ReadResponse, psn, payload, |header| header.payload_bytes = payload_bytes as u16);
+        self.send(context, Kind::ReadResponse, psn, payload, |header| {
+            header.payload_bytes = payload_bytes as u16
+        });
         let done_bytes = done_bytes + payload_bytes;
         if done_bytes < total {
             let psn = psn_add(psn, 1);
-            self.responder.answers.push_front(Answer::Read { psn, addr, rkey, total, done_bytes });
+            self.responder.answers.push_front(Answer::Read {
+                psn,
+                addr,
+                rkey,
+                total,
+                done_bytes,
+            });
         }
     }
 
@@ -357,11 +497,22 @@ impl Qp {
 }
 
 fn read_answer(header: &Header) -> Answer {
-    Answer::Read { psn: header.psn, addr: header.addr, rkey: header.rkey, total: header.total_bytes, done_bytes: 0 }
+    Answer::Read {
+        psn: header.psn,
+        addr: header.addr,
+        rkey: header.rkey,
+        total: header.total_bytes,
+        done_bytes: 0,
+    }
 }
 
 fn receive_error(index: u32, syndrome: Syndrome) -> Cqe {
-    Cqe { opcode: CqeOpcode::RespErr, wqe_counter: index as u16, syndrome: syndrome as u8, ..Cqe::default() }
+    Cqe {
+        opcode: CqeOpcode::RespErr,
+        wqe_counter: index as u16,
+        syndrome: syndrome as u8,
+        ..Cqe::default()
+    }
 }
 
 /// The accesses of a responder to its own registered memory.
@@ -373,22 +524,50 @@ mod access {
     impl Qp {
         /// Stores a packet's payload at a resolved address.
         #[inline]
-        pub(super) fn store(&self, context: &Context<'_>, source: &Source<'_>, target: *mut u8) -> Result<(), ScatterError> {
+        pub(super) fn store(
+            &self,
+            context: &Context<'_>,
+            source: &Source<'_>,
+            target: *mut u8,
+        ) -> Result<(), ScatterError> {
             // SAFETY: `target` was resolved for at least the payload, under the device's lock, which is still held.
             unsafe { source.copy_to(context.keys, 0, target, source.len_bytes()) }
         }
 
         /// The payload of a read's response.
-        pub(super) fn remote_payload(&self, context: &Context<'_>, rkey: u32, addr: u64, len_bytes: u32) -> Result<Payload, Refused> {
-            let from = context.keys.resolve(rkey, self.parts.pd, addr, len_bytes.into(), Access::REMOTE_READ)?;
+        pub(super) fn remote_payload(
+            &self,
+            context: &Context<'_>,
+            rkey: u32,
+            addr: u64,
+            len_bytes: u32,
+        ) -> Result<Payload, Refused> {
+            let from = context.keys.resolve(
+                rkey,
+                self.parts.pd,
+                addr,
+                len_bytes.into(),
+                Access::REMOTE_READ,
+            )?;
             if len_bytes as usize > INLINE_BYTES {
-                let span = Span { lkey: rkey, len_bytes, addr };
-                return Ok(Payload::Memory { pd: self.parts.pd, spans: [span, Span::default()] });
+                let span = Span {
+                    lkey: rkey,
+                    len_bytes,
+                    addr,
+                };
+                return Ok(Payload::Memory {
+                    pd: self.parts.pd,
+                    spans: [span, Span::default()],
+                });
             }
             let mut bytes = [0; INLINE_BYTES];
             // SAFETY: resolved for this length just above, under the device's lock.
             unsafe { dma::copy_out(from, &mut bytes[..len_bytes as usize]) };
-            Ok(if len_bytes == 0 { Payload::Empty } else { Payload::Inline(bytes) })
+            Ok(if len_bytes == 0 {
+                Payload::Empty
+            } else {
+                Payload::Inline(bytes)
+            })
         }
     }
 

@@ -88,7 +88,12 @@ pub(crate) struct Wire {
 impl Wire {
     /// Sets what happens to packets from now on.
     pub(crate) fn set_faults(&mut self, faults: Faults) {
-        self.faults = (faults != Faults { seed: faults.seed, ..Faults::default() }).then(|| (faults, Random(faults.seed)));
+        self.faults = (faults
+            != Faults {
+                seed: faults.seed,
+                ..Faults::default()
+            })
+        .then(|| (faults, Random(faults.seed)));
     }
 
     /// Sends a packet off.
@@ -110,16 +115,27 @@ impl Wire {
 
     #[cold]
     fn send_badly(&mut self, now_ns: u64, to: Destination, packet: Packet) {
-        let Some((faults, random)) = &mut self.faults else { return };
+        let Some((faults, random)) = &mut self.faults else {
+            return;
+        };
         if random.happens(faults.loss) {
             return;
         }
         let copies = 1 + usize::from(random.happens(faults.duplicate));
         for _ in 0..copies {
-            let held = if random.happens(faults.reorder) { random.next() % REORDER_NS } else { 0 };
+            let held = if random.happens(faults.reorder) {
+                random.next() % REORDER_NS
+            } else {
+                0
+            };
             let at_ns = now_ns + faults.delay_ns + held;
             self.order += 1;
-            self.late.push(Late { at_ns, order: self.order, to, packet: packet.clone() });
+            self.late.push(Late {
+                at_ns,
+                order: self.order,
+                to,
+                packet: packet.clone(),
+            });
         }
     }
 
@@ -164,7 +180,10 @@ impl Wire {
     pub(crate) fn congested(&self, to: Destination) -> bool {
         match to {
             Destination::Local => false,
-            Destination::Lane(lane) => self.outgoing.get(lane).is_some_and(|queue| queue.len() >= LANE_BACKLOG),
+            Destination::Lane(lane) => self
+                .outgoing
+                .get(lane)
+                .is_some_and(|queue| queue.len() >= LANE_BACKLOG),
         }
     }
 }
@@ -179,7 +198,10 @@ mod tests {
     use crate::soft::packet::{Header, Kind, Payload};
 
     fn packet(psn: u32) -> Packet {
-        Packet { header: Header::new(Kind::Send, 1, psn, 0), payload: Payload::Empty }
+        Packet {
+            header: Header::new(Kind::Send, 1, psn, 0),
+            payload: Payload::Empty,
+        }
     }
 
     fn run(faults: Faults) -> Vec<u32> {
@@ -189,25 +211,43 @@ mod tests {
             wire.send(u64::from(psn) * 1000, Destination::Local, packet(psn));
         }
         wire.advance(u64::MAX);
-        std::iter::from_fn(|| wire.arrive()).map(|packet| packet.header.psn).collect()
+        std::iter::from_fn(|| wire.arrive())
+            .map(|packet| packet.header.psn)
+            .collect()
     }
 
     #[test]
     fn a_good_wire_keeps_number_and_order() {
         assert_eq!(run(Faults::default()), (0..1000).collect::<Vec<_>>());
-        assert_eq!(run(Faults { delay_ns: 5, ..Faults::default() }), (0..1000).collect::<Vec<_>>());
+        assert_eq!(
+            run(Faults {
+                delay_ns: 5,
+                ..Faults::default()
+            }),
+            (0..1000).collect::<Vec<_>>()
+        );
     }
 
     #[test]
     fn faults_happen_about_as_often_as_asked_and_the_same_each_time() {
-        let lossy = Faults { loss: 0.2, seed: 3, ..Faults::default() };
+        let lossy = Faults {
+            loss: 0.2,
+            seed: 3,
+            ..Faults::default()
+        };
         let arrived = run(lossy);
         assert!((700..900).contains(&arrived.len()), "{}", arrived.len());
         assert_eq!(arrived, run(lossy));
         assert_ne!(arrived, run(Faults { seed: 4, ..lossy }));
-        let doubled = run(Faults { duplicate: 0.5, ..Faults::default() });
+        let doubled = run(Faults {
+            duplicate: 0.5,
+            ..Faults::default()
+        });
         assert!((1400..1600).contains(&doubled.len()), "{}", doubled.len());
-        let mixed = run(Faults { reorder: 0.3, ..Faults::default() });
+        let mixed = run(Faults {
+            reorder: 0.3,
+            ..Faults::default()
+        });
         assert_eq!(mixed.len(), 1000);
         assert!(!mixed.is_sorted());
     }
