@@ -211,9 +211,9 @@ impl SendQueue {
             imm: request.imm,
             qpn: self.qpn,
             opcode: request.opcode,
-            flags: u8::from(request.signaled) * shim::FLAG_SIGNALED
-                | u8::from(request.solicited) * shim::FLAG_SOLICITED
-                | u8::from(request.fence) * shim::FLAG_FENCE,
+            flags: flag(request.signaled, shim::FLAG_SIGNALED)
+                | flag(request.solicited, shim::FLAG_SOLICITED)
+                | flag(request.fence, shim::FLAG_FENCE),
             is_inline: u16::from(matches!(request.payload, Payload::Inline(_))),
         };
         let index = self.producer;
@@ -377,7 +377,7 @@ impl SendQueue {
         if posted == self.last() {
             // It may still be committed by BlueFlame: the kept copy follows the ring.
             self.kept[0] = doorbell;
-            self.kept[1] = u64::from(u8::from(signaled) * shim::FLAG_SIGNALED) << 24;
+            self.kept[1] = u64::from(flag(signaled, shim::FLAG_SIGNALED)) << 24;
         }
         Ok(())
     }
@@ -558,6 +558,11 @@ impl SendQueue {
             ),
         }
     }
+}
+
+#[inline]
+const fn flag(set: bool, bit: u8) -> u8 {
+    if set { bit } else { 0 }
 }
 
 /// Segments that inline data takes: 4 bytes of header and the bytes; nothing for nothing.

@@ -78,18 +78,12 @@ pub fn layout() -> Vec<(&'static str, u64)> {
         let table = doorbell_shim_layout(&mut count);
         std::slice::from_raw_parts(table, count as usize)
     };
-    entries
-        .iter()
+    let entry = |entry: &LayoutEntry| {
         // SAFETY: every name is a string literal of the shim.
-        .map(|entry| {
-            (
-                unsafe { CStr::from_ptr(entry.name) }
-                    .to_str()
-                    .unwrap_or("not UTF-8"),
-                entry.value,
-            )
-        })
-        .collect()
+        let name = unsafe { CStr::from_ptr(entry.name) };
+        (name.to_str().unwrap_or("not UTF-8"), entry.value)
+    };
+    entries.iter().map(entry).collect()
 }
 
 #[cfg(test)]
