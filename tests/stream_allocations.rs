@@ -1,4 +1,4 @@
-//! Queueing a program on a host stream allocates nothing: a counting allocator is the witness.
+//! Queueing programs, small kernels and events on a host stream allocates nothing: a counting allocator is the witness.
 #![allow(unsafe_code)] // an allocator that counts, and an `Owner` over a word of its own
 #![cfg(not(loom))]
 
@@ -91,6 +91,10 @@ fn submit_and_execute_allocate_nothing() {
             .map_err(|(_, error)| error)
             .unwrap();
         stream.submit(&mut batch).unwrap();
+        let kernel = owner.clone();
+        stream
+            .launch(move || assert_eq!(kernel.word.load(Ordering::Relaxed), round))
+            .unwrap();
         stream.record(&event).unwrap();
         other.wait_event(&event).unwrap();
     };

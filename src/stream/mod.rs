@@ -29,6 +29,7 @@ mod executor;
 mod fault;
 mod host;
 mod interpreter;
+mod kernel;
 mod owner;
 mod parker;
 mod ring;
