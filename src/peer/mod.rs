@@ -15,3 +15,8 @@ pub use fence::Fence;
 pub use program::{At, Ops, PeerOp, Program, UNIT_LIMIT, Units};
 pub use target::{BLOCK_BYTES_MAX, Block, Dword, Qword, Role, Target, TargetId, Targets};
 pub use unit::{Kind, UNIT_BYTES, Unit};
+
+/// Units ready made, for the queues: they add several at once, all or none.
+pub(crate) mod pack {
+    pub(crate) use super::program::{fence, poll, store_dword, store_qword};
+}

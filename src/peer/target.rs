@@ -128,6 +128,15 @@ impl Block {
         self.len_bytes
     }
 
+    /// The first `len_bytes` bytes of the block.
+    ///
+    /// # Errors
+    /// [`Error::Range`] if that is nothing or more than the block has, [`Error::Alignment`] if it is no multiple of 8.
+    pub fn prefix(&self, len_bytes: u32) -> Result<Self> {
+        check_block_len(len_bytes, self.len_bytes)?;
+        Ok(Self { len_bytes, ..*self })
+    }
+
     /// The first 64-bit word of the block: where a doorbell goes when the block is a BlueFlame buffer.
     #[inline]
     pub const fn first(&self) -> Qword {
@@ -238,6 +247,25 @@ impl Target {
             what: self.role.name(),
         }
     }
+}
+
+fn check_block_len(len_bytes: u32, max: u32) -> Result<()> {
+    if !(8..=max).contains(&len_bytes) {
+        return Err(Error::Range {
+            argument: "len_bytes",
+            value: u64::from(len_bytes),
+            min: 8,
+            max: u64::from(max),
+        });
+    }
+    if !len_bytes.is_multiple_of(8) {
+        return Err(Error::Alignment {
+            argument: "len_bytes",
+            value: u64::from(len_bytes),
+            align: 8,
+        });
+    }
+    Ok(())
 }
 
 #[cold]
