@@ -725,7 +725,7 @@ fn more_waiting_streams_than_cores_hand_on_quickly() {
     let per_hop = begin.elapsed() / (STREAMS as u32 * ROUNDS);
     assert_eq!(words.get(0), ROUNDS + 1);
     println!("{per_hop:?} per hop over polls");
-    assert!(per_hop < Duration::from_millis(2), "{per_hop:?} per hop");
+    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
 
     let begin = Instant::now();
     let last = (0..ROUNDS)
@@ -739,5 +739,5 @@ fn more_waiting_streams_than_cores_hand_on_quickly() {
     last.synchronize(PATIENCE).unwrap();
     let per_hop = begin.elapsed() / (STREAMS as u32 * ROUNDS);
     println!("{per_hop:?} per hop over events");
-    assert!(per_hop < Duration::from_millis(2), "{per_hop:?} per hop");
+    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
 }

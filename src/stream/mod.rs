@@ -33,6 +33,7 @@ mod kernel;
 mod owner;
 mod parker;
 mod ring;
+mod worker;
 
 pub use backoff::Backoff;
 pub use event::Event;
