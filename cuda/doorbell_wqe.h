@@ -1,0 +1,238 @@
+/*
+ * The mlx5 work queue entries, written: one emitter for the host and for kernels. C11, C++17 and CUDA.
+ *
+ * Pure: no state, no libc but memcpy. A WQE is built whole, then copied into the ring once. Nothing is read back from the ring.
+ * The formats and numbers are those of rdma-core's public header <infiniband/mlx5dv.h>, named beside each; tests/mlx5dv.rs compares
+ * the bytes with what that header's own structs give. All multi-byte fields are big-endian; the host is little-endian.
+ */
+#ifndef DOORBELL_WQE_H
+#define DOORBELL_WQE_H
+
+#include <string.h>
+
+#include "doorbell_peer.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "doorbell_wqe.h is written for little-endian hosts"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opcodes (mlx5dv.h: MLX5_OPCODE_*). */
+enum dbl_opcode {
+	DBL_OPCODE_NOP = 0x00,
+	DBL_OPCODE_RDMA_WRITE = 0x08,
+	DBL_OPCODE_RDMA_WRITE_IMM = 0x09,
+	DBL_OPCODE_SEND = 0x0a,
+	DBL_OPCODE_SEND_IMM = 0x0b,
+	DBL_OPCODE_RDMA_READ = 0x10,
+	DBL_OPCODE_ATOMIC_CS = 0x11,
+	DBL_OPCODE_ATOMIC_FA = 0x12
+};
+
+/* Flags of a work request: the bits of the control segment's fm_ce_se (mlx5dv.h: MLX5_WQE_CTRL_*). */
+enum dbl_wr_flags {
+	DBL_WR_SOLICITED = 1 << 1, /* MLX5_WQE_CTRL_SOLICITED */
+	DBL_WR_SIGNALED = 2 << 2,  /* MLX5_WQE_CTRL_CQ_UPDATE */
+	DBL_WR_FENCE = 4 << 5      /* MLX5_WQE_CTRL_FENCE */
+};
+
+/* The most a WQE can hold: 63 segments, because the count has six bits; and a send WQEBB (mlx5dv.h: MLX5_SEND_WQE_BB). */
+#define DBL_WQE_DS_MAX 63u
+#define DBL_WQEBB_BYTES 64u
+#define DBL_WQE_WORDS_MAX 128u
+
+/* First word of an inline segment (mlx5dv.h: MLX5_INLINE_SEG); lkey that ends a receive list (MLX5_INVALID_LKEY). */
+#define DBL_INLINE_SEGMENT 0x80000000u
+#define DBL_INVALID_LKEY 0x100u
+
+/* A piece of local memory. */
+struct dbl_sge {
+	uint32_t len_bytes;
+	uint32_t lkey;
+	uint64_t addr;
+};
+
+/* A work request, host byte order. */
+struct dbl_wr {
+	uint64_t remote_addr;
+	uint64_t swap_or_add;
+	uint64_t compare;
+	const void *payload; /* `count` struct dbl_sge, or `count` bytes when `is_inline` */
+	uint32_t count;
+	uint32_t rkey;
+	uint32_t imm;
+	uint32_t qpn;
+	uint8_t opcode; /* enum dbl_opcode */
+	uint8_t flags;  /* enum dbl_wr_flags */
+	uint8_t is_inline;
+};
+
+static inline DBL_HD uint32_t dbl_be32(uint32_t value)
+{
+#ifdef __CUDA_ARCH__
+	return __byte_perm(value, 0, 0x0123);
+#else
+	/* Written out because it is the same in C, C++ and CUDA; compilers make one instruction of it. */
+	return value >> 24 | (value >> 8 & 0xff00u) | (value << 8 & 0xff0000u) | value << 24;
+#endif
+}
+
+static inline DBL_HD uint64_t dbl_be64(uint64_t value)
+{
+#ifdef __CUDA_ARCH__
+	return (uint64_t)dbl_be32((uint32_t)value) << 32 | dbl_be32((uint32_t)(value >> 32));
+#else
+	return value >> 56 | (value >> 40 & 0xff00u) | (value >> 24 & 0xff0000u) | (value >> 8 & 0xff000000u) |
+	       (value & 0xff000000u) << 8 | (value & 0xff0000u) << 24 | (value & 0xff00u) << 40 | value << 56;
+#endif
+}
+
+/* Two big-endian words side by side, `first` at the lower address. */
+static inline DBL_HD uint64_t dbl_be32x2(uint32_t first, uint32_t second)
+{
+	return dbl_be64((uint64_t)first << 32 | second);
+}
+
+/* Whether `opcode` is in a set given as bits. */
+#define DBL_OPCODE_IN(opcode, set) ((opcode) < 32 && ((set) >> (opcode) & 1u))
+#define DBL_OPCODES_REMOTE                                                                                             \
+	(1u << DBL_OPCODE_RDMA_WRITE | 1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_RDMA_READ |                  \
+	 1u << DBL_OPCODE_ATOMIC_CS | 1u << DBL_OPCODE_ATOMIC_FA)
+#define DBL_OPCODES_ATOMIC (1u << DBL_OPCODE_ATOMIC_CS | 1u << DBL_OPCODE_ATOMIC_FA)
+#define DBL_OPCODES_IMM (1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_SEND_IMM)
+
+/* The control segment (mlx5dv.h: struct mlx5_wqe_ctrl_seg). Its first 8 bytes, as loaded, are also the doorbell. */
+static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32_t index, uint32_t qpn, uint32_t ds,
+					  uint32_t flags, uint32_t imm)
+{
+	wqe[0] = dbl_be32x2((index & 0xffffu) << 8 | opcode, qpn << 8 | ds);
+	wqe[1] = (uint64_t)flags << 24 | (uint64_t)dbl_be32(imm) << 32;
+}
+
+/*
+ * Builds the WQE of `wr` in `wqe` and zeroes the rest of its last WQEBB. Returns the number of 16-byte segments, at most 63: the
+ * caller has checked that the request fits. Pieces of length 0 are left out, as libmlx5 leaves them out.
+ */
+static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr)
+{
+	const uint32_t opcode = wr->opcode;
+	uint64_t *at = wqe + 2;
+	uint32_t ds;
+
+	if (DBL_OPCODE_IN(opcode, DBL_OPCODES_REMOTE)) {
+		/* mlx5dv.h: struct mlx5_wqe_raddr_seg */
+		at[0] = dbl_be64(wr->remote_addr);
+		at[1] = dbl_be32(wr->rkey);
+		at += 2;
+		if (DBL_OPCODE_IN(opcode, DBL_OPCODES_ATOMIC)) {
+			/* mlx5dv.h: struct mlx5_wqe_atomic_seg */
+			at[0] = dbl_be64(wr->swap_or_add);
+			at[1] = dbl_be64(wr->compare);
+			at += 2;
+		}
+	}
+	if (!wr->is_inline) {
+		/* mlx5dv.h: struct mlx5_wqe_data_seg */
+		const struct dbl_sge *sge = (const struct dbl_sge *)wr->payload;
+		const struct dbl_sge *end = sge + wr->count;
+		for (; sge != end; sge++) {
+			if (sge->len_bytes == 0)
+				continue;
+			at[0] = dbl_be32x2(sge->len_bytes, sge->lkey);
+			at[1] = dbl_be64(sge->addr);
+			at += 2;
+		}
+	} else if (wr->count != 0) {
+		/* mlx5dv.h: struct mlx5_wqe_inl_data_seg, the bytes behind it, padded to a segment */
+		const uint32_t header = dbl_be32(DBL_INLINE_SEGMENT | wr->count);
+		uint64_t *end = at + (wr->count + 4 + 15) / 16 * 2;
+		end[-2] = 0;
+		end[-1] = 0;
+		memcpy(at, &header, 4);
+		memcpy((uint8_t *)at + 4, wr->payload, wr->count);
+		at = end;
+	}
+	ds = (uint32_t)(at - wqe) / 2;
+	for (; (at - wqe) % 8 != 0; at += 2) {
+		at[0] = 0;
+		at[1] = 0;
+	}
+	dbl_wqe_control(wqe, opcode, index, wr->qpn, ds, wr->flags,
+			DBL_OPCODE_IN(opcode, DBL_OPCODES_IMM) ? wr->imm : 0);
+	return ds;
+}
+
+/* Copies a WQE into the ring, once, WQEBB by WQEBB: it may wrap round the end. `index` is the running WQEBB count. */
+static inline DBL_HD void dbl_wqe_copy(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const uint64_t *wqe,
+				       uint32_t wqebbs)
+{
+	do {
+		memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, wqe, DBL_WQEBB_BYTES);
+		wqe += DBL_WQEBB_BYTES / 8;
+		index++;
+	} while (--wqebbs != 0);
+}
+
+/*
+ * Emits the WQE of `wr` at the running WQEBB count `index` of a ring of `wqebb_mask + 1` WQEBBs (64-byte aligned), and gives its
+ * doorbell: the 64 bits to store to the UAR when it is the last to be rung. Returns the WQEBBs it takes.
+ */
+static inline DBL_HD uint32_t dbl_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
+					   uint64_t *doorbell)
+{
+	uint64_t wqe[DBL_WQE_WORDS_MAX];
+	const uint32_t wqebbs = (dbl_wqe_build(wqe, index, wr) + 3) / 4;
+	dbl_wqe_copy(ring, wqebb_mask, index, wqe, wqebbs);
+	*doorbell = wqe[0];
+	return wqebbs;
+}
+
+/*
+ * Overwrites a WQE that was not rung yet with a NOP that takes the same WQEBBs and writes a CQE if `signaled`. Only the control
+ * segment changes: a NOP has no more. Returns its doorbell.
+ */
+static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn,
+					       uint32_t wqebbs, int signaled)
+{
+	uint64_t control[2];
+	const uint32_t ds = wqebbs * 4 < DBL_WQE_DS_MAX ? wqebbs * 4 : DBL_WQE_DS_MAX;
+	dbl_wqe_control(control, DBL_OPCODE_NOP, index, qpn, ds, signaled ? DBL_WR_SIGNALED : 0u, 0);
+	memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, control, sizeof(control));
+	return control[0];
+}
+
+/*
+ * Emits a receive WQE of 1 << `stride_shift` bytes at the running WQE count `index`. `count` pieces fit the stride; pieces of
+ * length 0 are left out, and a list shorter than the stride ends with the invalid key.
+ */
+static inline DBL_HD void dbl_recv_wqe_emit(uint8_t *ring, uint32_t wqe_mask, uint32_t stride_shift, uint32_t index,
+					    const struct dbl_sge *sges, uint32_t count)
+{
+	uint8_t *at = ring + ((size_t)(index & wqe_mask) << stride_shift);
+	const uint8_t *end = at + ((size_t)1 << stride_shift);
+	uint64_t segment[2];
+	uint32_t i;
+
+	for (i = 0; i < count; i++) {
+		if (sges[i].len_bytes == 0)
+			continue;
+		segment[0] = dbl_be32x2(sges[i].len_bytes, sges[i].lkey);
+		segment[1] = dbl_be64(sges[i].addr);
+		memcpy(at, segment, sizeof(segment));
+		at += sizeof(segment);
+	}
+	if (at != end) {
+		segment[0] = dbl_be32x2(0, DBL_INVALID_LKEY);
+		segment[1] = 0;
+		memcpy(at, segment, sizeof(segment));
+	}
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,608 @@
+//! The send queue: work requests into the ring, and the programs that ring the doorbell for them.
+#![allow(unsafe_code)] // Reason: the ring is raw memory that a device reads, and the emitter is C.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::request::SEGMENT_BYTES_MAX;
+use super::shim::{self, KEPT_WORDS, WorkRequest};
+use super::{DataSegment, Payload, SendRequest, WQEBB_BYTES};
+use crate::peer::{Block, Dword, Fence, Program};
+use crate::{Error, Result, peer};
+
+/// 63 segments fit a WQE; control, remote address and operands are taken off by [`SendQueue::new`].
+const DS_MAX: u32 = 63;
+/// Segments before the payload, at most: control, remote address, and the operands of an atomic, which has one piece of payload only.
+const HEAD_MAX: u32 = 2;
+/// The record holds 16 bits and must tell a full ring from an empty one.
+const WQEBBS_MAX: u32 = 1 << 15;
+
+/// The memory and the limits of a send queue.
+#[derive(Debug, Clone)]
+pub struct SendQueueConfig {
+    /// The ring: `wqebb_count` blocks of 64 bytes, aligned to 64.
+    pub ring: *mut u8,
+    /// Its length in WQEBBs, a power of two up to 32768.
+    pub wqebb_count: u32,
+    /// The queue pair, 24 bits.
+    pub qpn: u32,
+    /// The most pieces of memory in a request, up to 61.
+    pub max_segments: u32,
+    /// The most inline bytes in a request, up to 972.
+    pub max_inline_bytes: u32,
+    /// The send half of the doorbell record.
+    pub record: Dword,
+    /// The two doorbell buffers of the UAR, which take turns.
+    pub uar: [Block; 2],
+}
+
+/// Where a request lies in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Posted {
+    /// The running WQEBB count at its start. A CQE's `wqe_counter` is the low 16 bits.
+    pub index: u32,
+    /// The WQEBBs it takes.
+    pub wqebbs: u32,
+}
+
+impl Posted {
+    /// The running WQEBB count behind it: what to [`SendQueue::release`] once it is done.
+    #[inline]
+    pub const fn end(&self) -> u32 {
+        self.index.wrapping_add(self.wqebbs)
+    }
+}
+
+/// A commit that may still be rolled back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// Which queue: rings do not overlap.
+    ring: usize,
+    /// Counts commits, so that one cannot stand for a later one of the same place.
+    serial: u64,
+    /// The newest live commit before.
+    previous: u64,
+    from: u32,
+    upto: u32,
+}
+
+impl Commit {
+    /// The running WQEBB count at the first request it covers.
+    pub const fn from(&self) -> u32 {
+        self.from
+    }
+
+    /// The running WQEBB count behind the last request it covers.
+    pub const fn upto(&self) -> u32 {
+        self.upto
+    }
+}
+
+/// The send queue of a queue pair, over ring memory.
+///
+/// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that tell the NIC of them, and
+/// [`SendQueue::release`] takes back what the NIC is done with. Counts are running WQEBB counts, 32 bits, wrapping.
+#[derive(Debug)]
+pub struct SendQueue {
+    ring: *mut u8,
+    wqebb_mask: u32,
+    /// Behind the last request posted.
+    producer: u32,
+    /// Behind the last request committed.
+    committed: u32,
+    /// Behind the last request released.
+    consumer: u32,
+    qpn: u32,
+    max_segments: u32,
+    max_inline_bytes: u32,
+    record: Dword,
+    uar: [Block; 2],
+    /// Which of the two UAR buffers is next.
+    parity: bool,
+    /// The start of the last request posted.
+    last: u32,
+    /// The newest live commit, and the number of the next one.
+    newest_serial: u64,
+    next_serial: u64,
+    /// The last request posted, as it went into the ring: the ring is never read back. Word 0 is its doorbell.
+    kept: [u64; KEPT_WORDS],
+}
+
+// SAFETY: the queue owns its ring (contract of `new`); the pointer is used by whoever has the queue, one at a time.
+unsafe impl Send for SendQueue {}
+
+impl SendQueue {
+    /// A queue over that memory, empty.
+    ///
+    /// # Safety
+    /// `ring` is valid for reads and writes of `wqebb_count * 64` bytes for as long as the queue lives, and nobody else writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a count, a limit or a queue pair out of its bounds, or a ring too small for the largest request;
+    /// [`Error::Alignment`] for the ring; [`Error::Foreign`] if record and UAR are of different tables.
+    pub unsafe fn new(config: SendQueueConfig) -> Result<Self> {
+        let SendQueueConfig {
+            ring,
+            wqebb_count,
+            qpn,
+            max_segments,
+            max_inline_bytes,
+            record,
+            uar,
+        } = config;
+        check_power_of_two("wqebb_count", wqebb_count, WQEBBS_MAX)?;
+        check_ring(ring, WQEBB_BYTES)?;
+        check_range("qpn", qpn, 0, 0xff_ffff)?;
+        check_range("max_segments", max_segments, 0, DS_MAX - HEAD_MAX)?;
+        check_range(
+            "max_inline_bytes",
+            max_inline_bytes,
+            0,
+            (DS_MAX - HEAD_MAX) * 16 - 4,
+        )?;
+        let largest = HEAD_MAX + max_segments.max(inline_segments(max_inline_bytes));
+        check_range(
+            "wqebb_count",
+            wqebb_count,
+            largest.div_ceil(4).next_power_of_two(),
+            WQEBBS_MAX,
+        )?;
+        for block in &uar {
+            if block.targets_id() != record.targets_id() {
+                return Err(Error::Foreign {
+                    argument: "uar",
+                    found: format!("target table {}", block.targets_id()),
+                    expected: format!("target table {}", record.targets_id()),
+                });
+            }
+        }
+        Ok(Self {
+            ring,
+            wqebb_mask: wqebb_count - 1,
+            producer: 0,
+            committed: 0,
+            consumer: 0,
+            qpn,
+            max_segments,
+            max_inline_bytes,
+            record,
+            uar,
+            parity: false,
+            last: 0,
+            newest_serial: 0,
+            next_serial: 1,
+            kept: [0; KEPT_WORDS],
+        })
+    }
+
+    /// Writes a request into the ring. The NIC does not know of it before a [`SendQueue::commit`] was executed.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]; [`Error::Range`] for too many pieces, a piece or inline data too long, an atomic without its one piece of
+    /// 8 bytes, a NOP with a payload; [`Error::State`] for inline data with a read or an atomic. Nothing changes then.
+    #[inline]
+    pub fn post(&mut self, request: &SendRequest<'_>) -> Result<Posted> {
+        let (payload, count, is_inline, segments) = match request.payload {
+            Payload::Segments(list) => (
+                list.as_ptr().cast(),
+                list.len(),
+                0,
+                self.check_segments(request, list)?,
+            ),
+            Payload::Inline(bytes) => (
+                bytes.as_ptr(),
+                bytes.len(),
+                1,
+                self.check_inline(request, bytes)?,
+            ),
+        };
+        let head =
+            1 + u32::from(request.opcode.has_remote()) + u32::from(request.opcode.is_atomic());
+        let wqebbs = (head + segments).div_ceil(4);
+        if self.free_wqebbs() < wqebbs {
+            return Err(self.full());
+        }
+        let wr = WorkRequest {
+            remote_addr: request.remote_addr,
+            swap_or_add: request.swap_or_add,
+            compare: request.compare,
+            payload,
+            count: count as u32,
+            rkey: request.rkey,
+            imm: request.imm,
+            qpn: self.qpn,
+            opcode: request.opcode,
+            flags: u8::from(request.signaled) * shim::FLAG_SIGNALED
+                | u8::from(request.solicited) * shim::FLAG_SOLICITED
+                | u8::from(request.fence) * shim::FLAG_FENCE,
+            is_inline,
+        };
+        let index = self.producer;
+        // SAFETY: the ring is valid and ours (contract of `new`); `wr` names a live slice; the request was checked to fit a WQE, hence
+        // `kept`, and `wqebbs` free blocks, so that nothing the NIC may still read is overwritten.
+        let emitted = unsafe {
+            shim::doorbell_shim_wqe_emit(
+                self.ring,
+                self.wqebb_mask,
+                index,
+                &wr,
+                self.kept.as_mut_ptr(),
+            )
+        };
+        debug_assert_eq!(emitted, wqebbs, "emitter and queue count the same");
+        self.last = index;
+        self.producer = index.wrapping_add(wqebbs);
+        Ok(Posted { index, wqebbs })
+    }
+
+    /// Adds the ops that tell the NIC of all requests posted since the last commit: the doorbell record, a fence, the UAR.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there is nothing to commit, [`Error::ProgramFull`], [`Error::Foreign`] if the program is of another table.
+    /// Queue and program stay as they were then.
+    #[inline]
+    pub fn commit(&mut self, program: &mut Program) -> Result<Commit> {
+        if self.producer == self.committed {
+            return Err(nothing_to_commit());
+        }
+        let uar = self.uar[usize::from(self.parity)].first();
+        program.extend(
+            self.record.targets_id(),
+            [
+                peer::pack::store_dword(self.record, self.record_value()),
+                peer::pack::fence(Fence::RECORD_BEFORE_UAR),
+                peer::pack::store_qword(uar, self.kept[0]),
+            ],
+        )?;
+        Ok(self.committed())
+    }
+
+    /// As [`SendQueue::commit`], with the WQE itself copied to the UAR, so that the NIC need not fetch it. Only one single request of at
+    /// most 256 bytes can go this way; for any other the ops are those of [`SendQueue::commit`].
+    ///
+    /// # Errors
+    /// As [`SendQueue::commit`].
+    pub fn commit_blueflame(&mut self, program: &mut Program) -> Result<Commit> {
+        let uar = self.uar[usize::from(self.parity)];
+        let len_bytes = self.producer.wrapping_sub(self.last) * WQEBB_BYTES as u32;
+        if self.producer == self.committed
+            || self.last != self.committed
+            || len_bytes > uar.len_bytes()
+        {
+            return self.commit(program);
+        }
+        let mut bytes = [0; peer::BLOCK_BYTES_MAX as usize];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(&self.kept) {
+            chunk.copy_from_slice(&word.to_ne_bytes());
+        }
+        let before = program.len();
+        let added = program
+            .store_dword(self.record, self.record_value())
+            .and_then(|()| program.fence(Fence::RECORD_BEFORE_UAR))
+            .and_then(|()| program.copy_block(uar.prefix(len_bytes)?, &bytes[..len_bytes as usize]))
+            .and_then(|()| program.fence(Fence::BLUEFLAME_FLUSH));
+        if let Err(error) = added {
+            program.truncate(before);
+            return Err(error);
+        }
+        Ok(self.committed())
+    }
+
+    /// What the record is to hold: the low 16 bits of the producer count, big-endian.
+    #[inline]
+    fn record_value(&self) -> u32 {
+        (self.producer & 0xffff).to_be()
+    }
+
+    #[inline]
+    fn committed(&mut self) -> Commit {
+        // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC (or the software NIC)
+        // learns of them: whatever hands the program over, the WQEs go first.
+        fence(Ordering::Release);
+        let commit = Commit {
+            ring: self.ring.addr(),
+            serial: self.next_serial,
+            previous: self.newest_serial,
+            from: self.committed,
+            upto: self.producer,
+        };
+        self.newest_serial = self.next_serial;
+        self.next_serial += 1;
+        self.committed = self.producer;
+        self.parity = !self.parity;
+        commit
+    }
+
+    /// Takes the newest commit back, with its requests: its program must never be executed. The one before it is then the newest.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is not the newest, if requests were posted since (see [`SendQueue::discard`]), if some of its requests were
+    /// released already, or if it is of another queue. Nothing changes then.
+    pub fn rollback(&mut self, commit: Commit) -> Result<()> {
+        let reason = if commit.ring != self.ring.addr() {
+            "it is a commit of another queue"
+        } else if commit.serial != self.newest_serial {
+            "it is not the newest commit"
+        } else if self.producer != self.committed {
+            "requests were posted after it"
+        } else if self.consumer.wrapping_sub(commit.from).wrapping_sub(1)
+            < commit.upto.wrapping_sub(commit.from)
+        {
+            "some of its requests are released"
+        } else {
+            self.producer = commit.from;
+            self.committed = commit.from;
+            self.newest_serial = commit.previous;
+            self.parity = !self.parity;
+            return Ok(());
+        };
+        Err(Error::State {
+            operation: "rollback",
+            reason: reason.to_owned(),
+        })
+    }
+
+    /// Drops the requests that were posted and not committed.
+    pub fn discard(&mut self) {
+        self.producer = self.committed;
+    }
+
+    /// Makes a NOP of a request that was posted and, if committed, not rung: it keeps its place and, if `signaled`, its CQE. For an
+    /// operation that is dropped while later ones are already behind it.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the request is no longer, or not yet, between consumer and producer.
+    pub fn nop_over(&mut self, posted: Posted, signaled: bool) -> Result<()> {
+        let offset = posted.index.wrapping_sub(self.consumer);
+        let used = self.used_wqebbs();
+        if posted.wqebbs == 0 || offset >= used || posted.wqebbs > used - offset {
+            return Err(Error::State {
+                operation: "nop_over",
+                reason: format!("WQEBBs {}..+{} are not in use", posted.index, posted.wqebbs),
+            });
+        }
+        // SAFETY: the ring is valid and ours (contract of `new`), and the blocks are in use by a request.
+        let doorbell = unsafe {
+            Self::nop_over_raw(
+                self.ring,
+                self.capacity_wqebbs(),
+                self.qpn,
+                posted,
+                signaled,
+            )
+        };
+        if posted.index == self.last {
+            // It may still be committed by BlueFlame: the kept copy follows the ring.
+            self.kept[0] = doorbell;
+            self.kept[1] = u64::from(u8::from(signaled) * shim::FLAG_SIGNALED) << 24;
+        }
+        Ok(())
+    }
+
+    /// As [`SendQueue::nop_over`] for who has no queue at hand, such as a drop handler. Gives the NOP's doorbell.
+    ///
+    /// # Safety
+    /// `ring` is a live send ring of `wqebb_count` WQEBBs (a power of two) of queue pair `qpn`; `posted` came from its queue, is in use, was
+    /// not rung, and nobody writes that block at the same time.
+    pub unsafe fn nop_over_raw(
+        ring: *mut u8,
+        wqebb_count: u32,
+        qpn: u32,
+        posted: Posted,
+        signaled: bool,
+    ) -> u64 {
+        // SAFETY: the caller's contract; the index is masked, so it stays in the ring.
+        let doorbell = unsafe {
+            shim::doorbell_shim_wqe_nop_over(
+                ring,
+                wqebb_count - 1,
+                posted.index,
+                qpn,
+                posted.wqebbs,
+                u32::from(signaled),
+            )
+        };
+        // Between this store to the ring and the doorbell of a later request, by which the NIC comes to read the block.
+        fence(Ordering::Release);
+        doorbell
+    }
+
+    /// Takes back all WQEBBs up to the running count `upto`: the NIC is done with them.
+    ///
+    /// # Errors
+    /// [`Error::State`] if `upto` lies before what was released already, or behind what was posted.
+    #[inline]
+    pub fn release(&mut self, upto: u32) -> Result<()> {
+        if upto.wrapping_sub(self.consumer) > self.used_wqebbs() {
+            return Err(self.bad_release(upto));
+        }
+        self.consumer = upto;
+        Ok(())
+    }
+
+    /// The running WQEBB count behind the last request posted.
+    #[inline]
+    pub fn producer_index(&self) -> u32 {
+        self.producer
+    }
+
+    /// The running WQEBB count behind the last request committed.
+    #[inline]
+    pub fn committed_index(&self) -> u32 {
+        self.committed
+    }
+
+    /// The running WQEBB count behind the last request released.
+    #[inline]
+    pub fn consumer_index(&self) -> u32 {
+        self.consumer
+    }
+
+    /// WQEBBs in no use.
+    #[inline]
+    pub fn free_wqebbs(&self) -> u32 {
+        self.capacity_wqebbs() - self.used_wqebbs()
+    }
+
+    /// WQEBBs in the ring.
+    #[inline]
+    pub fn capacity_wqebbs(&self) -> u32 {
+        self.wqebb_mask + 1
+    }
+
+    #[inline]
+    fn used_wqebbs(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer)
+    }
+
+    /// Starts over at count 0, as after a reset of the queue pair. Commits of before can no longer be rolled back. The doorbell record is
+    /// for whoever has its memory to clear.
+    pub fn reset(&mut self) {
+        self.producer = 0;
+        self.committed = 0;
+        self.consumer = 0;
+        self.parity = false;
+        self.last = 0;
+        self.newest_serial = 0;
+    }
+
+    /// Counts the segments that `list` takes in a WQE.
+    #[inline]
+    fn check_segments(&self, request: &SendRequest<'_>, list: &[DataSegment]) -> Result<u32> {
+        if list.len() > self.max_segments as usize {
+            return Err(out_of_range(
+                "segments.len()",
+                list.len() as u64,
+                0,
+                self.max_segments,
+            ));
+        }
+        let mut segments = 0;
+        for segment in list {
+            if segment.len_bytes > SEGMENT_BYTES_MAX {
+                return Err(out_of_range(
+                    "len_bytes",
+                    u64::from(segment.len_bytes),
+                    0,
+                    SEGMENT_BYTES_MAX,
+                ));
+            }
+            segments += u32::from(segment.len_bytes != 0);
+        }
+        if request.opcode.is_atomic() && !matches!(list, [DataSegment { len_bytes: 8, .. }]) {
+            let total = list
+                .iter()
+                .map(|segment| u64::from(segment.len_bytes))
+                .sum();
+            return Err(out_of_range("segments of an atomic, in bytes", total, 8, 8));
+        }
+        if request.opcode == super::Opcode::Nop && !list.is_empty() {
+            return Err(out_of_range(
+                "segments.len() of a NOP",
+                list.len() as u64,
+                0,
+                0,
+            ));
+        }
+        Ok(segments)
+    }
+
+    /// Counts the segments that `bytes` take in a WQE.
+    #[inline]
+    fn check_inline(&self, request: &SendRequest<'_>, bytes: &[u8]) -> Result<u32> {
+        if bytes.len() > self.max_inline_bytes as usize {
+            return Err(out_of_range(
+                "inline.len()",
+                bytes.len() as u64,
+                0,
+                self.max_inline_bytes,
+            ));
+        }
+        if request.opcode.is_fetch() || request.opcode == super::Opcode::Nop {
+            return Err(Error::State {
+                operation: "post",
+                reason: format!("{} takes no inline data", request.opcode.name()),
+            });
+        }
+        Ok(inline_segments(bytes.len() as u32))
+    }
+
+    #[cold]
+    fn full(&self) -> Error {
+        Error::QueueFull {
+            queue: "send",
+            depth: self.capacity_wqebbs(),
+        }
+    }
+
+    #[cold]
+    fn bad_release(&self, upto: u32) -> Error {
+        Error::State {
+            operation: "release",
+            reason: format!(
+                "count {upto} is not within {}..={}",
+                self.consumer, self.producer
+            ),
+        }
+    }
+}
+
+/// Segments that inline data takes: 4 bytes of header and the bytes; nothing for nothing.
+#[inline]
+const fn inline_segments(len_bytes: u32) -> u32 {
+    if len_bytes == 0 {
+        0
+    } else {
+        (len_bytes + 4).div_ceil(16)
+    }
+}
+
+#[cold]
+fn nothing_to_commit() -> Error {
+    Error::State {
+        operation: "commit",
+        reason: "no request was posted since the last commit".to_owned(),
+    }
+}
+
+#[cold]
+pub(super) fn out_of_range(argument: &'static str, value: u64, min: u32, max: u32) -> Error {
+    Error::Range {
+        argument,
+        value,
+        min: u64::from(min),
+        max: u64::from(max),
+    }
+}
+
+pub(super) fn check_range(argument: &'static str, value: u32, min: u32, max: u32) -> Result<()> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(out_of_range(argument, u64::from(value), min, max))
+    }
+}
+
+pub(super) fn check_power_of_two(argument: &'static str, value: u32, max: u32) -> Result<()> {
+    check_range(argument, value, 1, max)?;
+    if value.is_power_of_two() {
+        Ok(())
+    } else {
+        let align = u64::from(value.next_power_of_two());
+        Err(Error::Alignment {
+            argument,
+            value: u64::from(value),
+            align,
+        })
+    }
+}
+
+pub(super) fn check_ring(ring: *mut u8, align: usize) -> Result<()> {
+    if ring.is_null() || !ring.addr().is_multiple_of(align) {
+        return Err(Error::Alignment {
+            argument: "ring",
+            value: ring.addr() as u64,
+            align: align as u64,
+        });
+    }
+    Ok(())
+}
