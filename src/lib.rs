@@ -3,6 +3,7 @@
 mod error;
 pub mod mlx5;
 pub mod peer;
+pub mod soft;
 pub mod stream;
 
 pub use error::{Error, Result};

@@ -1,1 +1,41 @@
-//! Room.
+//! Streams: in-order executors of kernels and programs.
+//!
+//! A queue prepares a [`Program`](crate::peer::Program); an [`Executor`] runs it, in its place between the kernels of a stream. Two
+//! executors know nothing of queues, and queues nothing of them: what they share is the program and the memory behind it, which
+//! an [`Owner`] keeps alive and knows the addresses of.
+//!
+//! [`HostStream`] is the executor that every machine has: a thread, with the semantics of a CUDA stream.
+//!
+//! ```
+//! use doorbell::stream::{Event, Executor, HostStream};
+//! use std::sync::{Arc, atomic::{AtomicU32, Ordering}};
+//!
+//! let stream = HostStream::new("compute")?;
+//! let steps = Arc::new(AtomicU32::new(0));
+//! for _ in 0..3 {
+//!     let steps = Arc::clone(&steps);
+//!     stream.launch(move || { steps.fetch_add(1, Ordering::Relaxed); })?;
+//! }
+//! let done = Event::blocking();
+//! stream.record(&done)?;
+//! done.synchronize(None)?;
+//! assert_eq!(steps.load(Ordering::Relaxed), 3);
+//! # Ok::<(), doorbell::Error>(())
+//! ```
+
+mod backoff;
+mod event;
+mod executor;
+mod fault;
+mod host;
+mod interpreter;
+mod owner;
+mod parker;
+mod ring;
+
+pub use backoff::Backoff;
+pub use event::Event;
+pub use executor::{Executor, Submission};
+pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
+pub use interpreter::execute;
+pub use owner::{Outcome, Owner};

@@ -1,0 +1,50 @@
+//! The device's side of a completion queue.
+
+use crate::mlx5::Cqe;
+use crate::soft::dma::{RecordWord, Ring};
+
+/// Where a completion queue lives.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    ring: Ring,
+    cqe_count: u32,
+    record: RecordWord,
+    producer: u32,
+    overrun: bool,
+}
+
+impl Cq {
+    pub(crate) fn new(ring: Ring, cqe_count: u32, record: RecordWord) -> Cq {
+        Cq {
+            ring,
+            cqe_count,
+            record,
+            producer: 0,
+            overrun: false,
+        }
+    }
+
+    /// Writes a CQE. `false` if there is no room: the queue is then broken until it is reset, as on a card.
+    #[inline]
+    pub(crate) fn push(&mut self, cqe: &Cqe) -> bool {
+        // The record holds 24 bits of the consumer's count.
+        let used = self.producer.wrapping_sub(self.record.load()) & 0xff_ffff;
+        if self.overrun || used >= self.cqe_count {
+            self.overrun = true;
+            return false;
+        }
+        let owner = self.producer & self.cqe_count != 0;
+        self.ring.write_cqe(
+            (self.producer & (self.cqe_count - 1)) as usize * 64,
+            &cqe.encode(owner),
+        );
+        self.producer = self.producer.wrapping_add(1);
+        true
+    }
+
+    /// Back to the first lap; the driver has made the ring fresh.
+    pub(crate) fn reset(&mut self) {
+        self.producer = 0;
+        self.overrun = false;
+    }
+}

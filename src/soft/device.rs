@@ -1,0 +1,283 @@
+//! The device as its users see it, and its engine thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::soft::core::Core;
+use crate::soft::inbox::{InboxBell, PortAddress};
+use crate::soft::keys::Access;
+use crate::soft::qp::Counters;
+use crate::soft::wire::Faults;
+use crate::{Error, Result};
+
+/// How long the engine spins with nothing to do before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// How long it keeps out of the way while somebody else makes the device's progress.
+const NAP: Duration = Duration::from_micros(50);
+/// How long it sleeps at most. A doorbell by an executor that cannot ring the bell (a GPU) is seen this late at worst.
+const SLEEP: Duration = Duration::from_millis(1);
+
+/// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortId(pub(crate) PortAddress);
+
+impl PortId {
+    /// Length of [`PortId::to_bytes`].
+    pub const BYTES: usize = 24;
+
+    /// The bytes to give to a peer, little-endian.
+    pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
+        let mut bytes = [0; PortId::BYTES];
+        bytes[..8].copy_from_slice(&self.0.host.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.0.pid.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.0.fd.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.0.port.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what [`PortId::to_bytes`] wrote. Any bytes are a port; whether it is there, connecting tells.
+    pub fn from_bytes(bytes: &[u8; PortId::BYTES]) -> PortId {
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
+        PortId(PortAddress {
+            host: long(0),
+            pid: word(8),
+            fd: word(12),
+            port: long(16),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Nic {
+    core: Mutex<Core>,
+    bell: InboxBell,
+    started: Instant,
+    stop: AtomicBool,
+    /// Turns made by others than the engine.
+    driven: AtomicU64,
+}
+
+impl Nic {
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// The core is plain data: a panic while it was locked (none is known) leaves it as it was at that point.
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn run(&self) {
+        let mut seen = 0;
+        let mut idle_since = None;
+        while !self.stop.load(Ordering::Acquire) {
+            let driven = self.driven.load(Ordering::Relaxed);
+            if driven != seen {
+                seen = driven;
+                idle_since = None;
+                std::thread::sleep(NAP);
+                continue;
+            }
+            let worked = self
+                .try_lock()
+                .is_some_and(|mut core| core.turn(self.now_ns()));
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now_ns = self.now_ns();
+            let due = self.lock().next_due_ns(now_ns);
+            let timeout = due.map_or(SLEEP, |due| {
+                Duration::from_nanos(due.saturating_sub(now_ns)).min(SLEEP)
+            });
+            if timeout.is_zero() {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut woken = false;
+            self.bell.sleep(timeout, || {
+                woken = self.stop.load(Ordering::Acquire) || self.lock().turn(self.now_ns());
+                woken
+            });
+            // After a time-out one turn is enough to know; after a ring there is more to come.
+            if woken {
+                idle_since = None;
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Engine {
+    nic: Arc<Nic>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.nic.stop.store(true, Ordering::Release);
+        self.nic.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // The engine does not panic; if it did, the panic was printed, and a drop is no place for another.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A software ConnectX. Clones are handles of the same device; it ends with the last handle, and everything made from it
+/// holds one.
+#[derive(Debug, Clone)]
+pub struct Device {
+    engine: Arc<Engine>,
+}
+
+impl Device {
+    /// Makes a device with an engine thread.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel gives no shared memory or no thread.
+    pub fn open() -> Result<Device> {
+        let core = Core::new()?;
+        let bell = core.inbox().bell();
+        let nic = Arc::new(Nic {
+            core: Mutex::new(core),
+            bell,
+            started: Instant::now(),
+            stop: AtomicBool::new(false),
+            driven: AtomicU64::new(0),
+        });
+        let engine = Arc::clone(&nic);
+        let thread = std::thread::Builder::new()
+            .name("softcx-engine".into())
+            .spawn(move || engine.run());
+        let thread = thread.map_err(|error| Error::System {
+            operation: "start of the engine thread",
+            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+        })?;
+        Ok(Device {
+            engine: Arc::new(Engine {
+                nic,
+                thread: Some(thread),
+            }),
+        })
+    }
+
+    fn nic(&self) -> &Nic {
+        &self.engine.nic
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.nic().lock()
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.nic().now_ns()
+    }
+
+    /// Whether both are handles of one device.
+    pub fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.engine, &other.engine)
+    }
+
+    /// Lets the device do a turn of its work inside the caller, for poll loops. Whether there was any; `false` also when
+    /// another thread is at it.
+    #[inline]
+    pub fn progress(&self) -> bool {
+        let nic = self.nic();
+        let Some(mut core) = nic.try_lock() else {
+            return false;
+        };
+        // Under the lock, so a load and a store will do.
+        nic.driven.store(
+            nic.driven.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+        core.turn(nic.now_ns())
+    }
+
+    /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
+    /// the store itself reaches it.
+    #[inline]
+    pub fn rung(&self) {
+        self.nic().bell.ring();
+    }
+
+    /// Where other devices of this host reach this one.
+    pub fn port(&self) -> PortId {
+        PortId(self.lock().inbox().address())
+    }
+
+    /// What the device has counted so far.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
+    }
+
+    /// Sets what happens to the packets that this device sends from now on, for tests.
+    pub fn set_faults(&self, faults: Faults) {
+        self.lock().set_faults(faults);
+        self.rung();
+    }
+
+    /// Stops all work of the device, or lets it go on: a card that hangs, for tests.
+    pub fn set_frozen(&self, frozen: bool) {
+        self.lock().frozen = frozen;
+        self.rung();
+    }
+
+    /// A new protection domain.
+    pub fn create_pd(&self) -> u32 {
+        self.lock().create_pd()
+    }
+
+    /// Registers memory: the key by which work requests and peers name it. The local and the remote key are one.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the device's table is full.
+    pub(crate) fn register(
+        &self,
+        pd: u32,
+        base: usize,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        let full = Error::State {
+            operation: "reg_mr",
+            reason: "the device's key table is full".into(),
+        };
+        self.lock()
+            .keys
+            .register(pd, base, len_bytes, access)
+            .ok_or(full)
+    }
+
+    /// Takes memory out again. When this returns, the device does not touch it any more.
+    pub(crate) fn deregister(&self, key: u32) -> bool {
+        self.lock().keys.deregister(key)
+    }
+}

@@ -1,0 +1,280 @@
+//! The device's access to memory: the one place of this room where registered memory and rings are read and written.
+//!
+//! From the language's point of view this is the outside world, as a card's DMA engine is: an application that touches a
+//! buffer while a transfer is using it sees torn bytes, here as there. Words by which two sides hand memory over (doorbell
+//! records, UAR registers, the last word of a CQE) are atomics.
+#![allow(unsafe_code)] // shared memory is what this file is about
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Zeroed, page-aligned memory that a device may access. Its address never changes.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+/// Alignment and granularity of [`Pages`].
+pub const PAGE_BYTES: usize = 4096;
+
+// SAFETY: `Pages` owns plain memory and gives out addresses only; who writes where is agreed between driver and device.
+unsafe impl Send for Pages {}
+// SAFETY: as above; there is no interior state besides the memory.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// At least `len_bytes` of memory, rounded up to whole pages.
+    pub fn new(len_bytes: usize) -> Pages {
+        let len_bytes = len_bytes.max(1).next_multiple_of(PAGE_BYTES);
+        let layout = Pages::layout(len_bytes);
+        // SAFETY: the layout has a size of at least one page.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else {
+            handle_alloc_error(layout)
+        };
+        Pages { start, len_bytes }
+    }
+
+    fn layout(len_bytes: usize) -> Layout {
+        // PAGE_BYTES is a power of two; a size near isize::MAX is the only other error, and that allocation fails anyway.
+        Layout::from_size_align(len_bytes, PAGE_BYTES).unwrap_or(Layout::new::<[u8; PAGE_BYTES]>())
+    }
+
+    /// First byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Length, a multiple of [`PAGE_BYTES`].
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The byte at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` is past the end: the layout of driver memory is computed, never given from outside.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len_bytes);
+        self.start.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.start.as_ptr(), Pages::layout(self.len_bytes)) }
+    }
+}
+
+/// A ring of 64-byte blocks or strides in driver memory, read by the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ring {
+    start: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: the creator promises (`Ring::new`) that the memory outlives the device object that holds the ring; the device
+// only runs under its core's lock.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// # Safety
+    /// `start` is 64-byte aligned and valid for reads and writes of `len_bytes`, a power of two, until the device object
+    /// that holds the ring is destroyed.
+    pub(crate) unsafe fn new(start: *mut u8, len_bytes: usize) -> Ring {
+        Ring { start, len_bytes }
+    }
+
+    /// Copies bytes out, from `offset` on, going round at the end. `offset` is taken modulo the ring's length; no more
+    /// than one round is copied.
+    #[inline]
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+        let offset = offset & (self.len_bytes - 1);
+        let total = out.len().min(self.len_bytes);
+        let head = total.min(self.len_bytes - offset);
+        // SAFETY: `offset + head` and `total - head` stay within the ring; `out` has room for `total`; a ring and a local
+        // buffer do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.add(offset), out.as_mut_ptr(), head);
+            std::ptr::copy_nonoverlapping(self.start, out.as_mut_ptr().add(head), total - head);
+        }
+    }
+
+    /// Writes a CQE: bytes 0 to 55, then the last 8 with release order, so that who sees the owner bit sees the rest.
+    #[inline]
+    pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) {
+        let offset = offset & (self.len_bytes - 1) & !63;
+        let last = u64::from_ne_bytes([
+            cqe[56], cqe[57], cqe[58], cqe[59], cqe[60], cqe[61], cqe[62], cqe[63],
+        ]);
+        // SAFETY: `offset` is a multiple of 64 within the ring, whose length is one as well; the last 8 bytes are aligned.
+        unsafe {
+            let at = self.start.add(offset);
+            std::ptr::copy_nonoverlapping(cqe.as_ptr(), at, 56);
+            AtomicU64::from_ptr(at.add(56).cast()).store(last, Ordering::Release);
+        }
+    }
+}
+
+/// A 32-bit big-endian word of a doorbell record.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecordWord(*mut u32);
+
+// SAFETY: as for `Ring`.
+unsafe impl Send for RecordWord {}
+
+impl RecordWord {
+    /// # Safety
+    /// As for [`Ring::new`]: aligned, and valid until the device object that holds it is destroyed.
+    pub(crate) unsafe fn new(at: *mut u32) -> RecordWord {
+        RecordWord(at)
+    }
+
+    /// The count that the driver wrote. Acquire: pairs with the release fence before the driver's store of the record, so
+    /// that the WQEs it counts are visible.
+    #[inline]
+    pub(crate) fn load(self) -> u32 {
+        // SAFETY: promised at construction.
+        u32::from_be(unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Acquire))
+    }
+}
+
+/// A UAR register of 8 bytes: the driver stores into it, the device takes the value out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Register(*mut u64);
+
+// SAFETY: as for `Ring`.
+unsafe impl Send for Register {}
+
+impl Register {
+    /// # Safety
+    /// As for [`Ring::new`]: aligned, and valid until the device object that holds it is destroyed.
+    pub(crate) unsafe fn new(at: *mut u64) -> Register {
+        Register(at)
+    }
+
+    /// The value stored since the last take, if any. Acquire: pairs with the release fence between the driver's doorbell
+    /// record and its UAR store. A plain load first: an idle register must cost a read, not a bus lock.
+    #[inline]
+    pub(crate) fn take(self) -> Option<u64> {
+        // SAFETY: promised at construction.
+        let register = unsafe { AtomicU64::from_ptr(self.0) };
+        if register.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(register.swap(0, Ordering::AcqRel)).filter(|&value| value != 0)
+    }
+}
+
+/// Copies from registered memory into a local buffer.
+///
+/// # Safety
+/// `from` was resolved by the key table for `into.len()` bytes, under the lock that deregistration takes.
+#[inline]
+pub(crate) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
+    if !into.is_empty() {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+}
+
+/// Copies a local buffer into registered memory.
+///
+/// # Safety
+/// `into` was resolved by the key table for `from.len()` bytes, under the lock that deregistration takes.
+#[inline]
+pub(crate) unsafe fn copy_in(into: *mut u8, from: &[u8]) {
+    match from.len() {
+        0 => {}
+        // Words that a peer may be polling arrive whole, as they do from a card.
+        // SAFETY: the caller's promise, and the alignment was looked at.
+        4 if into as usize & 3 == 0 => unsafe {
+            AtomicU32::from_ptr(into.cast()).store(
+                u32::from_ne_bytes([from[0], from[1], from[2], from[3]]),
+                Ordering::Release,
+            );
+        },
+        // SAFETY: as above.
+        8 if into as usize & 7 == 0 => unsafe {
+            let value = u64::from_ne_bytes([
+                from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7],
+            ]);
+            AtomicU64::from_ptr(into.cast()).store(value, Ordering::Release);
+        },
+        // SAFETY: the caller's promise.
+        len => unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, len) },
+    }
+}
+
+/// Copies between two places of registered memory, which may overlap.
+///
+/// # Safety
+/// Both were resolved by the key table for `len_bytes`, under the lock that deregistration takes.
+#[inline]
+pub(crate) unsafe fn copy_across(from: *const u8, into: *mut u8, len_bytes: usize) {
+    if len_bytes > 0 {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy(from, into, len_bytes) }
+    }
+}
+
+/// The atomics of the wire, carried out so that the host's own atomics on the same word are honoured.
+///
+/// # Safety
+/// `at` is 8-byte aligned and was resolved by the key table for 8 bytes, under the lock that deregistration takes.
+pub(crate) unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel)
+}
+
+/// # Safety
+/// As [`fetch_add`].
+pub(crate) unsafe fn compare_swap(at: *mut u8, compare: u64, swap: u64) -> u64 {
+    // SAFETY: the caller's promise.
+    match unsafe { AtomicU64::from_ptr(at.cast()) }.compare_exchange(
+        compare,
+        swap,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    ) {
+        Ok(old) | Err(old) => old,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_reads_round_its_end() {
+        let pages = Pages::new(1);
+        for i in 0..256usize {
+            // SAFETY: within the page.
+            unsafe { *pages.at(i) = i as u8 };
+        }
+        // SAFETY: 256 bytes of a page that outlives the ring.
+        let ring = unsafe { Ring::new(pages.at(0), 256) };
+        let mut out = [0; 8];
+        ring.read(252 + 512, &mut out);
+        assert_eq!(out, [252, 253, 254, 255, 0, 1, 2, 3]);
+        let mut long = [0; 300];
+        ring.read(0, &mut long);
+        assert_eq!(long[255], 255);
+        assert_eq!(long[256..], [0; 44]);
+    }
+
+    #[test]
+    fn a_register_is_taken_once() {
+        let mut word = 0u64;
+        // SAFETY: the word outlives the register.
+        let register = unsafe { Register::new(&raw mut word) };
+        assert_eq!(register.take(), None);
+        // SAFETY: nobody else is there.
+        unsafe { AtomicU64::from_ptr(&raw mut word) }.store(5, Ordering::Release);
+        assert_eq!(register.take(), Some(5));
+        assert_eq!(register.take(), None);
+    }
+}

@@ -1,0 +1,409 @@
+//! The data segments of one WQE, as the device works with them: bytes out of memory and into it, by offset.
+#![allow(unsafe_code)] // copies to and from addresses that the key table resolved
+
+use crate::mlx5::{Segment, Syndrome, Wqe, parse_recv};
+use crate::soft::dma::{self, Ring};
+use crate::soft::keys::{Access, Keys, Refused};
+use crate::soft::packet::{INLINE_BYTES, Payload, Span};
+
+/// Largest WQE: 63 segments of 16 bytes (`ds` has 6 bits).
+const WQE_BYTES: usize = 1008;
+/// Data segments that fit behind a control segment.
+const MAX_PARTS: usize = 62;
+
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Memory(Span),
+    Inline { at: u16, len_bytes: u16 },
+}
+
+impl Part {
+    fn len_bytes(&self) -> u32 {
+        match self {
+            Part::Memory(span) => span.len_bytes,
+            Part::Inline { len_bytes, .. } => u32::from(*len_bytes),
+        }
+    }
+}
+
+/// The parsed data segments of one WQE. The device has one of these and fills it with the WQE at hand.
+#[derive(Debug)]
+pub(crate) struct Gather {
+    /// Whose WQE this is: queue pair number and running WQEBB count.
+    of: Option<(u32, u32)>,
+    bytes: [u8; WQE_BYTES],
+    parts: [Part; MAX_PARTS],
+    count: usize,
+}
+
+/// What the control, address and atomic segments of a WQE say.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Request {
+    pub(crate) opcode: u8,
+    pub(crate) ds: u8,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) fence: bool,
+    pub(crate) imm: u32,
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) operand: u64,
+    pub(crate) compare: u64,
+    pub(crate) total_bytes: u64,
+}
+
+impl Default for Gather {
+    fn default() -> Gather {
+        let empty = Part::Inline {
+            at: 0,
+            len_bytes: 0,
+        };
+        Gather {
+            of: None,
+            bytes: [0; WQE_BYTES],
+            parts: [empty; MAX_PARTS],
+            count: 0,
+        }
+    }
+}
+
+impl Gather {
+    /// Whether the segments of this WQE are the ones at hand.
+    pub(crate) fn holds(&self, qpn: u32, index: u32) -> bool {
+        self.of == Some((qpn, index))
+    }
+
+    /// Reads the WQE that starts at the running WQEBB count `index`; `limit_wqebbs` have been announced by doorbell.
+    ///
+    /// # Errors
+    /// A WQE that is not one, that belongs to another queue pair, or that is longer than what was announced.
+    pub(crate) fn load(
+        &mut self,
+        ring: &Ring,
+        qpn: u32,
+        index: u32,
+        limit_wqebbs: u32,
+    ) -> Result<Request, Syndrome> {
+        self.of = None;
+        let start = index as usize * 64;
+        ring.read(start, &mut self.bytes[..64]);
+        let ds = usize::from(self.bytes[7] & 0x3f);
+        if ds == 0 || ds.div_ceil(4) > limit_wqebbs as usize {
+            return Err(Syndrome::LocalQpOp);
+        }
+        let len_bytes = ds * 16;
+        if len_bytes > 64 {
+            ring.read(start + 64, &mut self.bytes[64..len_bytes]);
+        }
+        let wqe = Wqe::parse(&self.bytes[..len_bytes]).map_err(|_| Syndrome::LocalQpOp)?;
+        if wqe.ctrl.qpn != qpn || wqe.ctrl.index != index as u16 {
+            return Err(Syndrome::LocalQpOp);
+        }
+        self.count = 0;
+        let base = self.bytes.as_ptr() as usize;
+        for (part, segment) in self.parts.iter_mut().zip(wqe.segments()) {
+            *part = match segment {
+                Segment::Memory(s) => Part::Memory(Span {
+                    lkey: s.lkey,
+                    len_bytes: s.len_bytes,
+                    addr: s.addr,
+                }),
+                Segment::Inline(data) => Part::Inline {
+                    at: (data.as_ptr() as usize - base) as u16,
+                    len_bytes: data.len() as u16,
+                },
+            };
+            self.count += 1;
+        }
+        let request = Request {
+            opcode: wqe.ctrl.opcode_raw,
+            ds: ds as u8,
+            signaled: wqe.ctrl.signaled,
+            solicited: wqe.ctrl.solicited,
+            fence: wqe.ctrl.fence,
+            imm: wqe.ctrl.imm,
+            remote_addr: wqe.remote.map_or(0, |remote| remote.addr),
+            rkey: wqe.remote.map_or(0, |remote| remote.rkey),
+            operand: wqe.atomic.map_or(0, |atomic| atomic.swap_or_add),
+            compare: wqe.atomic.map_or(0, |atomic| atomic.compare),
+            total_bytes: wqe.total_len(),
+        };
+        self.of = Some((qpn, index));
+        Ok(request)
+    }
+
+    /// Reads a receive WQE. Its capacity in bytes.
+    pub(crate) fn load_recv(&mut self, ring: &Ring, offset: usize, stride_bytes: u32) -> u64 {
+        self.of = None;
+        self.count = 0;
+        let stride = (stride_bytes as usize).min(WQE_BYTES);
+        ring.read(offset, &mut self.bytes[..stride]);
+        let mut capacity = 0;
+        for (part, s) in self.parts.iter_mut().zip(parse_recv(&self.bytes[..stride])) {
+            *part = Part::Memory(Span {
+                lkey: s.lkey,
+                len_bytes: s.len_bytes,
+                addr: s.addr,
+            });
+            capacity += u64::from(s.len_bytes);
+            self.count += 1;
+        }
+        capacity
+    }
+
+    /// Whether all memory named here may be used so.
+    pub(crate) fn check(&self, keys: &Keys, pd: u32, need: Access) -> Result<(), Refused> {
+        for part in &self.parts[..self.count] {
+            if let Part::Memory(span) = part {
+                keys.resolve_span(span, pd, need)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The payload of one packet: `len_bytes` from `offset` of the message. Short ones by value, others by name; see
+    /// [`Payload::Memory`].
+    #[inline]
+    pub(crate) fn payload(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        len_bytes: u32,
+    ) -> Result<Payload, Refused> {
+        if len_bytes == 0 {
+            return Ok(Payload::Empty);
+        }
+        if len_bytes as usize <= INLINE_BYTES {
+            let mut bytes = [0; INLINE_BYTES];
+            self.copy(keys, pd, offset, &mut bytes[..len_bytes as usize])?;
+            return Ok(Payload::Inline(bytes));
+        }
+        let start = offset;
+        let mut spans = [Span::default(); 2];
+        let mut used = 0;
+        let mut left = len_bytes;
+        for part in &self.parts[..self.count] {
+            let part_bytes = part.len_bytes();
+            if offset >= part_bytes {
+                offset -= part_bytes;
+                continue;
+            }
+            let piece = (part_bytes - offset).min(left);
+            match part {
+                Part::Memory(span) if used < 2 => {
+                    spans[used] = Span {
+                        lkey: span.lkey,
+                        len_bytes: piece,
+                        addr: span.addr.wrapping_add(offset.into()),
+                    };
+                    keys.resolve_span(&spans[used], pd, Access::LOCAL_READ)?;
+                    used += 1;
+                }
+                _ => return self.by_value(keys, pd, start, len_bytes),
+            }
+            left -= piece;
+            offset = 0;
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(Payload::Memory { pd, spans })
+    }
+
+    #[cold]
+    fn by_value(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        offset: u32,
+        len_bytes: u32,
+    ) -> Result<Payload, Refused> {
+        let mut bytes = vec![0; len_bytes as usize].into_boxed_slice();
+        self.copy(keys, pd, offset, &mut bytes)?;
+        Ok(Payload::Heap(bytes))
+    }
+
+    fn copy(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        mut into: &mut [u8],
+    ) -> Result<(), Refused> {
+        for part in &self.parts[..self.count] {
+            let part_bytes = part.len_bytes();
+            if offset >= part_bytes {
+                offset -= part_bytes;
+                continue;
+            }
+            if into.is_empty() {
+                break;
+            }
+            let piece = ((part_bytes - offset) as usize).min(into.len());
+            let (now, rest) = into.split_at_mut(piece);
+            match part {
+                Part::Memory(span) => {
+                    let addr = span.addr.wrapping_add(offset.into());
+                    let from =
+                        keys.resolve(span.lkey, pd, addr, piece as u64, Access::LOCAL_READ)?;
+                    // SAFETY: resolved for `piece` bytes just above, under the device's lock.
+                    unsafe { dma::copy_out(from, now) };
+                }
+                Part::Inline { at, .. } => {
+                    let at = usize::from(*at) + offset as usize;
+                    now.copy_from_slice(&self.bytes[at..at + piece]);
+                }
+            }
+            into = rest;
+            offset = 0;
+        }
+        Ok(())
+    }
+
+    /// Puts a packet's payload into the memory named here, from `offset` of the message on.
+    #[inline]
+    pub(crate) fn scatter(
+        &self,
+        keys: &Keys,
+        pd: u32,
+        mut offset: u32,
+        source: &Source<'_>,
+    ) -> Result<(), ScatterError> {
+        let mut done = 0;
+        for part in &self.parts[..self.count] {
+            let part_bytes = part.len_bytes();
+            if offset >= part_bytes {
+                offset -= part_bytes;
+                continue;
+            }
+            let piece = (part_bytes - offset).min(source.len_bytes() - done);
+            if piece == 0 {
+                break;
+            }
+            let Part::Memory(span) = part else {
+                return Err(ScatterError::Target);
+            };
+            let into = keys
+                .resolve(
+                    span.lkey,
+                    pd,
+                    span.addr.wrapping_add(offset.into()),
+                    piece.into(),
+                    Access::LOCAL_WRITE,
+                )
+                .map_err(|Refused| ScatterError::Target)?;
+            // SAFETY: resolved for `piece` bytes just above, under the device's lock.
+            unsafe { source.copy_to(keys, done, into, piece) }?;
+            done += piece;
+            offset = 0;
+        }
+        if done == source.len_bytes() {
+            Ok(())
+        } else {
+            Err(ScatterError::TooLong)
+        }
+    }
+}
+
+/// Why a payload did not reach its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScatterError {
+    /// The memory to write to may not be written.
+    Target,
+    /// There is more payload than room.
+    TooLong,
+    /// The sender's memory is no longer registered: to the receiver, a packet that never came.
+    Source,
+}
+
+/// Where the bytes of an arrived packet are.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
+    /// In the packet.
+    Bytes(&'a [u8]),
+    /// In the sender's registered memory, by key.
+    Memory { pd: u32, spans: &'a [Span; 2] },
+    /// In a slot of a lane, which the sender will not touch before the slot is given back (and if it did: torn bytes).
+    Lane { start: *const u8, len_bytes: u32 },
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn of(payload: &'a Payload, len_bytes: u16) -> Source<'a> {
+        match payload {
+            Payload::Empty => Source::Bytes(&[]),
+            Payload::Inline(bytes) => {
+                Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
+            }
+            Payload::Heap(bytes) => Source::Bytes(bytes),
+            Payload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> u32 {
+        match self {
+            Source::Bytes(bytes) => bytes.len() as u32,
+            Source::Memory { spans, .. } => spans[0].len_bytes + spans[1].len_bytes,
+            Source::Lane { len_bytes, .. } => *len_bytes,
+        }
+    }
+
+    /// Copies `len_bytes` from `offset` on.
+    ///
+    /// # Safety
+    /// `into` was resolved for `len_bytes` under the device's lock, and `offset + len_bytes <= self.len_bytes()`.
+    #[inline]
+    pub(crate) unsafe fn copy_to(
+        &self,
+        keys: &Keys,
+        mut offset: u32,
+        mut into: *mut u8,
+        mut len_bytes: u32,
+    ) -> Result<(), ScatterError> {
+        match self {
+            // SAFETY: the caller's promise; slicing checks the source.
+            Source::Bytes(bytes) => unsafe {
+                dma::copy_in(into, &bytes[offset as usize..(offset + len_bytes) as usize])
+            },
+            // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
+            Source::Lane { start, .. } => unsafe {
+                let from = start.add(offset as usize);
+                if len_bytes <= 8 {
+                    // By way of a local copy, so that words arrive whole.
+                    let mut word = [0; 8];
+                    dma::copy_out(from, &mut word[..len_bytes as usize]);
+                    dma::copy_in(into, &word[..len_bytes as usize]);
+                } else {
+                    dma::copy_across(from, into, len_bytes as usize);
+                }
+            },
+            Source::Memory { pd, spans } => {
+                for span in *spans {
+                    if offset >= span.len_bytes {
+                        offset -= span.len_bytes;
+                        continue;
+                    }
+                    let piece = (span.len_bytes - offset).min(len_bytes);
+                    let from = keys
+                        .resolve(
+                            span.lkey,
+                            *pd,
+                            span.addr.wrapping_add(offset.into()),
+                            piece.into(),
+                            Access::LOCAL_READ,
+                        )
+                        .map_err(|Refused| ScatterError::Source)?;
+                    // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
+                    unsafe {
+                        dma::copy_across(from, into, piece as usize);
+                        into = into.add(piece as usize);
+                    }
+                    len_bytes -= piece;
+                    offset = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+}

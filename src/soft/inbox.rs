@@ -1,0 +1,553 @@
+//! How packets go from process to process: every device owns an inbox in shared memory, and each device that sends to it
+//! claims one of its lanes.
+//!
+//! The inbox is an anonymous file (memfd), sealed against shrinking, which a peer opens through the owner's `/proc` entry:
+//! it has no name, so nothing is left behind by a process that is killed. A lane has one writer and one reader, so a writer
+//! that dies in the middle of a slot has not published it, and blocks nobody.
+#![allow(unsafe_code)] // memory shared with other processes
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::soft::bell::Bell;
+use crate::soft::cursor::{Corrupt, Cursors};
+use crate::soft::dma;
+use crate::soft::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
+use crate::{Error, Result};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
+/// Changes with every change of the layout or of the packet header.
+pub(crate) const VERSION: u32 = 1;
+/// Devices that may send to one device.
+const LANES: usize = 32;
+const SLOTS: usize = 256;
+const SLOT_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
+const LANE_BYTES: usize = 4096 + SLOTS * SLOT_BYTES;
+const INBOX_BYTES: usize = 4096 + LANES * LANE_BYTES;
+
+/// Set in `LaneHead::owner` by a writer that closed its end.
+const CLOSED: u64 = 1 << 63;
+
+#[repr(C)]
+struct InboxHead {
+    magic: u64,
+    version: u32,
+    _reserved: u32,
+    port: u64,
+    bell: Bell,
+    /// Bit `i`: lane `i` has a writer, or had one.
+    claimed: AtomicU32,
+}
+
+#[repr(C)]
+struct LaneHead {
+    /// 0 while free; else the writer's process id, with [`CLOSED`] when it is done.
+    owner: AtomicU64,
+    /// When the writer's process started, so that a later process of the same number is not taken for it.
+    owner_started: AtomicU64,
+    _pad: [u64; 6],
+    cursors: Cursors,
+}
+
+/// Who an inbox belongs to: what a peer needs to find it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PortAddress {
+    /// Which boot of which host.
+    pub(crate) host: u64,
+    pub(crate) pid: u32,
+    pub(crate) fd: u32,
+    /// Random: no two devices share it.
+    pub(crate) port: u64,
+}
+
+/// Shared memory, mapped.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+}
+
+// SAFETY: plain shared memory; access to it is by atomics, and to slots as the cursors allow.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &OwnedFd) -> Result<Mapping> {
+        // SAFETY: a fresh shared mapping of a file that is INBOX_BYTES long and sealed against shrinking.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                INBOX_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(last_error("mmap of an inbox"));
+        }
+        NonNull::new(start.cast())
+            .map(|start| Mapping { start })
+            .ok_or_else(|| last_error("mmap of an inbox"))
+    }
+
+    fn head(&self) -> &InboxHead {
+        // SAFETY: the mapping is page aligned, longer than a head, lives as long as `self`, and any bytes are a valid head.
+        unsafe { self.start.cast::<InboxHead>().as_ref() }
+    }
+
+    fn lane(&self, lane: usize) -> &LaneHead {
+        debug_assert!(lane < LANES);
+        // SAFETY: within the mapping and aligned: lanes start at multiples of 64 bytes; any bytes are a valid head.
+        unsafe {
+            self.start
+                .add(4096 + lane % LANES * LANE_BYTES)
+                .cast::<LaneHead>()
+                .as_ref()
+        }
+    }
+
+    fn slot(&self, lane: usize, count: u64) -> *mut u8 {
+        let offset =
+            4096 + lane % LANES * LANE_BYTES + 4096 + (count as usize % SLOTS) * SLOT_BYTES;
+        self.start.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; nobody holds a reference into it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
+    }
+}
+
+fn last_error(operation: &'static str) -> Error {
+    Error::System {
+        operation,
+        errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+    }
+}
+
+/// A number for this boot of this host.
+fn host() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // FNV-1a, only to make 64 bits of a text.
+    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// When a process started, in clock ticks since boot; `None` if there is none of this number.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold blanks and parentheses; field 22 is counted from behind its end.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if matches!(fields.first(), Some(&"Z" | &"X")) {
+        None
+    } else {
+        fields.get(19)?.parse().ok()
+    }
+}
+
+/// 64 random bits from the kernel.
+pub(crate) fn random() -> Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer has room for the 8 bytes asked for.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == 8 {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(last_error("getrandom"))
+    }
+}
+
+/// This device's inbox.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    mapping: Arc<Mapping>,
+    address: PortAddress,
+    _file: OwnedFd,
+}
+
+/// What a reader found on a lane.
+pub(crate) enum Arrival {
+    /// A packet; its payload lies at the pointer until [`Inbox::give_back`].
+    Packet(u64, Header, *const u8),
+    /// Bytes that are no packet; the slot has been given back.
+    Garbage,
+    /// Nothing.
+    Empty,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Result<Inbox> {
+        // SAFETY: a constant, terminated name.
+        let fd = unsafe {
+            libc::memfd_create(
+                c"doorbell-inbox".as_ptr(),
+                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+            )
+        };
+        if fd < 0 {
+            return Err(last_error("memfd_create"));
+        }
+        // SAFETY: a descriptor that was just opened and that nobody else owns.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: plain calls on an open descriptor.
+        let sealed = unsafe {
+            libc::ftruncate(fd, INBOX_BYTES as libc::off_t) == 0
+                && libc::fcntl(
+                    fd,
+                    libc::F_ADD_SEALS,
+                    libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
+                ) == 0
+        };
+        if !sealed {
+            return Err(last_error("ftruncate of an inbox"));
+        }
+        let mapping = Mapping::new(&file)?;
+        let address = PortAddress {
+            host: host(),
+            pid: std::process::id(),
+            fd: fd as u32,
+            port: random()?,
+        };
+        // SAFETY: nobody else knows of the mapping yet.
+        unsafe {
+            let head = mapping.start.cast::<InboxHead>().as_ptr();
+            (*head).port = address.port;
+            (*head).version = VERSION;
+            (*head).magic = MAGIC;
+        }
+        Ok(Inbox {
+            mapping: Arc::new(mapping),
+            address,
+            _file: file,
+        })
+    }
+
+    pub(crate) fn address(&self) -> PortAddress {
+        self.address
+    }
+
+    /// Lanes that have a writer, as bits.
+    #[inline]
+    pub(crate) fn claimed(&self) -> u32 {
+        self.mapping.head().claimed.load(Ordering::Acquire)
+    }
+
+    /// The oldest packet of a lane.
+    pub(crate) fn receive(&self, lane: usize) -> Arrival {
+        let head = self.mapping.lane(lane);
+        let count = match head.cursors.filled(SLOTS as u64) {
+            Ok(Some(count)) => count,
+            Ok(None) => return Arrival::Empty,
+            Err(Corrupt) => {
+                head.cursors.drain();
+                return Arrival::Garbage;
+            }
+        };
+        let slot = self.mapping.slot(lane, count);
+        let mut bytes = [0; HEADER_BYTES];
+        // SAFETY: a slot within the mapping. It is copied before it is looked at: the writer might change it meanwhile.
+        unsafe { dma::copy_out(slot, &mut bytes) };
+        match Header::parse(&bytes) {
+            Ok(header) => Arrival::Packet(count, header, slot.wrapping_add(HEADER_BYTES)),
+            Err(_) => {
+                head.cursors.give_back(count);
+                Arrival::Garbage
+            }
+        }
+    }
+
+    /// Frees the slot of a packet.
+    pub(crate) fn give_back(&self, lane: usize, count: u64) {
+        self.mapping.lane(lane).cursors.give_back(count);
+    }
+
+    /// Frees lanes whose writer has closed them or is dead, once they are read empty.
+    pub(crate) fn sweep(&self) {
+        let claimed = self.claimed();
+        for lane in (0..LANES).filter(|lane| claimed & (1 << lane) != 0) {
+            let head = self.mapping.lane(lane);
+            let owner = head.owner.load(Ordering::Acquire);
+            let pid = owner as u32;
+            let gone = owner & CLOSED != 0
+                || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
+            if owner != 0
+                && gone
+                && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt))
+            {
+                head.cursors.drain();
+                self.mapping
+                    .head()
+                    .claimed
+                    .fetch_and(!(1 << lane), Ordering::AcqRel);
+                // Release: the next owner finds the lane empty.
+                head.owner.store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// The bell of this inbox.
+    pub(crate) fn bell(&self) -> InboxBell {
+        InboxBell(Arc::clone(&self.mapping))
+    }
+}
+
+/// The bell that wakes the engine of an inbox.
+#[derive(Debug, Clone)]
+pub(crate) struct InboxBell(Arc<Mapping>);
+
+impl std::ops::Deref for InboxBell {
+    type Target = Bell;
+    fn deref(&self) -> &Bell {
+        &self.0.head().bell
+    }
+}
+
+/// The writing end of a lane into another device's inbox.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    mapping: Mapping,
+    lane: usize,
+}
+
+impl Lane {
+    /// Claims a lane.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
+    pub(crate) fn open(to: &PortAddress) -> Result<Lane> {
+        let no = |reason: String| Error::State {
+            operation: "connect",
+            reason,
+        };
+        if to.host != host() {
+            return Err(no(
+                "the peer's software NIC is on another host; it reaches processes of one host only"
+                    .into(),
+            ));
+        }
+        let path = format!("/proc/{}/fd/{}", to.pid, to.fd);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|error| {
+                no(format!(
+                    "process {} or its device is gone ({error})",
+                    to.pid
+                ))
+            })?;
+        let file = OwnedFd::from(file);
+        // SAFETY: a plain call on an open descriptor.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(no(format!(
+                "process {}'s device is gone: its descriptor is another file now",
+                to.pid
+            )));
+        }
+        let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?)
+            .metadata()
+            .map_or(0, |meta| meta.len());
+        if size != INBOX_BYTES as u64 {
+            return Err(no(
+                "the peer's inbox has another size: another version of the library".into(),
+            ));
+        }
+        let mapping = Mapping::new(&file)?;
+        let head = mapping.head();
+        if head.magic != MAGIC || head.port != to.port {
+            return Err(no(format!("process {}'s device is gone", to.pid)));
+        }
+        if head.version != VERSION {
+            return Err(no(format!(
+                "the peer's fabric has version {}, this one {VERSION}",
+                head.version
+            )));
+        }
+        let pid = std::process::id();
+        for lane in 0..LANES {
+            let lane_head = mapping.lane(lane);
+            if lane_head
+                .owner
+                .compare_exchange(
+                    0,
+                    u64::from(pid) | CLOSED,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+            {
+                // Until `claimed` shows the lane, nobody sweeps it; the owner is marked open only when all is in place.
+                lane_head
+                    .owner_started
+                    .store(started(pid).unwrap_or(0), Ordering::Release);
+                lane_head.owner.store(pid.into(), Ordering::Release);
+                head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
+                return Ok(Lane { mapping, lane });
+            }
+        }
+        Err(no(format!(
+            "all {LANES} lanes into the peer's device are taken"
+        )))
+    }
+
+    /// Writes a packet. `false` if the lane is full. `fill` puts the payload into the slot, which has room for
+    /// [`MAX_PAYLOAD_BYTES`]; if it fails the packet is dropped.
+    pub(crate) fn send(&self, header: &Header, fill: impl FnOnce(*mut u8) -> bool) -> bool {
+        let cursors = &self.mapping.lane(self.lane).cursors;
+        let Some(count) = cursors.free(SLOTS as u64) else {
+            return false;
+        };
+        let slot = self.mapping.slot(self.lane, count);
+        if fill(slot.wrapping_add(HEADER_BYTES)) {
+            // SAFETY: a slot within the mapping, ours until it is published.
+            unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
+            cursors.publish(count);
+        }
+        true
+    }
+
+    /// Wakes the engine over there, if it sleeps.
+    pub(crate) fn ring(&self) {
+        self.mapping.head().bell.ring();
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.mapping
+            .lane(self.lane)
+            .owner
+            .fetch_or(CLOSED, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::soft::packet::Kind;
+
+    fn packet(psn: u32) -> Header {
+        Header {
+            payload_bytes: 4,
+            ..Header::new(Kind::Send, 1, psn, 0)
+        }
+    }
+
+    fn send(lane: &Lane, psn: u32) -> bool {
+        lane.send(&packet(psn), |at| {
+            // SAFETY: a slot has room for 4 bytes.
+            unsafe { dma::copy_in(at, &psn.to_le_bytes()) };
+            true
+        })
+    }
+
+    fn receive(inbox: &Inbox, lane: usize) -> Option<u32> {
+        let Arrival::Packet(count, header, payload) = inbox.receive(lane) else {
+            return None;
+        };
+        let mut bytes = [0; 4];
+        // SAFETY: the slot is not given back yet.
+        unsafe { dma::copy_out(payload, &mut bytes) };
+        assert_eq!(u32::from_le_bytes(bytes), header.psn);
+        inbox.give_back(lane, count);
+        Some(header.psn)
+    }
+
+    #[test]
+    fn packets_arrive_in_order_and_a_full_lane_refuses() {
+        let inbox = Inbox::new().unwrap();
+        let lane = Lane::open(&inbox.address()).unwrap();
+        assert_eq!(inbox.claimed(), 1);
+        for lap in 0..3 {
+            for psn in 0..SLOTS as u32 {
+                assert!(send(&lane, lap * 1000 + psn));
+            }
+            assert!(!send(&lane, 9999));
+            for psn in 0..SLOTS as u32 {
+                assert_eq!(receive(&inbox, 0), Some(lap * 1000 + psn));
+            }
+            assert_eq!(receive(&inbox, 0), None);
+        }
+    }
+
+    #[test]
+    fn a_closed_lane_is_read_empty_and_used_again() {
+        let inbox = Inbox::new().unwrap();
+        let lane = Lane::open(&inbox.address()).unwrap();
+        assert!(send(&lane, 5));
+        drop(lane);
+        inbox.sweep();
+        assert_eq!(inbox.claimed(), 1, "not before it is read");
+        assert_eq!(receive(&inbox, 0), Some(5));
+        inbox.sweep();
+        assert_eq!(inbox.claimed(), 0);
+        let again = Lane::open(&inbox.address()).unwrap();
+        assert!(send(&again, 6));
+        assert_eq!(receive(&inbox, 0), Some(6));
+    }
+
+    #[test]
+    fn lanes_run_out_with_a_word_and_strangers_are_refused() {
+        let inbox = Inbox::new().unwrap();
+        let lanes: Vec<_> = (0..LANES)
+            .map(|_| Lane::open(&inbox.address()).unwrap())
+            .collect();
+        let reason = |address| match Lane::open(&address) {
+            Err(Error::State { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert!(reason(inbox.address()).contains("lanes"));
+        drop(lanes);
+        inbox.sweep();
+        assert!(
+            reason(PortAddress {
+                port: 1,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                fd: 0,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                pid: u32::MAX,
+                ..inbox.address()
+            })
+            .contains("gone")
+        );
+        assert!(
+            reason(PortAddress {
+                host: 1,
+                ..inbox.address()
+            })
+            .contains("host")
+        );
+    }
+
+    #[test]
+    fn garbage_in_a_slot_is_dropped() {
+        let inbox = Inbox::new().unwrap();
+        let lane = Lane::open(&inbox.address()).unwrap();
+        assert!(send(&lane, 1));
+        // SAFETY: the slot of the packet just written.
+        unsafe { *inbox.mapping.slot(0, 0) = 0xff };
+        assert!(matches!(inbox.receive(0), Arrival::Garbage));
+        assert!(matches!(inbox.receive(0), Arrival::Empty));
+        assert!(send(&lane, 2));
+        assert_eq!(receive(&inbox, 0), Some(2));
+    }
+}

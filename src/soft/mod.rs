@@ -1,0 +1,32 @@
+//! The software ConnectX: a NIC that consumes the same rings, doorbell records and UAR registers as a card would.
+//!
+//! [`Device`] owns an engine thread. The engine also makes progress inside the poll loops of whoever waits
+//! ([`Device::progress`]): on a machine with few cores that is what keeps spinning threads from starving each other.
+//!
+//! Layers, from the memory inwards: `dma` (every access to shared memory), `gather` and `keys` (what a WQE's segments
+//! name, and whether they may), `requester` and `responder` (the reliable transport), `wire` and `inbox` (packets on their
+//! way, in one device and between processes), `core` (one turn of work, without clock or thread), and here the thread.
+
+mod bell;
+mod core;
+mod cq;
+mod cursor;
+mod device;
+mod dma;
+mod gather;
+mod inbox;
+mod keys;
+mod packet;
+mod qp;
+mod queue_pair;
+mod requester;
+mod responder;
+mod wire;
+
+pub use device::{Device, PortId};
+pub use dma::{PAGE_BYTES, Pages};
+pub use keys::Access;
+pub use packet::{HEADER_BYTES, Header};
+pub use qp::{Attributes, Counters, State, Status};
+pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairMemory, RemoteQueuePair};
+pub use wire::Faults;

@@ -1,0 +1,681 @@
+//! The requester of a reliable connection: from work requests to packets, and from acknowledgements to completions.
+//!
+//! Sequence numbers, windows, going back and the counters of retries are those of IBTA volume 1, section 9.7. The state is
+//! a queue of messages. `cursor` and `packet` say which packet leaves next; going back is setting them back.
+
+use std::collections::VecDeque;
+
+use crate::mlx5::Syndrome;
+use crate::soft::gather::{Request, ScatterError, Source};
+use crate::soft::keys::Access;
+use crate::soft::packet::{
+    AckCode, Header, Kind, Payload, flag, psn_add, psn_distance, rnr_delay_ns,
+};
+use crate::soft::qp::{Context, Qp, State};
+
+/// Packets that may be without acknowledgement.
+const WINDOW: i32 = 256;
+/// Packets that one queue pair sends before others have their turn.
+const BURST: u32 = 32;
+/// The longest message (IBTA: 2^31 bytes).
+const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+/// The most packets of one message: well within half of the 24-bit sequence space, so that distances keep their sign. At
+/// an MTU of 4096 the length limit comes first; at 256 it is 1 GiB.
+const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
+
+const NOP: u8 = 0x00;
+const RDMA_WRITE: u8 = 0x08;
+const RDMA_WRITE_IMM: u8 = 0x09;
+const SEND: u8 = 0x0a;
+const SEND_IMM: u8 = 0x0b;
+const RDMA_READ: u8 = 0x10;
+const ATOMIC_CS: u8 = 0x11;
+const ATOMIC_FA: u8 = 0x12;
+
+/// A work request that was begun and is not complete.
+#[derive(Debug)]
+struct Message {
+    /// Running WQEBB count of its WQE.
+    index: u32,
+    request: Request,
+    /// First PSN, and how many the message takes: of a read, those of its response.
+    first_psn: u32,
+    packets: u32,
+    /// Of a read or an atomic: response packets that came.
+    responses: u32,
+    /// What the completion will say, if it is no success.
+    failed: Option<Syndrome>,
+}
+
+impl Message {
+    fn wants_response(&self) -> bool {
+        matches!(self.request.opcode, RDMA_READ | ATOMIC_CS | ATOMIC_FA)
+    }
+
+    fn answered(&self) -> bool {
+        self.responses >= self.packets
+    }
+
+    fn wqebbs(&self) -> u32 {
+        u32::from(self.request.ds).div_ceil(4)
+    }
+}
+
+/// The state of one send queue in the device.
+#[derive(Debug, Default)]
+pub(crate) struct Requester {
+    /// Running count of WQEBBs that doorbells announced.
+    announced: u32,
+    /// Running count of WQEBBs taken into `messages`.
+    begun: u32,
+    messages: VecDeque<Message>,
+    cursor: usize,
+    packet: u32,
+    next_psn: u32,
+    /// The oldest PSN without acknowledgement, and the one after the highest that was sent.
+    unacked_psn: u32,
+    unsent_psn: u32,
+    /// Reads and atomics before the cursor that are not answered: those on their way.
+    reads: u32,
+    /// Reads and atomics in `messages` that are not answered.
+    unanswered: u32,
+    /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
+    asked_again: bool,
+    retries: u8,
+    rnr_retries: u8,
+    /// When to send again without having heard anything; `None` while nothing is outstanding.
+    deadline_ns: Option<u64>,
+    /// Not before this time, because the receiver was not ready.
+    wait_until_ns: u64,
+}
+
+impl Requester {
+    /// Starts a connection.
+    pub(crate) fn connect(&mut self, psn: u32) {
+        self.next_psn = psn;
+        self.unacked_psn = psn;
+        self.unsent_psn = psn;
+    }
+
+    /// A doorbell: `index` is the WQE's 16-bit count and `wqebbs` its length, `recorded` the doorbell record's count.
+    /// Whether the record was behind.
+    pub(crate) fn announce(&mut self, index: u16, wqebbs: u16, recorded: u16) -> bool {
+        let told = index.wrapping_add(wqebbs);
+        let behind = (recorded.wrapping_sub(told) as i16) < 0;
+        // A card works up to the record; a store that came too early waits for the next one.
+        let upto = if behind { recorded } else { told };
+        let ahead = upto.wrapping_sub(self.announced as u16);
+        if (ahead as i16) > 0 {
+            self.announced = self.announced.wrapping_add(ahead.into());
+        }
+        behind
+    }
+
+    /// Whether there is something that could be sent, were it not for windows and waits.
+    pub(crate) fn has_work(&self) -> bool {
+        self.cursor < self.messages.len() || self.begun != self.announced
+    }
+
+    /// When the requester wants to be called again though nothing arrived.
+    pub(crate) fn next_timer_ns(&self) -> Option<u64> {
+        let waiting = (self.wait_until_ns > 0).then_some(self.wait_until_ns);
+        match (self.deadline_ns, waiting) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+/// Why `transmit` stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    /// Nothing to do before a doorbell, a packet or a timer.
+    Idle,
+    /// The burst is used up: come again.
+    Burst,
+    /// The lane is full: come again when others had their turn.
+    Congested,
+}
+
+impl Qp {
+    /// Sends what may be sent.
+    #[inline]
+    pub(crate) fn transmit(&mut self, context: &mut Context<'_>) -> Pause {
+        let Some(remote) = self.remote else {
+            return Pause::Idle;
+        };
+        if self.state() != State::ReadyToSend || self.requester.wait_until_ns > context.now_ns {
+            return Pause::Idle;
+        }
+        for _ in 0..BURST {
+            if self.requester.cursor == self.requester.messages.len() && !self.begin(context) {
+                return Pause::Idle;
+            }
+            let requester = &self.requester;
+            let Some(message) = requester.messages.get(requester.cursor) else {
+                return Pause::Idle;
+            };
+            if message.failed.is_some() {
+                self.reap(context);
+                return Pause::Idle;
+            }
+            if message.packets == 0 {
+                self.requester.cursor += 1;
+                self.reap(context);
+                continue;
+            }
+            let starts = requester.packet == 0;
+            let blocked_by_reads = (message.request.fence && starts && requester.reads > 0)
+                || (message.wants_response()
+                    && requester.reads >= u32::from(self.attributes.max_reads));
+            let psn = psn_add(message.first_psn, requester.packet);
+            if blocked_by_reads || psn_distance(psn, requester.unacked_psn) >= WINDOW {
+                return Pause::Idle;
+            }
+            if context.wire.congested(remote.to) {
+                self.arm(context);
+                return Pause::Congested;
+            }
+            self.send_packet(context, psn);
+        }
+        Pause::Burst
+    }
+
+    /// Takes the next announced WQE into the queue of messages. `false` if there is none.
+    #[inline]
+    fn begin(&mut self, context: &mut Context<'_>) -> bool {
+        let requester = &mut self.requester;
+        let waiting = requester.announced.wrapping_sub(requester.begun);
+        if waiting == 0 {
+            return false;
+        }
+        context.counters.wqes += 1;
+        let index = requester.begun;
+        let loaded = context
+            .gather
+            .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+        let message = match loaded {
+            Ok(request) => {
+                let mut failed = check(&request, context, self.parts.pd).err();
+                let mut packets = match request.opcode {
+                    NOP => 0,
+                    ATOMIC_CS | ATOMIC_FA => 1,
+                    _ => (request.total_bytes.min(MAX_MESSAGE_BYTES) as u32)
+                        .div_ceil(self.attributes.mtu_bytes)
+                        .max(1),
+                };
+                if packets > MAX_MESSAGE_PACKETS {
+                    failed = Some(Syndrome::LocalLength);
+                    packets = 1;
+                }
+                Message {
+                    index,
+                    request,
+                    first_psn: requester.next_psn,
+                    packets,
+                    responses: 0,
+                    failed,
+                }
+            }
+            Err(syndrome) => Message {
+                index,
+                // Its length is unknown: one block, so that the flush can go on behind it.
+                request: Request {
+                    ds: 1,
+                    ..Request::default()
+                },
+                first_psn: requester.next_psn,
+                packets: 1,
+                responses: 0,
+                failed: Some(syndrome),
+            },
+        };
+        requester.next_psn = psn_add(requester.next_psn, message.packets);
+        requester.begun = requester.begun.wrapping_add(message.wqebbs());
+        requester.unanswered += u32::from(message.wants_response());
+        requester.messages.push_back(message);
+        true
+    }
+
+    /// Sends the packet at the cursor and moves on.
+    #[inline]
+    fn send_packet(&mut self, context: &mut Context<'_>, psn: u32) {
+        let mtu = self.attributes.mtu_bytes;
+        let requester = &mut self.requester;
+        let packet = requester.packet;
+        let Some(message) = requester.messages.get_mut(requester.cursor) else {
+            return;
+        };
+        let request = message.request;
+        let total = request.total_bytes as u32;
+        if message.wants_response() {
+            // A read that is asked again asks for what is still missing.
+            let done = message.responses * mtu;
+            let missing = total - done.min(total);
+            let psn = psn_add(message.first_psn, message.responses);
+            let after = psn_add(message.first_psn, message.packets);
+            requester.cursor += 1;
+            requester.packet = 0;
+            requester.reads += 1;
+            if psn_distance(after, requester.unsent_psn) > 0 {
+                requester.unsent_psn = after;
+            }
+            let kind = match request.opcode {
+                RDMA_READ => Kind::ReadRequest,
+                ATOMIC_CS => Kind::CompareSwap,
+                _ => Kind::FetchAdd,
+            };
+            self.send(context, kind, psn, Payload::Empty, |header| {
+                header.flags = flag::FIRST | flag::LAST;
+                header.rkey = request.rkey;
+                header.addr = request.remote_addr.wrapping_add(done.into());
+                header.total_bytes = missing;
+                header.operand = request.operand;
+                header.compare = request.compare;
+            });
+            return self.arm(context);
+        }
+        let offset = packet * mtu;
+        let payload_bytes = (total - offset).min(mtu);
+        let (index, last) = (message.index, packet + 1 == message.packets);
+        let loaded = context.gather.holds(self.parts.qpn, index)
+            || context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
+                .is_ok();
+        let payload = context
+            .gather
+            .payload(context.keys, self.parts.pd, offset, payload_bytes);
+        let Some(payload) = payload.ok().filter(|_| loaded) else {
+            // The region went away after the work request was begun.
+            message.failed = Some(Syndrome::LocalProt);
+            return self.reap(context);
+        };
+        requester.packet += 1;
+        if last {
+            requester.cursor += 1;
+            requester.packet = 0;
+        }
+        let after = psn_add(psn, 1);
+        if psn_distance(after, requester.unsent_psn) > 0 {
+            requester.unsent_psn = after;
+        }
+        let immediate = matches!(request.opcode, SEND_IMM | RDMA_WRITE_IMM);
+        let kind = if matches!(request.opcode, SEND | SEND_IMM) {
+            Kind::Send
+        } else {
+            Kind::Write
+        };
+        self.send(context, kind, psn, payload, |header| {
+            header.payload_bytes = payload_bytes as u16;
+            if packet == 0 {
+                header.flags |= flag::FIRST;
+                header.addr = request.remote_addr;
+                header.rkey = request.rkey;
+                header.total_bytes = total;
+            }
+            if last {
+                header.flags |= flag::LAST;
+                if immediate {
+                    header.flags |= flag::IMMEDIATE;
+                    header.imm = request.imm;
+                }
+                if request.solicited {
+                    header.flags |= flag::SOLICITED;
+                }
+            }
+        });
+        self.arm(context);
+    }
+
+    /// Starts the timer, if it does not run.
+    #[inline]
+    fn arm(&mut self, context: &Context<'_>) {
+        if self.requester.deadline_ns.is_none() {
+            self.requester.deadline_ns =
+                Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        }
+    }
+
+    /// An acknowledgement, positive or negative.
+    #[inline]
+    pub(crate) fn on_ack(&mut self, context: &mut Context<'_>, header: &Header) {
+        let psn = header.psn;
+        let requester = &self.requester;
+        let in_flight = psn_distance(psn, requester.unacked_psn) >= 0
+            && psn_distance(requester.unsent_psn, psn) > 0;
+        match header.code {
+            AckCode::Ack if in_flight => self.acknowledge(context, psn_add(psn, 1)),
+            // A repeated acknowledgement, or one of something never sent.
+            AckCode::Ack => {}
+            _ if !in_flight => {}
+            AckCode::SequenceError => {
+                self.acknowledge(context, psn);
+                self.retry(context);
+            }
+            AckCode::ReceiverNotReady(timer) => {
+                self.acknowledge(context, psn);
+                if self.requester.rnr_retries >= self.attributes.rnr_retry
+                    && self.attributes.rnr_retry != 7
+                {
+                    return self.fail_oldest(context, Syndrome::RnrRetryExc);
+                }
+                self.requester.rnr_retries = self.requester.rnr_retries.saturating_add(1);
+                self.requester.wait_until_ns = context.now_ns + rnr_delay_ns(timer);
+                self.requester.deadline_ns = None;
+                self.go_back(context);
+            }
+            AckCode::InvalidRequest | AckCode::AccessError | AckCode::OperationalError => {
+                self.acknowledge(context, psn);
+                let syndrome = match header.code {
+                    AckCode::InvalidRequest => Syndrome::RemoteInvalReq,
+                    AckCode::AccessError => Syndrome::RemoteAccess,
+                    _ => Syndrome::RemoteOp,
+                };
+                // Only the message that the answer is about may take the blame: a lost response before it is another matter.
+                if self.requester.unacked_psn == psn {
+                    self.fail_oldest(context, syndrome);
+                }
+            }
+        }
+    }
+
+    /// Everything before `upto` has arrived over there, except for reads whose response has not come.
+    #[inline]
+    fn acknowledge(&mut self, context: &mut Context<'_>, upto: u32) {
+        let requester = &mut self.requester;
+        let mut upto = upto;
+        let mut lost_response = false;
+        if requester.unanswered > 0 {
+            let unanswered = requester
+                .messages
+                .iter()
+                .find(|message| message.wants_response() && !message.answered());
+            if let Some(read) = unanswered {
+                let missing = psn_add(read.first_psn, read.responses);
+                if psn_distance(upto, missing) > 0 {
+                    upto = missing;
+                    lost_response = true;
+                }
+            }
+        }
+        if psn_distance(upto, requester.unacked_psn) > 0 {
+            requester.unacked_psn = upto;
+            self.progressed(context);
+            self.reap(context);
+        }
+        if lost_response {
+            self.ask_again(context);
+        }
+    }
+
+    /// Something new arrived: the counters of retries start anew.
+    #[inline]
+    fn progressed(&mut self, context: &Context<'_>) {
+        let requester = &mut self.requester;
+        requester.retries = 0;
+        requester.rnr_retries = 0;
+        requester.asked_again = false;
+        let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
+        requester.deadline_ns =
+            outstanding.then(|| context.now_ns.saturating_add(self.attributes.timeout_ns()));
+    }
+
+    /// A later packet shows that a response was lost. One retry for one loss, however many later packets show it.
+    fn ask_again(&mut self, context: &mut Context<'_>) {
+        if !self.requester.asked_again {
+            self.retry(context);
+            self.requester.asked_again = true;
+        }
+    }
+
+    /// Goes back and counts it; too often without progress is the end.
+    fn retry(&mut self, context: &mut Context<'_>) {
+        if self.state() != State::ReadyToSend {
+            return;
+        }
+        if self.requester.retries >= self.attributes.retry_count {
+            return self.fail_oldest(context, Syndrome::TransportRetryExc);
+        }
+        self.requester.retries += 1;
+        self.requester.asked_again = false;
+        self.requester.deadline_ns =
+            Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        self.go_back(context);
+    }
+
+    /// Sets the cursor to the oldest packet without acknowledgement.
+    fn go_back(&mut self, context: &mut Context<'_>) {
+        context.counters.retransmissions += 1;
+        let requester = &mut self.requester;
+        let unacked = requester.unacked_psn;
+        let at = requester.messages.iter().position(|message| {
+            psn_distance(psn_add(message.first_psn, message.packets), unacked) > 0
+        });
+        requester.cursor = at.unwrap_or(requester.messages.len());
+        requester.packet = match requester.messages.get(requester.cursor) {
+            Some(message) if !message.wants_response() => {
+                psn_distance(unacked, message.first_psn).max(0) as u32
+            }
+            _ => 0,
+        };
+        let sent = requester.messages.iter().take(requester.cursor);
+        requester.reads = sent
+            .filter(|message| message.wants_response() && !message.answered())
+            .count() as u32;
+    }
+
+    /// The timer ran out, or a wait for the receiver is over. Whether there is something to send.
+    pub(crate) fn on_timer(&mut self, context: &mut Context<'_>) -> bool {
+        if self.state() != State::ReadyToSend {
+            self.requester.deadline_ns = None;
+            self.requester.wait_until_ns = 0;
+            return false;
+        }
+        let mut due = false;
+        if self.requester.wait_until_ns > 0 && self.requester.wait_until_ns <= context.now_ns {
+            self.requester.wait_until_ns = 0;
+            due = true;
+        }
+        if self
+            .requester
+            .deadline_ns
+            .is_some_and(|deadline| deadline <= context.now_ns)
+        {
+            self.requester.deadline_ns = None;
+            if self.requester.has_work() || !self.requester.messages.is_empty() {
+                self.retry(context);
+                due = true;
+            }
+        }
+        due
+    }
+
+    /// A response to a read or an atomic.
+    pub(crate) fn on_response(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
+        let psn = header.psn;
+        let requester = &mut self.requester;
+        let oldest = requester
+            .messages
+            .iter_mut()
+            .take(requester.cursor)
+            .find(|m| m.wants_response() && !m.answered());
+        let Some(message) = oldest else { return };
+        let expected = psn_add(message.first_psn, message.responses);
+        match psn_distance(psn, expected) {
+            0 => {}
+            // An earlier response is missing; or this is an old one once more.
+            1.. => return self.ask_again(context),
+            _ => return,
+        }
+        let (index, request) = (message.index, message.request);
+        let offset = message.responses * self.attributes.mtu_bytes;
+        let total = request.total_bytes as u32;
+        let word = header.operand.to_ne_bytes();
+        let atomic = request.opcode != RDMA_READ;
+        let source = if atomic {
+            &Source::Bytes(&word)
+        } else {
+            source
+        };
+        let kind = if atomic {
+            Kind::AtomicResponse
+        } else {
+            Kind::ReadResponse
+        };
+        let wanted = if atomic {
+            8
+        } else {
+            (total - offset.min(total)).min(self.attributes.mtu_bytes)
+        };
+        if header.kind != kind || source.len_bytes() != wanted {
+            message.failed = Some(Syndrome::BadResp);
+            return self.fail_message(context, index);
+        }
+        let loaded = context.gather.holds(self.parts.qpn, index)
+            || context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
+                .is_ok();
+        match context
+            .gather
+            .scatter(context.keys, self.parts.pd, offset, source)
+        {
+            Ok(()) if loaded => {}
+            Err(ScatterError::Source) => return,
+            Ok(()) | Err(_) => {
+                message.failed = Some(Syndrome::LocalProt);
+                return self.fail_message(context, index);
+            }
+        }
+        message.responses += 1;
+        if message.answered() {
+            requester.reads -= 1;
+            requester.unanswered -= 1;
+        }
+        // A response acknowledges what came before it.
+        if psn_distance(psn_add(psn, 1), requester.unacked_psn) > 0 {
+            requester.unacked_psn = psn_add(psn, 1);
+        }
+        self.progressed(context);
+        self.reap(context);
+    }
+
+    /// Completes from the front what is done.
+    #[inline]
+    fn reap(&mut self, context: &mut Context<'_>) {
+        while let Some(message) = self.requester.messages.front() {
+            if let Some(syndrome) = message.failed {
+                return self.fail_oldest(context, syndrome);
+            }
+            let last = psn_add(message.first_psn, message.packets);
+            let done = if message.wants_response() {
+                message.answered()
+            } else {
+                psn_distance(self.requester.unacked_psn, last) >= 0
+            };
+            // A NOP is done when its turn has come.
+            if !done || self.requester.cursor == 0 {
+                return;
+            }
+            let Some(message) = self.requester.messages.pop_front() else {
+                return;
+            };
+            self.requester.cursor -= 1;
+            if message.request.signaled {
+                let bytes = message.request.total_bytes as u32;
+                self.complete_send(
+                    context,
+                    message.index as u16,
+                    message.request.opcode,
+                    bytes,
+                    None,
+                );
+            }
+        }
+    }
+
+    /// A message that may not be the oldest has failed: it ends the queue pair when its turn comes.
+    fn fail_message(&mut self, context: &mut Context<'_>, index: u32) {
+        if self
+            .requester
+            .messages
+            .front()
+            .is_some_and(|message| message.index == index)
+        {
+            self.reap(context);
+        }
+    }
+
+    /// The oldest message fails, and with it the queue pair.
+    fn fail_oldest(&mut self, context: &mut Context<'_>, syndrome: Syndrome) {
+        if let Some(message) = self.requester.messages.pop_front() {
+            self.complete_send(
+                context,
+                message.index as u16,
+                message.request.opcode,
+                0,
+                Some(syndrome),
+            );
+        }
+        self.enter_error(context);
+    }
+
+    /// Completes in error what was announced and is not complete.
+    pub(crate) fn flush_sends(&mut self, context: &mut Context<'_>) {
+        self.requester.deadline_ns = None;
+        self.requester.wait_until_ns = 0;
+        self.requester.cursor = 0;
+        self.requester.reads = 0;
+        self.requester.unanswered = 0;
+        while let Some(message) = self.requester.messages.pop_front() {
+            self.complete_send(
+                context,
+                message.index as u16,
+                message.request.opcode,
+                0,
+                Some(Syndrome::WrFlush),
+            );
+        }
+        loop {
+            let waiting = self.requester.announced.wrapping_sub(self.requester.begun);
+            if waiting == 0 {
+                return;
+            }
+            let index = self.requester.begun;
+            let loaded = context
+                .gather
+                .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+            let (wqebbs, opcode) = loaded.map_or((1, NOP), |request| {
+                (u32::from(request.ds).div_ceil(4), request.opcode)
+            });
+            self.requester.begun = index.wrapping_add(wqebbs);
+            self.complete_send(context, index as u16, opcode, 0, Some(Syndrome::WrFlush));
+        }
+    }
+}
+
+/// What can be found wrong before anything is sent.
+fn check(request: &Request, context: &Context<'_>, pd: u32) -> Result<(), Syndrome> {
+    let need = match request.opcode {
+        NOP => return Ok(()),
+        SEND | SEND_IMM | RDMA_WRITE | RDMA_WRITE_IMM => Access::LOCAL_READ,
+        RDMA_READ | ATOMIC_CS | ATOMIC_FA => Access::LOCAL_WRITE,
+        _ => return Err(Syndrome::LocalQpOp),
+    };
+    if request.total_bytes > MAX_MESSAGE_BYTES {
+        return Err(Syndrome::LocalLength);
+    }
+    if matches!(request.opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
+        return Err(Syndrome::LocalLength);
+    }
+    context
+        .gather
+        .check(context.keys, pd, need)
+        .map_err(|_| Syndrome::LocalProt)
+}

@@ -1,0 +1,585 @@
+//! The responder of a reliable connection: takes requests in order, moves their data, and answers.
+
+use std::collections::VecDeque;
+
+use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
+use crate::soft::dma;
+use crate::soft::gather::{ScatterError, Source};
+use crate::soft::keys::{Access, Refused};
+use crate::soft::packet::{AckCode, Header, Kind, Payload, flag, psn_add, psn_distance};
+use crate::soft::qp::{Context, Qp, State};
+
+/// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
+/// most that a requester may have on their way.
+const MAX_ANSWERS: usize = 16;
+/// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
+const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+/// Response packets that one queue pair sends before others have their turn.
+const BURST: usize = 32;
+
+/// A message that arrives in several packets.
+#[derive(Debug)]
+enum Arriving {
+    /// A send: bytes written so far into the receive at `index`, whose room is `capacity`.
+    Send {
+        index: u32,
+        done: u32,
+        capacity: u64,
+    },
+    /// A write: where the next packet's payload goes, and what is still to come.
+    Write {
+        addr: u64,
+        rkey: u32,
+        missing: u32,
+        total: u32,
+    },
+}
+
+/// An answer that is still to be sent.
+#[derive(Debug)]
+enum Answer {
+    /// Response packets of a read; `done_bytes` have been sent.
+    Read {
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    },
+    /// Anything of one packet.
+    Packet(Kind, u32, AckCode, u64),
+}
+
+/// The state of one receive queue and of the peer's requests in the device.
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    expected_psn: u32,
+    /// A negative answer is out: what comes before the expected packet is dropped without another one.
+    refused: bool,
+    arriving: Option<Arriving>,
+    /// Running count of receives taken.
+    taken: u32,
+    answers: VecDeque<Answer>,
+    /// Results of atomics, by PSN, oldest first.
+    results: VecDeque<(u32, u64)>,
+    /// An acknowledgement is owed.
+    owes_ack: bool,
+}
+
+impl Responder {
+    pub(crate) fn connect(&mut self, psn: u32) {
+        self.expected_psn = psn;
+    }
+}
+
+impl Qp {
+    /// A request has arrived. Afterwards the queue pair belongs on the list of those that owe an answer.
+    #[inline]
+    pub(crate) fn on_request(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
+        if !matches!(self.state(), State::ReadyToReceive | State::ReadyToSend) {
+            return;
+        }
+        let distance = psn_distance(header.psn, self.responder.expected_psn);
+        if distance > 0 {
+            if !self.responder.refused {
+                self.responder.refused = true;
+                self.answer(
+                    Kind::Ack,
+                    self.responder.expected_psn,
+                    AckCode::SequenceError,
+                    0,
+                );
+            }
+            return;
+        }
+        if distance < 0 {
+            return self.repeat(context, header);
+        }
+        self.responder.refused = false;
+        match header.kind {
+            Kind::Send => self.on_send(context, header, source),
+            Kind::Write => self.on_write(context, header, source),
+            Kind::ReadRequest => self.on_read(context, header),
+            _ => self.on_atomic(context, header),
+        }
+    }
+
+    /// A request that was carried out before: only its answer is given again.
+    fn repeat(&mut self, context: &Context<'_>, header: &Header) {
+        match header.kind {
+            Kind::Send | Kind::Write => self.responder.owes_ack = true,
+            Kind::ReadRequest => {
+                let known = psn_distance(
+                    self.responder.expected_psn,
+                    psn_add(header.psn, self.response_packets(header.total_bytes)),
+                ) >= 0;
+                if known
+                    && self.readable(context, header)
+                    && self.responder.answers.len() < QUEUED_ANSWERS / 2
+                {
+                    self.responder.answers.push_back(read_answer(header));
+                }
+            }
+            _ => {
+                let kept = self
+                    .responder
+                    .results
+                    .iter()
+                    .find(|(psn, _)| *psn == header.psn);
+                if let Some(&(psn, value)) = kept {
+                    self.answer(Kind::AtomicResponse, psn, AckCode::Ack, value);
+                }
+            }
+        }
+    }
+
+    fn on_send(&mut self, context: &mut Context<'_>, header: &Header, source: &Source<'_>) {
+        let arriving = self.responder.arriving.take();
+        let (index, done, capacity) = match (header.has(flag::FIRST), arriving) {
+            (true, None) => {
+                let Some((index, capacity)) = self.take_receive(context) else {
+                    return self.not_ready(context);
+                };
+                (index, 0, capacity)
+            }
+            (
+                false,
+                Some(Arriving::Send {
+                    index,
+                    done,
+                    capacity,
+                }),
+            ) => {
+                self.load_receive(context, index);
+                (index, done, capacity)
+            }
+            (_, arriving) => {
+                self.responder.arriving = arriving;
+                return self.refuse(context, AckCode::InvalidRequest);
+            }
+        };
+        let arrived = source.len_bytes();
+        let scattered = if u64::from(done) + u64::from(arrived) > capacity {
+            Err(ScatterError::TooLong)
+        } else {
+            context
+                .gather
+                .scatter(context.keys, self.parts.pd, done, source)
+        };
+        let (syndrome, code) = match scattered {
+            Ok(()) => {
+                let done = done + arrived;
+                if header.has(flag::LAST) {
+                    let opcode = if header.has(flag::IMMEDIATE) {
+                        CqeOpcode::RespSendImm
+                    } else {
+                        CqeOpcode::RespSend
+                    };
+                    self.complete_message(context, header, opcode, index, done);
+                } else {
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
+                    self.advance(1);
+                }
+                return;
+            }
+            Err(ScatterError::Source) => {
+                // As if the packet had been lost; the receive is still there for its repetition.
+                if done == 0 && header.has(flag::FIRST) {
+                    self.responder.taken = self.responder.taken.wrapping_sub(1);
+                } else {
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
+                }
+                return;
+            }
+            Err(ScatterError::TooLong) => (Syndrome::LocalLength, AckCode::InvalidRequest),
+            Err(ScatterError::Target) => (Syndrome::LocalProt, AckCode::OperationalError),
+        };
+        self.complete_recv(context, receive_error(index, syndrome));
+        self.refuse(context, code);
+    }
+
+    #[inline]
+    fn on_write(&mut self, context: &mut Context<'_>, header: &Header, source: &Source<'_>) {
+        let arrived = source.len_bytes();
+        let (addr, rkey, missing, total) = match (header.has(flag::FIRST), &self.responder.arriving)
+        {
+            (true, None) => (
+                header.addr,
+                header.rkey,
+                header.total_bytes,
+                header.total_bytes,
+            ),
+            (
+                false,
+                Some(Arriving::Write {
+                    addr,
+                    rkey,
+                    missing,
+                    total,
+                }),
+            ) => (*addr, *rkey, *missing, *total),
+            _ => return self.refuse(context, AckCode::InvalidRequest),
+        };
+        let last = header.has(flag::LAST);
+        if arrived > missing || (last && arrived != missing) {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        // The whole range is checked with the first packet, so that a write that fails writes nothing.
+        let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
+        let target = context.keys.resolve(
+            rkey,
+            self.parts.pd,
+            addr,
+            missing.into(),
+            Access::REMOTE_WRITE,
+        );
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse(context, AckCode::AccessError);
+        };
+        let immediate = last && header.has(flag::IMMEDIATE);
+        let receive = if immediate {
+            let Some((index, _)) = self.take_receive(context) else {
+                return self.not_ready(context);
+            };
+            Some(index)
+        } else {
+            None
+        };
+        if self.store(context, source, target).is_err() {
+            if receive.is_some() {
+                self.responder.taken = self.responder.taken.wrapping_sub(1);
+            }
+            return;
+        }
+        if last {
+            self.responder.arriving = None;
+            if let Some(index) = receive {
+                self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
+            } else {
+                self.advance(1);
+                self.responder.owes_ack = true;
+            }
+        } else {
+            let (addr, missing) = (addr.wrapping_add(arrived.into()), missing - arrived);
+            self.responder.arriving = Some(Arriving::Write {
+                addr,
+                rkey,
+                missing,
+                total,
+            });
+            self.advance(1);
+        }
+    }
+
+    fn on_read(&mut self, context: &mut Context<'_>, header: &Header) {
+        if self.responder.arriving.is_some() || self.responder.answers.len() >= QUEUED_ANSWERS {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        if !self.readable(context, header) {
+            return self.refuse(context, AckCode::AccessError);
+        }
+        self.responder.answers.push_back(read_answer(header));
+        self.advance(self.response_packets(header.total_bytes));
+    }
+
+    fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
+        if self.responder.arriving.is_some()
+            || self.responder.answers.len() >= QUEUED_ANSWERS
+            || header.addr % 8 != 0
+        {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
+        let target = context.keys.resolve(
+            header.rkey,
+            self.parts.pd,
+            header.addr,
+            8,
+            Access::REMOTE_ATOMIC,
+        );
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse(context, AckCode::AccessError);
+        };
+        let old = apply_atomic(header, target);
+        if self.responder.results.len() == MAX_ANSWERS {
+            self.responder.results.pop_front();
+        }
+        self.responder.results.push_back((header.psn, old));
+        self.answer(Kind::AtomicResponse, header.psn, AckCode::Ack, old);
+        self.advance(1);
+    }
+
+    fn response_packets(&self, total_bytes: u32) -> u32 {
+        total_bytes.div_ceil(self.attributes.mtu_bytes).max(1)
+    }
+
+    fn readable(&self, context: &Context<'_>, header: &Header) -> bool {
+        let allowed =
+            self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
+        let range = context.keys.resolve(
+            header.rkey,
+            self.parts.pd,
+            header.addr,
+            header.total_bytes.into(),
+            Access::REMOTE_READ,
+        );
+        allowed && range.is_ok()
+    }
+
+    fn advance(&mut self, packets: u32) {
+        self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
+    }
+
+    fn complete_message(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        opcode: CqeOpcode,
+        index: u32,
+        byte_count: u32,
+    ) {
+        self.advance(1);
+        self.responder.owes_ack = true;
+        let cqe = Cqe {
+            opcode,
+            wqe_counter: index as u16,
+            byte_count,
+            imm: header.imm,
+            solicited: header.has(flag::SOLICITED),
+            ..Cqe::default()
+        };
+        self.complete_recv(context, cqe);
+    }
+
+    /// Takes the next posted receive: its running count and its room in bytes. Its segments are in the gather afterwards.
+    fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+        let posted = self.parts.recv_record.load() as u16;
+        let index = self.responder.taken;
+        if posted == index as u16 || self.parts.recv_wqes == 0 {
+            return None;
+        }
+        self.responder.taken = index.wrapping_add(1);
+        Some((index, self.load_receive(context, index)))
+    }
+
+    fn load_receive(&self, context: &mut Context<'_>, index: u32) -> u64 {
+        let stride = self.parts.recv_stride_bytes;
+        let slot = index & (self.parts.recv_wqes - 1);
+        context.gather.load_recv(
+            &self.parts.recv_ring,
+            slot as usize * stride as usize,
+            stride,
+        )
+    }
+
+    fn not_ready(&mut self, context: &mut Context<'_>) {
+        context.counters.rnr_naks += 1;
+        self.responder.refused = true;
+        let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
+        self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+    }
+
+    /// Refuses a request for good: the answer goes out, and the queue pair is in error.
+    fn refuse(&mut self, context: &mut Context<'_>, code: AckCode) {
+        self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+        self.enter_error(context);
+    }
+
+    fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
+        self.responder
+            .answers
+            .push_back(Answer::Packet(kind, psn, code, operand));
+    }
+
+    /// Whether an answer or an acknowledgement is to be sent.
+    #[inline]
+    pub(crate) fn owes_answer(&self) -> bool {
+        self.responder.owes_ack || !self.responder.answers.is_empty()
+    }
+
+    /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
+    #[inline]
+    pub(crate) fn send_answers(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(remote) = self.remote else {
+            self.responder.answers.clear();
+            self.responder.owes_ack = false;
+            return false;
+        };
+        let mut sent = 0;
+        while let Some(answer) = self.responder.answers.pop_front() {
+            if sent == BURST || context.wire.congested(remote.to) {
+                self.responder.answers.push_front(answer);
+                return true;
+            }
+            sent += 1;
+            match answer {
+                Answer::Packet(kind, psn, code, operand) => {
+                    self.send(context, kind, psn, Payload::Empty, |header| {
+                        header.code = code;
+                        header.operand = operand;
+                    });
+                }
+                Answer::Read {
+                    psn,
+                    addr,
+                    rkey,
+                    total,
+                    done_bytes,
+                } => {
+                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
+                }
+            }
+        }
+        if std::mem::take(&mut self.responder.owes_ack) {
+            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
+            self.send(context, Kind::Ack, psn, Payload::Empty, |_| {});
+        }
+        false
+    }
+
+    fn send_read_packet(
+        &mut self,
+        context: &mut Context<'_>,
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    ) {
+        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
+        let at = addr.wrapping_add(done_bytes.into());
+        let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
+            // The region went away in the middle of a read.
+            self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
+            return self.enter_error(context);
+        };
+        self.send(context, Kind::ReadResponse, psn, payload, |header| {
+            header.payload_bytes = payload_bytes as u16
+        });
+        let done_bytes = done_bytes + payload_bytes;
+        if done_bytes < total {
+            let psn = psn_add(psn, 1);
+            self.responder.answers.push_front(Answer::Read {
+                psn,
+                addr,
+                rkey,
+                total,
+                done_bytes,
+            });
+        }
+    }
+
+    /// Completes in error the receives that are posted.
+    pub(crate) fn flush_receives(&mut self, context: &mut Context<'_>) {
+        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+        while let Some((index, _)) = self.take_receive(context) {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+    }
+}
+
+fn read_answer(header: &Header) -> Answer {
+    Answer::Read {
+        psn: header.psn,
+        addr: header.addr,
+        rkey: header.rkey,
+        total: header.total_bytes,
+        done_bytes: 0,
+    }
+}
+
+fn receive_error(index: u32, syndrome: Syndrome) -> Cqe {
+    Cqe {
+        opcode: CqeOpcode::RespErr,
+        wqe_counter: index as u16,
+        syndrome: syndrome as u8,
+        ..Cqe::default()
+    }
+}
+
+/// The accesses of a responder to its own registered memory.
+mod access {
+    #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
+    use super::*;
+    use crate::soft::packet::{INLINE_BYTES, Span};
+
+    impl Qp {
+        /// Stores a packet's payload at a resolved address.
+        #[inline]
+        pub(super) fn store(
+            &self,
+            context: &Context<'_>,
+            source: &Source<'_>,
+            target: *mut u8,
+        ) -> Result<(), ScatterError> {
+            // SAFETY: `target` was resolved for at least the payload, under the device's lock, which is still held.
+            unsafe { source.copy_to(context.keys, 0, target, source.len_bytes()) }
+        }
+
+        /// The payload of a read's response.
+        pub(super) fn remote_payload(
+            &self,
+            context: &Context<'_>,
+            rkey: u32,
+            addr: u64,
+            len_bytes: u32,
+        ) -> Result<Payload, Refused> {
+            let from = context.keys.resolve(
+                rkey,
+                self.parts.pd,
+                addr,
+                len_bytes.into(),
+                Access::REMOTE_READ,
+            )?;
+            if len_bytes as usize > INLINE_BYTES {
+                let span = Span {
+                    lkey: rkey,
+                    len_bytes,
+                    addr,
+                };
+                return Ok(Payload::Memory {
+                    pd: self.parts.pd,
+                    spans: [span, Span::default()],
+                });
+            }
+            let mut bytes = [0; INLINE_BYTES];
+            // SAFETY: resolved for this length just above, under the device's lock.
+            unsafe { dma::copy_out(from, &mut bytes[..len_bytes as usize]) };
+            Ok(if len_bytes == 0 {
+                Payload::Empty
+            } else {
+                Payload::Inline(bytes)
+            })
+        }
+    }
+
+    /// Carries out an atomic; `target` was resolved for 8 bytes and is aligned.
+    pub(super) fn apply_atomic(header: &Header, target: *mut u8) -> u64 {
+        // SAFETY: the address was checked for its alignment and resolved by the caller, under the device's lock.
+        unsafe {
+            match header.kind {
+                Kind::CompareSwap => dma::compare_swap(target, header.compare, header.operand),
+                _ => dma::fetch_add(target, header.operand),
+            }
+        }
+    }
+}
+use access::apply_atomic;

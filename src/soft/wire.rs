@@ -1,0 +1,254 @@
+//! The wire: where packets of one device are on their way, and where faults are injected.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::soft::packet::Packet;
+
+/// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Faults {
+    /// A packet is lost.
+    pub loss: f64,
+    /// A packet arrives twice.
+    pub duplicate: f64,
+    /// A packet is held back for up to 50 us, so that later ones overtake it.
+    pub reorder: f64,
+    /// Every packet is this much later, in nanoseconds.
+    pub delay_ns: u64,
+    /// Start of the random sequence: the same seed and traffic give the same faults.
+    pub seed: u64,
+}
+
+const REORDER_NS: u64 = 50_000;
+
+/// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small, seedable, and good
+/// enough to decide which packet is lost.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+}
+
+/// Where a connection's packets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// A queue pair of the same device.
+    Local,
+    /// The lane with this index into another device.
+    Lane(usize),
+}
+
+#[derive(Debug)]
+struct Late {
+    at_ns: u64,
+    order: u64,
+    to: Destination,
+    packet: Packet,
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Late) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Late {}
+impl PartialOrd for Late {
+    fn partial_cmp(&self, other: &Late) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Late {
+    fn cmp(&self, other: &Late) -> Ordering {
+        // The heap's greatest is the earliest, and first in first out among equals.
+        (other.at_ns, other.order).cmp(&(self.at_ns, self.order))
+    }
+}
+
+/// Packets between queue pairs of one device, packets that faults hold back, and packets for lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Wire {
+    local: VecDeque<Packet>,
+    faults: Option<(Faults, Random)>,
+    late: BinaryHeap<Late>,
+    order: u64,
+    outgoing: Vec<VecDeque<Packet>>,
+}
+
+impl Wire {
+    /// Sets what happens to packets from now on.
+    pub(crate) fn set_faults(&mut self, faults: Faults) {
+        self.faults = (faults
+            != Faults {
+                seed: faults.seed,
+                ..Faults::default()
+            })
+        .then(|| (faults, Random(faults.seed)));
+    }
+
+    /// Sends a packet off.
+    #[inline]
+    pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        if self.faults.is_some() {
+            return self.send_badly(now_ns, to, packet);
+        }
+        self.deliver(to, packet);
+    }
+
+    #[inline]
+    fn deliver(&mut self, to: Destination, packet: Packet) {
+        match to {
+            Destination::Local => self.local.push_back(packet),
+            Destination::Lane(lane) => self.lane(lane).push_back(packet),
+        }
+    }
+
+    #[cold]
+    fn send_badly(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        let Some((faults, random)) = &mut self.faults else {
+            return;
+        };
+        if random.happens(faults.loss) {
+            return;
+        }
+        let copies = 1 + usize::from(random.happens(faults.duplicate));
+        for _ in 0..copies {
+            let held = if random.happens(faults.reorder) {
+                random.next() % REORDER_NS
+            } else {
+                0
+            };
+            let at_ns = now_ns + faults.delay_ns + held;
+            self.order += 1;
+            self.late.push(Late {
+                at_ns,
+                order: self.order,
+                to,
+                packet: packet.clone(),
+            });
+        }
+    }
+
+    /// Lets packets go whose time has come. Whether there were any.
+    pub(crate) fn advance(&mut self, now_ns: u64) -> bool {
+        let mut any = false;
+        while self.late.peek().is_some_and(|late| late.at_ns <= now_ns) {
+            if let Some(late) = self.late.pop() {
+                self.deliver(late.to, late.packet);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// When the next held-back packet is due.
+    pub(crate) fn next_due_ns(&self) -> Option<u64> {
+        self.late.peek().map(|late| late.at_ns)
+    }
+
+    /// The next packet for a queue pair of this device.
+    #[inline]
+    pub(crate) fn arrive(&mut self) -> Option<Packet> {
+        self.local.pop_front()
+    }
+
+    /// What waits for a lane, oldest first.
+    pub(crate) fn lane(&mut self, lane: usize) -> &mut VecDeque<Packet> {
+        if self.outgoing.len() <= lane {
+            self.outgoing.resize_with(lane + 1, VecDeque::new);
+        }
+        &mut self.outgoing[lane]
+    }
+
+    /// Whether anything waits for room on a lane.
+    pub(crate) fn any_for_lanes(&self) -> bool {
+        self.outgoing.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// Whether a requester should wait before it sends more this way: its packets would only pile up here.
+    #[inline]
+    pub(crate) fn congested(&self, to: Destination) -> bool {
+        match to {
+            Destination::Local => false,
+            Destination::Lane(lane) => self
+                .outgoing
+                .get(lane)
+                .is_some_and(|queue| queue.len() >= LANE_BACKLOG),
+        }
+    }
+}
+
+/// Packets that may wait for room on one lane before requesters hold back. Answers are not held back: a requester's window
+/// bounds them.
+const LANE_BACKLOG: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::soft::packet::{Header, Kind, Payload};
+
+    fn packet(psn: u32) -> Packet {
+        Packet {
+            header: Header::new(Kind::Send, 1, psn, 0),
+            payload: Payload::Empty,
+        }
+    }
+
+    fn run(faults: Faults) -> Vec<u32> {
+        let mut wire = Wire::default();
+        wire.set_faults(faults);
+        for psn in 0..1000 {
+            wire.send(u64::from(psn) * 1000, Destination::Local, packet(psn));
+        }
+        wire.advance(u64::MAX);
+        std::iter::from_fn(|| wire.arrive())
+            .map(|packet| packet.header.psn)
+            .collect()
+    }
+
+    #[test]
+    fn a_good_wire_keeps_number_and_order() {
+        assert_eq!(run(Faults::default()), (0..1000).collect::<Vec<_>>());
+        assert_eq!(
+            run(Faults {
+                delay_ns: 5,
+                ..Faults::default()
+            }),
+            (0..1000).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn faults_happen_about_as_often_as_asked_and_the_same_each_time() {
+        let lossy = Faults {
+            loss: 0.2,
+            seed: 3,
+            ..Faults::default()
+        };
+        let arrived = run(lossy);
+        assert!((700..900).contains(&arrived.len()), "{}", arrived.len());
+        assert_eq!(arrived, run(lossy));
+        assert_ne!(arrived, run(Faults { seed: 4, ..lossy }));
+        let doubled = run(Faults {
+            duplicate: 0.5,
+            ..Faults::default()
+        });
+        assert!((1400..1600).contains(&doubled.len()), "{}", doubled.len());
+        let mixed = run(Faults {
+            reorder: 0.3,
+            ..Faults::default()
+        });
+        assert_eq!(mixed.len(), 1000);
+        assert!(!mixed.is_sorted());
+    }
+}

@@ -1,0 +1,194 @@
+//! How a thread waits for memory to change.
+#![allow(unsafe_code)] // one prctl that sets the timer slack of the calling thread
+
+use std::time::{Duration, Instant};
+
+/// How long a wait burns its core, counted from its first look at the clock. About the price of two context switches: less would
+/// pay for a sleep that was not needed, more starves the thread that is waited for when threads outnumber cores.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// Turns between two looks at the clock while spinning. A short wait ends before the first.
+const TURNS_PER_CLOCK: u32 = 32;
+
+/// Times the core is offered to others before the thread sleeps.
+const YIELDS: u32 = 16;
+
+/// The first sleep; each one after it is twice as long, up to [`LONGEST_SLEEP`].
+const SHORTEST_SLEEP: Duration = Duration::from_micros(1);
+
+/// The longest sleep. It bounds what a sleeping thread adds to the latency of the thing that it waits for.
+const LONGEST_SLEEP: Duration = Duration::from_micros(100);
+
+/// The pauses of one wait: spin about 20 us, offer the core some times, then sleep 1 us growing to 100 us.
+///
+/// A wait that spins on and on costs its machine milliseconds a turn as soon as more threads spin than there are cores, because
+/// the thread that is waited for gets no core before a scheduler slice is over. A wait that sleeps at once costs every short
+/// wait two context switches. This one does the cheap thing first and gets out of the way soon.
+///
+/// ```
+/// use doorbell::stream::Backoff;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// let ready = AtomicBool::new(true);
+/// let mut backoff = Backoff::new();
+/// while !ready.load(Ordering::Acquire) {
+///     backoff.pause();
+/// }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    turns: u32,
+    spin_ends: Option<Instant>,
+    yields: u32,
+    sleep: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backoff {
+    /// The beginning of a wait. Reads no clock.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            turns: 0,
+            spin_ends: None,
+            yields: 0,
+            sleep: SHORTEST_SLEEP,
+        }
+    }
+
+    /// Begins again with spinning: something happened, so more may happen soon.
+    pub fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    /// One pause.
+    pub fn pause(&mut self) {
+        self.pause_until(None);
+    }
+
+    /// One pause that does not outlast `deadline`. False: the deadline has passed. While it spins, it looks at the clock every
+    /// few turns only, so the caller learns of the deadline up to some microseconds late.
+    pub fn pause_until(&mut self, deadline: Option<Instant>) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        if self.spins() && !self.turns.is_multiple_of(TURNS_PER_CLOCK) {
+            std::hint::spin_loop();
+            return true;
+        }
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return false;
+        }
+        if self.spins() && now < *self.spin_ends.get_or_insert(now + SPIN) {
+            std::hint::spin_loop();
+        } else if self.yields < YIELDS {
+            self.yields += 1;
+            std::thread::yield_now();
+        } else {
+            let left = deadline.map_or(self.sleep, |deadline| deadline - now);
+            std::thread::sleep(self.sleep.min(left));
+            self.sleep = (self.sleep * 2).min(LONGEST_SLEEP);
+        }
+        true
+    }
+
+    /// True as long as pauses burn the core: nobody was offered it yet.
+    #[must_use]
+    pub fn spins(&self) -> bool {
+        self.yields == 0
+    }
+}
+
+/// The moment `timeout` from now; none when there is no timeout or it lies beyond what the clock can tell.
+pub(super) fn deadline_after(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Lets the calling thread's short sleeps be short: Linux adds up to 50 us to each one unless told otherwise. Only for threads of
+/// this library: the slack of an application's thread is the application's.
+pub(super) fn sharpen_sleeps() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: PR_SET_TIMERSLACK takes one integer, touches no memory of ours and changes the calling thread only. When the
+    // kernel refuses, sleeps are longer and nothing else changes, so the result does not matter.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong, 0, 0, 0);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spins_then_yields_then_sleeps_longer_each_time() {
+        let mut backoff = Backoff::new();
+        let begin = Instant::now();
+        while backoff.spins() {
+            backoff.pause();
+        }
+        assert!(
+            begin.elapsed() >= SPIN,
+            "gave up its core after {:?}",
+            begin.elapsed()
+        );
+        for _ in 1..YIELDS {
+            backoff.pause();
+        }
+        assert_eq!(backoff.yields, YIELDS);
+        assert_eq!(backoff.sleep, SHORTEST_SLEEP);
+        for _ in 0..10 {
+            let planned = backoff.sleep;
+            let begin = Instant::now();
+            backoff.pause();
+            assert!(begin.elapsed() >= planned);
+        }
+        assert_eq!(backoff.sleep, LONGEST_SLEEP);
+        backoff.reset();
+        assert!(backoff.spins());
+        assert_eq!(backoff.sleep, SHORTEST_SLEEP);
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait_and_no_sleep_outlasts_it() {
+        let timeout = Duration::from_millis(3);
+        let begin = Instant::now();
+        let deadline = deadline_after(Some(timeout));
+        let mut backoff = Backoff::new();
+        let mut turns = 0u64;
+        while backoff.pause_until(deadline) {
+            turns += 1;
+        }
+        assert!(begin.elapsed() >= timeout);
+        assert!(
+            turns > u64::from(YIELDS),
+            "it slept only: {turns} turns in {timeout:?}"
+        );
+        assert!(
+            !backoff.pause_until(deadline),
+            "a passed deadline stays passed"
+        );
+    }
+
+    #[test]
+    fn a_timeout_beyond_the_clock_is_no_deadline() {
+        assert_eq!(deadline_after(Some(Duration::MAX)), None);
+        assert_eq!(deadline_after(None), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn sharpened_threads_sleep_briefly() {
+        std::thread::spawn(|| {
+            sharpen_sleeps();
+            // SAFETY: PR_GET_TIMERSLACK takes no argument and returns the slack of the calling thread.
+            let slack_ns = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+            assert_eq!(slack_ns, 1);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,462 @@
+//! Events: marks in the work of a stream.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::backoff::{Backoff, deadline_after};
+use super::host;
+use crate::{Error, Result};
+
+/// How far a stream has come. It outlives the stream, for events that do.
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) stream: u64,
+    /// Positions of the stream's queue that are done with.
+    completed: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn new(stream: u64) -> Self {
+        Self {
+            stream,
+            completed: AtomicU64::new(0),
+        }
+    }
+
+    /// Everything before `position` is done.
+    pub(super) fn complete(&self, position: u64) {
+        // Release: who sees the position sees what the work wrote. Pairs with `reached`.
+        self.completed.store(position, Ordering::Release);
+    }
+
+    pub(super) fn reached(&self, position: u64) -> bool {
+        // Acquire: pairs with `complete`.
+        self.completed.load(Ordering::Acquire) >= position
+    }
+}
+
+/// A moment in the work of a stream: everything before a position.
+#[derive(Debug, Clone)]
+pub(super) struct Mark {
+    pub(super) progress: Arc<Progress>,
+    pub(super) position: u64,
+}
+
+impl Mark {
+    pub(super) fn is_reached(&self) -> bool {
+        self.progress.reached(self.position)
+    }
+}
+
+/// A mark that a stream passes, to wait for on the host or in other streams.
+///
+/// [`Executor::record`](super::Executor::record) makes it stand for the work queued so far, and may do so again and again. An event
+/// that was never recorded counts as passed. Clones are handles of one and the same event, and it goes on working after the
+/// streams that it was recorded on are gone.
+#[derive(Clone)]
+pub struct Event {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    blocks: bool,
+    timed: bool,
+    state: Mutex<State>,
+    /// Told after a record of a blocking event was passed.
+    passed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Records begun; each has its number, from 1.
+    records: u64,
+    latest: Option<(u64, Mark)>,
+    fired: Option<Fired>,
+}
+
+/// What the stream noted when it passed a record.
+#[derive(Clone)]
+struct Fired {
+    record: u64,
+    at: Option<Instant>,
+    /// Why the work before the record was not done.
+    failure: Option<Error>,
+}
+
+/// One record of an event on its way through a stream's queue.
+pub(super) struct Record {
+    event: Event,
+    number: u64,
+}
+
+impl Record {
+    /// Lets the event stand for this record, which is at `mark`, unless it already stands for a later one.
+    pub(super) fn announce(event: &Event, number: u64, mark: Mark) {
+        let mut state = event.state();
+        if state.latest.as_ref().is_none_or(|latest| latest.0 < number) {
+            state.latest = Some((number, mark));
+        }
+    }
+
+    /// Notes the time, and the reason if the work before it was not done. The event has passed when the stream's progress says so.
+    pub(super) fn fire(&self, failure: Option<Error>) {
+        let at = self.event.inner.timed.then(Instant::now);
+        let mut state = self.event.state();
+        if state
+            .fired
+            .as_ref()
+            .is_none_or(|fired| fired.record < self.number)
+        {
+            state.fired = Some(Fired {
+                record: self.number,
+                at,
+                failure,
+            });
+        }
+    }
+
+    /// The event if somebody may sleep on it, to be told with [`Event::wake`] after the stream's progress has passed the record.
+    pub(super) fn sleepers(&self) -> Option<Event> {
+        self.event.inner.blocks.then(|| self.event.clone())
+    }
+}
+
+impl Default for Event {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Event {
+    /// An event whose [`Event::synchronize`] spins, with back-off: the lowest latency.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::build(false, true)
+    }
+
+    /// An event whose [`Event::synchronize`] sleeps until the stream wakes it: the lowest use of the CPU. The like of
+    /// `cudaEventBlockingSync`.
+    #[must_use]
+    pub fn blocking() -> Self {
+        Self::build(true, true)
+    }
+
+    /// An event of the same kind that takes no time: recording it reads no clock, and [`Event::elapsed`] refuses it. The like of
+    /// `cudaEventDisableTiming`.
+    #[must_use]
+    pub fn without_timing(&self) -> Self {
+        Self::build(self.inner.blocks, false)
+    }
+
+    fn build(blocks: bool, timed: bool) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                blocks,
+                timed,
+                state: Mutex::default(),
+                passed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// True when the work that the event stands for is done, or it stands for none.
+    ///
+    /// # Errors
+    /// [`Error::Asynchronous`] when that work was discarded because its stream failed or was aborted.
+    pub fn query(&self) -> Result<bool> {
+        let state = self.state();
+        match &state.latest {
+            Some((_, mark)) if !mark.is_reached() => Ok(false),
+            _ => state.verdict().map(|()| true),
+        }
+    }
+
+    /// Waits until the work that the event stands for at this moment is done. Returns at once if it stands for none.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when that takes longer than `timeout`. [`Error::Asynchronous`] when the work was discarded because its
+    /// stream failed or was aborted. [`Error::State`] when called by work of the stream before the record, which would wait for
+    /// itself.
+    pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let Some(mark) = self.mark() else {
+            return Ok(());
+        };
+        if mark.is_reached() {
+            return self.state().verdict();
+        }
+        host::forbid_on(mark.progress.stream, "event synchronize")?;
+        let deadline = deadline_after(timeout);
+        let passed = if self.inner.blocks {
+            self.sleep(&mark, deadline)
+        } else {
+            spin(&mark, deadline)
+        };
+        if passed {
+            return self.state().verdict();
+        }
+        Err(Error::Timeout {
+            operation: "event synchronize",
+            timeout: timeout.unwrap_or(Duration::MAX),
+        })
+    }
+
+    /// The time between the moments when the streams passed this event and `end`.
+    ///
+    /// # Errors
+    /// [`Error::State`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
+    pub fn elapsed(&self, end: &Event) -> Result<Duration> {
+        let start = self.passed_at("the start event")?;
+        let end = end.passed_at("the end event")?;
+        end.checked_duration_since(start)
+            .ok_or_else(|| no_time("the end event passed before the start event".to_owned()))
+    }
+
+    fn passed_at(&self, which: &str) -> Result<Instant> {
+        if !self.inner.timed {
+            return Err(no_time(format!("{which} takes no time")));
+        }
+        let state = self.state();
+        let Some((record, mark)) = &state.latest else {
+            return Err(no_time(format!("{which} was never recorded")));
+        };
+        match &state.fired {
+            Some(Fired {
+                record: fired,
+                at: Some(at),
+                ..
+            }) if fired == record && mark.is_reached() => Ok(*at),
+            _ => Err(no_time(format!("{which} has not passed yet"))),
+        }
+    }
+
+    /// What the event stands for now.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        self.state().latest.as_ref().map(|(_, mark)| mark.clone())
+    }
+
+    /// The record that goes into the queue, and its number for [`Record::announce`].
+    pub(super) fn begin_record(&self) -> (Record, u64) {
+        let mut state = self.state();
+        state.records += 1;
+        let number = state.records;
+        let event = self.clone();
+        (Record { event, number }, number)
+    }
+
+    /// Wakes those that sleep in [`Event::synchronize`].
+    pub(super) fn wake(&self) {
+        // With the lock taken once, nobody is between a look at the mark and going to sleep.
+        drop(self.state());
+        self.inner.passed.notify_all();
+    }
+
+    fn sleep(&self, mark: &Mark, deadline: Option<Instant>) -> bool {
+        let mut state = self.state();
+        while !mark.is_reached() {
+            state = match deadline {
+                None => self
+                    .inner
+                    .passed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    let waited = self.inner.passed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn spin(mark: &Mark, deadline: Option<Instant>) -> bool {
+    let mut backoff = Backoff::new();
+    while !mark.is_reached() {
+        if !backoff.pause_until(deadline) {
+            return mark.is_reached();
+        }
+    }
+    true
+}
+
+impl State {
+    /// How the latest record came out, once it has passed.
+    fn verdict(&self) -> Result<()> {
+        match (&self.latest, &self.fired) {
+            (
+                Some((record, _)),
+                Some(Fired {
+                    record: fired,
+                    failure: Some(failure),
+                    ..
+                }),
+            ) if fired == record => Err(failure.clone()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn no_time(reason: String) -> Error {
+    Error::State {
+        operation: "event elapsed",
+        reason,
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("blocks", &self.inner.blocks)
+            .field("timed", &self.inner.timed)
+            .field("latest", &self.mark())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A record at `position` of a stream that is played by the test.
+    fn record(event: &Event, progress: &Arc<Progress>, position: u64) -> Record {
+        let (record, number) = event.begin_record();
+        let mark = Mark {
+            progress: Arc::clone(progress),
+            position,
+        };
+        Record::announce(event, number, mark);
+        record
+    }
+
+    #[test]
+    fn never_recorded_is_passed() {
+        let event = Event::new();
+        assert_eq!(event.query(), Ok(true));
+        assert_eq!(event.synchronize(Some(Duration::ZERO)), Ok(()));
+        assert!(event.mark().is_none());
+    }
+
+    #[test]
+    fn the_latest_record_counts_and_a_late_older_one_does_not() {
+        let (slow, quick) = (Arc::new(Progress::new(1)), Arc::new(Progress::new(2)));
+        let event = Event::new();
+        let older = record(&event, &slow, 1);
+        let captured = event.mark().unwrap();
+        let newer = record(&event, &quick, 1);
+        newer.fire(None);
+        quick.complete(1);
+        assert_eq!(event.query(), Ok(true));
+        assert!(
+            !captured.is_reached(),
+            "who waits for the older one goes on waiting"
+        );
+        older.fire(Some(Error::Asynchronous {
+            stream: "slow".into(),
+            reason: "x".into(),
+        }));
+        slow.complete(1);
+        assert!(captured.is_reached());
+        assert_eq!(
+            event.query(),
+            Ok(true),
+            "the older one's failure is not this record's"
+        );
+    }
+
+    #[test]
+    fn announcements_out_of_order() {
+        let progress = Arc::new(Progress::new(1));
+        let event = Event::new();
+        let numbers = [event.begin_record().1, event.begin_record().1];
+        for (number, position) in [(numbers[1], 2), (numbers[0], 1)] {
+            let progress = Arc::clone(&progress);
+            Record::announce(&event, number, Mark { progress, position });
+        }
+        assert_eq!(event.mark().unwrap().position, 2);
+    }
+
+    #[test]
+    fn elapsed_needs_two_passed_records_with_time() {
+        let progress = Arc::new(Progress::new(1));
+        let (start, end) = (Event::new(), Event::blocking());
+        let reason = |result: Result<Duration>| match result {
+            Err(Error::State { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            reason(start.elapsed(&end)),
+            "the start event was never recorded"
+        );
+        let first = record(&start, &progress, 1);
+        assert_eq!(
+            reason(start.elapsed(&end)),
+            "the start event has not passed yet"
+        );
+        first.fire(None);
+        progress.complete(1);
+        assert_eq!(
+            reason(start.elapsed(&end)),
+            "the end event was never recorded"
+        );
+        let second = record(&end, &progress, 2);
+        std::thread::sleep(Duration::from_millis(1));
+        second.fire(None);
+        assert_eq!(
+            reason(start.elapsed(&end)),
+            "the end event has not passed yet"
+        );
+        progress.complete(2);
+        assert!(start.elapsed(&end).unwrap() >= Duration::from_millis(1));
+        assert_eq!(
+            reason(end.elapsed(&start)),
+            "the end event passed before the start event"
+        );
+        let untimed = end.without_timing();
+        record(&untimed, &progress, 2).fire(None);
+        assert_eq!(
+            reason(start.elapsed(&untimed)),
+            "the end event takes no time"
+        );
+        assert!(untimed.inner.blocks, "the kind stays");
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_and_a_deadline_ends_both_kinds_of_wait() {
+        for event in [Event::new(), Event::blocking()] {
+            let progress = Arc::new(Progress::new(1));
+            let record = record(&event, &progress, 1);
+            let timeout = Duration::from_millis(3);
+            let begin = Instant::now();
+            assert!(matches!(
+                event.synchronize(Some(timeout)),
+                Err(Error::Timeout { timeout: t, .. }) if t == timeout
+            ));
+            assert!(begin.elapsed() >= timeout);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(3));
+                    record.fire(None);
+                    progress.complete(1);
+                    if let Some(sleepers) = record.sleepers() {
+                        sleepers.wake();
+                    }
+                });
+                assert_eq!(event.synchronize(None), Ok(()));
+            });
+            assert_eq!(event.query(), Ok(true));
+        }
+    }
+}

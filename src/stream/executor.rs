@@ -1,0 +1,108 @@
+//! The trait of everything that executes programs in order.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Event, Owner};
+use crate::peer::Program;
+use crate::{Error, Result};
+
+/// A program on its way to an executor.
+#[derive(Clone)]
+pub struct Submission {
+    /// What to execute.
+    pub program: Program,
+    /// Whose memory it touches; kept alive until the program is finished.
+    pub owner: Arc<dyn Owner>,
+    /// Handed back to the owner in its calls; means nothing to the executor.
+    pub cookie: u64,
+}
+
+impl Submission {
+    /// Fails unless the program addresses the targets of its owner.
+    pub(super) fn check(&self) -> Result<()> {
+        let (found, expected) = (self.program.targets_id(), self.owner.targets().id());
+        if found == expected {
+            return Ok(());
+        }
+        Err(foreign(found, expected))
+    }
+}
+
+#[cold]
+fn foreign(found: u64, expected: u64) -> Error {
+    Error::Foreign {
+        argument: "program",
+        found: format!("target table {found}"),
+        expected: format!("target table {expected}"),
+    }
+}
+
+impl fmt::Debug for Submission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Submission")
+            .field("units", &self.program.units().len())
+            .field("targets", &self.program.targets_id())
+            .field("cookie", &self.cookie)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A stream: executes what is submitted, in order, some time later.
+///
+/// All calls but [`Executor::synchronize`] return before the work is done. They wait only while the stream's queue is full.
+///
+/// # Errors
+/// Work fails after the call that queued it has returned. As with CUDA streams, the failure is the result of a later call, any call
+/// of this trait: [`Error::Asynchronous`]. A call that reports one queues nothing. There are two kinds:
+/// - sticky: a kernel failed. What is queued behind it is discarded, and every later call reports it.
+/// - passing: a wait was released, or a program's owner had no memory for it. It is reported by one call, and the stream goes on.
+pub trait Executor: Send + Sync {
+    /// A number of its own in this process.
+    fn id(&self) -> u64;
+
+    /// The name for people.
+    fn name(&self) -> &str;
+
+    /// Queues all of `batch`, in order and with nothing between, and leaves it empty; or queues nothing and leaves it as it is.
+    ///
+    /// # Errors
+    /// [`Error::Range`] when the batch is longer than the queue, [`Error::Foreign`] when a program addresses another table than
+    /// its owner's, [`Error::State`] when the queue is full and only the caller could empty it, [`Error::Asynchronous`].
+    fn submit(&self, batch: &mut Vec<Submission>) -> Result<()>;
+
+    /// Queues one program. Allocates nothing unless it fails.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]; the submission comes back with the error.
+    // The pair is large, but a box for it would have to be made on the path that must not allocate, or unpacked by every caller.
+    #[allow(clippy::result_large_err)]
+    fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)>;
+
+    /// Makes `event` stand for the work queued so far. What it stood for before is forgotten, except by those that wait already.
+    ///
+    /// # Errors
+    /// [`Error::State`] and [`Error::Asynchronous`], as [`Executor::submit`].
+    fn record(&self, event: &Event) -> Result<()>;
+
+    /// Lets what is queued later wait for the work that `event` stands for at this moment. For an event that was never recorded:
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::State`] and [`Error::Asynchronous`], as [`Executor::submit`].
+    fn wait_event(&self, event: &Event) -> Result<()>;
+
+    /// True when all work queued so far is done.
+    ///
+    /// # Errors
+    /// [`Error::Asynchronous`].
+    fn query(&self) -> Result<bool>;
+
+    /// Waits until all work that is queued now is done.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when that takes longer than `timeout`; the stream goes on. [`Error::State`] when called by work of this
+    /// stream, which would wait for itself. [`Error::Asynchronous`], after the work is done.
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()>;
+}

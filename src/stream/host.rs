@@ -1,0 +1,458 @@
+//! The host stream: a thread that executes a queue in order.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::backoff::{self, Backoff, deadline_after};
+use super::event::{Event, Mark, Progress, Record};
+use super::fault::Fault;
+use super::interpreter;
+use super::parker::Parker;
+use super::ring::{Claim, Consumer, Ring};
+use super::{Executor, Outcome, Submission};
+use crate::{Error, Result};
+
+/// Entries of a stream's queue unless told otherwise; as many as CUDA gives a stream.
+pub const CAPACITY_DEFAULT: usize = 1024;
+
+/// The most entries that a stream's queue may have.
+pub const CAPACITY_MAX: usize = 1 << 16;
+
+thread_local! {
+    /// The id of the stream whose thread this is; 0 elsewhere.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Fails when the calling thread is the one of `stream`, for an operation that would then wait for itself.
+pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
+    if CURRENT.get() != stream {
+        return Ok(());
+    }
+    Err(Error::State {
+        operation,
+        reason: "called by work of the stream that it waits for, so it would never end".to_owned(),
+    })
+}
+
+/// An in-order queue of kernels, programs, records and waits with a thread that executes them: the semantics of a CUDA stream on
+/// a machine without one.
+///
+/// It is a handle; clones are handles of the same stream, usable from any thread. When the last one is dropped, what is queued is
+/// still executed, as with `cudaStreamDestroy`, and then the thread ends. Nobody waits for that.
+///
+/// - A full queue makes the caller wait, with back-off.
+/// - A kernel that panics makes the stream fail for good; see [`Executor`] for how that is reported. Programs queued behind
+///   it finish as [`Outcome::Discarded`]; events queued behind it pass, so that other streams go on, and report the failure.
+/// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host
+///   takes a deadline.
+/// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
+///
+/// The thread spins some 20 us when it runs out of work, then sleeps. It leaves waits by [`Backoff`], so more streams than cores
+/// hinder one another little.
+#[derive(Clone)]
+pub struct HostStream {
+    handle: Arc<Handle>,
+}
+
+/// What all handles share; the thread does not, so it learns when they are gone.
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Release: what was queued before is queued for who sees this.
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.parker.wake();
+    }
+}
+
+struct Shared {
+    id: u64,
+    name: String,
+    ring: Arc<Ring<Item>>,
+    parker: Parker,
+    progress: Arc<Progress>,
+    fault: Fault,
+    /// Positions below this one were aborted.
+    aborted: AtomicU64,
+    /// The last handle is gone.
+    closing: AtomicBool,
+}
+
+type Kernel = Box<dyn FnOnce() + Send>;
+
+/// An entry of the queue.
+// A program is as large as it is so that a submission allocates nothing: it is executed where it lies in the queue.
+#[allow(clippy::large_enum_variant)]
+#[derive(Default)]
+enum Item {
+    #[default]
+    Nothing,
+    /// Taken out when it is launched.
+    Kernel(Option<Kernel>),
+    Program(Submission),
+    Record(Record),
+    Wait(Mark),
+}
+
+impl HostStream {
+    /// A stream with a queue of [`CAPACITY_DEFAULT`] entries. The name is for people: errors and the thread bear it.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the thread cannot be started.
+    pub fn new(name: impl Into<String>) -> Result<Self> {
+        Self::with_capacity(name, CAPACITY_DEFAULT)
+    }
+
+    /// A stream with a queue of at least `capacity` entries, 1 to [`CAPACITY_MAX`]: the next power of two. An entry takes some 450
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the capacity, [`Error::System`] when the thread cannot be started.
+    pub fn with_capacity(name: impl Into<String>, capacity: usize) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if !(1..=CAPACITY_MAX).contains(&capacity) {
+            return Err(Error::Range {
+                argument: "capacity",
+                value: capacity as u64,
+                min: 1,
+                max: CAPACITY_MAX as u64,
+            });
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (ring, consumer) = Ring::new(capacity.next_power_of_two());
+        let shared = Arc::new(Shared {
+            id,
+            name: name.into(),
+            ring,
+            parker: Parker::new(),
+            progress: Arc::new(Progress::new(id)),
+            fault: Fault::new(),
+            aborted: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+        });
+        let thread_shared = Arc::clone(&shared);
+        std::thread::Builder::new()
+            // A NUL would end the name in the middle, which the standard library answers with a panic.
+            .name(shared.name.replace('\0', " "))
+            .spawn(move || run(&thread_shared, consumer))
+            .map_err(|error| Error::System {
+                operation: "start the thread of a host stream",
+                errno: error.raw_os_error().unwrap_or(0),
+            })?;
+        let handle = Arc::new(Handle { shared });
+        Ok(Self { handle })
+    }
+
+    /// Entries of the queue. The one that is being executed counts.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.shared().ring.capacity()
+    }
+
+    /// Queues a kernel: a closure that the stream's thread runs in its turn.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]. The closure is then dropped without having run.
+    pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.push(Item::Kernel(Some(Box::new(kernel)))).map(drop)
+    }
+
+    /// Discards what is queued at this moment, and breaks the wait that the stream is in. A kernel that runs is not stopped. Work
+    /// queued later is executed.
+    ///
+    /// Programs that were discarded finish as [`Outcome::Discarded`], the one in a wait too, whose later ops are not executed.
+    /// Events recorded before this call pass, and report that the work before them was discarded.
+    pub fn abort(&self) {
+        let shared = self.shared();
+        shared
+            .aborted
+            .fetch_max(shared.ring.claimed(), Ordering::Release);
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handle.shared
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared().fault.check(&self.shared().name)
+    }
+
+    /// Queues one entry; gives its position.
+    fn push(&self, item: Item) -> Result<u64> {
+        let mut claim = self.claim(1)?;
+        let position = claim.position();
+        claim.put(item);
+        drop(claim);
+        self.shared().parker.wake();
+        Ok(position)
+    }
+
+    /// Waits for room for `count` entries.
+    fn claim(&self, count: usize) -> Result<Claim<'_, Item>> {
+        self.check()?;
+        match self.shared().ring.claim(count) {
+            Some(claim) => Ok(claim),
+            None => self.claim_when_free(count),
+        }
+    }
+
+    #[cold]
+    fn claim_when_free(&self, count: usize) -> Result<Claim<'_, Item>> {
+        forbid_on(self.shared().id, "queue on a full stream")?;
+        let mut backoff = Backoff::new();
+        loop {
+            backoff.pause();
+            self.check()?;
+            if let Some(claim) = self.shared().ring.claim(count) {
+                return Ok(claim);
+            }
+        }
+    }
+}
+
+impl Executor for HostStream {
+    fn id(&self) -> u64 {
+        self.shared().id
+    }
+
+    fn name(&self) -> &str {
+        &self.shared().name
+    }
+
+    fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
+        if batch.len() > self.capacity() {
+            return Err(Error::Range {
+                argument: "batch.len()",
+                value: batch.len() as u64,
+                min: 0,
+                max: self.capacity() as u64,
+            });
+        }
+        batch.iter().try_for_each(Submission::check)?;
+        let mut claim = self.claim(batch.len())?;
+        for submission in batch.drain(..) {
+            claim.put(Item::Program(submission));
+        }
+        drop(claim);
+        self.shared().parker.wake();
+        Ok(())
+    }
+
+    fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
+        if let Err(error) = submission.check() {
+            return Err((submission, error));
+        }
+        match self.claim(1) {
+            Ok(mut claim) => claim.put(Item::Program(submission)),
+            Err(error) => return Err((submission, error)),
+        }
+        self.shared().parker.wake();
+        Ok(())
+    }
+
+    fn record(&self, event: &Event) -> Result<()> {
+        let (record, number) = event.begin_record();
+        let position = self.push(Item::Record(record))?;
+        let progress = Arc::clone(&self.shared().progress);
+        let mark = Mark {
+            progress,
+            position: position + 1,
+        };
+        Record::announce(event, number, mark);
+        Ok(())
+    }
+
+    fn wait_event(&self, event: &Event) -> Result<()> {
+        match event.mark() {
+            // What this very stream queued before needs no wait.
+            Some(mark) if mark.progress.stream != self.id() && !mark.is_reached() => {
+                self.push(Item::Wait(mark)).map(drop)
+            }
+            _ => self.check(),
+        }
+    }
+
+    fn query(&self) -> Result<bool> {
+        let shared = self.shared();
+        let done = shared.progress.reached(shared.ring.claimed());
+        // After the look at the progress: a failure of the work that is done is there by then.
+        self.check()?;
+        Ok(done)
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let shared = self.shared();
+        forbid_on(shared.id, "stream synchronize")?;
+        let end = shared.ring.claimed();
+        if !shared.progress.reached(end) {
+            let deadline = deadline_after(timeout);
+            let mut backoff = Backoff::new();
+            while !shared.progress.reached(end) {
+                if !backoff.pause_until(deadline) && !shared.progress.reached(end) {
+                    return Err(Error::Timeout {
+                        operation: "stream synchronize",
+                        timeout: timeout.unwrap_or(Duration::MAX),
+                    });
+                }
+            }
+        }
+        self.check()
+    }
+}
+
+impl fmt::Debug for HostStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostStream")
+            .field("id", &self.id())
+            .field("name", &self.name())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread of a stream.
+fn run(shared: &Shared, mut consumer: Consumer<Item>) {
+    CURRENT.set(shared.id);
+    backoff::sharpen_sleeps();
+    loop {
+        if consumer.is_ready() {
+            shared.step(&mut consumer);
+            continue;
+        }
+        // The queue is looked at after the flag, so what was queued before the last handle went is seen.
+        if shared.closing.load(Ordering::Acquire) && consumer.is_empty() {
+            return;
+        }
+        let mut backoff = Backoff::new();
+        while backoff.spins() && !consumer.is_ready() {
+            backoff.pause();
+        }
+        shared
+            .parker
+            .park(|| consumer.is_ready() || shared.closing.load(Ordering::Acquire));
+    }
+}
+
+impl Shared {
+    /// Executes the front of the queue and is done with it, whatever it does.
+    fn step(&self, consumer: &mut Consumer<Item>) {
+        let position = consumer.position();
+        let mut sleepers = None;
+        let performed = catch_unwind(AssertUnwindSafe(|| {
+            consumer.with_front(|item| sleepers = self.perform(item, position));
+        }));
+        // Dropping the entry may drop the last reference to an owner, so that may panic, too.
+        let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
+        for panicked in [performed.err(), dropped.err()].into_iter().flatten() {
+            self.fault.stick(format!("panicked: {}", message(panicked)));
+        }
+        self.progress.complete(position + 1);
+        if let Some(event) = sleepers {
+            event.wake();
+        }
+    }
+
+    /// Gives the event to wake when the entry is done with.
+    fn perform(&self, item: &mut Item, position: u64) -> Option<Event> {
+        let aborted = || position < self.aborted.load(Ordering::Acquire);
+        let discards = self.fault.is_sticky() || aborted();
+        match item {
+            Item::Nothing => {}
+            Item::Kernel(kernel) => {
+                let kernel = kernel.take().filter(|_| !discards);
+                if let Some(kernel) = kernel {
+                    kernel();
+                }
+            }
+            Item::Program(Submission { owner, cookie, .. }) if discards => {
+                owner.finished(*cookie, Outcome::Discarded);
+            }
+            Item::Program(submission) => self.execute(submission, aborted),
+            Item::Record(record) => {
+                record.fire(discards.then(|| self.discard_reason()));
+                return record.sleepers();
+            }
+            Item::Wait(mark) => {
+                let mut backoff = Backoff::new();
+                while !discards && !mark.is_reached() && !aborted() {
+                    backoff.pause();
+                }
+            }
+        }
+        None
+    }
+
+    fn execute(&self, submission: &Submission, aborted: impl Fn() -> bool) {
+        let Submission {
+            program,
+            owner,
+            cookie,
+        } = submission;
+        let executed = catch_unwind(AssertUnwindSafe(|| {
+            owner.started(*cookie);
+            interpreter::run(program, &**owner, *cookie, &aborted)
+        }));
+        // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
+        let outcome = match executed {
+            Ok(outcome) => {
+                match outcome {
+                    Outcome::Done => {}
+                    Outcome::Released => {
+                        self.fault.pass(format!(
+                            "the wait of program {cookie} was released before its condition held"
+                        ));
+                    }
+                    Outcome::Discarded if aborted() => {}
+                    Outcome::Discarded => {
+                        self.fault.pass(format!(
+                            "the owner of program {cookie} has no memory for one of its targets"
+                        ));
+                    }
+                }
+                outcome
+            }
+            Err(panicked) => {
+                self.fault.stick(format!(
+                    "the owner of program {cookie} panicked: {}",
+                    message(panicked)
+                ));
+                Outcome::Discarded
+            }
+        };
+        owner.finished(*cookie, outcome);
+    }
+
+    /// What an event reports that stands for discarded work.
+    fn discard_reason(&self) -> Error {
+        let reason = match self.fault.sticky_reason() {
+            Some(reason) => format!("discarded, because earlier work failed: {reason}"),
+            None => "discarded by abort".to_owned(),
+        };
+        Error::Asynchronous {
+            stream: self.name.clone(),
+            reason,
+        }
+    }
+}
+
+/// The text of a panic.
+fn message(panicked: Box<dyn Any + Send>) -> String {
+    match panicked.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => match other.downcast_ref::<&str>() {
+            Some(text) => (*text).to_owned(),
+            None => {
+                // Its drop may panic as well, and nothing would catch that.
+                std::mem::forget(other);
+                "no message".to_owned()
+            }
+        },
+    }
+}

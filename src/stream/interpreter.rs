@@ -1,0 +1,477 @@
+//! The interpreter: programs executed by the calling thread.
+#![allow(unsafe_code)] // loads and stores at the addresses that owners give
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::{Backoff, Outcome, Owner};
+use crate::peer::{At, Fence, PeerOp, Program, UNIT_LIMIT};
+
+/// Executes `program` on the memory of `owner`, in the calling thread, until it is done. Waits end when their condition holds or
+/// when the owner releases `cookie`.
+///
+/// It calls the owner's `base`, `progress`, `released` and `rung`; `started` and `finished` are the caller's, who knows the outcome.
+///
+/// A store is one relaxed atomic store of its width, a block copy is 64-bit ones in ascending order, a wait loads with acquire order.
+/// What orders them towards the NIC are the program's fences.
+///
+/// The result is [`Outcome::Discarded`], and nothing is executed, when the program addresses another table than the owner's, or
+/// when the owner has no memory for one of the targets or not at the alignment that the access needs.
+pub fn execute(program: &Program, owner: &dyn Owner, cookie: u64) -> Outcome {
+    run(program, owner, cookie, || false)
+}
+
+/// As [`execute`]; `interrupted` is asked at each turn of a wait, and ends the program where it is.
+pub(super) fn run(
+    program: &Program,
+    owner: &dyn Owner,
+    cookie: u64,
+    interrupted: impl Fn() -> bool,
+) -> Outcome {
+    let Some(addresses) = resolve(program, owner) else {
+        return Outcome::Discarded;
+    };
+    let mut outcome = Outcome::Done;
+    let mut stored = false;
+    for (op, &address) in program.ops().zip(&addresses) {
+        match op {
+            PeerOp::StoreDword { value, .. } => {
+                store_dword(address, value);
+                stored = true;
+            }
+            PeerOp::StoreQword { value, .. } => {
+                store_qword(address, value);
+                stored = true;
+            }
+            PeerOp::CopyBlock { bytes, .. } => {
+                copy_block(address, bytes);
+                stored = true;
+            }
+            PeerOp::Fence(bits) => order(bits),
+            PeerOp::PollGeq { value, .. }
+            | PeerOp::PollAnd { value, .. }
+            | PeerOp::PollNor { value, .. } => {
+                if std::mem::take(&mut stored) {
+                    // What was stored may be what makes the condition come true.
+                    owner.rung();
+                }
+                let condition = condition(&op);
+                match wait(
+                    address,
+                    |word| condition(word, value),
+                    owner,
+                    cookie,
+                    &interrupted,
+                ) {
+                    Wait::Held => {}
+                    Wait::Released => outcome = Outcome::Released,
+                    Wait::Interrupted => return Outcome::Discarded,
+                }
+            }
+        }
+    }
+    if stored {
+        owner.rung();
+    }
+    outcome
+}
+
+/// The address of each op of a program, in order; null for a fence. Good for the access that its op makes.
+type Addresses = [*mut u8; UNIT_LIMIT];
+
+/// Looks all addresses up before the first op is executed, so that a program is executed wholly or not at all.
+fn resolve(program: &Program, owner: &dyn Owner) -> Option<Addresses> {
+    if program.targets_id() != owner.targets().id() {
+        return None;
+    }
+    let mut addresses = [std::ptr::null_mut(); UNIT_LIMIT];
+    for (op, address) in program.ops().zip(&mut addresses) {
+        let (at, align) = match op {
+            PeerOp::StoreDword { at, .. }
+            | PeerOp::PollGeq { at, .. }
+            | PeerOp::PollAnd { at, .. }
+            | PeerOp::PollNor { at, .. } => (at, 4),
+            PeerOp::StoreQword { at, .. } | PeerOp::CopyBlock { at, .. } => (at, 8),
+            PeerOp::Fence(_) => continue,
+        };
+        *address = locate(at, owner)?;
+        if !address.addr().is_multiple_of(align) {
+            return None;
+        }
+    }
+    Some(addresses)
+}
+
+fn locate(at: At, owner: &dyn Owner) -> Option<*mut u8> {
+    let base = owner.base(at.target)?;
+    let offset = usize::try_from(at.offset).ok()?;
+    // SAFETY: the program is of the owner's table, and addresses of that table were checked against the length of their target
+    // when they were made; the owner guarantees that many bytes behind `base`.
+    Some(unsafe { base.as_ptr().add(offset) })
+}
+
+fn store_dword(address: *mut u8, value: u32) {
+    // SAFETY: `resolve` made the address for this op: aligned, inside its target, and alive as long as the owner, whom the caller
+    // holds. Others access the word atomically, or not from this process: the contract of `Owner`.
+    unsafe { AtomicU32::from_ptr(address.cast()) }.store(value, Ordering::Relaxed);
+}
+
+fn store_qword(address: *mut u8, value: u64) {
+    // SAFETY: as in `store_dword`.
+    unsafe { AtomicU64::from_ptr(address.cast()) }.store(value, Ordering::Relaxed);
+}
+
+fn copy_block(address: *mut u8, bytes: &[u8]) {
+    let (words, rest) = bytes.as_chunks::<8>();
+    debug_assert!(rest.is_empty(), "blocks are whole words");
+    for (index, word) in words.iter().enumerate() {
+        // `wrapping_add` needs no promise; the address is in bounds, because the block as a whole is.
+        store_qword(address.wrapping_add(index * 8), u64::from_ne_bytes(*word));
+    }
+}
+
+/// A fence of the program, as the strongest of what its bits ask for.
+fn order(bits: Fence) {
+    match (bits.contains(Fence::READ), bits.contains(Fence::WRITE)) {
+        // The stores before it, such as the doorbell record, before the stores after it, such as the UAR. The other side is the
+        // NIC: silicon reads the record by DMA after it saw the UAR's store; the software NIC loads the UAR word with acquire.
+        (false, true) if !bits.contains(Fence::PEER) => {
+            fence(Ordering::Release);
+            flush_write_combining();
+        }
+        // The loads before it, such as a poll of a CQE, before what follows, such as reads of the data that the CQE announced. The
+        // other side is the NIC, which writes the data before the CQE.
+        (true, false) => fence(Ordering::Acquire),
+        // Both, or writes that must be seen beyond the system's memory.
+        _ => fence(Ordering::SeqCst),
+    }
+}
+
+/// A UAR page is mapped write-combining on x86: there a store may overtake the plain stores before it, which no Rust ordering
+/// weaker than SeqCst prevents. As rdma-core's `mmio_wc_start` (util/udma_barrier.h). Elsewhere the fence before it is an
+/// instruction already.
+fn flush_write_combining() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SFENCE is part of SSE, which every x86-64 has, and orders stores only.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// The condition of a poll, of the word in memory and the op's value. CUDA's definitions (`CUstreamWaitValue_flags`).
+fn condition(op: &PeerOp<'_>) -> fn(u32, u32) -> bool {
+    match op {
+        PeerOp::PollGeq { .. } => |word, value| word.wrapping_sub(value).cast_signed() >= 0,
+        PeerOp::PollAnd { .. } => |word, value| word & value != 0,
+        _ => |word, value| !(word | value) != 0,
+    }
+}
+
+enum Wait {
+    Held,
+    Released,
+    Interrupted,
+}
+
+fn wait(
+    address: *mut u8,
+    holds: impl Fn(u32) -> bool,
+    owner: &dyn Owner,
+    cookie: u64,
+    interrupted: impl Fn() -> bool,
+) -> Wait {
+    // SAFETY: as in `store_dword`.
+    let word = unsafe { AtomicU32::from_ptr(address.cast()) };
+    let mut backoff = Backoff::new();
+    loop {
+        // Acquire: what was written before the word, the data of a CQE for one, is seen by everything that follows in the stream.
+        if holds(word.load(Ordering::Acquire)) {
+            return Wait::Held;
+        }
+        if interrupted() {
+            return Wait::Interrupted;
+        }
+        if owner.released(cookie) {
+            return Wait::Released;
+        }
+        if owner.progress() {
+            backoff.reset();
+        } else {
+            backoff.pause();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::peer::{Role, Target, TargetId, Targets};
+    use std::ptr::NonNull;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    /// 64 words of memory, as two targets of 128 bytes, and one more target that has none.
+    struct Words {
+        targets: Targets,
+        memory: Box<[AtomicU64; 32]>,
+        parts: [Target; 3],
+        shift_bytes: usize,
+        calls: Mutex<Vec<&'static str>>,
+        release: AtomicBool,
+    }
+
+    impl Words {
+        fn new() -> Self {
+            let mut targets = Targets::new();
+            let parts = ["a", "b", "absent"].map(|name| targets.register(name, Role::Memory, 128));
+            Self {
+                targets,
+                memory: Box::new([const { AtomicU64::new(0) }; 32]),
+                parts,
+                shift_bytes: 0,
+                calls: Mutex::default(),
+                release: AtomicBool::new(false),
+            }
+        }
+
+        fn qword(&self, index: usize) -> u64 {
+            self.memory[index].load(Ordering::Relaxed)
+        }
+    }
+
+    // SAFETY: the table never changes, and `base` gives 128 bytes of the boxed array for the first two targets, less what a test
+    // shifts them by, which it then only uses to see that nothing is accessed.
+    unsafe impl Owner for Words {
+        fn targets(&self) -> &Targets {
+            &self.targets
+        }
+
+        fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+            let first = match target.index() {
+                0 => 0,
+                1 => 16,
+                _ => return None,
+            };
+            NonNull::new(
+                self.memory[first]
+                    .as_ptr()
+                    .cast::<u8>()
+                    .wrapping_add(self.shift_bytes),
+            )
+        }
+
+        fn progress(&self) -> bool {
+            self.calls.lock().unwrap().push("progress");
+            // The NIC of this test answers a store of 1 to the first word with a 1 in the second target.
+            let asked = self.memory[0].load(Ordering::Relaxed) == 1;
+            self.memory[16].store(u64::from(asked), Ordering::Release);
+            asked
+        }
+
+        fn rung(&self) {
+            self.calls.lock().unwrap().push("rung");
+        }
+
+        fn released(&self, cookie: u64) -> bool {
+            cookie == 7 && self.release.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn stores_are_as_wide_as_they_say_and_stay_in_place() {
+        let words = Words::new();
+        let mut program = Program::new(&words.targets);
+        program
+            .store_dword(words.parts[0].dword(4).unwrap(), 0x1122_3344)
+            .unwrap();
+        program.fence(Fence::RECORD_BEFORE_UAR).unwrap();
+        program
+            .store_qword(words.parts[1].qword(120).unwrap(), u64::MAX - 1)
+            .unwrap();
+        let block: Vec<u8> = (1..=24).collect();
+        program
+            .copy_block(words.parts[1].block(8, 24).unwrap(), &block)
+            .unwrap();
+        assert_eq!(execute(&program, &words, 0), Outcome::Done);
+        let written: Vec<_> = (0..32)
+            .map(|index| (index, words.qword(index)))
+            .filter(|word| word.1 != 0)
+            .collect();
+        assert_eq!(
+            written,
+            [
+                (0, 0x1122_3344 << 32),
+                (17, 0x0807_0605_0403_0201),
+                (18, 0x100f_0e0d_0c0b_0a09),
+                (19, 0x1817_1615_1413_1211),
+                (31, u64::MAX - 1),
+            ]
+        );
+        assert_eq!(*words.calls.lock().unwrap(), ["rung"]);
+    }
+
+    #[test]
+    fn conditions_at_their_edges() {
+        let targets = Words::new();
+        let at = targets.parts[0].dword(0).unwrap();
+        let holds = |build: fn(&mut Program, crate::peer::Dword, u32) -> crate::Result<()>,
+                     word: u32,
+                     value: u32| {
+            let mut program = Program::new(&targets.targets);
+            build(&mut program, at, value).unwrap();
+            let op = program.ops().next().unwrap();
+            condition(&op)(word, value)
+        };
+        let geq = |word, value| holds(Program::poll_geq, word, value);
+        assert!(geq(5, 5) && geq(6, 5) && !geq(4, 5));
+        assert!(geq(0, u32::MAX), "counts on over the wrap");
+        assert!(!geq(u32::MAX, 0));
+        assert!(
+            geq(0x7fff_ffff, 0) && !geq(0x8000_0000, 0),
+            "half the circle is ahead"
+        );
+        assert!(geq(0x8000_0004, 5) && !geq(0x8000_0005, 5));
+        assert!(!geq(0xd0 << 24, 0), "an error CQE's op_own is negative");
+        let and = |word, value| holds(Program::poll_and, word, value);
+        assert!(and(0x0100_0000, 1 << 24) && and(u32::MAX, 1) && !and(0xfeff_ffff, 1 << 24));
+        assert!(!and(u32::MAX, 0) && !and(0, u32::MAX));
+        let nor = |word, value| holds(Program::poll_nor, word, value);
+        assert!(nor(0xfeff_ffff, !(1 << 24)) && !nor(0x0100_0000, !(1 << 24)));
+        assert!(nor(0, 0) && nor(u32::MAX - 1, 0) && !nor(u32::MAX, 0) && !nor(0, u32::MAX));
+    }
+
+    #[test]
+    fn a_wait_lets_the_nic_move_and_hears_of_the_stores_first() {
+        let words = Words::new();
+        let mut program = Program::new(&words.targets);
+        program
+            .store_dword(words.parts[0].dword(0).unwrap(), 1)
+            .unwrap();
+        program
+            .poll_geq(words.parts[1].dword(0).unwrap(), 1)
+            .unwrap();
+        program
+            .store_dword(words.parts[0].dword(8).unwrap(), 5)
+            .unwrap();
+        assert_eq!(execute(&program, &words, 0), Outcome::Done);
+        assert_eq!(words.qword(1), 5);
+        assert_eq!(*words.calls.lock().unwrap(), ["rung", "progress", "rung"]);
+    }
+
+    #[test]
+    fn a_condition_that_holds_asks_nobody() {
+        let words = Words::new();
+        let mut program = Program::new(&words.targets);
+        program
+            .poll_nor(words.parts[0].dword(0).unwrap(), 0)
+            .unwrap();
+        words.release.store(true, Ordering::Relaxed);
+        assert_eq!(execute(&program, &words, 7), Outcome::Done);
+        assert!(words.calls.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_released_wait_goes_on_and_an_interrupted_one_does_not() {
+        let words = Words::new();
+        let mut program = Program::new(&words.targets);
+        program
+            .poll_and(words.parts[1].dword(64).unwrap(), 1)
+            .unwrap();
+        program
+            .store_dword(words.parts[0].dword(8).unwrap(), 5)
+            .unwrap();
+        let turns = std::cell::Cell::new(0);
+        let interrupted = || turns.replace(turns.get() + 1) == 3;
+        assert_eq!(run(&program, &words, 7, interrupted), Outcome::Discarded);
+        assert_eq!(words.qword(1), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(2));
+                words.release.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(execute(&program, &words, 7), Outcome::Released);
+        });
+        assert_eq!(words.qword(1), 5);
+    }
+
+    #[test]
+    fn what_cannot_run_wholly_does_not_run_at_all() {
+        let mut words = Words::new();
+        let store = |words: &Words| {
+            let mut program = Program::new(&words.targets);
+            program
+                .store_dword(words.parts[0].dword(0).unwrap(), 1)
+                .unwrap();
+            program
+        };
+        let mut absent = store(&words);
+        absent
+            .store_dword(words.parts[2].dword(0).unwrap(), 1)
+            .unwrap();
+        assert_eq!(execute(&absent, &words, 0), Outcome::Discarded);
+        let foreign = store(&Words::new());
+        assert_eq!(execute(&foreign, &words, 0), Outcome::Discarded);
+        // A base that is good for dwords is not good for qwords.
+        words.shift_bytes = 4;
+        let mut crooked = store(&words);
+        crooked
+            .store_qword(words.parts[0].qword(0).unwrap(), 1)
+            .unwrap();
+        assert_eq!(execute(&crooked, &words, 0), Outcome::Discarded);
+        assert!((0..32).all(|index| words.qword(index) == 0));
+        assert!(words.calls.lock().unwrap().is_empty());
+        assert_eq!(execute(&store(&words), &words, 0), Outcome::Done);
+        assert_eq!(words.qword(0), 1 << 32);
+    }
+
+    #[test]
+    fn a_full_program_runs_to_its_last_unit() {
+        let words = Words::new();
+        let mut program = Program::new(&words.targets);
+        for index in 0..UNIT_LIMIT as u64 {
+            program
+                .store_qword(words.parts[0].qword(index * 8).unwrap(), index + 1)
+                .unwrap();
+        }
+        assert_eq!(execute(&program, &words, 0), Outcome::Done);
+        assert!((0..UNIT_LIMIT).all(|index| words.qword(index) == index as u64 + 1));
+    }
+
+    #[test]
+    fn another_thread_sees_stores_in_the_order_of_the_fence() {
+        const ROUNDS: u32 = 20_000;
+        let words = Words::new();
+        let record = words.parts[0].dword(0).unwrap();
+        let uar = words.parts[1].qword(0).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut backoff = Backoff::new();
+                let mut seen = 0;
+                while seen < u64::from(ROUNDS) {
+                    let rung = words.memory[16].load(Ordering::Acquire);
+                    // SAFETY: the first word of the boxed array, which outlives the scope; all access to it is atomic.
+                    let count = unsafe { AtomicU32::from_ptr(words.memory[0].as_ptr().cast()) }
+                        .load(Ordering::Relaxed);
+                    assert!(
+                        u64::from(count) >= rung,
+                        "doorbell {rung} overtook record {count}"
+                    );
+                    if rung == seen {
+                        backoff.pause();
+                    } else {
+                        backoff.reset();
+                    }
+                    seen = rung;
+                }
+            });
+            let mut program = Program::new(&words.targets);
+            for round in 1..=ROUNDS {
+                program.clear();
+                program.store_dword(record, round).unwrap();
+                program.fence(Fence::RECORD_BEFORE_UAR).unwrap();
+                program.store_qword(uar, u64::from(round)).unwrap();
+                assert_eq!(execute(&program, &words, 0), Outcome::Done);
+            }
+        });
+    }
+}

@@ -1,0 +1,139 @@
+//! Sleep and wake-up of a stream's thread.
+
+#[cfg(loom)]
+use loom::{
+    sync::atomic::{AtomicBool, Ordering, fence},
+    thread::{self, Thread},
+};
+use std::sync::OnceLock;
+#[cfg(not(loom))]
+use std::{
+    sync::atomic::{AtomicBool, Ordering, fence},
+    thread::{self, Thread},
+};
+
+/// Where one thread sleeps until others have something for it. Waking a thread that is awake costs one fence and one load, no
+/// system call.
+pub(super) struct Parker {
+    /// The sleeper announced that it goes to sleep, and nobody woke it since.
+    parked: AtomicBool,
+    sleeper: OnceLock<Thread>,
+}
+
+impl Parker {
+    pub(super) fn new() -> Self {
+        Self {
+            parked: AtomicBool::new(false),
+            sleeper: OnceLock::new(),
+        }
+    }
+
+    /// Sleeps unless `ready` holds. Always to be called by one and the same thread, in a loop: it may return for no reason.
+    pub(super) fn park(&self, ready: impl FnOnce() -> bool) {
+        self.sleeper.get_or_init(thread::current);
+        // Release: who sees the flag sees the sleeper's handle.
+        self.parked.store(true, Ordering::Release);
+        // Sleeper's side, the store of `parked` before the loads in `ready`. It pairs with the fence in `wake`: of the two
+        // threads at least one sees what the other stored, so either `ready` holds here or `wake` finds the flag.
+        fence(Ordering::SeqCst);
+        if !ready() {
+            thread::park();
+        }
+        self.parked.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes the sleeper, if it sleeps. To be called after the stores that make its `ready` true.
+    pub(super) fn wake(&self) {
+        // Waker's side, the caller's stores before the load of `parked`. It pairs with the fence in `park`.
+        fence(Ordering::SeqCst);
+        // Many wakers, one wake-up: the first to clear the flag makes the system call.
+        if self.parked.load(Ordering::Relaxed)
+            && self.parked.swap(false, Ordering::Acquire)
+            && let Some(sleeper) = self.sleeper.get()
+        {
+            sleeper.unpark();
+        }
+    }
+}
+
+/// Run by `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`. A lost wake-up is a deadlock, which loom reports.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::{Arc, atomic::AtomicU32};
+
+    fn sleeps_until_all_have_come(wakers: u32) {
+        loom::model(move || {
+            let shared = Arc::new((Parker::new(), AtomicU32::new(0)));
+            let threads: Vec<_> = (0..wakers)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        shared.1.fetch_add(1, Ordering::Relaxed);
+                        shared.0.wake();
+                    })
+                })
+                .collect();
+            while shared.1.load(Ordering::Relaxed) != wakers {
+                shared.0.park(|| shared.1.load(Ordering::Relaxed) == wakers);
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn loom_one_waker_is_never_missed() {
+        sleeps_until_all_have_come(1);
+    }
+
+    #[test]
+    fn loom_two_wakers_are_never_missed() {
+        sleeps_until_all_have_come(2);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, atomic::AtomicU64};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn ready_work_keeps_it_awake() {
+        let parker = Parker::new();
+        parker.park(|| true);
+        assert!(!parker.parked.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn ping_pong_of_two_sleepers_loses_no_wake_up() {
+        const ROUNDS: u64 = 2000;
+        let shared = Arc::new((Parker::new(), Parker::new(), AtomicU64::new(0)));
+        let other = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            for round in 0..ROUNDS {
+                while other.2.load(Ordering::Acquire) != 2 * round + 1 {
+                    other
+                        .1
+                        .park(|| other.2.load(Ordering::Acquire) == 2 * round + 1);
+                }
+                other.2.store(2 * round + 2, Ordering::Release);
+                other.0.wake();
+            }
+        });
+        let begin = Instant::now();
+        for round in 0..ROUNDS {
+            shared.2.store(2 * round + 1, Ordering::Release);
+            shared.1.wake();
+            while shared.2.load(Ordering::Acquire) != 2 * round + 2 {
+                shared
+                    .0
+                    .park(|| shared.2.load(Ordering::Acquire) == 2 * round + 2);
+            }
+        }
+        thread.join().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+}
