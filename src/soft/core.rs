@@ -633,7 +633,11 @@ fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
         counters.doorbells += 1;
         let recorded = qp.parts.send_record.load() as u16;
         let wqebbs = u16::from(doorbell.ds).div_ceil(4);
-        if qp.requester.announce(doorbell.index, wqebbs, recorded) {
+        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        if qp
+            .requester
+            .announce(doorbell.index, wqebbs, recorded, ring_wqebbs)
+        {
             counters.doorbells_before_record += 1;
         }
     }

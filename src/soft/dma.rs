@@ -88,6 +88,11 @@ impl Ring {
         Ring { start, len_bytes }
     }
 
+    /// Its length, a power of two.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
     /// Copies bytes out, from `offset` on, going round at the end. `offset` is taken modulo the ring's length; no more
     /// than one round is copied.
     #[inline]

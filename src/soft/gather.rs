@@ -6,10 +6,10 @@ use crate::soft::dma::{self, Ring};
 use crate::soft::keys::{Access, Keys, Refused};
 use crate::soft::packet::{INLINE_BYTES, Payload, Span};
 
-/// Largest WQE: 63 segments of 16 bytes (`ds` has 6 bits).
-const WQE_BYTES: usize = 1008;
-/// Data segments that fit behind a control segment.
-const MAX_PARTS: usize = 62;
+/// Largest WQE: a receive of 64 segments of 16 bytes. One of the send ring has 63 at most (`ds` has 6 bits).
+const WQE_BYTES: usize = 1024;
+/// Data segments of a receive.
+const MAX_PARTS: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
 enum Part {

@@ -196,11 +196,13 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
-        self.counters.completions += 1;
-        self.cqs
+        let pushed = self
+            .cqs
             .get_mut(cq)
             .and_then(Option::as_mut)
-            .is_some_and(|queue| queue.push(cqe))
+            .is_some_and(|queue| queue.push(cqe));
+        self.counters.completions += u64::from(pushed);
+        pushed
     }
 }
 

@@ -97,15 +97,23 @@ impl Requester {
         self.unsent_psn = psn;
     }
 
-    /// A doorbell: `index` is the WQE's 16-bit count and `wqebbs` its length, `recorded` the doorbell record's count.
-    /// Whether the record was behind.
-    pub(crate) fn announce(&mut self, index: u16, wqebbs: u16, recorded: u16) -> bool {
+    /// A doorbell: `index` is the WQE's 16-bit count and `wqebbs` its length, `recorded` the doorbell record's count, and
+    /// `ring_wqebbs` the length of the ring, which bounds how far one count can be ahead of another. Whether the record was
+    /// behind.
+    pub(crate) fn announce(
+        &mut self,
+        index: u16,
+        wqebbs: u16,
+        recorded: u16,
+        ring_wqebbs: u32,
+    ) -> bool {
         let told = index.wrapping_add(wqebbs);
-        let behind = (recorded.wrapping_sub(told) as i16) < 0;
+        // Half of the 16-bit space is the longest ring: a sign bit would take one that was filled at once for one gone back.
+        let behind = u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
         // A card works up to the record; a store that came too early waits for the next one.
         let upto = if behind { recorded } else { told };
         let ahead = upto.wrapping_sub(self.announced as u16);
-        if (ahead as i16) > 0 {
+        if u32::from(ahead) <= ring_wqebbs {
             self.announced = self.announced.wrapping_add(ahead.into());
         }
         behind
@@ -114,6 +122,22 @@ impl Requester {
     /// Whether there is something that could be sent, were it not for windows and waits.
     pub(crate) fn has_work(&self) -> bool {
         self.cursor < self.messages.len() || self.begun != self.announced
+    }
+
+    /// Moves the cursor over what was acknowledged after the requester had gone back: sent once more, it would be a message
+    /// for which no new acknowledgement can come.
+    fn catch_up(&mut self) {
+        while let Some(message) = self.messages.get(self.cursor) {
+            let arrived = psn_distance(self.unacked_psn, message.first_psn);
+            if message.wants_response() || arrived < message.packets as i32 {
+                if !message.wants_response() && arrived > self.packet as i32 {
+                    self.packet = arrived as u32;
+                }
+                return;
+            }
+            self.cursor += 1;
+            self.packet = 0;
+        }
     }
 
     /// When the requester wants to be called again though nothing arrived.
@@ -162,6 +186,9 @@ impl Qp {
             if message.packets == 0 {
                 self.requester.cursor += 1;
                 self.reap(context);
+                if self.state() != State::ReadyToSend {
+                    return Pause::Idle;
+                }
                 continue;
             }
             let starts = requester.packet == 0;
@@ -349,12 +376,21 @@ impl Qp {
             // A repeated acknowledgement, or one of something never sent.
             AckCode::Ack => {}
             _ if !in_flight => {}
+            // What is answered is not the oldest packet if a response before it was lost: that one is asked for again, and the
+            // refused packet gets a new answer when it is sent again behind it.
             AckCode::SequenceError => {
                 self.acknowledge(context, psn);
-                self.retry(context);
+                if self.requester.unacked_psn == psn {
+                    self.retry(context);
+                }
             }
             AckCode::ReceiverNotReady(timer) => {
                 self.acknowledge(context, psn);
+                let waits = self.requester.wait_until_ns > context.now_ns;
+                if self.requester.unacked_psn != psn || waits || self.state() != State::ReadyToSend
+                {
+                    return;
+                }
                 if self.requester.rnr_retries >= self.attributes.rnr_retry
                     && self.attributes.rnr_retry != 7
                 {
@@ -373,7 +409,7 @@ impl Qp {
                     _ => Syndrome::RemoteOp,
                 };
                 // Only the message that the answer is about may take the blame: a lost response before it is another matter.
-                if self.requester.unacked_psn == psn {
+                if self.requester.unacked_psn == psn && self.state() == State::ReadyToSend {
                     self.fail_oldest(context, syndrome);
                 }
             }
@@ -401,6 +437,7 @@ impl Qp {
         }
         if psn_distance(upto, requester.unacked_psn) > 0 {
             requester.unacked_psn = upto;
+            requester.catch_up();
             self.progressed(context);
             self.reap(context);
         }
@@ -449,8 +486,10 @@ impl Qp {
         context.counters.retransmissions += 1;
         let requester = &mut self.requester;
         let unacked = requester.unacked_psn;
+        // A NOP takes no PSN: one whose turn has come was completed, so the one found here still waits for it.
         let at = requester.messages.iter().position(|message| {
-            psn_distance(psn_add(message.first_psn, message.packets), unacked) > 0
+            let end = psn_distance(psn_add(message.first_psn, message.packets), unacked);
+            end > 0 || (end == 0 && message.packets == 0)
         });
         requester.cursor = at.unwrap_or(requester.messages.len());
         requester.packet = match requester.messages.get(requester.cursor) {

@@ -14,6 +14,8 @@ use crate::soft::qp::{Context, Qp, State};
 const MAX_ANSWERS: usize = 16;
 /// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
 const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+/// Packets of one message after which it is acknowledged so far: well within a requester's window.
+const ACK_EVERY: u32 = 64;
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
 
@@ -118,11 +120,15 @@ impl Qp {
                     self.responder.expected_psn,
                     psn_add(header.psn, self.response_packets(header.total_bytes)),
                 ) >= 0;
-                if known
-                    && self.readable(context, header)
-                    && self.responder.answers.len() < QUEUED_ANSWERS / 2
-                {
+                if !known || self.responder.answers.len() >= QUEUED_ANSWERS / 2 {
+                    return;
+                }
+                if self.readable(context, header) {
                     self.responder.answers.push_back(read_answer(header));
+                } else {
+                    // The region went away since. It may have done so because the read is long complete and this is a
+                    // late copy of the request: then nobody minds the answer, so it must not end the connection here.
+                    self.answer(Kind::Ack, header.psn, AckCode::AccessError, 0);
                 }
             }
             _ => {
@@ -131,7 +137,9 @@ impl Qp {
                     .results
                     .iter()
                     .find(|(psn, _)| *psn == header.psn);
-                if let Some(&(psn, value)) = kept {
+                if let Some(&(psn, value)) = kept
+                    && self.responder.answers.len() < QUEUED_ANSWERS / 2
+                {
                     self.answer(Kind::AtomicResponse, psn, AckCode::Ack, value);
                 }
             }
@@ -187,7 +195,7 @@ impl Qp {
                         done,
                         capacity,
                     });
-                    self.advance(1);
+                    self.advance_inside();
                 }
                 return;
             }
@@ -280,13 +288,17 @@ impl Qp {
                 missing,
                 total,
             });
-            self.advance(1);
+            self.advance_inside();
         }
     }
 
     fn on_read(&mut self, context: &mut Context<'_>, header: &Header) {
-        if self.responder.arriving.is_some() || self.responder.answers.len() >= QUEUED_ANSWERS {
+        if self.responder.arriving.is_some() {
             return self.refuse(context, AckCode::InvalidRequest);
+        }
+        if self.responder.answers.len() >= QUEUED_ANSWERS {
+            // As if the packet had been lost: only copies of requests can have filled the queue, and that is nobody's fault.
+            return;
         }
         if !self.readable(context, header) {
             return self.refuse(context, AckCode::AccessError);
@@ -296,11 +308,12 @@ impl Qp {
     }
 
     fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
-        if self.responder.arriving.is_some()
-            || self.responder.answers.len() >= QUEUED_ANSWERS
-            || header.addr % 8 != 0
-        {
+        if self.responder.arriving.is_some() || header.addr % 8 != 0 {
             return self.refuse(context, AckCode::InvalidRequest);
+        }
+        if self.responder.answers.len() >= QUEUED_ANSWERS {
+            // As for a read.
+            return;
         }
         let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
         let target = context.keys.resolve(
@@ -339,6 +352,13 @@ impl Qp {
         allowed && range.is_ok()
     }
 
+    /// A packet that does not end its message. The requester's window is shorter than a long message, so it must hear of the
+    /// packets before the last.
+    fn advance_inside(&mut self) {
+        self.advance(1);
+        self.responder.owes_ack |= self.responder.expected_psn.is_multiple_of(ACK_EVERY);
+    }
+
     fn advance(&mut self, packets: u32) {
         self.responder.expected_psn = psn_add(self.responder.expected_psn, packets);
     }
@@ -368,7 +388,9 @@ impl Qp {
     fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
         let posted = self.parts.recv_record.load() as u16;
         let index = self.responder.taken;
-        if posted == index as u16 || self.parts.recv_wqes == 0 {
+        let waiting = posted.wrapping_sub(index as u16);
+        // More than the ring holds: a record that was made fresh too early, or garbage.
+        if waiting == 0 || u32::from(waiting) > self.parts.recv_wqes {
             return None;
         }
         self.responder.taken = index.wrapping_add(1);
@@ -465,7 +487,8 @@ impl Qp {
         let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
         let at = addr.wrapping_add(done_bytes.into());
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
-            // The region went away in the middle of a read.
+            // The region went away in the middle of a read; what would have come behind it has no meaning any more.
+            self.responder.answers.clear();
             self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
             return self.enter_error(context);
         };
