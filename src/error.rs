@@ -159,11 +159,23 @@ impl fmt::Display for WorkError {
             write!(f, ", work request {wr_id}")?;
         }
         match &self.cause {
-            Cause::Completion { status, syndrome, vendor_syndrome } => {
-                write!(f, ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})")
+            Cause::Completion {
+                status,
+                syndrome,
+                vendor_syndrome,
+            } => {
+                write!(
+                    f,
+                    ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})"
+                )
             }
-            Cause::Deadline(timeout) => write!(f, ": a wait did not end within {timeout:?}; the watchdog released it"),
-            Cause::QueuePair => f.write_str(": the queue pair is in error; the peer's request was refused, or the peer failed"),
+            Cause::Deadline(timeout) => write!(
+                f,
+                ": a wait did not end within {timeout:?}; the watchdog released it"
+            ),
+            Cause::QueuePair => f.write_str(
+                ": the queue pair is in error; the peer's request was refused, or the peer failed",
+            ),
             Cause::Overrun => f.write_str(": a completion queue overran"),
             Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
             Cause::Aborted => f.write_str(": aborted"),

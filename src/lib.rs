@@ -9,9 +9,9 @@ pub mod soft;
 pub mod stream;
 
 pub use endpoint::{
-    Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig, Listener, Operation, Path, Prepared,
-    Rejected, Side, Status, Ticket, Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32,
-    wait_value32,
+    Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig, Listener,
+    Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post, stream_post_all,
+    stream_wait_value32, stream_write_value32, wait_value32,
 };
 pub use error::{Cause, Error, Result, WorkError};
 pub use region::{Access, Counters, Device, Faults, ProtectionDomain, Region, RemoteRegion, Slice};

@@ -47,42 +47,76 @@ impl Address {
     /// [`Error::Malformed`] for a wrong length, bytes that are no address, another version of the library, another kind of
     /// device, or a number out of its range.
     pub fn from_bytes(bytes: &[u8]) -> Result<Address> {
-        let bad = |reason: String| Error::Malformed { what: "address", reason };
-        let head = bytes.first_chunk::<8>().ok_or_else(|| bad(format!("{} bytes are too few", bytes.len())))?;
+        let bad = |reason: String| Error::Malformed {
+            what: "address",
+            reason,
+        };
+        let head = bytes
+            .first_chunk::<8>()
+            .ok_or_else(|| bad(format!("{} bytes are too few", bytes.len())))?;
         if head[..4] != MAGIC {
             return Err(bad("it does not begin with the mark of an address".into()));
         }
         let version = u16::from_le_bytes([head[4], head[5]]);
         if version != VERSION {
-            return Err(bad(format!("it has version {version}, this library speaks {VERSION}")));
+            return Err(bad(format!(
+                "it has version {version}, this library speaks {VERSION}"
+            )));
         }
         if head[6] != KIND_SOFT {
-            return Err(bad(format!("it is of a device of kind {}, which this build does not know", head[6])));
+            return Err(bad(format!(
+                "it is of a device of kind {}, which this build does not know",
+                head[6]
+            )));
         }
-        let bytes: &[u8; Address::BYTES] =
-            bytes.try_into().map_err(|_| bad(format!("it has {} bytes instead of {}", bytes.len(), Address::BYTES)))?;
-        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
+        let bytes: &[u8; Address::BYTES] = bytes.try_into().map_err(|_| {
+            bad(format!(
+                "it has {} bytes instead of {}",
+                bytes.len(),
+                Address::BYTES
+            ))
+        })?;
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
         if word(44) != checksum(&bytes[..44]) {
             return Err(bad("its checksum is wrong".into()));
         }
-        let port = bytes[8..].first_chunk().map(PortId::from_bytes).ok_or_else(|| bad("it is too short".into()))?;
+        let port = bytes[8..]
+            .first_chunk()
+            .map(PortId::from_bytes)
+            .ok_or_else(|| bad("it is too short".into()))?;
         let (qpn, psn, connection) = (word(32), word(36), word(40));
         if !(8..=12).contains(&head[7]) || qpn >> 24 != 0 || psn >> 24 != 0 {
             return Err(bad("a number in it is out of range".into()));
         }
-        Ok(Address { queue_pair: RemoteQueuePair { port, qpn, psn, connection }, mtu_bytes: 1 << head[7] })
+        Ok(Address {
+            queue_pair: RemoteQueuePair {
+                port,
+                qpn,
+                psn,
+                connection,
+            },
+            mtu_bytes: 1 << head[7],
+        })
     }
 }
 
 /// FNV-1a: against slips in copying, not against intent.
 fn checksum(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 /// Hexadecimal digits.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        self.to_bytes()
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -90,7 +124,10 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Address> {
-        let bad = |reason: &str| Error::Malformed { what: "address", reason: reason.into() };
+        let bad = |reason: &str| Error::Malformed {
+            what: "address",
+            reason: reason.into(),
+        };
         let text = text.trim().as_bytes();
         if text.len() != 2 * Address::BYTES {
             return Err(bad("as text it has 96 hexadecimal digits"));
@@ -98,7 +135,9 @@ impl FromStr for Address {
         let digit = |byte: u8| (byte as char).to_digit(16);
         let mut bytes = [0; Address::BYTES];
         for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-            let value = digit(pair[0]).zip(digit(pair[1])).ok_or_else(|| bad("a character is no hexadecimal digit"))?;
+            let value = digit(pair[0])
+                .zip(digit(pair[1]))
+                .ok_or_else(|| bad("a character is no hexadecimal digit"))?;
             *byte = (value.0 << 4 | value.1) as u8;
         }
         Address::from_bytes(&bytes)
@@ -112,7 +151,15 @@ mod tests {
 
     fn address() -> Address {
         let port = PortId::from_bytes(&std::array::from_fn(|i| i as u8));
-        Address { queue_pair: RemoteQueuePair { port, qpn: 0x01_0203, psn: 0x04_0506, connection: 7 }, mtu_bytes: 2048 }
+        Address {
+            queue_pair: RemoteQueuePair {
+                port,
+                qpn: 0x01_0203,
+                psn: 0x04_0506,
+                connection: 7,
+            },
+            mtu_bytes: 2048,
+        }
     }
 
     fn reason(bytes: &[u8]) -> String {

@@ -74,7 +74,11 @@ impl EndpointConfig {
     /// Blocks of the longest work request.
     fn wqebbs_each(&self) -> u32 {
         // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice.
-        let inline = if self.max_inline_bytes == 0 { 0 } else { (4 + self.max_inline_bytes).div_ceil(16) };
+        let inline = if self.max_inline_bytes == 0 {
+            0
+        } else {
+            (4 + self.max_inline_bytes).div_ceil(16)
+        };
         (2 + self.max_segments.max(inline).max(2)).div_ceil(4)
     }
 
@@ -100,15 +104,35 @@ impl EndpointConfig {
             if (min..=max).contains(&value) {
                 Ok(())
             } else {
-                Err(Error::Range { argument, value: value.into(), min: min.into(), max: max.into() })
+                Err(Error::Range {
+                    argument,
+                    value: value.into(),
+                    min: min.into(),
+                    max: max.into(),
+                })
             }
         };
         range("max_segments", self.max_segments, 1, SEGMENTS_MAX)?;
-        range("max_inline_bytes", self.max_inline_bytes, 0, INLINE_BYTES_MAX)?;
-        range("send_depth", self.send_depth, 1, DEPTH_MAX.min(SEND_WQEBBS_MAX / self.wqebbs_each()))?;
+        range(
+            "max_inline_bytes",
+            self.max_inline_bytes,
+            0,
+            INLINE_BYTES_MAX,
+        )?;
+        range(
+            "send_depth",
+            self.send_depth,
+            1,
+            DEPTH_MAX.min(SEND_WQEBBS_MAX / self.wqebbs_each()),
+        )?;
         range("recv_depth", self.recv_depth, 1, DEPTH_MAX)?;
         if self.wait_timeout == Some(Duration::ZERO) {
-            return Err(Error::Range { argument: "wait_timeout", value: 0, min: 1, max: u64::MAX });
+            return Err(Error::Range {
+                argument: "wait_timeout",
+                value: 0,
+                min: 1,
+                max: u64::MAX,
+            });
         }
         self.attributes().check()
     }
@@ -170,22 +194,95 @@ mod tests {
         };
         let good = EndpointConfig::default();
         assert_eq!(good.check(), Ok(()));
-        assert_eq!(bad(EndpointConfig { send_depth: 0, ..good }), ("send_depth", 16384));
-        assert_eq!(bad(EndpointConfig { send_depth: 1 << 20, ..good }), ("send_depth", 16384));
-        assert_eq!(bad(EndpointConfig { recv_depth: 0, ..good }), ("recv_depth", 16384));
-        assert_eq!(bad(EndpointConfig { recv_depth: 1 << 20, ..good }), ("recv_depth", 16384));
-        assert_eq!(bad(EndpointConfig { max_segments: 17, ..good }), ("max_segments", 16));
-        assert_eq!(bad(EndpointConfig { max_segments: 16, send_depth: 8000, ..good }), ("send_depth", 6553));
-        assert_eq!(bad(EndpointConfig { max_inline_bytes: 477, ..good }), ("max_inline_bytes", 476));
-        assert_eq!(bad(EndpointConfig { wait_timeout: Some(Duration::ZERO), ..good }).0, "wait_timeout");
-        assert_eq!(bad(EndpointConfig { retry_count: 8, ..good }).0, "retry_count");
+        assert_eq!(
+            bad(EndpointConfig {
+                send_depth: 0,
+                ..good
+            }),
+            ("send_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                send_depth: 1 << 20,
+                ..good
+            }),
+            ("send_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                recv_depth: 0,
+                ..good
+            }),
+            ("recv_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                recv_depth: 1 << 20,
+                ..good
+            }),
+            ("recv_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_segments: 17,
+                ..good
+            }),
+            ("max_segments", 16)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_segments: 16,
+                send_depth: 8000,
+                ..good
+            }),
+            ("send_depth", 6553)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_inline_bytes: 477,
+                ..good
+            }),
+            ("max_inline_bytes", 476)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                wait_timeout: Some(Duration::ZERO),
+                ..good
+            })
+            .0,
+            "wait_timeout"
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                retry_count: 8,
+                ..good
+            })
+            .0,
+            "retry_count"
+        );
     }
 
     #[test]
     fn the_ring_holds_the_depth_in_the_longest_work_requests() {
-        for (max_segments, max_inline_bytes, each) in [(1, 0, 1), (2, 28, 1), (3, 0, 2), (4, 64, 2), (16, 0, 5), (1, 476, 8)] {
-            let config = EndpointConfig { max_segments, max_inline_bytes, send_depth: 64, ..EndpointConfig::default() };
-            assert_eq!(config.wqebbs_each(), each, "{max_segments} {max_inline_bytes}");
+        for (max_segments, max_inline_bytes, each) in [
+            (1, 0, 1),
+            (2, 28, 1),
+            (3, 0, 2),
+            (4, 64, 2),
+            (16, 0, 5),
+            (1, 476, 8),
+        ] {
+            let config = EndpointConfig {
+                max_segments,
+                max_inline_bytes,
+                send_depth: 64,
+                ..EndpointConfig::default()
+            };
+            assert_eq!(
+                config.wqebbs_each(),
+                each,
+                "{max_segments} {max_inline_bytes}"
+            );
             assert!(config.send_wqebbs() >= 64 * each);
         }
     }

@@ -74,7 +74,10 @@ impl Endpoint {
 
     /// What the peer needs to connect to this endpoint; it changes with every [`Endpoint::reset`].
     pub fn address(&self) -> Address {
-        Address { queue_pair: self.shared.qp.local(), mtu_bytes: self.config.mtu_bytes }
+        Address {
+            queue_pair: self.shared.qp.local(),
+            mtu_bytes: self.config.mtu_bytes,
+        }
     }
 
     /// Connects to the peer's endpoint. Both sides do so, in any order; packets that come before this side has connected
@@ -85,10 +88,16 @@ impl Endpoint {
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.shared.check_alive()?;
         if self.is_connected() {
-            return Err(Error::State { operation: "connect", reason: "the endpoint is connected already; reset it first".into() });
+            return Err(Error::State {
+                operation: "connect",
+                reason: "the endpoint is connected already; reset it first".into(),
+            });
         }
         let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
-        self.shared.qp.init(crate::soft::Attributes { mtu_bytes, ..self.config.attributes() })?;
+        self.shared.qp.init(crate::soft::Attributes {
+            mtu_bytes,
+            ..self.config.attributes()
+        })?;
         self.shared.qp.connect(&peer.queue_pair)
     }
 
@@ -128,6 +137,10 @@ impl Endpoint {
     /// Which way doorbells take, and why no better one.
     pub fn path(&self) -> Path {
         let reason = "a software ConnectX's UAR page is memory of this process, which a host stream stores to".into();
-        Path { control: Control::Direct, reason, better: Vec::new() }
+        Path {
+            control: Control::Direct,
+            reason,
+            better: Vec::new(),
+        }
     }
 }

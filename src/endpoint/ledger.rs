@@ -42,8 +42,14 @@ unsafe impl<T: Send> Sync for Ledger<T> {}
 impl<T> Ledger<T> {
     /// A ring of `depth` entries, rounded up to a power of two.
     pub(super) fn new(depth: u32) -> Ledger<T> {
-        let entries = (0..depth.next_power_of_two()).map(|_| UnsafeCell::new(None)).collect();
-        Ledger { entries, posted: AtomicU32::new(0), done: AtomicU32::new(0) }
+        let entries = (0..depth.next_power_of_two())
+            .map(|_| UnsafeCell::new(None))
+            .collect();
+        Ledger {
+            entries,
+            posted: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+        }
     }
 
     #[inline]
@@ -75,7 +81,9 @@ impl<T> Ledger<T> {
         let count = self.posted.load(Ordering::Relaxed);
         // SAFETY: not in flight: the reaper left this place before `done` passed it (acquired by the poster's look at
         // `in_flight`), and does not come back before `posted` shows it.
-        let old = self.entry(count).with_mut(|entry| unsafe { (*entry).replace(value) });
+        let old = self
+            .entry(count)
+            .with_mut(|entry| unsafe { (*entry).replace(value) });
         // Release: orders the entry before the count that shows it to the reaper.
         self.posted.store(count.wrapping_add(1), Ordering::Release);
         drop(old);
@@ -87,7 +95,8 @@ impl<T> Ledger<T> {
         let count = self.posted.load(Ordering::Relaxed).wrapping_sub(1);
         self.posted.store(count, Ordering::Release);
         // SAFETY: the reaper takes only what the device has completed.
-        self.entry(count).with_mut(|entry| unsafe { (*entry).take() })
+        self.entry(count)
+            .with_mut(|entry| unsafe { (*entry).take() })
     }
 
     /// Reaps the oldest entry, if one is in flight.
@@ -99,7 +108,9 @@ impl<T> Ledger<T> {
             return None;
         }
         // SAFETY: in flight, so the poster does not touch it before `done` has passed it.
-        let value = self.entry(count).with_mut(|entry| unsafe { (*entry).take() });
+        let value = self
+            .entry(count)
+            .with_mut(|entry| unsafe { (*entry).take() });
         // Release: orders the take before the count that gives the place to the poster.
         self.done.store(count.wrapping_add(1), Ordering::Release);
         value

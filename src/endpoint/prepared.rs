@@ -48,7 +48,9 @@ impl Prepared {
 
     /// The bytecode, disassembled, with the names of this endpoint's memory.
     pub fn disassemble(&self) -> String {
-        self.program.disassemble(self.shared.target_table()).to_string()
+        self.program
+            .disassemble(self.shared.target_table())
+            .to_string()
     }
 
     /// The ticket of the operation, which will tell what becomes of it.
@@ -67,7 +69,12 @@ impl Prepared {
     /// Fails unless the endpoint still is what it was, and this operation is the next of its queue.
     pub(super) fn check_turn(&self) -> Result<()> {
         self.shared.check_alive()?;
-        let no = |reason: String| Err(Error::State { operation: "stream_post", reason });
+        let no = |reason: String| {
+            Err(Error::State {
+                operation: "stream_post",
+                reason,
+            })
+        };
         if self.shared.epoch.load(Ordering::Acquire) != self.epoch {
             return no("the endpoint was reset since the operation was prepared".into());
         }
@@ -99,7 +106,8 @@ impl Prepared {
         if self.is_wait() {
             lane.set_wait(self.count, Wait::Queued);
         } else {
-            lane.queued.store(self.count.wrapping_add(1), Ordering::Release);
+            lane.queued
+                .store(self.count.wrapping_add(1), Ordering::Release);
         }
         self.live = false;
     }
@@ -131,9 +139,18 @@ impl Prepared {
                 program.append(&self.program)?;
             }
         }
-        let cookie = Cookie { side: self.side, is_wait: self.is_wait(), waits_turn, count: self.count };
+        let cookie = Cookie {
+            side: self.side,
+            is_wait: self.is_wait(),
+            waits_turn,
+            count: self.count,
+        };
         let owner: Arc<dyn Owner> = self.shared.clone();
-        Ok(Submission { program, owner, cookie: cookie.to_bits() })
+        Ok(Submission {
+            program,
+            owner,
+            cookie: cookie.to_bits(),
+        })
     }
 }
 
@@ -187,7 +204,10 @@ impl std::error::Error for Rejected {}
 /// since; and what the stream refuses. The operation comes back.
 // The operation comes back by value: a box would be an allocation on the way that must not have one.
 #[allow(clippy::result_large_err)]
-pub fn stream_post(stream: &dyn Executor, mut prepared: Prepared) -> std::result::Result<Ticket, Rejected> {
+pub fn stream_post(
+    stream: &dyn Executor,
+    mut prepared: Prepared,
+) -> std::result::Result<Ticket, Rejected> {
     match try_post(stream, &mut prepared) {
         Ok(ticket) => Ok(ticket),
         Err(error) => Err(Rejected { prepared, error }),
@@ -197,7 +217,11 @@ pub fn stream_post(stream: &dyn Executor, mut prepared: Prepared) -> std::result
 fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
     let shared = Arc::clone(&prepared.shared);
     let lane = shared.lane(prepared.side);
-    let _posting = if prepared.is_wait() { None } else { Some(lane.begin_posting()?) };
+    let _posting = if prepared.is_wait() {
+        None
+    } else {
+        Some(lane.begin_posting()?)
+    };
     prepared.check_turn()?;
     let submission = prepared.submission(stream.id())?;
     let ticket = prepared.ticket();
@@ -233,10 +257,17 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         for operation in prepared.iter_mut() {
             let shared = Arc::clone(&operation.shared);
             let lane = shared.lane(operation.side);
-            let _posting = if operation.is_wait() { None } else { Some(lane.begin_posting()?) };
+            let _posting = if operation.is_wait() {
+                None
+            } else {
+                Some(lane.begin_posting()?)
+            };
             operation.check_turn()?;
             batch.push(operation.submission(stream.id())?);
-            undo.push((lane.queued.load(Ordering::Relaxed), lane.last_stream.load(Ordering::Relaxed)));
+            undo.push((
+                lane.queued.load(Ordering::Relaxed),
+                lane.last_stream.load(Ordering::Relaxed),
+            ));
             operation.hand_over();
             if !operation.is_wait() {
                 lane.last_stream.store(stream.id(), Ordering::Relaxed);
@@ -253,10 +284,16 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             operation.shared.on_streams.fetch_sub(1, Ordering::AcqRel);
             if !operation.is_wait() {
                 operation.lane().queued.store(queued, Ordering::Release);
-                operation.lane().last_stream.store(last_stream, Ordering::Relaxed);
+                operation
+                    .lane()
+                    .last_stream
+                    .store(last_stream, Ordering::Relaxed);
             }
         }
         return Err(error);
     }
-    Ok(prepared.drain(..).map(|operation| operation.ticket()).collect())
+    Ok(prepared
+        .drain(..)
+        .map(|operation| operation.ticket())
+        .collect())
 }

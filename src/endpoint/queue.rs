@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::prepared::{Kind, Prepared, stream_post};
 use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
-use crate::endpoint::side::{self, Lane};
+use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, DataSegment, Payload, RecvCommit, RecvQueue, SendQueue, SendRequest};
 use crate::peer::Program;
-use crate::region::{Region, Slice};
+use crate::region::Slice;
 use crate::soft::State;
 use crate::stream::{Backoff, Executor, Owner, execute};
 use crate::{Error, Result};
@@ -46,8 +46,7 @@ pub struct Endpoint {
 struct Segments {
     list: [DataSegment; SEGMENTS_MAX as usize],
     count: usize,
-    regions: [Option<Region>; 4],
-    more_regions: Vec<Region>,
+    held: Held,
 }
 
 impl Endpoint {
@@ -61,12 +60,15 @@ impl Endpoint {
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
         let segments;
-        let (payload, regions, more_regions) = match work.data {
+        let (payload, held) = match work.data {
             Data::Slices(slices) => {
                 segments = self.segments(slices)?;
-                (Payload::Segments(&segments.list[..segments.count]), segments.regions, segments.more_regions)
+                (
+                    Payload::Segments(&segments.list[..segments.count]),
+                    segments.held,
+                )
             }
-            Data::Inline(bytes) => (Payload::Inline(bytes), [const { None }; 4], Vec::new()),
+            Data::Inline(bytes) => (Payload::Inline(bytes), Held::default()),
         };
         self.make_room(Side::Send)?;
         let request = SendRequest {
@@ -104,12 +106,26 @@ impl Endpoint {
         });
         let commit = stored.inspect_err(|_| self.send.discard())?;
         keep_commit(&mut self.send_commits, lane, count, commit);
-        let work_entry = side::Work { wr_id: work.wr_id, opcode: Some(work.opcode), end: posted.end(), regions, more_regions };
-        lane.enter(posted.index, work_entry);
+        lane.enter(
+            posted.index,
+            side::Work {
+                wr_id: work.wr_id,
+                end: posted.end(),
+                held,
+            },
+        );
         if work.signaled {
             lane.expected.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(self.prepared(program, Side::Send, Kind::Send { posted, signaled: work.signaled }, count))
+        Ok(self.prepared(
+            program,
+            Side::Send,
+            Kind::Send {
+                posted,
+                signaled: work.signaled,
+            },
+            count,
+        ))
     }
 
     /// Makes a receive ready for a stream: what arrives fills the slices in turn.
@@ -133,9 +149,15 @@ impl Endpoint {
         });
         let commit = stored.inspect_err(|_| self.recv.discard())?;
         keep_commit(&mut self.recv_commits, lane, count, commit);
-        let Segments { regions, more_regions, .. } = segments;
         let end = posted.index.wrapping_add(1);
-        lane.enter(posted.index, side::Work { wr_id, opcode: None, end, regions, more_regions });
+        lane.enter(
+            posted.index,
+            side::Work {
+                wr_id,
+                end,
+                held: segments.held,
+            },
+        );
         lane.expected.fetch_add(1, Ordering::Relaxed);
         Ok(self.prepared(program, Side::Recv, Kind::Recv, count))
     }
@@ -153,14 +175,24 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::prepare_wait_cq`].
-    pub fn prepare_wait_cq_for(&mut self, side: Side, timeout: Option<Duration>) -> Result<Prepared> {
+    pub fn prepare_wait_cq_for(
+        &mut self,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Prepared> {
         self.shared.check_alive()?;
         let lane = self.shared.lane(side);
         let index = lane.taken.load(Ordering::Relaxed);
         let expected = lane.expected.load(Ordering::Relaxed);
         if index == expected {
-            let reason = format!("all {expected} completions of the {} queue that can come are taken", side.name());
-            return Err(Error::State { operation: "wait_cq", reason });
+            let reason = format!(
+                "all {expected} completions of the {} queue that can come are taken",
+                side.name()
+            );
+            return Err(Error::State {
+                operation: "wait_cq",
+                reason,
+            });
         }
         let mut program = Program::for_targets(self.shared.targets_id());
         lane.cq.peek(index, &mut program)?;
@@ -172,11 +204,14 @@ impl Endpoint {
 
     /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
     pub fn rollback(&mut self, mut prepared: Prepared) {
-        if !Arc::ptr_eq(&prepared.shared, &self.shared) || prepared.epoch != self.shared.epoch.load(Ordering::Relaxed) {
+        if !Arc::ptr_eq(&prepared.shared, &self.shared)
+            || prepared.epoch != self.shared.epoch.load(Ordering::Relaxed)
+        {
             // Somebody else's, or of an earlier life: dropping does what can be done.
             return;
         }
-        let lane = self.shared.lane(prepared.side);
+        let shared = Arc::clone(&self.shared);
+        let lane = shared.lane(prepared.side);
         let newest = lane.ledger.posted().wrapping_sub(1) == prepared.count;
         match prepared.kind {
             Kind::Send { signaled, .. } if newest && self.roll_back_send() => {
@@ -212,7 +247,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_write(&mut self, stream: &dyn Executor, slices: &[Slice<'_>], addr: u64, rkey: u32) -> Result<Ticket> {
+    pub fn stream_queue_write(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
         self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
     }
 
@@ -220,7 +261,13 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_read(&mut self, stream: &dyn Executor, slices: &[Slice<'_>], addr: u64, rkey: u32) -> Result<Ticket> {
+    pub fn stream_queue_read(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
         self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
     }
 
@@ -228,7 +275,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`stream_post`]. Nothing has changed then.
-    pub fn stream_queue_recv(&mut self, stream: &dyn Executor, wr_id: u64, slices: &[Slice<'_>]) -> Result<Ticket> {
+    pub fn stream_queue_recv(
+        &mut self,
+        stream: &dyn Executor,
+        wr_id: u64,
+        slices: &[Slice<'_>],
+    ) -> Result<Ticket> {
         let prepared = self.prepare_recv(wr_id, slices)?;
         self.post_or_roll_back(stream, prepared)
     }
@@ -246,7 +298,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::stream_wait_cq`].
-    pub fn stream_wait_cq_for(&mut self, stream: &dyn Executor, side: Side, timeout: Option<Duration>) -> Result<Ticket> {
+    pub fn stream_wait_cq_for(
+        &mut self,
+        stream: &dyn Executor,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Ticket> {
         let prepared = self.prepare_wait_cq_for(side, timeout)?;
         self.post_or_roll_back(stream, prepared)
     }
@@ -287,7 +344,11 @@ impl Endpoint {
         match self.shared.lane(side).poll() {
             Some(Ok(completion)) => Ok(Some(completion)),
             Some(Err(found)) => {
-                let error = crate::WorkError { qpn: self.qpn(), wr_id: found.wr_id, cause: found.cause };
+                let error = crate::WorkError {
+                    qpn: self.qpn(),
+                    wr_id: found.wr_id,
+                    cause: found.cause,
+                };
                 Err(Error::Work(error))
             }
             None => {
@@ -316,13 +377,24 @@ impl Endpoint {
             } else if backoff.pause_until(deadline) {
                 continue;
             }
-            return Err(Error::Timeout { operation: "wait_cq", timeout: timeout.unwrap_or_default() });
+            return Err(Error::Timeout {
+                operation: "wait_cq",
+                timeout: timeout.unwrap_or_default(),
+            });
         }
     }
 
     fn prepared(&self, program: Program, side: Side, kind: Kind, count: u32) -> Prepared {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
-        Prepared { shared: Arc::clone(&self.shared), program, side, kind, count, epoch, live: true }
+        Prepared {
+            shared: Arc::clone(&self.shared),
+            program,
+            side,
+            kind,
+            count,
+            epoch,
+            live: true,
+        }
     }
 
     fn post_or_roll_back(&mut self, stream: &dyn Executor, prepared: Prepared) -> Result<Ticket> {
@@ -354,7 +426,12 @@ impl Endpoint {
         let ticket = prepared.ticket();
         prepared.hand_over();
         lane.last_stream.store(0, Ordering::Relaxed);
-        let cookie = Cookie { side: prepared.side, is_wait: false, waits_turn: false, count: prepared.count };
+        let cookie = Cookie {
+            side: prepared.side,
+            is_wait: false,
+            waits_turn: false,
+            count: prepared.count,
+        };
         // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
         let _ = execute(&prepared.program, &*shared, cookie.to_bits());
         Ok(ticket)
@@ -367,68 +444,97 @@ impl Endpoint {
             self.shared.check_alive()?;
         }
         let fine = match least {
-            State::Init => matches!(state, State::Init | State::ReadyToReceive | State::ReadyToSend),
+            State::Init => matches!(
+                state,
+                State::Init | State::ReadyToReceive | State::ReadyToSend
+            ),
             _ => state == State::ReadyToSend,
         };
         if fine {
             return Ok(());
         }
-        Err(Error::State { operation, reason: "the endpoint is not connected".into() })
+        Err(Error::State {
+            operation,
+            reason: "the endpoint is not connected".into(),
+        })
     }
 
     /// Checks the slices and turns them into data segments.
     fn segments(&self, slices: &[Slice<'_>]) -> Result<Segments> {
         if slices.len() > self.config.max_segments as usize {
             let max = u64::from(self.config.max_segments);
-            return Err(Error::Range { argument: "slices", value: slices.len() as u64, min: 0, max });
+            return Err(Error::Range {
+                argument: "slices",
+                value: slices.len() as u64,
+                min: 0,
+                max,
+            });
         }
         let mut segments = Segments {
             list: [DataSegment::default(); SEGMENTS_MAX as usize],
             count: slices.len(),
-            regions: [const { None }; 4],
-            more_regions: Vec::new(),
+            held: Held::default(),
         };
         for (at, slice) in slices.iter().enumerate() {
             let region = slice.region;
             self.shared.domain.check_same(region.domain(), "slices")?;
             if !region.is_registered() {
-                return Err(Error::State { operation: "post", reason: format!("the region of slice {at} is deregistered") });
+                return Err(Error::State {
+                    operation: "post",
+                    reason: format!("the region of slice {at} is deregistered"),
+                });
             }
             segments.list[at] = DataSegment {
                 len_bytes: slice.len_bytes,
                 lkey: region.lkey(),
                 addr: region.as_ptr() as u64 + slice.offset,
             };
-            segments.hold(region);
+            segments.held.hold(region);
         }
         Ok(segments)
     }
 
     /// Sees to room for a further work request and its completion.
     fn make_room(&mut self, side: Side) -> Result<()> {
+        self.release()?;
         if self.shared.lane(side).has_room() {
             return Ok(());
         }
         self.reap()?;
         let lane = self.shared.lane(side);
-        if lane.has_room() { Ok(()) } else { Err(lane.full()) }
+        if lane.has_room() {
+            Ok(())
+        } else {
+            Err(lane.full())
+        }
     }
 
-    /// Processes completions and gives their ring entries back to the queues.
+    /// Processes completions.
     fn reap(&mut self) -> Result<()> {
         self.shared.reap();
         self.shared.check_alive()?;
-        self.send.release(self.shared.lane(Side::Send).consumed.load(Ordering::Acquire))?;
-        self.recv.release(self.shared.lane(Side::Recv).consumed.load(Ordering::Acquire))
+        self.release()
+    }
+
+    /// Gives the ring entries of completed work back to the queues.
+    #[inline]
+    fn release(&mut self) -> Result<()> {
+        let consumed = |side| self.shared.lane(side).consumed.load(Ordering::Acquire);
+        self.send.release(consumed(Side::Send))?;
+        self.recv.release(consumed(Side::Recv))
     }
 
     fn roll_back_send(&mut self) -> bool {
         // Rolling the newest commit back cannot fail, unless it is none of ours; then it stays, as a no-operation.
-        self.send_commits.pop_back().is_some_and(|(_, commit)| self.send.rollback(commit).is_ok())
+        self.send_commits
+            .pop_back()
+            .is_some_and(|(_, commit)| self.send.rollback(commit).is_ok())
     }
 
     fn roll_back_recv(&mut self) -> bool {
-        self.recv_commits.pop_back().is_some_and(|(_, commit)| self.recv.rollback(commit).is_ok())
+        self.recv_commits
+            .pop_back()
+            .is_some_and(|(_, commit)| self.recv.rollback(commit).is_ok())
     }
 
     /// Receives that were prepared and dropped, and have nothing behind them, never were.
@@ -443,7 +549,10 @@ impl Endpoint {
                 return Ok(());
             }
             if !self.roll_back_recv() {
-                return Err(Error::State { operation: "prepare_recv", reason: "a dropped receive cannot be taken back".into() });
+                return Err(Error::State {
+                    operation: "prepare_recv",
+                    reason: "a dropped receive cannot be taken back".into(),
+                });
             }
             let lane = self.shared.lane(Side::Recv);
             lane.expected.fetch_sub(1, Ordering::Relaxed);
@@ -452,29 +561,13 @@ impl Endpoint {
     }
 }
 
-impl Segments {
-    #[inline]
-    fn hold(&mut self, region: &Region) {
-        for place in &mut self.regions {
-            match place {
-                Some(held) if held.is(region) => return,
-                Some(_) => {}
-                None => {
-                    *place = Some(region.clone());
-                    return;
-                }
-            }
-        }
-        if !self.more_regions.iter().any(|held| held.is(region)) {
-            self.more_regions.push(region.clone());
-        }
-    }
-}
-
 /// Remembers how to take a commit back, and forgets those that are with a stream.
 fn keep_commit<C>(commits: &mut VecDeque<(u32, C)>, lane: &Lane, count: u32, commit: C) {
     let queued = lane.queued.load(Ordering::Acquire);
-    while commits.front().is_some_and(|(count, _)| (queued.wrapping_sub(*count) as i32) > 0) {
+    while commits
+        .front()
+        .is_some_and(|(count, _)| (queued.wrapping_sub(*count) as i32) > 0)
+    {
         commits.pop_front();
     }
     commits.push_back((count, commit));

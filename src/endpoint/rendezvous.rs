@@ -26,8 +26,11 @@ impl Listener {
     /// # Errors
     /// [`Error::System`], [`Error::Malformed`] for an address that is none.
     pub fn bind(address: &str) -> Result<Listener> {
-        let socket = TcpListener::bind(resolve(address)?).map_err(|error| system("bind", &error))?;
-        socket.set_nonblocking(true).map_err(|error| system("fcntl", &error))?;
+        let socket =
+            TcpListener::bind(resolve(address)?).map_err(|error| system("bind", &error))?;
+        socket
+            .set_nonblocking(true)
+            .map_err(|error| system("fcntl", &error))?;
         Ok(Listener { socket })
     }
 
@@ -36,7 +39,9 @@ impl Listener {
     /// # Errors
     /// [`Error::System`].
     pub fn address(&self) -> Result<SocketAddr> {
-        self.socket.local_addr().map_err(|error| system("getsockname", &error))
+        self.socket
+            .local_addr()
+            .map_err(|error| system("getsockname", &error))
     }
 
     /// Waits for a peer.
@@ -73,7 +78,9 @@ impl Channel {
             match TcpStream::connect_timeout(&address, deadline.left()?) {
                 Ok(stream) => return Channel::new(stream, &deadline),
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => deadline.nap()?,
-                Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) =>
+                {
                     deadline.nap()?;
                 }
                 Err(error) => return Err(system("connect", &error)),
@@ -82,8 +89,12 @@ impl Channel {
     }
 
     fn new(stream: TcpStream, deadline: &Deadline) -> Result<Channel> {
-        stream.set_nonblocking(false).map_err(|error| system("fcntl", &error))?;
-        stream.set_nodelay(true).map_err(|error| system("setsockopt", &error))?;
+        stream
+            .set_nonblocking(false)
+            .map_err(|error| system("fcntl", &error))?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| system("setsockopt", &error))?;
         let mut channel = Channel { stream };
         let mut hello = [0; 6];
         hello[..4].copy_from_slice(&MAGIC);
@@ -91,12 +102,19 @@ impl Channel {
         channel.put(&hello, deadline)?;
         let mut theirs = [0; 6];
         channel.get(&mut theirs, deadline)?;
-        let bad = |reason| Err(Error::Malformed { what: "greeting of a peer", reason });
+        let bad = |reason| {
+            Err(Error::Malformed {
+                what: "greeting of a peer",
+                reason,
+            })
+        };
         let version = u16::from_le_bytes([theirs[4], theirs[5]]);
         if theirs[..4] != MAGIC {
             bad("it is no peer of this library".into())
         } else if version != VERSION {
-            bad(format!("it has version {version}, this library speaks {VERSION}"))
+            bad(format!(
+                "it has version {version}, this library speaks {VERSION}"
+            ))
         } else {
             Ok(channel)
         }
@@ -104,7 +122,9 @@ impl Channel {
 
     fn put(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
         let timed = self.stream.set_write_timeout(Some(deadline.left()?));
-        timed.and_then(|()| self.stream.write_all(bytes)).map_err(|error| deadline.or_system("send to a peer", &error))
+        timed
+            .and_then(|()| self.stream.write_all(bytes))
+            .map_err(|error| deadline.or_system("send to a peer", &error))
     }
 
     fn get(&mut self, bytes: &mut [u8], deadline: &Deadline) -> Result<()> {
@@ -113,7 +133,12 @@ impl Channel {
             // Set anew for each piece: a peer that sends a byte at a time has the same deadline.
             let timed = self.stream.set_read_timeout(Some(deadline.left()?));
             match timed.and_then(|()| self.stream.read(&mut bytes[got..])) {
-                Ok(0) => return Err(Error::State { operation: "receive from a peer", reason: "the peer has gone".into() }),
+                Ok(0) => {
+                    return Err(Error::State {
+                        operation: "receive from a peer",
+                        reason: "the peer has gone".into(),
+                    });
+                }
                 Ok(count) => got += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(deadline.or_system("receive from a peer", &error)),
@@ -129,8 +154,15 @@ impl Channel {
     pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<()> {
         let deadline = Deadline::new("send to a peer", timeout);
         let max = u64::from(MESSAGE_BYTES_MAX);
-        let len = u32::try_from(message.len()).ok().filter(|len| *len <= MESSAGE_BYTES_MAX);
-        let len = len.ok_or(Error::Range { argument: "message", value: message.len() as u64, min: 0, max })?;
+        let len = u32::try_from(message.len())
+            .ok()
+            .filter(|len| *len <= MESSAGE_BYTES_MAX);
+        let len = len.ok_or(Error::Range {
+            argument: "message",
+            value: message.len() as u64,
+            min: 0,
+            max,
+        })?;
         self.put(&len.to_le_bytes(), &deadline)?;
         self.put(message, &deadline)
     }
@@ -145,7 +177,10 @@ impl Channel {
         self.get(&mut len, &deadline)?;
         let len = u32::from_le_bytes(len);
         if len > MESSAGE_BYTES_MAX {
-            return Err(Error::Malformed { what: "message of a peer", reason: format!("its length is {len}") });
+            return Err(Error::Malformed {
+                what: "message of a peer",
+                reason: format!("its length is {len}"),
+            });
         }
         let mut message = vec![0; len as usize];
         self.get(&mut message, &deadline)?;
@@ -188,18 +223,31 @@ impl Deadline {
     fn new(operation: &'static str, timeout: Duration) -> Deadline {
         let now = Instant::now();
         // A time too far to be told is a century: nobody waits longer.
-        let at = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(3_153_600_000));
-        Deadline { operation, at, timeout }
+        let at = now
+            .checked_add(timeout)
+            .unwrap_or(now + Duration::from_secs(3_153_600_000));
+        Deadline {
+            operation,
+            at,
+            timeout,
+        }
     }
 
     fn passed(&self) -> Error {
-        Error::Timeout { operation: self.operation, timeout: self.timeout }
+        Error::Timeout {
+            operation: self.operation,
+            timeout: self.timeout,
+        }
     }
 
     /// The time left, never zero.
     fn left(&self) -> Result<Duration> {
         let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(self.passed()) } else { Ok(left) }
+        if left.is_zero() {
+            Err(self.passed())
+        } else {
+            Ok(left)
+        }
     }
 
     fn nap(&self) -> Result<()> {
@@ -210,20 +258,33 @@ impl Deadline {
     fn or_system(&self, operation: &'static str, error: &std::io::Error) -> Error {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => self.passed(),
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Error::State { operation, reason: "the peer has gone".into() },
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Error::State {
+                operation,
+                reason: "the peer has gone".into(),
+            },
             _ => system(operation, error),
         }
     }
 }
 
 fn system(operation: &'static str, error: &std::io::Error) -> Error {
-    Error::System { operation, errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    Error::System {
+        operation,
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+    }
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let bad = |reason: String| Error::Malformed { what: "TCP address", reason };
-    let mut found = address.to_socket_addrs().map_err(|error| bad(format!("`{address}`: {error}")))?;
-    found.next().ok_or_else(|| bad(format!("`{address}` names no host")))
+    let bad = |reason: String| Error::Malformed {
+        what: "TCP address",
+        reason,
+    };
+    let mut found = address
+        .to_socket_addrs()
+        .map_err(|error| bad(format!("`{address}`: {error}")))?;
+    found
+        .next()
+        .ok_or_else(|| bad(format!("`{address}` names no host")))
 }
 
 #[cfg(test)]
@@ -246,7 +307,10 @@ mod tests {
         channel.barrier(SOON).unwrap();
         peer.join().unwrap();
         assert!(matches!(channel.receive(SOON), Err(Error::State { .. })));
-        assert!(matches!(channel.send(&vec![0; 1 << 21], SOON), Err(Error::Range { .. })));
+        assert!(matches!(
+            channel.send(&vec![0; 1 << 21], SOON),
+            Err(Error::Range { .. })
+        ));
     }
 
     #[test]
@@ -262,12 +326,28 @@ mod tests {
             drop(stranger);
             result
         };
-        assert!(greet(b"GET / HTTP").unwrap_err().to_string().contains("no peer"));
-        assert!(greet(b"DBRV\x09\x00").unwrap_err().to_string().contains("version 9"));
+        assert!(
+            greet(b"GET / HTTP")
+                .unwrap_err()
+                .to_string()
+                .contains("no peer")
+        );
+        assert!(
+            greet(b"DBRV\x09\x00")
+                .unwrap_err()
+                .to_string()
+                .contains("version 9")
+        );
         assert!(matches!(greet(b"DBR"), Err(Error::Timeout { .. })));
         drop(listener);
-        assert!(matches!(Channel::connect(&address.to_string(), soon), Err(Error::Timeout { .. })));
-        assert!(matches!(Channel::connect("nowhere", soon), Err(Error::Malformed { .. })));
+        assert!(matches!(
+            Channel::connect(&address.to_string(), soon),
+            Err(Error::Timeout { .. })
+        ));
+        assert!(matches!(
+            Channel::connect("nowhere", soon),
+            Err(Error::Malformed { .. })
+        ));
     }
 
     #[test]
@@ -277,6 +357,9 @@ mod tests {
         let mut stranger = TcpStream::connect(address).unwrap();
         stranger.write_all(b"DBRV\x01\x00\xff\xff\xff\xff").unwrap();
         let mut channel = listener.accept(SOON).unwrap();
-        assert!(matches!(channel.receive(SOON), Err(Error::Malformed { .. })));
+        assert!(matches!(
+            channel.receive(SOON),
+            Err(Error::Malformed { .. })
+        ));
     }
 }

@@ -12,7 +12,7 @@ use crate::endpoint::side::{Found, Lane, Standing, Wait};
 use crate::endpoint::watchdog::{self, Watched};
 use crate::endpoint::{EndpointConfig, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue};
-use crate::peer::{Dword, Role, TargetId, Targets};
+use crate::peer::{Dword, Role, Target, TargetId, Targets};
 use crate::region::ProtectionDomain;
 use crate::soft::{Pages, QueuePair, QueuePairConfig, State};
 use crate::stream::{Outcome, Owner};
@@ -35,12 +35,19 @@ pub(super) struct Cookie {
 
 impl Cookie {
     pub(super) fn to_bits(self) -> u64 {
-        u64::from(self.count) | (self.side as u64) << 32 | u64::from(self.is_wait) << 33 | u64::from(self.waits_turn) << 34
+        u64::from(self.count)
+            | (self.side as u64) << 32
+            | u64::from(self.is_wait) << 33
+            | u64::from(self.waits_turn) << 34
     }
 
     fn from_bits(bits: u64) -> Cookie {
         Cookie {
-            side: if bits & 1 << 32 == 0 { Side::Send } else { Side::Recv },
+            side: if bits & 1 << 32 == 0 {
+                Side::Send
+            } else {
+                Side::Recv
+            },
             is_wait: bits & 1 << 33 != 0,
             waits_turn: bits & 1 << 34 != 0,
             count: bits as u32,
@@ -92,7 +99,10 @@ unsafe impl Sync for Shared {}
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("qpn", &self.qp.qpn()).field("failure", &self.failure()).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("qpn", &self.qp.qpn())
+            .field("failure", &self.failure())
+            .finish_non_exhaustive()
     }
 }
 
@@ -104,7 +114,10 @@ pub(super) struct QueueTargets {
 }
 
 impl Shared {
-    pub(super) fn new(domain: &ProtectionDomain, config: &EndpointConfig) -> Result<(Arc<Shared>, QueueTargets)> {
+    pub(super) fn new(
+        domain: &ProtectionDomain,
+        config: &EndpointConfig,
+    ) -> Result<(Arc<Shared>, QueueTargets)> {
         watchdog::start()?;
         let send_wqebbs = config.send_wqebbs();
         let recv_wqes = config.recv_depth.next_power_of_two();
@@ -126,27 +139,66 @@ impl Shared {
         let progress = Pages::new(64);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
-        let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| {
-            bases.push(NonNull::new(base).ok_or(Error::System { operation: "queue memory", errno: libc::ENOMEM })?);
+        let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
+            bases.push(NonNull::new(base).ok_or(Error::System {
+                operation: "queue memory",
+                errno: libc::ENOMEM,
+            })?);
             Ok(targets.register(name, role, len_bytes))
         };
         let record = register("dbrec", Role::DoorbellRecord, 8, memory.record.cast())?;
-        let uar = [register("uar0", Role::Uar, 256, memory.uar[0])?, register("uar1", Role::Uar, 256, memory.uar[1])?];
-        let send_cq = register("send_cq", Role::Completions, u64::from(send_cqes) * 64, memory.send_cq)?;
-        let recv_cq = register("recv_cq", Role::Completions, u64::from(recv_cqes) * 64, memory.recv_cq)?;
-        let send_marks = register("send_marks", Role::Marks, u64::from(send_cqes) * 4, memory.send_marks.cast())?;
-        let recv_marks = register("recv_marks", Role::Marks, u64::from(recv_cqes) * 4, memory.recv_marks.cast())?;
+        let uar = [
+            register("uar0", Role::Uar, 256, memory.uar[0])?,
+            register("uar1", Role::Uar, 256, memory.uar[1])?,
+        ];
+        let send_cq = register(
+            "send_cq",
+            Role::Completions,
+            u64::from(send_cqes) * 64,
+            memory.send_cq,
+        )?;
+        let recv_cq = register(
+            "recv_cq",
+            Role::Completions,
+            u64::from(recv_cqes) * 64,
+            memory.recv_cq,
+        )?;
+        let send_marks = register(
+            "send_marks",
+            Role::Marks,
+            u64::from(send_cqes) * 4,
+            memory.send_marks.cast(),
+        )?;
+        let recv_marks = register(
+            "recv_marks",
+            Role::Marks,
+            u64::from(recv_cqes) * 4,
+            memory.recv_marks.cast(),
+        )?;
         let counts = register("progress", Role::Memory, 8, progress.start().as_ptr())?;
         let cq_config = |recv: bool| CqRingConfig {
             ring: if recv { memory.recv_cq } else { memory.send_cq },
             cqe_count: if recv { recv_cqes } else { send_cqes },
-            record: if recv { memory.recv_cq_record } else { memory.send_cq_record },
-            marks: if recv { memory.recv_marks } else { memory.send_marks },
+            record: if recv {
+                memory.recv_cq_record
+            } else {
+                memory.send_cq_record
+            },
+            marks: if recv {
+                memory.recv_marks
+            } else {
+                memory.send_marks
+            },
             completions: if recv { recv_cq } else { send_cq },
             marks_target: if recv { recv_marks } else { send_marks },
         };
         // SAFETY: all of it is memory of `qp`, sized as given here, and `qp` lives in the same object as the rings.
-        let rings = unsafe { [CqRing::new(cq_config(false))?, CqRing::new(cq_config(true))?] };
+        let rings = unsafe {
+            [
+                CqRing::new(cq_config(false))?,
+                CqRing::new(cq_config(true))?,
+            ]
+        };
         rings.iter().for_each(CqRing::reset);
         let [send_ring, recv_ring] = rings;
         let turn_timeout_ns = timeout_ns(config.wait_timeout);
@@ -200,12 +252,14 @@ impl Shared {
     #[inline]
     pub(super) fn rung(&self, side: Side) -> u32 {
         // SAFETY: within the page, aligned; programs write it with atomic stores.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }.load(Ordering::Acquire)
+        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
+            .load(Ordering::Acquire)
     }
 
     pub(super) fn set_rung(&self, side: Side, count: u32) {
         // SAFETY: as in `rung`.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }.store(count, Ordering::Release);
+        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
+            .store(count, Ordering::Release);
     }
 
     /// The failure of this life, if there is one.
@@ -219,14 +273,19 @@ impl Shared {
 
     #[inline]
     pub(super) fn check_alive(&self) -> Result<()> {
-        self.failure().map_or(Ok(()), |failure| Err(Error::Work(failure)))
+        self.failure()
+            .map_or(Ok(()), |failure| Err(Error::Work(failure)))
     }
 
     /// Records a failure; only the first counts. The watchdog, or whoever polls, then breaks the endpoint down.
     pub(super) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.is_none() {
-            *failure = Some(WorkError { qpn: self.qp.qpn(), wr_id, cause });
+            *failure = Some(WorkError {
+                qpn: self.qp.qpn(),
+                wr_id,
+                cause,
+            });
         }
         drop(failure);
         self.has_failed.store(true, Ordering::Release);
@@ -298,7 +357,10 @@ impl Shared {
         let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
         while self.on_streams.load(Ordering::Acquire) > 0 {
             if now_ns() > deadline {
-                return Err(Error::Timeout { operation: "reset: programs of the endpoint are still on a stream; this", timeout });
+                return Err(Error::Timeout {
+                    operation: "reset: programs of the endpoint are still on a stream; this",
+                    timeout,
+                });
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -313,7 +375,10 @@ impl Shared {
         let past = Past {
             epoch: self.epoch.load(Ordering::Relaxed),
             done: [self.lanes[0].ledger.done(), self.lanes[1].ledger.done()],
-            taken: [self.lanes[0].taken.load(Ordering::Relaxed), self.lanes[1].taken.load(Ordering::Relaxed)],
+            taken: [
+                self.lanes[0].taken.load(Ordering::Relaxed),
+                self.lanes[1].taken.load(Ordering::Relaxed),
+            ],
             failure: *failure,
         };
         let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,17 +401,33 @@ impl Shared {
     pub(super) fn reset_records(&self) {
         for word in 0..2 {
             // SAFETY: the record has two words, which live as long as `qp`.
-            unsafe { AtomicU32::from_ptr(self.qp.memory().record.add(word)) }.store(0, Ordering::Release);
+            unsafe { AtomicU32::from_ptr(self.qp.memory().record.add(word)) }
+                .store(0, Ordering::Release);
         }
     }
 
     /// How an operation of an earlier life ended: well, or with that life's failure.
-    pub(super) fn standing_in_the_past(&self, epoch: u32, side: Side, is_wait: bool, count: u32) -> (Standing, Option<WorkError>) {
+    pub(super) fn standing_in_the_past(
+        &self,
+        epoch: u32,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+    ) -> (Standing, Option<WorkError>) {
         let pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else { return (Standing::Failed, None) };
+        let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else {
+            return (Standing::Failed, None);
+        };
         let reached = if is_wait { past.taken } else { past.done }[side as usize];
         let done = (reached.wrapping_sub(count) as i32) > 0 && (past.failure.is_none() || !is_wait);
-        (if done { Standing::Done } else { Standing::Failed }, past.failure)
+        (
+            if done {
+                Standing::Done
+            } else {
+                Standing::Failed
+            },
+            past.failure,
+        )
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
@@ -354,7 +435,13 @@ impl Shared {
         // SAFETY: the ring is that of `qp`; the request was prepared and never handed to a stream, so it was not rung; and
         // its `Prepared`, which calls this once, is the only one to know of it.
         unsafe {
-            SendQueue::nop_over_raw(self.qp.memory().send_ring, self.send_wqebbs, self.qp.qpn(), posted, signaled);
+            SendQueue::nop_over_raw(
+                self.qp.memory().send_ring,
+                self.send_wqebbs,
+                self.qp.qpn(),
+                posted,
+                signaled,
+            );
         }
     }
 
@@ -417,7 +504,9 @@ unsafe impl Owner for Shared {
     }
 
     fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
-        self.bases.get(self.targets.iter().position(|known| known.id() == target)?).copied()
+        self.bases
+            .get(self.targets.iter().position(|known| known.id() == target)?)
+            .copied()
     }
 
     #[inline]
@@ -434,7 +523,9 @@ unsafe impl Owner for Shared {
         let cookie = Cookie::from_bits(cookie);
         let lane = self.lane(cookie.side);
         if cookie.is_wait {
-            lane.record(cookie.count).wait_started_ns.store(now_ns(), Ordering::Relaxed);
+            lane.record(cookie.count)
+                .wait_started_ns
+                .store(now_ns(), Ordering::Relaxed);
             lane.set_wait(cookie.count, Wait::Started);
         } else if cookie.waits_turn {
             lane.turn_started_ns.store(now_ns(), Ordering::Release);
@@ -449,7 +540,10 @@ unsafe impl Owner for Shared {
         }
         if cookie.is_wait {
             let given_up = outcome != Outcome::Done || self.has_failed.load(Ordering::Acquire);
-            lane.set_wait(cookie.count, if given_up { Wait::GivenUp } else { Wait::Done });
+            lane.set_wait(
+                cookie.count,
+                if given_up { Wait::GivenUp } else { Wait::Done },
+            );
         }
         if outcome == Outcome::Discarded {
             if cookie.is_wait {
@@ -469,5 +563,7 @@ unsafe impl Owner for Shared {
 
 /// A timeout as nanoseconds; none is longer than any time.
 pub(super) fn timeout_ns(timeout: Option<Duration>) -> u64 {
-    timeout.map_or(u64::MAX, |timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
+    timeout.map_or(u64::MAX, |timeout| {
+        u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
+    })
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use crate::endpoint::ledger::Ledger;
 use crate::endpoint::{Completion, Operation, Side};
-use crate::mlx5::{Cqe, CqeOpcode, CqRing, Opcode, Syndrome, WcStatus};
+use crate::mlx5::{CqRing, Cqe, CqeOpcode, Opcode, Syndrome, WcStatus};
 use crate::region::Region;
 use crate::{Cause, Error, Result};
 
@@ -16,13 +16,39 @@ use crate::{Cause, Error, Result};
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) wr_id: u64,
-    /// The opcode of a send; receives have none.
-    pub(super) opcode: Option<Opcode>,
     /// Running count of ring entries behind it.
     pub(super) end: u32,
-    /// Regions that must live until the device is done: four without an allocation.
-    pub(super) regions: [Option<Region>; 4],
-    pub(super) more_regions: Vec<Region>,
+    #[expect(
+        dead_code,
+        reason = "held for as long as the work is in flight, and then dropped"
+    )]
+    pub(super) held: Held,
+}
+
+/// Regions that must live until the device is done with a work request: four of them without an allocation.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    few: [Option<Region>; 4],
+    more: Vec<Region>,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn hold(&mut self, region: &Region) {
+        for place in &mut self.few {
+            match place {
+                Some(held) if held.is(region) => return,
+                Some(_) => {}
+                None => {
+                    *place = Some(region.clone());
+                    return;
+                }
+            }
+        }
+        if !self.more.iter().any(|held| held.is(region)) {
+            self.more.push(region.clone());
+        }
+    }
 }
 
 /// What a ticket can learn of a work request after it is done, until the place is used again.
@@ -177,7 +203,10 @@ impl Lane {
     pub(super) fn has_room(&self) -> bool {
         // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
         // application has not collected stays in the completion queue, too.
-        let uncollected = self.seen.load(Ordering::Acquire).wrapping_sub(self.freed.load(Ordering::Acquire));
+        let uncollected = self
+            .seen
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.freed.load(Ordering::Acquire));
         let in_flight = self.ledger.in_flight();
         in_flight < self.depth && in_flight + uncollected < self.cq.cqe_count()
     }
@@ -185,10 +214,20 @@ impl Lane {
     pub(super) fn full(&self) -> Error {
         if self.ledger.in_flight() < self.depth {
             // The completion queue is what is full: nobody waits for or polls what was signaled.
-            let queue = if self.side == Side::Send { "send completion" } else { "receive completion" };
-            return Error::QueueFull { queue, depth: self.cq.cqe_count() };
+            let queue = if self.side == Side::Send {
+                "send completion"
+            } else {
+                "receive completion"
+            };
+            return Error::QueueFull {
+                queue,
+                depth: self.cq.cqe_count(),
+            };
         }
-        Error::QueueFull { queue: self.side.name(), depth: self.depth }
+        Error::QueueFull {
+            queue: self.side.name(),
+            depth: self.depth,
+        }
     }
 
     /// Enters a work request; `index` is the running count of ring entries at its start.
@@ -216,14 +255,21 @@ impl Lane {
 
     pub(super) fn is_cancelled(&self, seq: u32) -> bool {
         let outcome = self.outcome(seq);
-        outcome.state.load(Ordering::Acquire) == CANCELLED && outcome.seq.load(Ordering::Relaxed) == seq
+        outcome.state.load(Ordering::Acquire) == CANCELLED
+            && outcome.seq.load(Ordering::Relaxed) == seq
     }
 
     /// Takes the right to hand over the next work request. Another thread at it is an error, not a reason to wait.
     pub(super) fn begin_posting(&self) -> Result<Posting<'_>> {
         if self.posting.swap(true, Ordering::Acquire) {
-            let reason = format!("another thread hands work to the {} queue of this endpoint right now", self.side.name());
-            return Err(Error::State { operation: "stream_post", reason });
+            let reason = format!(
+                "another thread hands work to the {} queue of this endpoint right now",
+                self.side.name()
+            );
+            return Err(Error::State {
+                operation: "stream_post",
+                reason,
+            });
         }
         Ok(Posting(&self.posting))
     }
@@ -244,7 +290,9 @@ impl Lane {
     fn reap_with(&self, cursor: &mut Cursor, mut failed: impl FnMut(Found)) -> bool {
         let first = cursor.seen;
         while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
-            let Some(cqe) = self.cq.cqe(cursor.seen) else { break };
+            let Some(cqe) = self.cq.cqe(cursor.seen) else {
+                break;
+            };
             self.process(cursor.seen, &cqe, &mut failed);
             cursor.seen = cursor.seen.wrapping_add(1);
         }
@@ -254,7 +302,10 @@ impl Lane {
         }
         let freed = cursor.freed;
         let taken = self.taken.load(Ordering::Acquire);
-        while cursor.freed != cursor.seen && cursor.freed != taken && !self.cq.is_marked(cursor.freed) {
+        while cursor.freed != cursor.seen
+            && cursor.freed != taken
+            && !self.cq.is_marked(cursor.freed)
+        {
             cursor.freed = cursor.freed.wrapping_add(1);
         }
         if cursor.freed != freed {
@@ -270,15 +321,19 @@ impl Lane {
         let done = self.ledger.done();
         let in_flight = self.ledger.posted().wrapping_sub(done);
         let own = (0..in_flight).find(|ahead| {
-            self.outcome(done.wrapping_add(*ahead)).index.load(Ordering::Relaxed) as u16 == cqe.wqe_counter
+            self.outcome(done.wrapping_add(*ahead))
+                .index
+                .load(Ordering::Relaxed) as u16
+                == cqe.wqe_counter
         });
         let error = cqe.opcode.is_error();
         let mut wr_id = None;
         if let Some(ahead) = own {
-            let seq = done.wrapping_add(ahead);
             for count in 0..=ahead {
                 let seq = done.wrapping_add(count);
-                let Some(work) = self.ledger.reap() else { break };
+                let Some(work) = self.ledger.reap() else {
+                    break;
+                };
                 let outcome = self.outcome(seq);
                 outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
                 self.consumed.store(work.end, Ordering::Release);
@@ -292,11 +347,15 @@ impl Lane {
                 if last {
                     outcome.len_bytes.store(cqe.byte_count, Ordering::Relaxed);
                     outcome.imm.store(cqe.imm, Ordering::Relaxed);
-                    let imm = matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
+                    let imm =
+                        matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
                     outcome.imm_valid.store(imm, Ordering::Relaxed);
                 }
                 // Release: who sees the state sees the fields. The regions are let go after it, at the end of the round.
-                outcome.state.store(if error && last { FAILED } else { SUCCEEDED }, Ordering::Release);
+                outcome.state.store(
+                    if error && last { FAILED } else { SUCCEEDED },
+                    Ordering::Release,
+                );
             }
         }
         record.wr_id.store(wr_id.unwrap_or(0), Ordering::Relaxed);
@@ -307,7 +366,11 @@ impl Lane {
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
-            failed(Found { wr_id, cause, flushed: cqe.syndrome == Syndrome::WrFlush as u8 });
+            failed(Found {
+                wr_id,
+                cause,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
+            });
         }
     }
 
@@ -320,19 +383,38 @@ impl Lane {
         // Seen and not taken, so not freed: the CQE and its record are still there.
         let cqe = self.cq.cqe(index)?;
         let record = self.record(index);
-        let wr_id = record.known.load(Ordering::Relaxed).then(|| record.wr_id.load(Ordering::Relaxed));
+        let wr_id = record
+            .known
+            .load(Ordering::Relaxed)
+            .then(|| record.wr_id.load(Ordering::Relaxed));
         self.taken.store(index.wrapping_add(1), Ordering::Release);
         if cqe.opcode.is_error() {
-            let cause = Cause::Completion { status: cqe.status(), syndrome: cqe.syndrome, vendor_syndrome: cqe.vendor_syndrome };
-            return Some(Err(Found { wr_id, cause, flushed: cqe.status() == WcStatus::WrFlushErr }));
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            return Some(Err(Found {
+                wr_id,
+                cause,
+                flushed: cqe.status() == WcStatus::WrFlushErr,
+            }));
         }
         let operation = match cqe.opcode {
-            CqeOpcode::Req => Operation::Post(Opcode::from_raw(cqe.send_opcode).unwrap_or(Opcode::Nop)),
+            CqeOpcode::Req => {
+                Operation::Post(Opcode::from_raw(cqe.send_opcode).unwrap_or(Opcode::Nop))
+            }
             CqeOpcode::RespWriteImm => Operation::ReceiveWrite,
             _ => Operation::Receive,
         };
-        let imm = matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm).then_some(cqe.imm);
-        Some(Ok(Completion { wr_id: wr_id.unwrap_or(0), operation, len_bytes: cqe.byte_count, imm }))
+        let imm = matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm)
+            .then_some(cqe.imm);
+        Some(Ok(Completion {
+            wr_id: wr_id.unwrap_or(0),
+            operation,
+            len_bytes: cqe.byte_count,
+            imm,
+        }))
     }
 
     /// How the work request of this running count stands; `rung` counts those that were executed.
@@ -348,7 +430,9 @@ impl Lane {
             SUCCEEDED => Standing::Done,
             FAILED => Standing::Failed,
             _ if (rung.wrapping_sub(seq) as i32) > 0 => Standing::Rung,
-            _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => Standing::Queued,
+            _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => {
+                Standing::Queued
+            }
             _ => Standing::Prepared,
         }
     }
@@ -357,8 +441,15 @@ impl Lane {
     pub(super) fn details(&self, seq: u32) -> Option<(u64, u32, Option<u32>)> {
         let outcome = self.outcome(seq);
         let done = outcome.state.load(Ordering::Acquire) == SUCCEEDED;
-        let imm = outcome.imm_valid.load(Ordering::Relaxed).then(|| outcome.imm.load(Ordering::Relaxed));
-        let found = (outcome.wr_id.load(Ordering::Relaxed), outcome.len_bytes.load(Ordering::Relaxed), imm);
+        let imm = outcome
+            .imm_valid
+            .load(Ordering::Relaxed)
+            .then(|| outcome.imm.load(Ordering::Relaxed));
+        let found = (
+            outcome.wr_id.load(Ordering::Relaxed),
+            outcome.len_bytes.load(Ordering::Relaxed),
+            imm,
+        );
         (done && outcome.seq.load(Ordering::Acquire) == seq).then_some(found)
     }
 
@@ -367,7 +458,10 @@ impl Lane {
         let record = self.record(index);
         record.wait_started_ns.store(0, Ordering::Relaxed);
         record.wait_timeout_ns.store(timeout_ns, Ordering::Relaxed);
-        record.wait.store(u64::from(index) << 8 | Wait::Prepared as u64, Ordering::Release);
+        record.wait.store(
+            u64::from(index) << 8 | Wait::Prepared as u64,
+            Ordering::Release,
+        );
     }
 
     /// Sets the state of the wait for this running index, unless the place belongs to a later one already.
@@ -399,15 +493,28 @@ impl Lane {
             // The place is used again, so the wait is over.
             return Standing::Done;
         }
-        const STANDINGS: [Standing; 6] =
-            [Standing::Prepared, Standing::Queued, Standing::Rung, Standing::Done, Standing::Failed, Standing::Cancelled];
-        STANDINGS.get((wait & 0xff) as usize).copied().unwrap_or(Standing::Failed)
+        const STANDINGS: [Standing; 6] = [
+            Standing::Prepared,
+            Standing::Queued,
+            Standing::Rung,
+            Standing::Done,
+            Standing::Failed,
+            Standing::Cancelled,
+        ];
+        STANDINGS
+            .get((wait & 0xff) as usize)
+            .copied()
+            .unwrap_or(Standing::Failed)
     }
 
     /// Running indices of completions that were taken and not given back.
     pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
         let freed = self.freed.load(Ordering::Acquire);
-        let count = self.taken.load(Ordering::Acquire).wrapping_sub(freed).min(self.cq.cqe_count());
+        let count = self
+            .taken
+            .load(Ordering::Acquire)
+            .wrapping_sub(freed)
+            .min(self.cq.cqe_count());
         (0..count).map(move |ahead| freed.wrapping_add(ahead))
     }
 
@@ -426,7 +533,14 @@ impl Lane {
         *cursor = Cursor::default();
         self.ledger.clear();
         self.cq.reset();
-        for counter in [&self.queued, &self.expected, &self.taken, &self.seen, &self.freed, &self.consumed] {
+        for counter in [
+            &self.queued,
+            &self.expected,
+            &self.taken,
+            &self.seen,
+            &self.freed,
+            &self.consumed,
+        ] {
             counter.store(0, Ordering::Release);
         }
         self.last_stream.store(0, Ordering::Relaxed);

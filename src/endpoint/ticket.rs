@@ -30,7 +30,13 @@ pub enum Status {
 
 #[derive(Clone)]
 enum Subject {
-    Operation { shared: Arc<Shared>, side: Side, is_wait: bool, count: u32, epoch: u32 },
+    Operation {
+        shared: Arc<Shared>,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+        epoch: u32,
+    },
     Value(Arc<ValueWait>),
 }
 
@@ -43,27 +49,55 @@ pub struct Ticket {
 impl Ticket {
     pub(super) fn new(shared: &Arc<Shared>, side: Side, is_wait: bool, count: u32) -> Ticket {
         let epoch = shared.epoch.load(Ordering::Relaxed);
-        Ticket { subject: Subject::Operation { shared: Arc::clone(shared), side, is_wait, count, epoch } }
+        Ticket {
+            subject: Subject::Operation {
+                shared: Arc::clone(shared),
+                side,
+                is_wait,
+                count,
+                epoch,
+            },
+        }
     }
 
     pub(super) fn of_value(wait: Arc<ValueWait>) -> Ticket {
-        Ticket { subject: Subject::Value(wait) }
+        Ticket {
+            subject: Subject::Value(wait),
+        }
     }
 
     /// The state now. Looks at new completions first, without waiting.
     pub fn status(&self) -> Status {
         let (shared, side, is_wait, count, epoch) = match &self.subject {
-            Subject::Operation { shared, side, is_wait, count, epoch } => (shared, *side, *is_wait, *count, *epoch),
+            Subject::Operation {
+                shared,
+                side,
+                is_wait,
+                count,
+                epoch,
+            } => (shared, *side, *is_wait, *count, *epoch),
             Subject::Value(wait) => return wait.status(),
         };
-        let unknown = WorkError { qpn: shared.qp.qpn(), wr_id: None, cause: crate::Cause::Aborted };
+        let unknown = WorkError {
+            qpn: shared.qp.qpn(),
+            wr_id: None,
+            cause: crate::Cause::Aborted,
+        };
         if shared.epoch.load(Ordering::Acquire) != epoch {
             let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
-            return if standing == Standing::Done { Status::Complete } else { Status::Failed(failure.unwrap_or(unknown)) };
+            return if standing == Standing::Done {
+                Status::Complete
+            } else {
+                Status::Failed(failure.unwrap_or(unknown))
+            };
         }
         shared.look_for_failure();
         let lane = shared.lane(side);
-        let standing = if is_wait { lane.wait_standing(count) } else { lane.standing(count, shared.rung(side)) };
+        let standing = if is_wait {
+            lane.wait_standing(count)
+        } else {
+            lane.standing(count, shared.rung(side))
+        };
         let failure = shared.failure();
         match (standing, failure) {
             (Standing::Done, _) => Status::Complete,
@@ -78,16 +112,28 @@ impl Ticket {
 
     /// Whether it is over, well or not.
     pub fn is_over(&self) -> bool {
-        matches!(self.status(), Status::Complete | Status::Failed(_) | Status::Cancelled)
+        matches!(
+            self.status(),
+            Status::Complete | Status::Failed(_) | Status::Cancelled
+        )
     }
 
     /// Bytes and immediate data of a work request or receive that is complete; `None` before that, for waits, and when the
     /// queue has since used the place again.
     pub fn details(&self) -> Option<(u32, Option<u32>)> {
         match &self.subject {
-            Subject::Operation { shared, side, is_wait: false, count, epoch } if shared.epoch.load(Ordering::Acquire) == *epoch => {
+            Subject::Operation {
+                shared,
+                side,
+                is_wait: false,
+                count,
+                epoch,
+            } if shared.epoch.load(Ordering::Acquire) == *epoch => {
                 shared.reap();
-                shared.lane(*side).details(*count).map(|(_, len_bytes, imm)| (len_bytes, imm))
+                shared
+                    .lane(*side)
+                    .details(*count)
+                    .map(|(_, len_bytes, imm)| (len_bytes, imm))
             }
             _ => None,
         }
@@ -101,9 +147,10 @@ impl Ticket {
         match self.status() {
             Status::Complete => Ok(true),
             Status::Failed(failure) => Err(Error::Work(failure)),
-            Status::Cancelled => {
-                Err(Error::State { operation: "ticket", reason: "the operation was dropped before it was given to a stream".into() })
-            }
+            Status::Cancelled => Err(Error::State {
+                operation: "ticket",
+                reason: "the operation was dropped before it was given to a stream".into(),
+            }),
             Status::Prepared | Status::Queued | Status::Rung => Ok(false),
         }
     }
@@ -111,6 +158,8 @@ impl Ticket {
 
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ticket").field("status", &self.status()).finish()
+        f.debug_struct("Ticket")
+            .field("status", &self.status())
+            .finish()
     }
 }

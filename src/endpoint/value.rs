@@ -65,7 +65,13 @@ impl ValueWait {
     }
 
     pub(super) fn status(&self) -> Status {
-        let failed = |cause| Status::Failed(WorkError { qpn: 0, wr_id: None, cause });
+        let failed = |cause| {
+            Status::Failed(WorkError {
+                qpn: 0,
+                wr_id: None,
+                cause,
+            })
+        };
         match self.state.load(Ordering::Acquire) {
             QUEUED => Status::Queued,
             STARTED => Status::Rung,
@@ -128,7 +134,13 @@ unsafe impl Owner for ValueWait {
 
 fn submit(stream: &dyn Executor, program: Program, owner: &Arc<ValueWait>) -> Result<()> {
     let owner: Arc<dyn Owner> = owner.clone();
-    stream.submit_one(Submission { program, owner, cookie: 0 }).map_err(|(_, error)| error)
+    stream
+        .submit_one(Submission {
+            program,
+            owner,
+            cookie: 0,
+        })
+        .map_err(|(_, error)| error)
 }
 
 /// Lets what is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for at most
@@ -160,7 +172,12 @@ pub fn stream_wait_value32(
 ///
 /// # Errors
 /// [`Error::OutOfBounds`], [`Error::Alignment`], and what the stream refuses.
-pub fn stream_write_value32(stream: &dyn Executor, region: &Region, offset: u64, value: u32) -> Result<Ticket> {
+pub fn stream_write_value32(
+    stream: &dyn Executor,
+    region: &Region,
+    offset: u64,
+    value: u32,
+) -> Result<Ticket> {
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     program.fence(Fence::WORK_BEFORE_FLAG)?;
@@ -174,12 +191,20 @@ pub fn stream_write_value32(stream: &dyn Executor, region: &Region, offset: u64,
 ///
 /// # Errors
 /// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::Timeout`].
-pub fn wait_value32(region: &Region, offset: u64, condition: Condition, timeout: Option<Duration>) -> Result<()> {
+pub fn wait_value32(
+    region: &Region,
+    offset: u64,
+    condition: Condition,
+    timeout: Option<Duration>,
+) -> Result<()> {
     let started = Instant::now();
     let mut backoff = Backoff::new();
     while !condition.holds(region.load_u32(offset)?) {
         if let Some(timeout) = timeout.filter(|timeout| started.elapsed() > *timeout) {
-            return Err(Error::Timeout { operation: "wait for a value", timeout });
+            return Err(Error::Timeout {
+                operation: "wait for a value",
+                timeout,
+            });
         }
         if region.domain().device().progress() {
             backoff.reset();

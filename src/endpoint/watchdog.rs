@@ -28,10 +28,16 @@ fn watchdog() -> Result<&'static Arc<Watchdog>> {
     let started = WATCHDOG.get_or_init(|| {
         let watchdog = Arc::<Watchdog>::default();
         let run = Arc::clone(&watchdog);
-        std::thread::Builder::new().name("doorbell-watchdog".into()).spawn(move || run.run()).ok()?;
+        std::thread::Builder::new()
+            .name("doorbell-watchdog".into())
+            .spawn(move || run.run())
+            .ok()?;
         Some(watchdog)
     });
-    started.as_ref().ok_or(Error::System { operation: "start of the watchdog thread", errno: libc::EAGAIN })
+    started.as_ref().ok_or(Error::System {
+        operation: "start of the watchdog thread",
+        errno: libc::EAGAIN,
+    })
 }
 
 /// Starts the watchdog's thread, if it does not run.
@@ -46,7 +52,11 @@ pub(super) fn start() -> Result<()> {
 pub(super) fn watch(watched: Weak<dyn Watched>) {
     // `start` was called when the first endpoint was made, and its failure reported there.
     if let Ok(watchdog) = watchdog() {
-        watchdog.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
+        watchdog
+            .arrivals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(watched);
         watchdog.arrived.notify_one();
     }
 }
@@ -57,7 +67,10 @@ impl Watchdog {
         loop {
             let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
             while watched.is_empty() && arrivals.is_empty() {
-                arrivals = self.arrived.wait(arrivals).unwrap_or_else(PoisonError::into_inner);
+                arrivals = self
+                    .arrived
+                    .wait(arrivals)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             watched.append(&mut arrivals);
             drop(arrivals);

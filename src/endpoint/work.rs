@@ -82,7 +82,13 @@ impl<'a> Work<'a> {
 
     /// Replaces the 8 bytes at `addr` of the peer by `swap` if they equal `compare`. What they were goes to the one slice,
     /// of 8 bytes. Words are in host order; `addr` is a multiple of 8.
-    pub const fn compare_swap(result: &'a [Slice<'a>], addr: u64, rkey: u32, compare: u64, swap: u64) -> Work<'a> {
+    pub const fn compare_swap(
+        result: &'a [Slice<'a>],
+        addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> Work<'a> {
         let mut work = Work::new(Opcode::AtomicCs, Data::Slices(result), addr, rkey);
         work.compare = compare;
         work.operand = swap;

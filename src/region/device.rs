@@ -28,9 +28,14 @@ impl Device {
     pub fn open(name: &str) -> Result<Device> {
         if name != SOFTCX {
             let known = Device::list().join(", ");
-            return Err(Error::State { operation: "open", reason: format!("there is no device `{name}`; there are: {known}") });
+            return Err(Error::State {
+                operation: "open",
+                reason: format!("there is no device `{name}`; there are: {known}"),
+            });
         }
-        Ok(Device { nic: soft::Device::open()? })
+        Ok(Device {
+            nic: soft::Device::open()?,
+        })
     }
 
     /// Its name.
@@ -40,7 +45,12 @@ impl Device {
 
     /// A new protection domain: regions and endpoints of different ones do not work together.
     pub fn protection_domain(&self) -> ProtectionDomain {
-        ProtectionDomain { inner: Arc::new(Domain { device: self.clone(), number: self.nic.create_pd() }) }
+        ProtectionDomain {
+            inner: Arc::new(Domain {
+                device: self.clone(),
+                number: self.nic.create_pd(),
+            }),
+        }
     }
 
     /// Lets the device do some of its work inside the caller, in poll loops. Whether there was any.
@@ -75,7 +85,9 @@ impl Device {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("name", &self.name()).finish_non_exhaustive()
+        f.debug_struct("Device")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
     }
 }
 
@@ -103,17 +115,35 @@ impl ProtectionDomain {
 
     /// Fails unless `other` is this very domain.
     #[inline]
-    pub(crate) fn check_same(&self, other: &ProtectionDomain, argument: &'static str) -> Result<()> {
-        if Arc::ptr_eq(&self.inner, &other.inner) { Ok(()) } else { Err(self.foreign(other, argument)) }
+    pub(crate) fn check_same(
+        &self,
+        other: &ProtectionDomain,
+        argument: &'static str,
+    ) -> Result<()> {
+        if Arc::ptr_eq(&self.inner, &other.inner) {
+            Ok(())
+        } else {
+            Err(self.foreign(other, argument))
+        }
     }
 
     #[cold]
     fn foreign(&self, other: &ProtectionDomain, argument: &'static str) -> Error {
         let same_device = self.device().is(other.device());
         let name = |domain: &ProtectionDomain| {
-            let device = if same_device { "this device" } else if std::ptr::eq(domain, self) { "its device" } else { "another device" };
+            let device = if same_device {
+                "this device"
+            } else if std::ptr::eq(domain, self) {
+                "its device"
+            } else {
+                "another device"
+            };
             format!("protection domain {} of {device}", domain.number())
         };
-        Error::Foreign { argument, found: name(other), expected: name(self) }
+        Error::Foreign {
+            argument,
+            found: name(other),
+            expected: name(self),
+        }
     }
 }

@@ -73,13 +73,29 @@ impl Region {
     ///
     /// # Errors
     /// As [`Region::alloc`].
-    pub unsafe fn register(domain: &ProtectionDomain, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Region> {
+    pub unsafe fn register(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<Region> {
         check_len(len_bytes)?;
         Region::new(domain, start, len_bytes, access, None)
     }
 
-    fn new(domain: &ProtectionDomain, start: NonNull<u8>, len_bytes: u64, access: Access, pages: Option<Pages>) -> Result<Region> {
-        let key = domain.device().soft().register(domain.number(), start.as_ptr() as usize, len_bytes, access)?;
+    fn new(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+        pages: Option<Pages>,
+    ) -> Result<Region> {
+        let key = domain.device().soft().register(
+            domain.number(),
+            start.as_ptr() as usize,
+            len_bytes,
+            access,
+        )?;
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
@@ -93,7 +109,9 @@ impl Region {
             target,
             _pages: pages,
         };
-        Ok(Region { inner: Arc::new(inner) })
+        Ok(Region {
+            inner: Arc::new(inner),
+        })
     }
 
     /// The protection domain.
@@ -127,14 +145,19 @@ impl Region {
 
     /// What a peer needs to read or write this region.
     pub fn remote(&self) -> RemoteRegion {
-        RemoteRegion { addr: self.as_ptr() as u64, rkey: self.inner.key, len_bytes: self.inner.len_bytes }
+        RemoteRegion {
+            addr: self.as_ptr() as u64,
+            rkey: self.inner.key,
+            len_bytes: self.inner.len_bytes,
+        }
     }
 
     /// Takes the region from the device: its keys are invalid when this returns, for work in flight as well, which then
     /// fails. The memory stays until the last handle is gone. Whether the region was still registered.
     pub fn deregister(&self) -> bool {
         // AcqRel: one caller wins, and whoever sees `false` later comes after it.
-        self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.domain.device().soft().deregister(self.inner.key)
+        self.inner.alive.swap(false, Ordering::AcqRel)
+            && self.inner.domain.device().soft().deregister(self.inner.key)
     }
 
     /// Whether the region has not been deregistered.
@@ -148,7 +171,13 @@ impl Region {
         if offset <= limit_bytes && len_bytes <= limit_bytes - offset {
             Ok(self.as_ptr().wrapping_add(offset as usize))
         } else {
-            Err(Error::OutOfBounds { argument, offset, len_bytes, limit_bytes, what: "the region" })
+            Err(Error::OutOfBounds {
+                argument,
+                offset,
+                len_bytes,
+                limit_bytes,
+                what: "the region",
+            })
         }
     }
 
@@ -192,13 +221,18 @@ impl Region {
     pub fn is_filled_with(&self, offset: u64, len_bytes: u64, expected: u8) -> Result<bool> {
         let at = self.check("len_bytes", offset, len_bytes)?;
         // SAFETY: within the region; single bytes are read, as atomics, because a device may be writing them.
-        Ok((0..len_bytes as usize).all(|i| unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed) == expected))
+        Ok((0..len_bytes as usize)
+            .all(|i| unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed) == expected))
     }
 
     fn word(&self, offset: u64) -> Result<&AtomicU32> {
         let at = self.check("offset", offset, 4)?;
         if !(at as usize).is_multiple_of(4) {
-            return Err(Error::Alignment { argument: "offset", value: offset, align: 4 });
+            return Err(Error::Alignment {
+                argument: "offset",
+                value: offset,
+                align: 4,
+            });
         }
         // SAFETY: aligned and within the region, which lives as long as `self`; accesses by the device are as by atomics.
         Ok(unsafe { AtomicU32::from_ptr(at.cast()) })
@@ -229,9 +263,18 @@ impl Region {
     pub fn slice(&self, offset: u64, len_bytes: u64) -> Result<Slice<'_>> {
         self.check("slice", offset, len_bytes)?;
         if len_bytes > SLICE_BYTES_MAX {
-            return Err(Error::Range { argument: "len_bytes", value: len_bytes, min: 0, max: SLICE_BYTES_MAX });
+            return Err(Error::Range {
+                argument: "len_bytes",
+                value: len_bytes,
+                min: 0,
+                max: SLICE_BYTES_MAX,
+            });
         }
-        Ok(Slice { region: self, offset, len_bytes: len_bytes as u32 })
+        Ok(Slice {
+            region: self,
+            offset,
+            len_bytes: len_bytes as u32,
+        })
     }
 
     /// Whether both are handles of one region.
@@ -268,7 +311,12 @@ fn check_len(len_bytes: u64) -> Result<()> {
     if (1..=REGION_BYTES_MAX).contains(&len_bytes) {
         Ok(())
     } else {
-        Err(Error::Range { argument: "len_bytes", value: len_bytes, min: 1, max: REGION_BYTES_MAX })
+        Err(Error::Range {
+            argument: "len_bytes",
+            value: len_bytes,
+            min: 1,
+            max: REGION_BYTES_MAX,
+        })
     }
 }
 
@@ -313,9 +361,19 @@ impl RemoteRegion {
 
     /// Reads what [`RemoteRegion::to_bytes`] wrote. Any bytes are a region; the device over there judges its keys.
     pub fn from_bytes(bytes: &[u8; RemoteRegion::BYTES]) -> RemoteRegion {
-        let long = |at: usize| bytes[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-        let rkey = bytes[16..].first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
-        RemoteRegion { addr: long(0), len_bytes: long(8), rkey }
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        let rkey = bytes[16..]
+            .first_chunk()
+            .map_or(0, |b| u32::from_le_bytes(*b));
+        RemoteRegion {
+            addr: long(0),
+            len_bytes: long(8),
+            rkey,
+        }
     }
 
     /// The address at `offset`.
@@ -327,7 +385,13 @@ impl RemoteRegion {
             Ok(self.addr.wrapping_add(offset))
         } else {
             let limit_bytes = self.len_bytes;
-            Err(Error::OutOfBounds { argument: "remote_offset", offset, len_bytes, limit_bytes, what: "the remote region" })
+            Err(Error::OutOfBounds {
+                argument: "remote_offset",
+                offset,
+                len_bytes,
+                limit_bytes,
+                what: "the remote region",
+            })
         }
     }
 }
@@ -341,19 +405,37 @@ mod tests {
     fn every_edge_of_a_region_is_an_error_that_names_the_limit() {
         let domain = Device::open("softcx").unwrap().protection_domain();
         let range = |len| match Region::alloc(&domain, len, Access::ALL) {
-            Err(Error::Range { argument: "len_bytes", max, .. }) => max,
+            Err(Error::Range {
+                argument: "len_bytes",
+                max,
+                ..
+            }) => max,
             other => panic!("{other:?}"),
         };
         assert_eq!(range(0), REGION_BYTES_MAX);
         assert_eq!(range(REGION_BYTES_MAX + 1), REGION_BYTES_MAX);
         let region = Region::alloc(&domain, 100, Access::ALL).unwrap();
-        let outside = |result: Result<()>| matches!(result, Err(Error::OutOfBounds { limit_bytes: 100, .. }));
+        let outside = |result: Result<()>| {
+            matches!(
+                result,
+                Err(Error::OutOfBounds {
+                    limit_bytes: 100,
+                    ..
+                })
+            )
+        };
         assert!(outside(region.write(98, &[0; 3])));
         assert!(outside(region.read(u64::MAX, &mut [0; 1])));
         assert!(outside(region.slice(101, 0).map(drop)));
         assert!(outside(region.load_u32(97).map(drop)));
-        assert!(matches!(region.store_u32(2, 0), Err(Error::Alignment { align: 4, .. })));
-        assert!(matches!(region.remote().at(100, 1), Err(Error::OutOfBounds { .. })));
+        assert!(matches!(
+            region.store_u32(2, 0),
+            Err(Error::Alignment { align: 4, .. })
+        ));
+        assert!(matches!(
+            region.remote().at(100, 1),
+            Err(Error::OutOfBounds { .. })
+        ));
         assert!(region.slice(100, 0).is_ok());
     }
 
