@@ -99,12 +99,12 @@ impl Endpoint {
         } else {
             self.send.commit(&mut program)
         };
+        let commit = committed.inspect_err(|_| self.send.discard())?;
         let rung = self.shared.progress_words[Side::Send as usize];
-        let stored = committed.and_then(|commit| {
-            program.store_dword(rung, count.wrapping_add(1))?;
-            Ok(commit)
-        });
-        let commit = stored.inspect_err(|_| self.send.discard())?;
+        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+            self.send.rollback(commit)?;
+            return Err(error);
+        }
         keep_commit(&mut self.send_commits, lane, count, commit);
         lane.enter(
             posted.index,
@@ -142,12 +142,15 @@ impl Endpoint {
         let mut program = Program::for_targets(self.shared.targets_id());
         let lane = self.shared.lane(Side::Recv);
         let count = lane.ledger.posted();
+        let commit = self
+            .recv
+            .commit(&mut program)
+            .inspect_err(|_| self.recv.discard())?;
         let rung = self.shared.progress_words[Side::Recv as usize];
-        let stored = self.recv.commit(&mut program).and_then(|commit| {
-            program.store_dword(rung, count.wrapping_add(1))?;
-            Ok(commit)
-        });
-        let commit = stored.inspect_err(|_| self.recv.discard())?;
+        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+            self.recv.rollback(commit)?;
+            return Err(error);
+        }
         keep_commit(&mut self.recv_commits, lane, count, commit);
         let end = posted.index.wrapping_add(1);
         lane.enter(

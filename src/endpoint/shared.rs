@@ -82,7 +82,10 @@ pub(super) struct Shared {
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
     broken_down: AtomicBool,
+    /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
+    /// Held while the watchdog looks and while a new life starts: a verdict on the old one must not hit the new one.
+    life: Mutex<()>,
     pasts: Mutex<Vec<Past>>,
     /// Programs that streams have and have not finished.
     pub(super) on_streams: AtomicU32,
@@ -226,6 +229,7 @@ impl Shared {
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
+            life: Mutex::default(),
             pasts: Mutex::default(),
             on_streams: AtomicU32::new(0),
             watched: AtomicBool::new(false),
@@ -277,9 +281,17 @@ impl Shared {
             .map_or(Ok(()), |failure| Err(Error::Work(failure)))
     }
 
-    /// Records a failure; only the first counts. The watchdog, or whoever polls, then breaks the endpoint down.
+    /// Records a failure of the life that is now; only the first counts. The watchdog then breaks the endpoint down.
     pub(super) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
+        self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
+    }
+
+    /// Records a failure, unless the life that it was found in is over.
+    fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.epoch.load(Ordering::Relaxed) != epoch {
+            return;
+        }
         if failure.is_none() {
             *failure = Some(WorkError {
                 qpn: self.qp.qpn(),
@@ -287,8 +299,8 @@ impl Shared {
                 cause,
             });
         }
-        drop(failure);
         self.has_failed.store(true, Ordering::Release);
+        drop(failure);
         self.activate();
     }
 
@@ -301,15 +313,25 @@ impl Shared {
         self.reap();
         for lane in &self.lanes {
             lane.release_waiters();
-            if lane.turn_started_ns.load(Ordering::Acquire) != 0 {
-                self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
-            }
+            // Nobody need wait for a turn any more.
+            self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
         }
     }
 
-    /// Processes new completions of both queues. Whether there were any.
+    /// Processes new completions of both queues. Whether there were any. A queue that another thread is at is left to it.
     #[inline]
     pub(super) fn reap(&self) -> bool {
+        self.reap_by(Lane::reap)
+    }
+
+    /// [`Shared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
+    pub(super) fn reap_fully(&self) {
+        self.reap_by(Lane::reap_fully);
+    }
+
+    #[inline]
+    fn reap_by(&self, reap: impl Fn(&Lane, &dyn Fn(Found)) -> bool) -> bool {
+        let epoch = self.epoch.load(Ordering::Acquire);
         let [send, recv] = &self.lanes;
         let flushed = std::cell::Cell::new(false);
         let failed = |found: Found| {
@@ -317,29 +339,30 @@ impl Shared {
             if found.flushed {
                 flushed.set(true);
             } else {
-                self.fail(found.wr_id, found.cause);
+                self.fail_in(epoch, found.wr_id, found.cause);
             }
         };
-        let mut new = send.reap(failed) | recv.reap(failed);
+        let mut new = reap(send, &failed) | reap(recv, &failed);
         if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
-            new |= send.reap(failed) | recv.reap(failed);
-            self.fail(None, Cause::QueuePair);
+            new |= reap(send, &failed) | reap(recv, &failed);
+            self.fail_in(epoch, None, Cause::QueuePair);
         }
         new
     }
 
     /// [`Shared::reap`], and a look at what the device says of the queue pair itself.
     pub(super) fn look_for_failure(&self) {
+        let epoch = self.epoch.load(Ordering::Acquire);
         self.reap();
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
         if self.qp.status().overrun() {
-            self.fail(None, Cause::Overrun);
+            self.fail_in(epoch, None, Cause::Overrun);
         } else if self.qp.status().state() == State::Error {
             // A completion that says why was written before the state was set.
-            self.reap();
-            self.fail(None, Cause::QueuePair);
+            self.reap_fully();
+            self.fail_in(epoch, None, Cause::QueuePair);
         }
     }
 
@@ -369,17 +392,15 @@ impl Shared {
 
     /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.
     pub(super) fn start_over(&self) -> Result<()> {
-        // Before the reset, so that no flush of the old life arrives in the new one.
+        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        // First, so that no flush of the old life arrives in the new one.
         self.qp.reset()?;
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let reached = |count: fn(&Lane) -> u32| [count(&self.lanes[0]), count(&self.lanes[1])];
         let past = Past {
             epoch: self.epoch.load(Ordering::Relaxed),
-            done: [self.lanes[0].ledger.done(), self.lanes[1].ledger.done()],
-            taken: [
-                self.lanes[0].taken.load(Ordering::Relaxed),
-                self.lanes[1].taken.load(Ordering::Relaxed),
-            ],
-            failure: *failure,
+            done: reached(|lane| lane.ledger.done()),
+            taken: reached(|lane| lane.taken.load(Ordering::Relaxed)),
+            failure: self.failure(),
         };
         let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
         if pasts.len() == PASTS {
@@ -387,10 +408,11 @@ impl Shared {
         }
         pasts.push(past);
         drop(pasts);
-        self.epoch.fetch_add(1, Ordering::AcqRel);
         self.lanes.iter().for_each(Lane::reset);
         self.set_rung(Side::Send, 0);
         self.set_rung(Side::Recv, 0);
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        self.epoch.fetch_add(1, Ordering::AcqRel);
         *failure = None;
         self.has_failed.store(false, Ordering::Release);
         self.broken_down.store(false, Ordering::Release);
@@ -473,6 +495,7 @@ impl Shared {
 impl Watched for Shared {
     fn look(&self) -> bool {
         let now = now_ns();
+        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         self.look_for_failure();
         if !self.has_failed.load(Ordering::Acquire)
             && let Some(timeout) = self.overdue(now)

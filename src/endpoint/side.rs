@@ -110,6 +110,8 @@ pub(super) enum Standing {
 struct Cursor {
     seen: u32,
     freed: u32,
+    /// An error completion was seen.
+    failed: bool,
 }
 
 /// A queue.
@@ -133,6 +135,8 @@ pub(super) struct Lane {
     pub(super) taken: AtomicU32,
     seen: AtomicU32,
     freed: AtomicU32,
+    /// Running index of the first completion in error; above 32 bits while there is none.
+    failed_at: AtomicU64,
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
@@ -180,6 +184,7 @@ impl Lane {
             taken: AtomicU32::new(0),
             seen: AtomicU32::new(0),
             freed: AtomicU32::new(0),
+            failed_at: AtomicU64::new(u64::MAX),
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
             outcomes: (0..slots).map(outcome).collect(),
@@ -274,26 +279,41 @@ impl Lane {
         Ok(Posting(&self.posting))
     }
 
-    /// Processes new completions, and gives back those that nobody needs any more. The first real error goes to `failed`.
-    /// Whether any was new. Returns at once if another thread is at it.
+    /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
+    /// was new. Returns at once if another thread is at it.
     #[inline]
-    pub(super) fn reap(&self, failed: impl FnMut(Found)) -> bool {
-        let mut cursor = match self.cursor.try_lock() {
-            Ok(cursor) => cursor,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        self.reap_with(&mut cursor, failed)
+    pub(super) fn reap(&self, failed: &dyn Fn(Found)) -> bool {
+        match self.cursor.try_lock() {
+            Ok(mut cursor) => self.reap_with(&mut cursor, failed),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.reap_with(&mut poisoned.into_inner(), failed)
+            }
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// [`Lane::reap`] that waits for the other thread.
+    pub(super) fn reap_fully(&self, failed: &dyn Fn(Found)) -> bool {
+        self.reap_with(
+            &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
+            failed,
+        )
     }
 
     #[inline]
-    fn reap_with(&self, cursor: &mut Cursor, mut failed: impl FnMut(Found)) -> bool {
+    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Found)) -> bool {
         let first = cursor.seen;
         while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
             let Some(cqe) = self.cq.cqe(cursor.seen) else {
                 break;
             };
-            self.process(cursor.seen, &cqe, &mut failed);
+            if cqe.opcode.is_error() && !cursor.failed {
+                cursor.failed = true;
+                // Everything from this completion on has failed; see `wait_standing`.
+                self.failed_at
+                    .store(u64::from(cursor.seen), Ordering::Release);
+            }
+            self.process(cursor.seen, &cqe, failed);
             cursor.seen = cursor.seen.wrapping_add(1);
         }
         let new = cursor.seen != first;
@@ -316,7 +336,7 @@ impl Lane {
     }
 
     /// Enters a completion: the work requests up to its own are done.
-    fn process(&self, index: u32, cqe: &Cqe, failed: &mut impl FnMut(Found)) {
+    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Found)) {
         let record = self.record(index);
         let done = self.ledger.done();
         let in_flight = self.ledger.posted().wrapping_sub(done);
@@ -486,13 +506,9 @@ impl Lane {
         }
     }
 
-    /// How the wait for this running index stands.
+    /// How the wait for this running index stands. A wait is over when its completion is there, in error or not: exact after
+    /// a full reap.
     pub(super) fn wait_standing(&self, index: u32) -> Standing {
-        let wait = self.record(index).wait.load(Ordering::Acquire);
-        if wait >> 8 != u64::from(index) {
-            // The place is used again, so the wait is over.
-            return Standing::Done;
-        }
         const STANDINGS: [Standing; 6] = [
             Standing::Prepared,
             Standing::Queued,
@@ -501,10 +517,23 @@ impl Lane {
             Standing::Failed,
             Standing::Cancelled,
         ];
-        STANDINGS
-            .get((wait & 0xff) as usize)
-            .copied()
-            .unwrap_or(Standing::Failed)
+        let wait = self.record(index).wait.load(Ordering::Acquire);
+        let standing = if wait >> 8 == u64::from(index) {
+            STANDINGS
+                .get((wait & 0xff) as usize)
+                .copied()
+                .unwrap_or(Standing::Failed)
+        } else {
+            // The place is used again, so the wait is over.
+            Standing::Done
+        };
+        let failed_at = self.failed_at.load(Ordering::Acquire);
+        let failed = u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0);
+        if standing == Standing::Done && failed {
+            Standing::Failed
+        } else {
+            standing
+        }
     }
 
     /// Running indices of completions that were taken and not given back.
@@ -543,6 +572,7 @@ impl Lane {
         ] {
             counter.store(0, Ordering::Release);
         }
+        self.failed_at.store(u64::MAX, Ordering::Release);
         self.last_stream.store(0, Ordering::Relaxed);
         self.turn_started_ns.store(0, Ordering::Relaxed);
         for outcome in &self.outcomes {

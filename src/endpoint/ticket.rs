@@ -92,6 +92,10 @@ impl Ticket {
             };
         }
         shared.look_for_failure();
+        if is_wait {
+            // The stream may be past a completion that nobody has looked at yet.
+            shared.reap_fully();
+        }
         let lane = shared.lane(side);
         let standing = if is_wait {
             lane.wait_standing(count)
