@@ -14,6 +14,8 @@ mod cursor;
 mod device;
 mod dma;
 mod gather;
+#[cfg(all(test, not(loom)))]
+mod harness;
 mod inbox;
 mod keys;
 mod packet;
@@ -21,6 +23,8 @@ mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod wire;
 
 pub use device::{Device, PortId};
