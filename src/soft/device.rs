@@ -290,6 +290,25 @@ impl Device {
             .ok_or(full)
     }
 
+    /// As the region room registers memory, for benchmarks of this room alone.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and writes until the last handle of the device and all that was made from it are gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the device's table is full.
+    #[doc(hidden)]
+    #[allow(unsafe_code)] // the promise about the memory can only be the caller's
+    pub unsafe fn register_raw(
+        &self,
+        pd: u32,
+        base: *mut u8,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        self.register(pd, base.expose_provenance(), len_bytes, access)
+    }
+
     /// Takes memory out again. When this returns, the device does not touch it any more.
     pub(crate) fn deregister(&self, key: u32) -> bool {
         self.lock().keys.deregister(key)
