@@ -8,7 +8,7 @@ use crate::soft::dma::Register;
 use crate::soft::gather::{Gather, Source};
 use crate::soft::inbox::{Arrival, Inbox, Lane, PortAddress};
 use crate::soft::keys::Keys;
-use crate::soft::packet::{Header, MAX_PAYLOAD_BYTES, Packet};
+use crate::soft::packet::{Header, Kind, MAX_PAYLOAD_BYTES, Packet};
 use crate::soft::qp::{Attributes, Context, Counters, Parts, Qp, Remote, State};
 use crate::soft::requester::Pause;
 use crate::soft::wire::{Destination, Faults, Wire};
@@ -509,7 +509,7 @@ impl Core {
             qp.on_request(context, header, source);
         } else if qp.state() == State::ReadyToSend {
             match header.kind {
-                crate::soft::packet::Kind::Ack => qp.on_ack(context, header),
+                Kind::Ack => qp.on_ack(context, header),
                 _ => qp.on_response(context, header, source),
             }
         }
@@ -533,6 +533,12 @@ impl Core {
             self.enlist(slot);
         }
         worked
+    }
+
+    /// A packet without payload that nobody sent.
+    #[cfg(test)]
+    pub(crate) fn inject(&mut self, header: &Header) {
+        self.dispatch(0, header, &Source::Bytes(&[]));
     }
 
     /// Takes packets from other devices.
@@ -567,10 +573,18 @@ impl Core {
             let before = queue.len();
             while let Some(packet) = queue.front() {
                 let source = Source::of(&packet.payload, packet.header.payload_bytes);
+                let mut filled = true;
                 if source.len_bytes() as usize <= MAX_PAYLOAD_BYTES
-                    && !lane.send(&packet.header, |slot| fill(&self.keys, &source, slot))
+                    && !lane.send(&packet.header, |slot| {
+                        filled = fill(&self.keys, &source, slot);
+                        filled
+                    })
                 {
                     break;
+                }
+                if !filled && packet.header.kind == Kind::ReadResponse {
+                    // The slot is still there.
+                    lane.send(&packet.header.refused(), |_| true);
                 }
                 queue.pop_front();
             }

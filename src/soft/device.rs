@@ -163,15 +163,7 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        let core = Core::new()?;
-        let bell = core.inbox().bell();
-        let nic = Arc::new(Nic {
-            core: Mutex::new(core),
-            bell,
-            started: Instant::now(),
-            stop: AtomicBool::new(false),
-            driven: AtomicU64::new(0),
-        });
+        let nic = Device::nic_of(Core::new()?);
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
             .name("softcx-engine".into())
@@ -184,6 +176,28 @@ impl Device {
             engine: Arc::new(Engine {
                 nic,
                 thread: Some(thread),
+            }),
+        })
+    }
+
+    fn nic_of(core: Core) -> Arc<Nic> {
+        let bell = core.inbox().bell();
+        Arc::new(Nic {
+            core: Mutex::new(core),
+            bell,
+            started: Instant::now(),
+            stop: AtomicBool::new(false),
+            driven: AtomicU64::new(0),
+        })
+    }
+
+    /// A device that nothing moves but the caller's turns of its core.
+    #[cfg(test)]
+    pub(crate) fn without_engine() -> Result<Device> {
+        Ok(Device {
+            engine: Arc::new(Engine {
+                nic: Device::nic_of(Core::new()?),
+                thread: None,
             }),
         })
     }
@@ -274,6 +288,25 @@ impl Device {
             .keys
             .register(pd, base, len_bytes, access)
             .ok_or(full)
+    }
+
+    /// As the region room registers memory, for benchmarks of this room alone.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and writes until the last handle of the device and all that was made from it are gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the device's table is full.
+    #[doc(hidden)]
+    #[allow(unsafe_code)] // the promise about the memory can only be the caller's
+    pub unsafe fn register_raw(
+        &self,
+        pd: u32,
+        base: *mut u8,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        self.register(pd, base.expose_provenance(), len_bytes, access)
     }
 
     /// Takes memory out again. When this returns, the device does not touch it any more.

@@ -14,6 +14,8 @@ mod cursor;
 mod device;
 mod dma;
 mod gather;
+#[cfg(all(test, not(loom)))]
+mod harness;
 mod inbox;
 mod keys;
 mod packet;
@@ -21,12 +23,14 @@ mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod wire;
 
 pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
 pub use keys::Access;
-pub use packet::{HEADER_BYTES, Header};
+pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, flag};
 pub use qp::{Attributes, Counters, State, Status};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairMemory, RemoteQueuePair};
 pub use wire::Faults;

@@ -174,6 +174,16 @@ impl Header {
         self.flags & mask == mask
     }
 
+    /// What goes out, or comes in, instead of a response whose bytes are no longer registered when the packet leaves.
+    pub(crate) fn refused(&self) -> Header {
+        Header {
+            kind: Kind::Ack,
+            code: AckCode::AccessError,
+            payload_bytes: 0,
+            ..*self
+        }
+    }
+
     /// The header's bytes on a lane.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0u8; HEADER_BYTES];

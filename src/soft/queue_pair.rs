@@ -251,6 +251,12 @@ impl QueuePair {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Sets the starting PSN of the next connection.
+    #[cfg(test)]
+    pub(crate) fn start_at(&self, psn: u32) {
+        self.start.lock().unwrap().0 = psn;
+    }
+
     /// What the other end needs to connect to this one, until the next reset.
     pub fn local(&self) -> RemoteQueuePair {
         let (psn, connection) = self.start();

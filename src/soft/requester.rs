@@ -586,7 +586,7 @@ impl Qp {
             .scatter(context.keys, self.parts.pd, offset, source)
         {
             Ok(()) if loaded => {}
-            Err(ScatterError::Source) => return,
+            Err(ScatterError::Source) => return self.on_ack(context, &header.refused()),
             Ok(()) | Err(_) => {
                 message.failed = Some(Syndrome::LocalProt);
                 return self.fail_message(context, index);

@@ -92,8 +92,7 @@ impl Wire {
             != Faults {
                 seed: faults.seed,
                 ..Faults::default()
-            })
-        .then(|| (faults, Random(faults.seed)));
+            }).then_some((faults, Random(faults.seed)));
     }
 
     /// Sends a packet off.

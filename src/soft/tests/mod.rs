@@ -1,0 +1,7 @@
+//! Tests of the transport in a world whose clock stands still unless it is moved: every run is the same.
+
+mod errors;
+mod faults;
+mod operations;
+mod states;
+mod timing;
