@@ -92,7 +92,8 @@ impl Wire {
             != Faults {
                 seed: faults.seed,
                 ..Faults::default()
-            }).then_some((faults, Random(faults.seed)));
+            })
+        .then_some((faults, Random(faults.seed)));
     }
 
     /// Sends a packet off.
