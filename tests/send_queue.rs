@@ -1,5 +1,6 @@
 //! The send queue beside a model of it: any sequence of posts, commits, rollbacks, discards and releases, and what the NIC would
 //! read from the ring at every moment.
+#![allow(unsafe_code)] // Reason: the constructor of a queue is unsafe.
 
 mod fixture;
 
@@ -581,7 +582,6 @@ fn bad_configurations_are_named() {
         let mut config = good.clone();
         change(&mut config);
         // SAFETY: what is wrong with it is refused before the memory is touched.
-        #[allow(unsafe_code)] // Reason: the constructor is unsafe.
         let result = unsafe { SendQueue::new(config) };
         result.map(|_| ()).unwrap_err()
     };
@@ -661,7 +661,6 @@ fn bad_configurations_are_named() {
     let mut foreign = good.clone();
     foreign.uar[1] = Send::new(4).uar.block(0x900, 256).unwrap();
     // SAFETY: as above.
-    #[allow(unsafe_code)] // Reason: as above.
     let result = unsafe { SendQueue::new(foreign) };
     assert!(matches!(
         result,
