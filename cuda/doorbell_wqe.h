@@ -206,7 +206,7 @@ static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mas
 {
 	uint64_t control[2];
 	const uint32_t ds = wqebbs * 4 < DBL_WQE_DS_MAX ? wqebbs * 4 : DBL_WQE_DS_MAX;
-	dbl_wqe_control(control, DBL_OPCODE_NOP, index, qpn, ds, signaled ? DBL_WR_SIGNALED : 0u, 0);
+	dbl_wqe_control(control, DBL_OPCODE_NOP, index, qpn, ds, signaled ? (uint32_t)DBL_WR_SIGNALED : 0u, 0);
 	memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, control, sizeof(control));
 	return control[0];
 }

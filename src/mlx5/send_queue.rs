@@ -625,3 +625,89 @@ pub(super) fn check_ring(ring: *mut u8, align: usize) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::{Role, Targets};
+
+    #[repr(align(64))]
+    struct Ring([u8; 8 * WQEBB_BYTES]);
+
+    /// 2^32 WQEBBs are too many for a test: it starts shortly before them.
+    #[test]
+    fn counts_go_past_32_bits() {
+        let mut ring = Ring([0; 8 * WQEBB_BYTES]);
+        let mut targets = Targets::new();
+        let record = targets
+            .register("record", Role::DoorbellRecord, 8)
+            .dword(4)
+            .unwrap();
+        let uar = targets
+            .register("uar", Role::Uar, 256)
+            .block(0, 256)
+            .unwrap();
+        let config = SendQueueConfig {
+            ring: ring.0.as_mut_ptr(),
+            wqebb_count: 8,
+            qpn: 1,
+            max_segments: 0,
+            max_inline_bytes: 100,
+            record,
+            uar: [uar; 2],
+        };
+        // SAFETY: the ring is that long and outlives the queue.
+        let mut queue = unsafe { SendQueue::new(config).unwrap() };
+        let start = u32::MAX - 4;
+        queue.producer = start;
+        queue.committed = start;
+        queue.limit = start.wrapping_add(8);
+        let mut end = start;
+        let mut program = Program::new(&targets);
+        for _ in 0..2 {
+            // 2 WQEBBs each.
+            let posted = queue.post(&SendRequest::send().inline(&[1; 100]).signaled(true));
+            let posted = posted.unwrap();
+            assert_eq!(
+                posted,
+                Posted {
+                    index: end,
+                    wqebbs: 2
+                }
+            );
+            end = posted.end();
+            program.clear();
+            queue.commit(&mut program).unwrap();
+        }
+        for _ in 0..2 {
+            end = queue
+                .post(&SendRequest::send().inline(&[2; 100]))
+                .unwrap()
+                .end();
+        }
+        assert_eq!(end, start.wrapping_add(8));
+        assert_eq!((queue.free_wqebbs(), queue.consumer_index()), (0, start));
+        assert!(matches!(
+            queue.post(&SendRequest::nop()),
+            Err(Error::QueueFull { .. })
+        ));
+        program.clear();
+        let commit = queue.commit_blueflame(&mut program).unwrap();
+        assert_eq!((commit.from(), commit.upto()), (start.wrapping_add(4), 3));
+        queue.rollback(commit).unwrap();
+        assert_eq!(queue.producer_index(), u32::MAX);
+        assert!(queue.release(start.wrapping_sub(1)).is_err());
+        assert!(queue.release(0).is_err());
+        queue.release(u32::MAX).unwrap();
+        assert_eq!(queue.free_wqebbs(), 8);
+        assert_eq!(
+            queue
+                .post(&SendRequest::send().inline(&[3; 100]))
+                .unwrap()
+                .end(),
+            1
+        );
+        queue.release(1).unwrap();
+        assert_eq!((queue.consumer_index(), queue.free_wqebbs()), (1, 8));
+    }
+}
