@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::mlx5::WcStatus;
+use crate::status::WcStatus;
 
 /// What went wrong. A variant is the operation or the rule that failed, with its context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -6,6 +6,7 @@ pub mod mlx5;
 pub mod peer;
 pub mod region;
 pub mod soft;
+mod status;
 pub mod stream;
 
 pub use endpoint::{
@@ -15,4 +16,5 @@ pub use endpoint::{
 };
 pub use error::{Cause, Error, Result, WorkError};
 pub use region::{Access, Counters, Device, Faults, ProtectionDomain, Region, RemoteRegion, Slice};
+pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

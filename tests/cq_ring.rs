@@ -3,7 +3,8 @@
 mod fixture;
 
 use doorbell::Error;
-use doorbell::mlx5::{Cqe, CqeOpcode, Syndrome, WcStatus};
+use doorbell::WcStatus;
+use doorbell::mlx5::{Cqe, CqeOpcode, Syndrome};
 use doorbell::peer::{Program, UNIT_LIMIT};
 use fixture::Completions;
 use proptest::prelude::*;

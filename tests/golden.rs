@@ -2,9 +2,10 @@
 
 mod fixture;
 
+use doorbell::WcStatus;
 use doorbell::mlx5::{
     Cqe, CqeOpcode, DataSegment, Doorbell, Opcode, Posted, Remote, RemoteAtomic, Segment,
-    SendRequest, WcStatus, Wqe, parse_recv,
+    SendRequest, Wqe, parse_recv,
 };
 use doorbell::peer::{Fence, PeerOp, Program, Role, Targets};
 use fixture::{Completions, Recv, Send};

@@ -9,8 +9,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use doorbell::WcStatus;
 use doorbell::mlx5::{
-    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Opcode, SendRequest, Syndrome, WQEBB_BYTES, WcStatus,
+    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Opcode, SendRequest, Syndrome, WQEBB_BYTES,
 };
 use fixture::{Recv, Send};
 use proptest::prelude::*;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use crate::endpoint::ledger::Ledger;
 use crate::endpoint::{Completion, Operation, Side};
-use crate::mlx5::{CqRing, Cqe, CqeOpcode, Opcode, Syndrome, WcStatus};
+use crate::mlx5::{CqRing, Cqe, CqeOpcode, Opcode, Syndrome};
 use crate::region::Region;
 use crate::{Cause, Error, Result};
 
@@ -417,7 +417,7 @@ impl Lane {
             return Some(Err(Found {
                 wr_id,
                 cause,
-                flushed: cqe.status() == WcStatus::WrFlushErr,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
             }));
         }
         let operation = match cqe.opcode {
