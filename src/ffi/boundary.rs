@@ -105,10 +105,13 @@ fn panicked(payload: Box<dyn Any + Send>) -> c_int {
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| payload.downcast_ref::<String>().cloned());
-    // A payload may be of any type, and its drop may panic, too. That one's payload is then forgotten.
-    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
+    // A payload may be of any type, and its drop may panic in turn, with another payload. Not for ever: what is left after
+    // a few turns is leaked.
+    let mut payload = Some(payload);
+    for _ in 0..4 {
+        payload = catch_unwind(AssertUnwindSafe(|| drop(payload.take()))).err();
     }
+    std::mem::forget(payload);
     remember(Failure::Panic {
         reason: text.unwrap_or_else(|| "without a text".into()),
     })

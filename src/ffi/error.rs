@@ -249,9 +249,7 @@ pub(super) mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { doorbell_last_failure(&raw mut failure) }, 0);
         // SAFETY: null is allowed, and an error.
-        assert_eq!(
-            unsafe { doorbell_last_failure(std::ptr::null_mut()) },
-            DOORBELL_EINVAL
-        );
+        let nowhere = unsafe { doorbell_last_failure(std::ptr::null_mut()) };
+        assert_eq!(nowhere, DOORBELL_EINVAL);
     }
 }

@@ -50,11 +50,11 @@ pub struct doorbell_details {
 #[inline]
 pub(super) unsafe fn ticket_place<'a>(place: *mut *mut doorbell_ticket) -> TicketPlace<'a> {
     // SAFETY: the caller's promise.
-    let place = unsafe { out_optional(place) };
-    TicketPlace(place.map(|place| {
+    let mut place = unsafe { out_optional(place) };
+    if let Some(place) = &mut place {
         place.write(std::ptr::null_mut());
-        place
-    }))
+    }
+    TicketPlace(place)
 }
 
 /// See [`ticket_place`].
