@@ -39,7 +39,7 @@ unsafe impl Owner for Pair {
         self.qp.device().progress()
     }
     fn rung(&self) {
-        self.qp.device().rung();
+        self.qp.rung();
     }
 }
 

@@ -1,6 +1,7 @@
 //! The device itself: its objects, and one turn of its work. It has no clock and no thread; both are given to it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{Ordering, fence};
 
 use crate::mlx5::Doorbell;
 use crate::soft::cq::Cq;
@@ -18,16 +19,17 @@ use crate::{Error, Result};
 const MAX_QPS: usize = 1 << 16;
 /// Turns without a doorbell after which a register is looked at only now and then.
 const HOT_TURNS: u16 = 2048;
-/// Registers of idle queue pairs looked at in one turn: a thousand idle pairs cost a turn what four cost.
-const COLD_LOOKS: usize = 4;
-/// Packets taken from one lane, or from the local wire, before others have their turn.
+/// Registers of idle queue pairs looked at in one turn, for doorbells of which nobody told: a thousand idle pairs cost a turn
+/// what one costs.
+const COLD_LOOKS: usize = 1;
+/// Packets taken from one lane before others have their turn.
 const BURST: usize = 128;
 /// Timers and failed queue pairs are looked at this often.
 const TICK_NS: u64 = 20_000;
 /// A full lane is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
 /// Lanes are looked over for dead writers this often.
-const SWEEP_NS: u64 = 100_000_000;
+const SWEEP_NS: u64 = 20_000_000;
 
 /// Splits the core into the parts that a queue pair works with; the queue pairs themselves stay apart.
 macro_rules! context {
@@ -70,6 +72,8 @@ pub(crate) struct Core {
     answering: VecDeque<usize>,
     timed: Vec<usize>,
     failed: Vec<usize>,
+    /// Queue pairs that wait for room on a lane.
+    held: Vec<usize>,
     inbox: Inbox,
     lanes: Vec<Option<(Lane, u64, usize)>>,
     lane_of: HashMap<u64, usize>,
@@ -98,6 +102,7 @@ impl Core {
             answering: VecDeque::new(),
             timed: Vec::new(),
             failed: Vec::new(),
+            held: Vec::new(),
             inbox: Inbox::new()?,
             lanes: Vec::new(),
             lane_of: HashMap::new(),
@@ -177,6 +182,7 @@ impl Core {
         self.answering.retain(|&answering| answering != slot);
         self.timed.retain(|&timed| timed != slot);
         self.failed.retain(|&failed| failed != slot);
+        self.held.retain(|&held| held != slot);
         self.free_qps.push_back(slot);
     }
 
@@ -310,7 +316,9 @@ impl Core {
                 register.take();
             }
         }
+        self.held.retain(|&held| held != slot);
         if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+            qp.held = false;
             qp.reset();
             let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
             for cq in cqs {
@@ -329,11 +337,11 @@ impl Core {
             return;
         };
         let state = qp.state();
-        if !qp.ready && state == State::ReadyToSend && qp.requester.has_work() {
+        if !qp.ready && !qp.held && state == State::ReadyToSend && qp.requester.has_work() {
             qp.ready = true;
             self.ready.push_back(slot);
         }
-        if !qp.answering && qp.owes_answer() {
+        if !qp.answering && !qp.held && qp.owes_answer() {
             qp.answering = true;
             self.answering.push_back(slot);
         }
@@ -407,13 +415,51 @@ impl Core {
                 }
                 _ => true,
             };
-            if quiet {
+            if quiet && !self.stop_watching(slot) {
                 self.hot.swap_remove(at);
             } else {
                 at += 1;
             }
         }
-        for _ in 0..COLD_LOOKS.min(self.uars.len()) {
+        worked | self.look_at_idle(COLD_LOOKS)
+    }
+
+    /// Looks at the registers of this queue pair in every turn from now on: somebody says that it was rung.
+    pub(crate) fn watch(&mut self, slot: usize) {
+        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
+        else {
+            return;
+        };
+        if uar.quiet_turns >= HOT_TURNS {
+            self.hot.push(slot);
+        }
+        uar.quiet_turns = 0;
+        qp.status.set_watched(true);
+    }
+
+    /// Watches no more, unless it was rung just now.
+    #[cold]
+    fn stop_watching(&mut self, slot: usize) -> bool {
+        let Some(Some(qp)) = self.qps.get(slot) else {
+            return false;
+        };
+        qp.status.set_watched(false);
+        // Orders the flag before the last look; pairs with the fence in `QueuePair::rung`, between the doorbell and the flag.
+        fence(Ordering::SeqCst);
+        let rung = self.look_at(slot);
+        if rung
+            && let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
+        {
+            uar.quiet_turns = 0;
+            qp.status.set_watched(true);
+        }
+        rung
+    }
+
+    /// Looks at up to `count` registers that no turn looks at, going on where the last look ended. Whether one was rung.
+    pub(crate) fn look_at_idle(&mut self, count: usize) -> bool {
+        let mut found = false;
+        for _ in 0..count.min(self.uars.len()) {
             self.cold = if self.cold + 1 < self.uars.len() {
                 self.cold + 1
             } else {
@@ -423,14 +469,16 @@ impl Core {
             let cold =
                 matches!(self.uars.get(slot), Some(Some(uar)) if uar.quiet_turns >= HOT_TURNS);
             if cold && self.look_at(slot) {
-                worked = true;
-                if let Some(Some(uar)) = self.uars.get_mut(slot) {
-                    uar.quiet_turns = 0;
-                }
-                self.hot.push(slot);
+                self.watch(slot);
+                found = true;
             }
         }
-        worked
+        found
+    }
+
+    /// Whether something could be done right now.
+    pub(crate) fn has_more_to_do(&self) -> bool {
+        !self.ready.is_empty() || !self.answering.is_empty()
     }
 
     #[inline]
@@ -459,7 +507,12 @@ impl Core {
             let before = self.counters.packets_sent + self.counters.completions;
             match qp.transmit(context!(self, now_ns)) {
                 Pause::Idle => qp.ready = false,
-                Pause::Burst | Pause::Congested => self.ready.push_back(slot),
+                Pause::Burst => self.ready.push_back(slot),
+                Pause::Congested => {
+                    qp.ready = false;
+                    qp.held = true;
+                    self.held.push(slot);
+                }
             }
             worked |= self.counters.packets_sent + self.counters.completions != before;
             self.enlist_others(slot);
@@ -482,13 +535,13 @@ impl Core {
 
     #[inline]
     fn deliver(&mut self, now_ns: u64) -> bool {
-        for taken in 0..BURST {
-            let Some(Packet { header, payload }) = self.wire.arrive() else {
-                return taken > 0;
-            };
-            self.dispatch(now_ns, &header, &Source::of(&payload, header.payload_bytes));
+        let packets = self.wire.take_arrived();
+        for Packet { header, payload } in &packets {
+            self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
         }
-        true
+        let worked = !packets.is_empty();
+        self.wire.give_back(packets);
+        worked
     }
 
     #[inline]
@@ -528,7 +581,13 @@ impl Core {
             };
             qp.answering = false;
             let before = self.counters.packets_sent;
-            qp.send_answers(context!(self, now_ns));
+            if qp.send_answers(context!(self, now_ns)) && !qp.held {
+                let to = qp.remote.map(|remote| remote.to);
+                if to.is_some_and(|to| self.wire.congested(to)) {
+                    qp.held = true;
+                    self.held.push(slot);
+                }
+            }
             worked |= self.counters.packets_sent != before;
             self.enlist(slot);
         }
@@ -591,6 +650,14 @@ impl Core {
             if queue.len() != before {
                 worked = true;
                 lane.ring();
+            }
+        }
+        if worked && !self.held.is_empty() {
+            for slot in std::mem::take(&mut self.held) {
+                if let Some(Some(qp)) = self.qps.get_mut(slot) {
+                    qp.held = false;
+                }
+                self.enlist(slot);
             }
         }
         worked
