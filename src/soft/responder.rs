@@ -308,7 +308,7 @@ impl Qp {
     }
 
     fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
-        if self.responder.arriving.is_some() || header.addr % 8 != 0 {
+        if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
             return self.refuse(context, AckCode::InvalidRequest);
         }
         if self.responder.answers.len() >= QUEUED_ANSWERS {

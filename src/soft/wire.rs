@@ -94,7 +94,7 @@ impl Wire {
                 seed: faults.seed,
                 ..Faults::default()
             })
-        .then(|| (faults, Random(faults.seed)));
+        .then_some((faults, Random(faults.seed)));
     }
 
     /// Sends a packet off.
