@@ -9,6 +9,8 @@ fn main() {
         .std("c11")
         // Always optimised: the emitter is on the hot path of debug builds' tests as well, and gets the same code in all of them.
         .opt_level(2)
+        // Debug information would bring frame pointers with it: they cost instructions and the backtraces do not need them.
+        .force_frame_pointer(false)
         .warnings(true)
         .extra_warnings(true)
         .compile("doorbell_shim");

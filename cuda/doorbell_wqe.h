@@ -48,7 +48,7 @@ enum dbl_wr_flags {
 #define DBL_INLINE_SEGMENT 0x80000000u
 #define DBL_INVALID_LKEY 0x100u
 
-/* A piece of local memory. */
+/* A piece of local memory: the words as in the WQE's data segment, in host order. */
 struct dbl_sge {
 	uint32_t len_bytes;
 	uint32_t lkey;
@@ -63,30 +63,31 @@ struct dbl_wr {
 	const void *payload; /* `count` struct dbl_sge, or `count` bytes when `is_inline` */
 	uint32_t count;
 	uint32_t rkey;
-	uint32_t imm;
 	uint32_t qpn;
+	uint32_t imm;
 	uint8_t opcode; /* enum dbl_opcode */
 	uint8_t flags;  /* enum dbl_wr_flags */
-	uint8_t is_inline;
+	uint16_t is_inline;
 };
 
+/* Byte order: one instruction each, on the device as well. What is neither CUDA nor GNU C gets the shifts. */
 static inline DBL_HD uint32_t dbl_be32(uint32_t value)
 {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__)
 	return __byte_perm(value, 0, 0x0123);
+#elif defined(__GNUC__)
+	return __builtin_bswap32(value);
 #else
-	/* Written out because it is the same in C, C++ and CUDA; compilers make one instruction of it. */
 	return value >> 24 | (value >> 8 & 0xff00u) | (value << 8 & 0xff0000u) | value << 24;
 #endif
 }
 
 static inline DBL_HD uint64_t dbl_be64(uint64_t value)
 {
-#ifdef __CUDA_ARCH__
-	return (uint64_t)dbl_be32((uint32_t)value) << 32 | dbl_be32((uint32_t)(value >> 32));
+#if !defined(__CUDA_ARCH__) && defined(__GNUC__)
+	return __builtin_bswap64(value);
 #else
-	return value >> 56 | (value >> 40 & 0xff00u) | (value >> 24 & 0xff0000u) | (value >> 8 & 0xff000000u) |
-	       (value & 0xff000000u) << 8 | (value & 0xff0000u) << 24 | (value & 0xff00u) << 40 | value << 56;
+	return (uint64_t)dbl_be32((uint32_t)value) << 32 | dbl_be32((uint32_t)(value >> 32));
 #endif
 }
 
@@ -96,12 +97,11 @@ static inline DBL_HD uint64_t dbl_be32x2(uint32_t first, uint32_t second)
 	return dbl_be64((uint64_t)first << 32 | second);
 }
 
-/* Whether `opcode` is in a set given as bits. */
-#define DBL_OPCODE_IN(opcode, set) ((opcode) < 32 && ((set) >> (opcode) & 1u))
+/* Whether `opcode`, which is below 32, is in a set given as bits. */
+#define DBL_OPCODE_IN(opcode, set) ((set) >> (opcode) & 1u)
 #define DBL_OPCODES_REMOTE                                                                                             \
 	(1u << DBL_OPCODE_RDMA_WRITE | 1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_RDMA_READ |                  \
 	 1u << DBL_OPCODE_ATOMIC_CS | 1u << DBL_OPCODE_ATOMIC_FA)
-#define DBL_OPCODES_ATOMIC (1u << DBL_OPCODE_ATOMIC_CS | 1u << DBL_OPCODE_ATOMIC_FA)
 #define DBL_OPCODES_IMM (1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_SEND_IMM)
 
 /* The control segment (mlx5dv.h: struct mlx5_wqe_ctrl_seg). Its first 8 bytes, as loaded, are also the doorbell. */
@@ -113,35 +113,37 @@ static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32
 }
 
 /*
- * Builds the WQE of `wr` in `wqe` and zeroes the rest of its last WQEBB. Returns the number of 16-byte segments, at most 63: the
- * caller has checked that the request fits. Pieces of length 0 are left out, as libmlx5 leaves them out.
+ * Builds the WQE of `wr` in `wqe`. Returns the number of 16-byte segments, at most 63: the caller has checked that the request fits,
+ * and that the opcode is one of the above. Pieces of length 0 are left out, as libmlx5 leaves them out. `is_inline` is wr->is_inline,
+ * apart so that a caller who knows it gets the code for it alone.
  */
-static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr)
+static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr, int is_inline)
 {
-	const uint32_t opcode = wr->opcode;
 	uint64_t *at = wqe + 2;
 	uint32_t ds;
 
-	if (DBL_OPCODE_IN(opcode, DBL_OPCODES_REMOTE)) {
+	if (DBL_OPCODE_IN(wr->opcode, DBL_OPCODES_REMOTE)) {
 		/* mlx5dv.h: struct mlx5_wqe_raddr_seg */
 		at[0] = dbl_be64(wr->remote_addr);
 		at[1] = dbl_be32(wr->rkey);
 		at += 2;
-		if (DBL_OPCODE_IN(opcode, DBL_OPCODES_ATOMIC)) {
+		if (wr->opcode == DBL_OPCODE_ATOMIC_CS || wr->opcode == DBL_OPCODE_ATOMIC_FA) {
 			/* mlx5dv.h: struct mlx5_wqe_atomic_seg */
 			at[0] = dbl_be64(wr->swap_or_add);
 			at[1] = dbl_be64(wr->compare);
 			at += 2;
 		}
 	}
-	if (!wr->is_inline) {
+	if (!is_inline) {
 		/* mlx5dv.h: struct mlx5_wqe_data_seg */
 		const struct dbl_sge *sge = (const struct dbl_sge *)wr->payload;
-		const struct dbl_sge *end = sge + wr->count;
-		for (; sge != end; sge++) {
-			if (sge->len_bytes == 0)
+		uint32_t left;
+		for (left = wr->count; left != 0; left--, sge++) {
+			uint64_t len_and_lkey;
+			memcpy(&len_and_lkey, sge, sizeof(len_and_lkey));
+			if ((uint32_t)len_and_lkey == 0)
 				continue;
-			at[0] = dbl_be32x2(sge->len_bytes, sge->lkey);
+			at[0] = dbl_be64(len_and_lkey << 32 | len_and_lkey >> 32);
 			at[1] = dbl_be64(sge->addr);
 			at += 2;
 		}
@@ -155,25 +157,26 @@ static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const
 		memcpy((uint8_t *)at + 4, wr->payload, wr->count);
 		at = end;
 	}
-	ds = (uint32_t)(at - wqe) / 2;
-	for (; (at - wqe) % 8 != 0; at += 2) {
-		at[0] = 0;
-		at[1] = 0;
-	}
-	dbl_wqe_control(wqe, opcode, index, wr->qpn, ds, wr->flags,
-			DBL_OPCODE_IN(opcode, DBL_OPCODES_IMM) ? wr->imm : 0);
+	ds = (uint32_t)((size_t)((uint8_t *)at - (uint8_t *)wqe) / 16);
+	dbl_wqe_control(wqe, wr->opcode, index, wr->qpn, ds, wr->flags,
+			DBL_OPCODE_IN(wr->opcode, DBL_OPCODES_IMM) ? wr->imm : 0);
 	return ds;
 }
 
-/* Copies a WQE into the ring, once, WQEBB by WQEBB: it may wrap round the end. `index` is the running WQEBB count. */
+/*
+ * Copies a WQE into the ring, once, WQEBB by WQEBB: it may wrap round the end. `index` is the running WQEBB count. What lies behind
+ * the last segment is copied with it and means nothing to the NIC.
+ */
 static inline DBL_HD void dbl_wqe_copy(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const uint64_t *wqe,
 				       uint32_t wqebbs)
 {
-	do {
+	for (;;) {
 		memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, wqe, DBL_WQEBB_BYTES);
+		if (--wqebbs == 0)
+			return;
 		wqe += DBL_WQEBB_BYTES / 8;
 		index++;
-	} while (--wqebbs != 0);
+	}
 }
 
 /*
@@ -184,7 +187,11 @@ static inline DBL_HD uint32_t dbl_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, u
 					   uint64_t *doorbell)
 {
 	uint64_t wqe[DBL_WQE_WORDS_MAX];
-	const uint32_t wqebbs = (dbl_wqe_build(wqe, index, wr) + 3) / 4;
+	const uint32_t ds = dbl_wqe_build(wqe, index, wr, wr->is_inline);
+	const uint32_t wqebbs = (ds + 3) / 4;
+	uint32_t word;
+	for (word = 2 * ds; word < 8 * wqebbs; word++)
+		wqe[word] = 0; /* nothing of the stack goes out */
 	dbl_wqe_copy(ring, wqebb_mask, index, wqe, wqebbs);
 	*doorbell = wqe[0];
 	return wqebbs;
@@ -199,7 +206,7 @@ static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mas
 {
 	uint64_t control[2];
 	const uint32_t ds = wqebbs * 4 < DBL_WQE_DS_MAX ? wqebbs * 4 : DBL_WQE_DS_MAX;
-	dbl_wqe_control(control, DBL_OPCODE_NOP, index, qpn, ds, signaled ? DBL_WR_SIGNALED : 0u, 0);
+	dbl_wqe_control(control, DBL_OPCODE_NOP, index, qpn, ds, signaled ? (uint32_t)DBL_WR_SIGNALED : 0u, 0);
 	memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, control, sizeof(control));
 	return control[0];
 }

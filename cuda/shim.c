@@ -1,13 +1,36 @@
 /* What Rust calls of the headers in this directory. The declarations on the other side are in src/mlx5/shim.rs. */
 #include "doorbell_wqe.h"
 
-/* As dbl_wqe_emit, and leaves the WQE in `kept` (DBL_WQE_WORDS_MAX words): for BlueFlame, and its first word is the doorbell. */
-uint32_t doorbell_shim_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
-				uint64_t *kept)
+/* Out of line, so that the WQE of a single WQEBB need not save registers for the loop. */
+static __attribute__((noinline)) uint32_t copy(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const uint64_t *wqe,
+					       uint32_t wqebbs)
 {
-	const uint32_t wqebbs = (dbl_wqe_build(kept, index, wr) + 3) / 4;
-	dbl_wqe_copy(ring, wqebb_mask, index, kept, wqebbs);
+	dbl_wqe_copy(ring, wqebb_mask, index, wqe, wqebbs);
 	return wqebbs;
+}
+
+/* As dbl_wqe_emit, and leaves the WQE in `kept` (DBL_WQE_WORDS_MAX words): for BlueFlame, and its first word is the doorbell. */
+static inline __attribute__((always_inline)) uint32_t emit(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr, uint64_t *kept,
+			    int is_inline)
+{
+	const uint32_t ds = dbl_wqe_build(kept, index, wr, is_inline);
+	if (ds > 4)
+		return copy(ring, wqebb_mask, index, kept, (ds + 3) / 4);
+	dbl_wqe_copy(ring, wqebb_mask, index, kept, 1);
+	return 1;
+}
+
+/* Two functions, because the call of memcpy in the second would cost the first its registers. */
+uint32_t doorbell_shim_wqe_emit_segments(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
+					 uint64_t *kept)
+{
+	return emit(ring, wqebb_mask, index, wr, kept, 0);
+}
+
+uint32_t doorbell_shim_wqe_emit_inline(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
+				       uint64_t *kept)
+{
+	return emit(ring, wqebb_mask, index, wr, kept, 1);
 }
 
 uint64_t doorbell_shim_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn, uint32_t wqebbs,
@@ -78,8 +101,8 @@ static const struct layout_entry layout[] = {
 	FIELD(dbl_wr, payload),
 	FIELD(dbl_wr, count),
 	FIELD(dbl_wr, rkey),
-	FIELD(dbl_wr, imm),
 	FIELD(dbl_wr, qpn),
+	FIELD(dbl_wr, imm),
 	FIELD(dbl_wr, opcode),
 	FIELD(dbl_wr, flags),
 	FIELD(dbl_wr, is_inline),

@@ -1,6 +1,9 @@
 //! The one error type of the library.
 
+use std::fmt;
 use std::time::Duration;
+
+use crate::status::WcStatus;
 
 /// What went wrong. A variant is the operation or the rule that failed, with its context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,6 +95,9 @@ pub enum Error {
         /// What failed.
         reason: String,
     },
+    /// An operation failed, and with it its endpoint.
+    #[error("{0}")]
+    Work(WorkError),
     /// The operating system refused.
     #[error("{operation}: {} (errno {errno})", std::io::Error::from_raw_os_error(*errno))]
     System {
@@ -109,6 +115,75 @@ pub enum Error {
         reason: String,
     },
 }
+
+/// How an endpoint failed: its first error, and the operation that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkError {
+    /// The number of the endpoint's queue pair.
+    pub qpn: u32,
+    /// The number that the application gave to the work request; `None` where no single one is to blame.
+    pub wr_id: Option<u64>,
+    /// What happened.
+    pub cause: Cause,
+}
+
+/// What ended an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The device completed a work request in error.
+    Completion {
+        /// As verbs name it.
+        status: WcStatus,
+        /// The device's own code, as in the CQE.
+        syndrome: u8,
+        /// The vendor's code, as in the CQE.
+        vendor_syndrome: u8,
+    },
+    /// A wait on a stream took longer than its deadline, and the watchdog released it.
+    Deadline(Duration),
+    /// The queue pair went to the error state without a completion that says why, as that of a responder does.
+    QueuePair,
+    /// A completion queue overran: completions are lost.
+    Overrun,
+    /// A stream failed, or was aborted, before it executed the operation.
+    Discarded,
+    /// The application called abort.
+    Aborted,
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endpoint {:#x}", self.qpn)?;
+        if let Some(wr_id) = self.wr_id {
+            write!(f, ", work request {wr_id}")?;
+        }
+        match &self.cause {
+            Cause::Completion {
+                status,
+                syndrome,
+                vendor_syndrome,
+            } => {
+                write!(
+                    f,
+                    ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})"
+                )
+            }
+            Cause::Deadline(timeout) => write!(
+                f,
+                ": a wait did not end within {timeout:?}; the watchdog released it"
+            ),
+            Cause::QueuePair => f.write_str(
+                ": the queue pair is in error; the peer's request was refused, or the peer failed",
+            ),
+            Cause::Overrun => f.write_str(": a completion queue overran"),
+            Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
+            Cause::Aborted => f.write_str(": aborted"),
+        }
+    }
+}
+
+impl std::error::Error for WorkError {}
 
 /// The library's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 /// Each room with the rooms that it may name. Its own name and `error` go without saying. A new room gets a line here first.
 const EDGES: &[(&str, &[&str])] = &[
-    ("error", &[]),
+    ("status", &[]),
+    // An error names the verbs status of a failed work request.
+    ("error", &["status"]),
     ("peer", &[]),
-    ("mlx5", &["peer"]),
+    ("mlx5", &["peer", "status"]),
     ("soft", &["mlx5", "peer"]),
     ("stream", &["peer"]),
     ("region", &["soft", "stream", "peer"]),

@@ -124,10 +124,10 @@ impl CqRing {
             peer::pack::poll(Kind::PollNor, last_dword, !OWNER)
         };
         let before = program.len();
-        program.extend(
-            self.completions.targets_id(),
-            [poll, peer::pack::store_dword(mark, 0)],
-        )?;
+        let units = [poll, peer::pack::store_dword(mark, 0)];
+        if !program.try_extend(self.completions.targets_id(), units) {
+            return Err(program.refusal(self.completions.targets_id(), units.len()));
+        }
         // Relaxed: the mark is published to the stream by the hand-over of the program.
         if self.mark(index).swap(1, Ordering::Relaxed) != 0 {
             program.truncate(before);

@@ -1,6 +1,7 @@
 //! Completion queue entries, parsed and encoded.
 
-use super::{Syndrome, WcStatus};
+use super::Syndrome;
+use crate::status::WcStatus;
 
 /// Size of a CQE in bytes (mlx5dv.h, `struct mlx5_cqe64`).
 pub const CQE_BYTES: usize = 64;

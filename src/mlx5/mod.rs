@@ -24,7 +24,7 @@ pub use request::{DataSegment, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
 pub use send_queue::{Commit, Posted, SendQueue, SendQueueConfig};
 #[doc(hidden)]
 pub use shim::layout;
-pub use syndrome::{Syndrome, WcStatus};
+pub use syndrome::Syndrome;
 pub use wqe::{
     Control, Doorbell, Remote, RemoteAtomic, Segment, Segments, WQEBB_BYTES, Wqe, parse_recv,
 };

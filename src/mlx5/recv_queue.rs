@@ -170,7 +170,9 @@ impl RecvQueue {
             });
         }
         let record = peer::pack::store_dword(self.record, (self.producer & 0xffff).to_be());
-        program.extend(self.record.targets_id(), [record])?;
+        if !program.try_extend(self.record.targets_id(), [record]) {
+            return Err(program.refusal(self.record.targets_id(), 1));
+        }
         // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC learns of them.
         fence(Ordering::Release);
         let commit = RecvCommit {

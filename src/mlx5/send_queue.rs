@@ -5,7 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::request::SEGMENT_BYTES_MAX;
 use super::shim::{self, KEPT_WORDS, WorkRequest};
-use super::{DataSegment, Payload, SendRequest, WQEBB_BYTES};
+use super::{DataSegment, Doorbell, Payload, SendRequest, WQEBB_BYTES};
+use crate::peer::pack::PackedUnit;
 use crate::peer::{Block, Dword, Fence, Program};
 use crate::{Error, Result, peer};
 
@@ -52,15 +53,13 @@ impl Posted {
     }
 }
 
-/// A commit that may still be rolled back.
+/// A commit that may still be rolled back. There is one of each, so it cannot be rolled back twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Commit {
     /// Which queue: rings do not overlap.
     ring: usize,
-    /// Counts commits, so that one cannot stand for a later one of the same place.
+    /// Which commit.
     serial: u64,
-    /// The newest live commit before.
-    previous: u64,
     from: u32,
     upto: u32,
 }
@@ -89,20 +88,20 @@ pub struct SendQueue {
     producer: u32,
     /// Behind the last request committed.
     committed: u32,
-    /// Behind the last request released.
-    consumer: u32,
+    /// Behind the last request released, plus the capacity: how far the producer may go.
+    limit: u32,
     qpn: u32,
     max_segments: u32,
     max_inline_bytes: u32,
+    /// Live commits, plus what [`SendQueue::reset`] skips. The newest commit has this serial, and its lowest bit says which of the two
+    /// UAR buffers is next. Rolling back counts down: the serial may come again, because the commit that had it is gone.
+    commits: u64,
+    targets: u64,
+    /// The ops of a commit but for their values: record, and the two UAR buffers.
+    store_record: PackedUnit,
+    store_uar: [PackedUnit; 2],
     record: Dword,
     uar: [Block; 2],
-    /// Which of the two UAR buffers is next.
-    parity: bool,
-    /// The start of the last request posted.
-    last: u32,
-    /// The newest live commit, and the number of the next one.
-    newest_serial: u64,
-    next_serial: u64,
     /// The last request posted, as it went into the ring: the ring is never read back. Word 0 is its doorbell.
     kept: [u64; KEPT_WORDS],
 }
@@ -160,16 +159,16 @@ impl SendQueue {
             wqebb_mask: wqebb_count - 1,
             producer: 0,
             committed: 0,
-            consumer: 0,
+            limit: wqebb_count,
             qpn,
             max_segments,
             max_inline_bytes,
+            commits: 0,
+            targets: record.targets_id(),
+            store_record: peer::pack::store_dword(record, 0),
+            store_uar: uar.map(|block| peer::pack::store_qword(block.first(), 0)),
             record,
             uar,
-            parity: false,
-            last: 0,
-            newest_serial: 0,
-            next_serial: 1,
             kept: [0; KEPT_WORDS],
         })
     }
@@ -181,18 +180,19 @@ impl SendQueue {
     /// 8 bytes, a NOP with a payload; [`Error::State`] for inline data with a read or an atomic. Nothing changes then.
     #[inline]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<Posted> {
-        let (payload, count, is_inline, segments) = match request.payload {
+        type Emit = unsafe extern "C" fn(*mut u8, u32, u32, *const WorkRequest, *mut u64) -> u32;
+        let (payload, count, segments, emit): (_, _, _, Emit) = match request.payload {
             Payload::Segments(list) => (
                 list.as_ptr().cast(),
                 list.len(),
-                0,
                 self.check_segments(request, list)?,
+                shim::doorbell_shim_wqe_emit_segments,
             ),
             Payload::Inline(bytes) => (
                 bytes.as_ptr(),
                 bytes.len(),
-                1,
                 self.check_inline(request, bytes)?,
+                shim::doorbell_shim_wqe_emit_inline,
             ),
         };
         let head =
@@ -211,16 +211,16 @@ impl SendQueue {
             imm: request.imm,
             qpn: self.qpn,
             opcode: request.opcode,
-            flags: u8::from(request.signaled) * shim::FLAG_SIGNALED
-                | u8::from(request.solicited) * shim::FLAG_SOLICITED
-                | u8::from(request.fence) * shim::FLAG_FENCE,
-            is_inline,
+            flags: flag(request.signaled, shim::FLAG_SIGNALED)
+                | flag(request.solicited, shim::FLAG_SOLICITED)
+                | flag(request.fence, shim::FLAG_FENCE),
+            is_inline: u16::from(matches!(request.payload, Payload::Inline(_))),
         };
         let index = self.producer;
         // SAFETY: the ring is valid and ours (contract of `new`); `wr` names a live slice; the request was checked to fit a WQE, hence
         // `kept`, and `wqebbs` free blocks, so that nothing the NIC may still read is overwritten.
         let emitted = unsafe {
-            shim::doorbell_shim_wqe_emit(
+            emit(
                 self.ring,
                 self.wqebb_mask,
                 index,
@@ -229,7 +229,6 @@ impl SendQueue {
             )
         };
         debug_assert_eq!(emitted, wqebbs, "emitter and queue count the same");
-        self.last = index;
         self.producer = index.wrapping_add(wqebbs);
         Ok(Posted { index, wqebbs })
     }
@@ -244,15 +243,14 @@ impl SendQueue {
         if self.producer == self.committed {
             return Err(nothing_to_commit());
         }
-        let uar = self.uar[usize::from(self.parity)].first();
-        program.extend(
-            self.record.targets_id(),
-            [
-                peer::pack::store_dword(self.record, self.record_value()),
-                peer::pack::fence(Fence::RECORD_BEFORE_UAR),
-                peer::pack::store_qword(uar, self.kept[0]),
-            ],
-        )?;
+        let units = [
+            self.store_record.with_value(u64::from(self.record_value())),
+            peer::pack::fence(Fence::RECORD_BEFORE_UAR),
+            self.store_uar[self.parity()].with_value(self.kept[0]),
+        ];
+        if !program.try_extend(self.targets, units) {
+            return Err(program.refusal(self.targets, units.len()));
+        }
         Ok(self.committed())
     }
 
@@ -262,10 +260,11 @@ impl SendQueue {
     /// # Errors
     /// As [`SendQueue::commit`].
     pub fn commit_blueflame(&mut self, program: &mut Program) -> Result<Commit> {
-        let uar = self.uar[usize::from(self.parity)];
-        let len_bytes = self.producer.wrapping_sub(self.last) * WQEBB_BYTES as u32;
+        let uar = self.uar[self.parity()];
+        let last = self.last();
+        let len_bytes = last.wqebbs * WQEBB_BYTES as u32;
         if self.producer == self.committed
-            || self.last != self.committed
+            || last.index != self.committed
             || len_bytes > uar.len_bytes()
         {
             return self.commit(program);
@@ -298,18 +297,21 @@ impl SendQueue {
         // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC (or the software NIC)
         // learns of them: whatever hands the program over, the WQEs go first.
         fence(Ordering::Release);
+        self.commits += 1;
         let commit = Commit {
             ring: self.ring.addr(),
-            serial: self.next_serial,
-            previous: self.newest_serial,
+            serial: self.commits,
             from: self.committed,
             upto: self.producer,
         };
-        self.newest_serial = self.next_serial;
-        self.next_serial += 1;
         self.committed = self.producer;
-        self.parity = !self.parity;
         commit
+    }
+
+    /// Which of the two UAR buffers is next.
+    #[inline]
+    fn parity(&self) -> usize {
+        (self.commits & 1) as usize
     }
 
     /// Takes the newest commit back, with its requests: its program must never be executed. The one before it is then the newest.
@@ -320,19 +322,21 @@ impl SendQueue {
     pub fn rollback(&mut self, commit: Commit) -> Result<()> {
         let reason = if commit.ring != self.ring.addr() {
             "it is a commit of another queue"
-        } else if commit.serial != self.newest_serial {
+        } else if commit.serial != self.commits {
             "it is not the newest commit"
         } else if self.producer != self.committed {
             "requests were posted after it"
-        } else if self.consumer.wrapping_sub(commit.from).wrapping_sub(1)
+        } else if self
+            .consumer_index()
+            .wrapping_sub(commit.from)
+            .wrapping_sub(1)
             < commit.upto.wrapping_sub(commit.from)
         {
             "some of its requests are released"
         } else {
             self.producer = commit.from;
             self.committed = commit.from;
-            self.newest_serial = commit.previous;
-            self.parity = !self.parity;
+            self.commits -= 1;
             return Ok(());
         };
         Err(Error::State {
@@ -352,7 +356,7 @@ impl SendQueue {
     /// # Errors
     /// [`Error::State`] if the request is no longer, or not yet, between consumer and producer.
     pub fn nop_over(&mut self, posted: Posted, signaled: bool) -> Result<()> {
-        let offset = posted.index.wrapping_sub(self.consumer);
+        let offset = posted.index.wrapping_sub(self.consumer_index());
         let used = self.used_wqebbs();
         if posted.wqebbs == 0 || offset >= used || posted.wqebbs > used - offset {
             return Err(Error::State {
@@ -370,10 +374,10 @@ impl SendQueue {
                 signaled,
             )
         };
-        if posted.index == self.last {
+        if posted == self.last() {
             // It may still be committed by BlueFlame: the kept copy follows the ring.
             self.kept[0] = doorbell;
-            self.kept[1] = u64::from(u8::from(signaled) * shim::FLAG_SIGNALED) << 24;
+            self.kept[1] = u64::from(flag(signaled, shim::FLAG_SIGNALED)) << 24;
         }
         Ok(())
     }
@@ -412,10 +416,10 @@ impl SendQueue {
     /// [`Error::State`] if `upto` lies before what was released already, or behind what was posted.
     #[inline]
     pub fn release(&mut self, upto: u32) -> Result<()> {
-        if upto.wrapping_sub(self.consumer) > self.used_wqebbs() {
+        if upto.wrapping_sub(self.consumer_index()) > self.used_wqebbs() {
             return Err(self.bad_release(upto));
         }
-        self.consumer = upto;
+        self.limit = upto.wrapping_add(self.capacity_wqebbs());
         Ok(())
     }
 
@@ -434,13 +438,13 @@ impl SendQueue {
     /// The running WQEBB count behind the last request released.
     #[inline]
     pub fn consumer_index(&self) -> u32 {
-        self.consumer
+        self.limit.wrapping_sub(self.capacity_wqebbs())
     }
 
     /// WQEBBs in no use.
     #[inline]
     pub fn free_wqebbs(&self) -> u32 {
-        self.capacity_wqebbs() - self.used_wqebbs()
+        self.limit.wrapping_sub(self.producer)
     }
 
     /// WQEBBs in the ring.
@@ -449,9 +453,19 @@ impl SendQueue {
         self.wqebb_mask + 1
     }
 
+    /// The last request posted, from its own words in `kept`. Means nothing before the first post.
+    fn last(&self) -> Posted {
+        let doorbell = Doorbell::parse(self.kept[0]);
+        let wqebbs = u32::from(doorbell.ds).div_ceil(4);
+        Posted {
+            index: self.producer.wrapping_sub(wqebbs),
+            wqebbs,
+        }
+    }
+
     #[inline]
     fn used_wqebbs(&self) -> u32 {
-        self.producer.wrapping_sub(self.consumer)
+        self.capacity_wqebbs() - self.free_wqebbs()
     }
 
     /// Starts over at count 0, as after a reset of the queue pair. Commits of before can no longer be rolled back. The doorbell record is
@@ -459,10 +473,9 @@ impl SendQueue {
     pub fn reset(&mut self) {
         self.producer = 0;
         self.committed = 0;
-        self.consumer = 0;
-        self.parity = false;
-        self.last = 0;
-        self.newest_serial = 0;
+        self.limit = self.capacity_wqebbs();
+        // A number that no commit has; even, so that the first UAR buffer is next.
+        self.commits = (self.commits | 1) + 1;
     }
 
     /// Counts the segments that `list` takes in a WQE.
@@ -540,10 +553,16 @@ impl SendQueue {
             operation: "release",
             reason: format!(
                 "count {upto} is not within {}..={}",
-                self.consumer, self.producer
+                self.consumer_index(),
+                self.producer
             ),
         }
     }
+}
+
+#[inline]
+const fn flag(set: bool, bit: u8) -> u8 {
+    if set { bit } else { 0 }
 }
 
 /// Segments that inline data takes: 4 bytes of header and the bytes; nothing for nothing.
@@ -605,4 +624,90 @@ pub(super) fn check_ring(ring: *mut u8, align: usize) -> Result<()> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::{Role, Targets};
+
+    #[repr(align(64))]
+    struct Ring([u8; 8 * WQEBB_BYTES]);
+
+    /// 2^32 WQEBBs are too many for a test: it starts shortly before them.
+    #[test]
+    fn counts_go_past_32_bits() {
+        let mut ring = Ring([0; 8 * WQEBB_BYTES]);
+        let mut targets = Targets::new();
+        let record = targets
+            .register("record", Role::DoorbellRecord, 8)
+            .dword(4)
+            .unwrap();
+        let uar = targets
+            .register("uar", Role::Uar, 256)
+            .block(0, 256)
+            .unwrap();
+        let config = SendQueueConfig {
+            ring: ring.0.as_mut_ptr(),
+            wqebb_count: 8,
+            qpn: 1,
+            max_segments: 0,
+            max_inline_bytes: 100,
+            record,
+            uar: [uar; 2],
+        };
+        // SAFETY: the ring is that long and outlives the queue.
+        let mut queue = unsafe { SendQueue::new(config).unwrap() };
+        let start = u32::MAX - 4;
+        queue.producer = start;
+        queue.committed = start;
+        queue.limit = start.wrapping_add(8);
+        let mut end = start;
+        let mut program = Program::new(&targets);
+        for _ in 0..2 {
+            // 2 WQEBBs each.
+            let posted = queue.post(&SendRequest::send().inline(&[1; 100]).signaled(true));
+            let posted = posted.unwrap();
+            assert_eq!(
+                posted,
+                Posted {
+                    index: end,
+                    wqebbs: 2
+                }
+            );
+            end = posted.end();
+            program.clear();
+            queue.commit(&mut program).unwrap();
+        }
+        for _ in 0..2 {
+            end = queue
+                .post(&SendRequest::send().inline(&[2; 100]))
+                .unwrap()
+                .end();
+        }
+        assert_eq!(end, start.wrapping_add(8));
+        assert_eq!((queue.free_wqebbs(), queue.consumer_index()), (0, start));
+        assert!(matches!(
+            queue.post(&SendRequest::nop()),
+            Err(Error::QueueFull { .. })
+        ));
+        program.clear();
+        let commit = queue.commit_blueflame(&mut program).unwrap();
+        assert_eq!((commit.from(), commit.upto()), (start.wrapping_add(4), 3));
+        queue.rollback(commit).unwrap();
+        assert_eq!(queue.producer_index(), u32::MAX);
+        assert!(queue.release(start.wrapping_sub(1)).is_err());
+        assert!(queue.release(0).is_err());
+        queue.release(u32::MAX).unwrap();
+        assert_eq!(queue.free_wqebbs(), 8);
+        assert_eq!(
+            queue
+                .post(&SendRequest::send().inline(&[3; 100]))
+                .unwrap()
+                .end(),
+            1
+        );
+        queue.release(1).unwrap();
+        assert_eq!((queue.consumer_index(), queue.free_wqebbs()), (1, 8));
+    }
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 
 use super::{DataSegment, Opcode};
 
-/// Words that [`doorbell_shim_wqe_emit`] may write to `kept` (`DBL_WQE_WORDS_MAX`).
+/// Words that the emitters may write to `kept` (`DBL_WQE_WORDS_MAX`).
 pub(super) const KEPT_WORDS: usize = 128;
 
 /// `struct dbl_wr`.
@@ -17,11 +17,11 @@ pub(super) struct WorkRequest {
     pub(super) payload: *const u8,
     pub(super) count: u32,
     pub(super) rkey: u32,
-    pub(super) imm: u32,
     pub(super) qpn: u32,
+    pub(super) imm: u32,
     pub(super) opcode: Opcode,
     pub(super) flags: u8,
-    pub(super) is_inline: u8,
+    pub(super) is_inline: u16,
 }
 
 /// `enum dbl_wr_flags`.
@@ -36,7 +36,14 @@ struct LayoutEntry {
 }
 
 unsafe extern "C" {
-    pub(super) fn doorbell_shim_wqe_emit(
+    pub(super) fn doorbell_shim_wqe_emit_segments(
+        ring: *mut u8,
+        wqebb_mask: u32,
+        index: u32,
+        wr: *const WorkRequest,
+        kept: *mut u64,
+    ) -> u32;
+    pub(super) fn doorbell_shim_wqe_emit_inline(
         ring: *mut u8,
         wqebb_mask: u32,
         index: u32,
@@ -71,18 +78,12 @@ pub fn layout() -> Vec<(&'static str, u64)> {
         let table = doorbell_shim_layout(&mut count);
         std::slice::from_raw_parts(table, count as usize)
     };
-    entries
-        .iter()
+    let entry = |entry: &LayoutEntry| {
         // SAFETY: every name is a string literal of the shim.
-        .map(|entry| {
-            (
-                unsafe { CStr::from_ptr(entry.name) }
-                    .to_str()
-                    .unwrap_or("not UTF-8"),
-                entry.value,
-            )
-        })
-        .collect()
+        let name = unsafe { CStr::from_ptr(entry.name) };
+        (name.to_str().unwrap_or("not UTF-8"), entry.value)
+    };
+    entries.iter().map(entry).collect()
 }
 
 #[cfg(test)]
@@ -102,8 +103,8 @@ mod tests {
             ("dbl_wr.payload", offset_of!(WorkRequest, payload)),
             ("dbl_wr.count", offset_of!(WorkRequest, count)),
             ("dbl_wr.rkey", offset_of!(WorkRequest, rkey)),
-            ("dbl_wr.imm", offset_of!(WorkRequest, imm)),
             ("dbl_wr.qpn", offset_of!(WorkRequest, qpn)),
+            ("dbl_wr.imm", offset_of!(WorkRequest, imm)),
             ("dbl_wr.opcode", offset_of!(WorkRequest, opcode)),
             ("dbl_wr.flags", offset_of!(WorkRequest, flags)),
             ("dbl_wr.is_inline", offset_of!(WorkRequest, is_inline)),

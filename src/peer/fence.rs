@@ -31,6 +31,10 @@ impl Fence {
     /// After a BlueFlame copy: its stores leave the write-combining buffers before any later store.
     pub const BLUEFLAME_FLUSH: Self = Self::RECORD_BEFORE_UAR;
 
+    /// Between the work of a stream and a word that announces it: all accesses before, by the executor, go before the word's store.
+    pub const WORK_BEFORE_FLAG: Self =
+        Self(Self::READ.0 | Self::WRITE.0 | Self::FROM_CPU.0 | Self::SYSTEM.0);
+
     const ALL: u32 = Self::READ.0
         | Self::WRITE.0
         | Self::FROM_CPU.0

@@ -18,5 +18,5 @@ pub use unit::{Kind, UNIT_BYTES, Unit};
 
 /// Units ready made, for the queues: they add several at once, all or none.
 pub(crate) mod pack {
-    pub(crate) use super::program::{fence, poll, store_dword, store_qword};
+    pub(crate) use super::program::{PackedUnit, fence, poll, store_dword, store_qword};
 }

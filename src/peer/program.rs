@@ -203,26 +203,46 @@ impl Program {
         self.units.get(..self.len as usize).unwrap_or(&[])
     }
 
-    /// Adds units whose addresses all belong to `targets`: all of them or none, with one check for all.
     #[inline]
-    pub(crate) fn extend<const N: usize>(
+    fn extend<const N: usize>(&mut self, targets: u64, units: [PackedUnit; N]) -> Result<()> {
+        if self.try_extend(targets, units) {
+            Ok(())
+        } else {
+            Err(self.refusal(targets, N))
+        }
+    }
+
+    /// Adds units whose addresses all belong to `targets`: all of them or none, with one check for all. If none,
+    /// [`Program::refusal`] tells why: apart, because an error on the way would cost the queues instructions.
+    #[inline]
+    pub(crate) fn try_extend<const N: usize>(
         &mut self,
         targets: u64,
         units: [PackedUnit; N],
-    ) -> Result<()> {
+    ) -> bool {
         if targets != self.targets {
-            return Err(self.foreign(targets));
+            return false;
         }
         let Some(room) = self
             .units
             .get_mut(self.len as usize..)
             .and_then(|rest| rest.first_chunk_mut::<N>())
         else {
-            return Err(self.full(N));
+            return false;
         };
         *room = units.map(|unit| unit.0);
         self.len += N as u32;
-        Ok(())
+        true
+    }
+
+    /// Why that many units on that table were not added.
+    #[cold]
+    pub(crate) fn refusal(&self, targets: u64, units: usize) -> Error {
+        if targets == self.targets {
+            self.full(units)
+        } else {
+            self.foreign(targets)
+        }
     }
 
     /// Takes back what was added since the program had `len` units.
@@ -259,8 +279,18 @@ impl Program {
 }
 
 /// A unit ready to be put into a program of its table.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct PackedUnit([u8; UNIT_BYTES]);
+
+impl PackedUnit {
+    /// The same op with another value: for who makes the same op again and again.
+    #[inline]
+    pub(crate) fn with_value(self, value: u64) -> Self {
+        let mut bytes = self.0;
+        bytes[16..].copy_from_slice(&value.to_ne_bytes());
+        Self(bytes)
+    }
+}
 
 #[inline]
 pub(crate) fn store_dword(at: Dword, value: u32) -> PackedUnit {

@@ -30,7 +30,7 @@ mod wire;
 pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
 pub use keys::Access;
-pub use packet::{HEADER_BYTES, Header};
+pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, flag};
 pub use qp::{Attributes, Counters, State, Status};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairMemory, RemoteQueuePair};
 pub use wire::Faults;

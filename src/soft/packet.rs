@@ -59,7 +59,7 @@ impl Kind {
 pub enum AckCode {
     /// Everything up to and with the PSN has arrived.
     Ack,
-    /// No receive is posted: try again after the time of this 5-bit code ([`rnr_delay_ns`]).
+    /// No receive is posted: try again after the time of this 5-bit code (IBTA table 45).
     ReceiverNotReady(u8),
     /// The PSN was expected and something later came.
     SequenceError,

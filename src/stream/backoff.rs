@@ -10,8 +10,10 @@ const SPIN: Duration = Duration::from_micros(20);
 /// Turns between two looks at the clock while spinning. A short wait ends before the first.
 const TURNS_PER_CLOCK: u32 = 32;
 
-/// Times the core is offered to others before the thread sleeps.
-const YIELDS: u32 = 16;
+/// How long the core is then offered to others before the thread sleeps. Longer than it takes to wake a thread of another core: a
+/// thread that already sleeps by then oversleeps by the timer slack, 50 us, in which the stream's thread goes to sleep in turn, and
+/// the next wait takes that long again.
+const YIELD: Duration = Duration::from_micros(100);
 
 /// The first sleep; each one after it is twice as long, up to [`LONGEST_SLEEP`].
 const SHORTEST_SLEEP: Duration = Duration::from_micros(1);
@@ -19,7 +21,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(1);
 /// The longest sleep. It bounds what a sleeping thread adds to the latency of the thing that it waits for.
 const LONGEST_SLEEP: Duration = Duration::from_micros(100);
 
-/// The pauses of one wait: spin about 20 us, offer the core some times, then sleep 1 us growing to 100 us.
+/// The pauses of one wait: spin about 20 us, offer the core for about 100 us, then sleep 1 us growing to 100 us.
 ///
 /// A wait that spins on and on costs its machine milliseconds a turn as soon as more threads spin than there are cores, because
 /// the thread that is waited for gets no core before a scheduler slice is over. A wait that sleeps at once costs every short
@@ -39,7 +41,7 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(100);
 pub struct Backoff {
     turns: u32,
     spin_ends: Option<Instant>,
-    yields: u32,
+    yielded: bool,
     sleep: Duration,
 }
 
@@ -56,7 +58,7 @@ impl Backoff {
         Self {
             turns: 0,
             spin_ends: None,
-            yields: 0,
+            yielded: false,
             sleep: SHORTEST_SLEEP,
         }
     }
@@ -83,10 +85,11 @@ impl Backoff {
         if deadline.is_some_and(|deadline| now >= deadline) {
             return false;
         }
-        if self.spins() && now < *self.spin_ends.get_or_insert(now + SPIN) {
+        let spin_ends = *self.spin_ends.get_or_insert(now + SPIN);
+        if self.spins() && now < spin_ends {
             std::hint::spin_loop();
-        } else if self.yields < YIELDS {
-            self.yields += 1;
+        } else if !self.yielded || now < spin_ends + YIELD {
+            self.yielded = true;
             std::thread::yield_now();
         } else {
             let left = deadline.map_or(self.sleep, |deadline| deadline - now);
@@ -99,7 +102,7 @@ impl Backoff {
     /// True as long as pauses burn the core: nobody was offered it yet.
     #[must_use]
     pub fn spins(&self) -> bool {
-        self.yields == 0
+        !self.yielded
     }
 }
 
@@ -135,11 +138,15 @@ mod tests {
             "gave up its core after {:?}",
             begin.elapsed()
         );
-        for _ in 1..YIELDS {
+        assert_eq!(backoff.sleep, SHORTEST_SLEEP);
+        while backoff.sleep == SHORTEST_SLEEP {
             backoff.pause();
         }
-        assert_eq!(backoff.yields, YIELDS);
-        assert_eq!(backoff.sleep, SHORTEST_SLEEP);
+        assert!(
+            begin.elapsed() >= SPIN + YIELD,
+            "slept after {:?}",
+            begin.elapsed()
+        );
         for _ in 0..10 {
             let planned = backoff.sleep;
             let begin = Instant::now();
@@ -153,23 +160,34 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_ends_the_wait_and_no_sleep_outlasts_it() {
+    fn a_deadline_ends_the_wait() {
         let timeout = Duration::from_millis(3);
         let begin = Instant::now();
         let deadline = deadline_after(Some(timeout));
         let mut backoff = Backoff::new();
-        let mut turns = 0u64;
-        while backoff.pause_until(deadline) {
-            turns += 1;
-        }
+        while backoff.pause_until(deadline) {}
         assert!(begin.elapsed() >= timeout);
         assert!(
-            turns > u64::from(YIELDS),
-            "it slept only: {turns} turns in {timeout:?}"
+            (0..TURNS_PER_CLOCK).any(|_| !backoff.pause_until(deadline)),
+            "a passed deadline is seen at the next look at the clock"
         );
+    }
+
+    #[test]
+    fn no_sleep_outlasts_the_deadline() {
+        let long = Duration::from_secs(60);
+        let mut backoff = Backoff {
+            yielded: true,
+            spin_ends: Instant::now().checked_sub(SPIN + YIELD),
+            sleep: long,
+            ..Backoff::new()
+        };
+        let begin = Instant::now();
+        assert!(backoff.pause_until(deadline_after(Some(Duration::from_millis(2)))));
         assert!(
-            !backoff.pause_until(deadline),
-            "a passed deadline stays passed"
+            (2..10_000).contains(&begin.elapsed().as_millis()),
+            "{:?}",
+            begin.elapsed()
         );
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::backoff::{Backoff, deadline_after};
-use super::host;
+use super::worker::forbid_on;
 use crate::{Error, Result};
 
 /// How far a stream has come. It outlives the stream, for events that do.
@@ -186,7 +186,7 @@ impl Event {
         if mark.is_reached() {
             return self.state().verdict();
         }
-        host::forbid_on(mark.progress.stream, "event synchronize")?;
+        forbid_on(mark.progress.stream, "event synchronize")?;
         let deadline = deadline_after(timeout);
         let passed = if self.inner.blocks {
             self.sleep(&mark, deadline)

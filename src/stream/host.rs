@@ -1,20 +1,18 @@
-//! The host stream: a thread that executes a queue in order.
+//! The host stream, as its users hold it.
 
-use std::any::Any;
-use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::backoff::{self, Backoff, deadline_after};
-use super::event::{Event, Mark, Progress, Record};
+use super::backoff::deadline_after;
+use super::event::{Mark, Progress, Record};
 use super::fault::Fault;
-use super::interpreter;
+use super::kernel::Kernel;
 use super::parker::Parker;
-use super::ring::{Claim, Consumer, Ring};
-use super::{Executor, Outcome, Submission};
+use super::ring::{Claim, Ring};
+use super::worker::{self, Item, Shared, forbid_on};
+use super::{Backoff, Event, Executor, Submission};
 use crate::{Error, Result};
 
 /// Entries of a stream's queue unless told otherwise; as many as CUDA gives a stream.
@@ -22,22 +20,6 @@ pub const CAPACITY_DEFAULT: usize = 1024;
 
 /// The most entries that a stream's queue may have.
 pub const CAPACITY_MAX: usize = 1 << 16;
-
-thread_local! {
-    /// The id of the stream whose thread this is; 0 elsewhere.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Fails when the calling thread is the one of `stream`, for an operation that would then wait for itself.
-pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
-    if CURRENT.get() != stream {
-        return Ok(());
-    }
-    Err(Error::State {
-        operation,
-        reason: "called by work of the stream that it waits for, so it would never end".to_owned(),
-    })
-}
 
 /// An in-order queue of kernels, programs, records and waits with a thread that executes them: the semantics of a CUDA stream on
 /// a machine without one.
@@ -47,7 +29,7 @@ pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
 ///
 /// - A full queue makes the caller wait, with back-off.
 /// - A kernel that panics makes the stream fail for good; see [`Executor`] for how that is reported. Programs queued behind
-///   it finish as [`Outcome::Discarded`]; events queued behind it pass, so that other streams go on, and report the failure.
+///   it finish as [`Outcome::Discarded`](super::Outcome::Discarded); events queued behind it pass, so that other streams go on, and report the failure.
 /// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host
 ///   takes a deadline.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
@@ -70,35 +52,6 @@ impl Drop for Handle {
         self.shared.closing.store(true, Ordering::Release);
         self.shared.parker.wake();
     }
-}
-
-struct Shared {
-    id: u64,
-    name: String,
-    ring: Arc<Ring<Item>>,
-    parker: Parker,
-    progress: Arc<Progress>,
-    fault: Fault,
-    /// Positions below this one were aborted.
-    aborted: AtomicU64,
-    /// The last handle is gone.
-    closing: AtomicBool,
-}
-
-type Kernel = Box<dyn FnOnce() + Send>;
-
-/// An entry of the queue.
-// A program is as large as it is so that a submission allocates nothing: it is executed where it lies in the queue.
-#[allow(clippy::large_enum_variant)]
-#[derive(Default)]
-enum Item {
-    #[default]
-    Nothing,
-    /// Taken out when it is launched.
-    Kernel(Option<Kernel>),
-    Program(Submission),
-    Record(Record),
-    Wait(Mark),
 }
 
 impl HostStream {
@@ -141,7 +94,7 @@ impl HostStream {
         std::thread::Builder::new()
             // A NUL would end the name in the middle, which the standard library answers with a panic.
             .name(shared.name.replace('\0', " "))
-            .spawn(move || run(&thread_shared, consumer))
+            .spawn(move || worker::run(&thread_shared, consumer))
             .map_err(|error| Error::System {
                 operation: "start the thread of a host stream",
                 errno: error.raw_os_error().unwrap_or(0),
@@ -156,18 +109,19 @@ impl HostStream {
         self.shared().ring.capacity()
     }
 
-    /// Queues a kernel: a closure that the stream's thread runs in its turn.
+    /// Queues a kernel: a closure that the stream's thread runs in its turn. One that captures no more than 64 bytes, aligned to
+    /// 8, costs no allocation.
     ///
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.push(Item::Kernel(Some(Box::new(kernel)))).map(drop)
+        self.push(Item::Kernel(Some(Kernel::new(kernel)))).map(drop)
     }
 
     /// Discards what is queued at this moment, and breaks the wait that the stream is in. A kernel that runs is not stopped. Work
     /// queued later is executed.
     ///
-    /// Programs that were discarded finish as [`Outcome::Discarded`], the one in a wait too, whose later ops are not executed.
+    /// Programs that were discarded finish as [`Outcome::Discarded`](super::Outcome::Discarded), the one in a wait too, whose later ops are not executed.
     /// Events recorded before this call pass, and report that the work before them was discarded.
     pub fn abort(&self) {
         let shared = self.shared();
@@ -314,145 +268,5 @@ impl fmt::Debug for HostStream {
             .field("name", &self.name())
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()
-    }
-}
-
-/// The thread of a stream.
-fn run(shared: &Shared, mut consumer: Consumer<Item>) {
-    CURRENT.set(shared.id);
-    backoff::sharpen_sleeps();
-    loop {
-        if consumer.is_ready() {
-            shared.step(&mut consumer);
-            continue;
-        }
-        // The queue is looked at after the flag, so what was queued before the last handle went is seen.
-        if shared.closing.load(Ordering::Acquire) && consumer.is_empty() {
-            return;
-        }
-        let mut backoff = Backoff::new();
-        while backoff.spins() && !consumer.is_ready() {
-            backoff.pause();
-        }
-        shared
-            .parker
-            .park(|| consumer.is_ready() || shared.closing.load(Ordering::Acquire));
-    }
-}
-
-impl Shared {
-    /// Executes the front of the queue and is done with it, whatever it does.
-    fn step(&self, consumer: &mut Consumer<Item>) {
-        let position = consumer.position();
-        let mut sleepers = None;
-        let performed = catch_unwind(AssertUnwindSafe(|| {
-            consumer.with_front(|item| sleepers = self.perform(item, position));
-        }));
-        // Dropping the entry may drop the last reference to an owner, so that may panic, too.
-        let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
-        for panicked in [performed.err(), dropped.err()].into_iter().flatten() {
-            self.fault.stick(format!("panicked: {}", message(panicked)));
-        }
-        self.progress.complete(position + 1);
-        if let Some(event) = sleepers {
-            event.wake();
-        }
-    }
-
-    /// Gives the event to wake when the entry is done with.
-    fn perform(&self, item: &mut Item, position: u64) -> Option<Event> {
-        let aborted = || position < self.aborted.load(Ordering::Acquire);
-        let discards = self.fault.is_sticky() || aborted();
-        match item {
-            Item::Nothing => {}
-            Item::Kernel(kernel) => {
-                let kernel = kernel.take().filter(|_| !discards);
-                if let Some(kernel) = kernel {
-                    kernel();
-                }
-            }
-            Item::Program(Submission { owner, cookie, .. }) if discards => {
-                owner.finished(*cookie, Outcome::Discarded);
-            }
-            Item::Program(submission) => self.execute(submission, aborted),
-            Item::Record(record) => {
-                record.fire(discards.then(|| self.discard_reason()));
-                return record.sleepers();
-            }
-            Item::Wait(mark) => {
-                let mut backoff = Backoff::new();
-                while !discards && !mark.is_reached() && !aborted() {
-                    backoff.pause();
-                }
-            }
-        }
-        None
-    }
-
-    fn execute(&self, submission: &Submission, aborted: impl Fn() -> bool) {
-        let Submission {
-            program,
-            owner,
-            cookie,
-        } = submission;
-        let executed = catch_unwind(AssertUnwindSafe(|| {
-            owner.started(*cookie);
-            interpreter::run(program, &**owner, *cookie, &aborted)
-        }));
-        // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
-        let outcome = match executed {
-            Ok(outcome) => {
-                match outcome {
-                    Outcome::Done => {}
-                    Outcome::Released => {
-                        self.fault.pass(format!(
-                            "the wait of program {cookie} was released before its condition held"
-                        ));
-                    }
-                    Outcome::Discarded if aborted() => {}
-                    Outcome::Discarded => {
-                        self.fault.pass(format!(
-                            "the owner of program {cookie} has no memory for one of its targets"
-                        ));
-                    }
-                }
-                outcome
-            }
-            Err(panicked) => {
-                self.fault.stick(format!(
-                    "the owner of program {cookie} panicked: {}",
-                    message(panicked)
-                ));
-                Outcome::Discarded
-            }
-        };
-        owner.finished(*cookie, outcome);
-    }
-
-    /// What an event reports that stands for discarded work.
-    fn discard_reason(&self) -> Error {
-        let reason = match self.fault.sticky_reason() {
-            Some(reason) => format!("discarded, because earlier work failed: {reason}"),
-            None => "discarded by abort".to_owned(),
-        };
-        Error::Asynchronous {
-            stream: self.name.clone(),
-            reason,
-        }
-    }
-}
-
-/// The text of a panic.
-fn message(panicked: Box<dyn Any + Send>) -> String {
-    match panicked.downcast::<String>() {
-        Ok(text) => *text,
-        Err(other) => match other.downcast_ref::<&str>() {
-            Some(text) => (*text).to_owned(),
-            None => {
-                // Its drop may panic as well, and nothing would catch that.
-                std::mem::forget(other);
-                "no message".to_owned()
-            }
-        },
     }
 }

@@ -29,9 +29,11 @@ mod executor;
 mod fault;
 mod host;
 mod interpreter;
+mod kernel;
 mod owner;
 mod parker;
 mod ring;
+mod worker;
 
 pub use backoff::Backoff;
 pub use event::Event;

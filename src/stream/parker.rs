@@ -62,8 +62,11 @@ mod loom_tests {
     use super::*;
     use loom::sync::{Arc, atomic::AtomicU32};
 
-    fn sleeps_until_all_have_come(wakers: u32) {
-        loom::model(move || {
+    /// `preemptions` bounds the switches of thread that nothing forces; without a bound two wakers take minutes.
+    fn sleeps_until_all_have_come(wakers: u32, preemptions: Option<usize>) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = preemptions;
+        model.check(move || {
             let shared = Arc::new((Parker::new(), AtomicU32::new(0)));
             let threads: Vec<_> = (0..wakers)
                 .map(|_| {
@@ -85,12 +88,12 @@ mod loom_tests {
 
     #[test]
     fn loom_one_waker_is_never_missed() {
-        sleeps_until_all_have_come(1);
+        sleeps_until_all_have_come(1, None);
     }
 
     #[test]
     fn loom_two_wakers_are_never_missed() {
-        sleeps_until_all_have_come(2);
+        sleeps_until_all_have_come(2, Some(2));
     }
 }
 

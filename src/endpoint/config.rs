@@ -1,0 +1,289 @@
+//! What an endpoint is to be like.
+
+use std::time::Duration;
+
+use crate::mlx5::Opcode;
+use crate::soft::{Access, Attributes};
+use crate::{Error, Result};
+
+/// Blocks that a send ring can have: the doorbell record counts 16 bits.
+const SEND_WQEBBS_MAX: u32 = 32768;
+/// The deepest queue.
+const DEPTH_MAX: u32 = 16384;
+/// Slices of a work request.
+pub(super) const SEGMENTS_MAX: u32 = 16;
+/// Inline bytes of a work request: with three segments ahead of them they fill four WQEBBs less a little.
+const INLINE_BYTES_MAX: u32 = 476;
+
+/// How an endpoint is made. Start from `EndpointConfig::default()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointConfig {
+    /// Work requests that the send queue holds, 1 to 16384 (fewer where long work requests fill the ring). Default 128.
+    pub send_depth: u32,
+    /// Work requests that the receive queue holds, 1 to 16384. Default 128.
+    pub recv_depth: u32,
+    /// Slices of a work request, 1 to 16. Default 4.
+    pub max_segments: u32,
+    /// Inline bytes of a work request, 0 to 476. Default 64.
+    pub max_inline_bytes: u32,
+    /// How long a wait on a stream may take before the watchdog releases it and fails the endpoint. Default 30 s; `None`
+    /// waits for ever.
+    pub wait_timeout: Option<Duration>,
+    /// Whether a doorbell carries its WQE to the device (BlueFlame). Default: no.
+    pub blueflame: bool,
+    /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
+    pub mtu_bytes: u32,
+    /// Time without an answer of the peer before packets are sent again, as verbs code it: 4.096 us * 2^timeout; 0 is for
+    /// ever. Default 14, which is 67 ms.
+    pub timeout: u8,
+    /// Repetitions without any progress before a work request fails, 0 to 7. Default 7.
+    pub retry_count: u8,
+    /// The same where the peer has no receive posted, 0 to 6; 7 repeats without end. Default 7.
+    pub rnr_retry: u8,
+    /// How long a sender should wait when this side has no receive posted, as verbs code it (0 to 31). Default 1, which is
+    /// 10 us.
+    pub min_rnr_timer: u8,
+    /// Reads and atomics on their way at once, 1 to 16. Default 16.
+    pub max_reads: u8,
+    /// What the peer may do to regions, where the regions' own rights allow it. Default: everything.
+    pub access: Access,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> EndpointConfig {
+        let attributes = Attributes::default();
+        EndpointConfig {
+            send_depth: 128,
+            recv_depth: 128,
+            max_segments: 4,
+            max_inline_bytes: 64,
+            wait_timeout: Some(Duration::from_secs(30)),
+            blueflame: false,
+            mtu_bytes: attributes.mtu_bytes,
+            timeout: attributes.timeout,
+            retry_count: attributes.retry_count,
+            rnr_retry: attributes.rnr_retry,
+            min_rnr_timer: 1,
+            max_reads: attributes.max_reads,
+            access: attributes.access,
+        }
+    }
+}
+
+impl EndpointConfig {
+    /// Blocks of the longest work request.
+    fn wqebbs_each(&self) -> u32 {
+        // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice.
+        let inline = if self.max_inline_bytes == 0 {
+            0
+        } else {
+            (4 + self.max_inline_bytes).div_ceil(16)
+        };
+        (2 + self.max_segments.max(inline).max(2)).div_ceil(4)
+    }
+
+    /// Blocks of the send ring.
+    pub(super) fn send_wqebbs(&self) -> u32 {
+        (self.send_depth * self.wqebbs_each()).next_power_of_two()
+    }
+
+    pub(super) fn attributes(&self) -> Attributes {
+        Attributes {
+            mtu_bytes: self.mtu_bytes,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            min_rnr_timer: self.min_rnr_timer,
+            max_reads: self.max_reads,
+            access: self.access,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let range = |argument, value: u32, min: u32, max: u32| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::Range {
+                    argument,
+                    value: value.into(),
+                    min: min.into(),
+                    max: max.into(),
+                })
+            }
+        };
+        range("max_segments", self.max_segments, 1, SEGMENTS_MAX)?;
+        range(
+            "max_inline_bytes",
+            self.max_inline_bytes,
+            0,
+            INLINE_BYTES_MAX,
+        )?;
+        range(
+            "send_depth",
+            self.send_depth,
+            1,
+            DEPTH_MAX.min(SEND_WQEBBS_MAX / self.wqebbs_each()),
+        )?;
+        range("recv_depth", self.recv_depth, 1, DEPTH_MAX)?;
+        if self.wait_timeout == Some(Duration::ZERO) {
+            return Err(Error::Range {
+                argument: "wait_timeout",
+                value: 0,
+                min: 1,
+                max: u64::MAX,
+            });
+        }
+        self.attributes().check()
+    }
+}
+
+/// What a completion says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The number that the application gave to the work request.
+    pub wr_id: u64,
+    /// What was completed.
+    pub operation: Operation,
+    /// Bytes received, read, or sent; 0 for a failure.
+    pub len_bytes: u32,
+    /// Immediate data, if the peer sent some.
+    pub imm: Option<u32>,
+}
+
+/// What a work request was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Taken from the send queue.
+    Post(Opcode),
+    /// A receive that took a send.
+    Receive,
+    /// A receive that took the immediate data of a write.
+    ReceiveWrite,
+}
+
+/// The two queues of an endpoint, each with its completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Side {
+    /// Sends, writes, reads and atomics.
+    Send = 0,
+    /// Receives.
+    Recv = 1,
+}
+
+impl Side {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Side::Send => "send",
+            Side::Recv => "receive",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_named() {
+        let bad = |config: EndpointConfig| match config.check() {
+            Err(Error::Range { argument, max, .. }) => (argument, max),
+            other => panic!("{other:?}"),
+        };
+        let good = EndpointConfig::default();
+        assert_eq!(good.check(), Ok(()));
+        assert_eq!(
+            bad(EndpointConfig {
+                send_depth: 0,
+                ..good
+            }),
+            ("send_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                send_depth: 1 << 20,
+                ..good
+            }),
+            ("send_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                recv_depth: 0,
+                ..good
+            }),
+            ("recv_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                recv_depth: 1 << 20,
+                ..good
+            }),
+            ("recv_depth", 16384)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_segments: 17,
+                ..good
+            }),
+            ("max_segments", 16)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_segments: 16,
+                send_depth: 8000,
+                ..good
+            }),
+            ("send_depth", 6553)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                max_inline_bytes: 477,
+                ..good
+            }),
+            ("max_inline_bytes", 476)
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                wait_timeout: Some(Duration::ZERO),
+                ..good
+            })
+            .0,
+            "wait_timeout"
+        );
+        assert_eq!(
+            bad(EndpointConfig {
+                retry_count: 8,
+                ..good
+            })
+            .0,
+            "retry_count"
+        );
+    }
+
+    #[test]
+    fn the_ring_holds_the_depth_in_the_longest_work_requests() {
+        for (max_segments, max_inline_bytes, each) in [
+            (1, 0, 1),
+            (2, 28, 1),
+            (3, 0, 2),
+            (4, 64, 2),
+            (16, 0, 5),
+            (1, 476, 8),
+        ] {
+            let config = EndpointConfig {
+                max_segments,
+                max_inline_bytes,
+                send_depth: 64,
+                ..EndpointConfig::default()
+            };
+            assert_eq!(
+                config.wqebbs_each(),
+                each,
+                "{max_segments} {max_inline_bytes}"
+            );
+            assert!(config.send_wqebbs() >= 64 * each);
+        }
+    }
+}

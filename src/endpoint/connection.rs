@@ -1,0 +1,146 @@
+//! The life of an endpoint: making it, connecting it, failing it, and bringing it back.
+#![allow(unsafe_code)] // makes the queues over the ring memory of a queue pair
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::endpoint::shared::Shared;
+use crate::endpoint::{Address, Control, Endpoint, EndpointConfig, Path};
+use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
+use crate::region::ProtectionDomain;
+use crate::soft::State;
+use crate::{Cause, Error, Result, WorkError};
+
+/// How long a reset waits for the streams to be done with the endpoint's programs.
+const QUIESCE: Duration = Duration::from_secs(5);
+
+impl Endpoint {
+    /// Makes an endpoint. Receives can be posted at once, everything else after [`Endpoint::connect`].
+    ///
+    /// # Errors
+    /// [`Error::Range`] or [`Error::Alignment`] naming the field of `config`; [`Error::State`] or [`Error::System`] if the
+    /// device or the system has no room for it.
+    pub fn new(domain: &ProtectionDomain, config: &EndpointConfig) -> Result<Endpoint> {
+        config.check()?;
+        let (shared, targets) = Shared::new(domain, config)?;
+        let memory = *shared.qp.memory();
+        let send_config = SendQueueConfig {
+            ring: memory.send_ring,
+            wqebb_count: config.send_wqebbs(),
+            qpn: shared.qp.qpn(),
+            max_segments: config.max_segments,
+            max_inline_bytes: config.max_inline_bytes,
+            record: targets.send_record,
+            uar: targets.uar,
+        };
+        let recv_config = RecvQueueConfig {
+            ring: memory.recv_ring,
+            wqe_count: config.recv_depth.next_power_of_two(),
+            max_segments: config.max_segments,
+            record: targets.recv_record,
+        };
+        // SAFETY: the rings are those of the queue pair, of these sizes; the endpoint holds `shared`, and drops it last.
+        let (send, recv) = unsafe { (SendQueue::new(send_config)?, RecvQueue::new(recv_config)?) };
+        shared.qp.init(config.attributes())?;
+        Ok(Endpoint {
+            send,
+            recv,
+            send_commits: VecDeque::with_capacity(config.send_depth as usize + 1),
+            recv_commits: VecDeque::with_capacity(config.recv_depth as usize + 1),
+            config: *config,
+            shared,
+        })
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &EndpointConfig {
+        &self.config
+    }
+
+    /// The number of its queue pair.
+    pub fn qpn(&self) -> u32 {
+        self.shared.qp.qpn()
+    }
+
+    /// The protection domain.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.shared.domain
+    }
+
+    /// Bytes of queue memory that the endpoint takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.shared.qp.memory_bytes()
+    }
+
+    /// What the peer needs to connect to this endpoint; it changes with every [`Endpoint::reset`].
+    pub fn address(&self) -> Address {
+        Address {
+            queue_pair: self.shared.qp.local(),
+            mtu_bytes: self.config.mtu_bytes,
+        }
+    }
+
+    /// Connects to the peer's endpoint. Both sides do so, in any order; packets that come before this side has connected
+    /// are sent again by the peer.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host.
+    pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.shared.check_alive()?;
+        if self.is_connected() {
+            return Err(Error::State {
+                operation: "connect",
+                reason: "the endpoint is connected already; reset it first".into(),
+            });
+        }
+        let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
+        self.shared.qp.init(crate::soft::Attributes {
+            mtu_bytes,
+            ..self.config.attributes()
+        })?;
+        self.shared.qp.connect(&peer.queue_pair)
+    }
+
+    /// Whether [`Endpoint::connect`] was done and nothing has failed since.
+    pub fn is_connected(&self) -> bool {
+        self.shared.qp.status().state() == State::ReadyToSend
+    }
+
+    /// The first failure since the last reset, if there was one. Looks at new completions first.
+    pub fn failure(&self) -> Option<WorkError> {
+        self.shared.look_for_failure();
+        self.shared.failure()
+    }
+
+    /// Gives up: fails the endpoint as the watchdog would, releases every wait, and flushes what is in flight.
+    pub fn abort(&self) {
+        self.shared.fail(None, Cause::Aborted);
+    }
+
+    /// Brings the endpoint back to where it was when it was made, with a new address: its failure is forgotten, work in
+    /// flight and operations that are prepared and not given to a stream are dropped. Waits, for up to five seconds, until
+    /// streams are done with its programs; a wait that is not going to end needs an [`Endpoint::abort`] first.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
+    pub fn reset(&mut self) -> Result<()> {
+        self.shared.quiesce(QUIESCE)?;
+        self.shared.start_over()?;
+        self.send.reset();
+        self.recv.reset();
+        self.send_commits.clear();
+        self.recv_commits.clear();
+        self.shared.reset_records();
+        self.shared.qp.init(self.config.attributes())
+    }
+
+    /// Which way doorbells take, and why no better one.
+    pub fn path(&self) -> Path {
+        let reason = "a software ConnectX's UAR page is memory of this process, which a host stream stores to".into();
+        Path {
+            control: Control::Direct,
+            reason,
+            better: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
+//!
+//! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
+//! - `side` is one queue with its completions as poster, reaper, stream and watchdog see it; `ledger` holds what work in
+//!   flight needs to live; `shared` is what all of them hold; `watchdog` sees to it that no wait is for ever.
+//! - [`Address`] is what two endpoints exchange, [`Listener`] and [`Channel`] a way to do so.
+
+mod address;
+mod clock;
+mod config;
+mod connection;
+mod ledger;
+mod path;
+mod prepared;
+mod queue;
+mod rendezvous;
+mod shared;
+mod side;
+mod ticket;
+mod value;
+mod watchdog;
+mod work;
+
+pub use address::Address;
+pub use config::{Completion, EndpointConfig, Operation, Side};
+pub use path::{Control, Path};
+pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
+pub use queue::Endpoint;
+pub use rendezvous::{Channel, Listener};
+pub use ticket::{Status, Ticket};
+pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
+pub use work::Work;

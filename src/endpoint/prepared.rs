@@ -1,0 +1,299 @@
+//! Operations that are prepared and not yet given to a stream, and giving them to one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::endpoint::shared::{Cookie, Shared};
+use crate::endpoint::side::{Lane, Wait};
+use crate::endpoint::{Side, Ticket};
+use crate::mlx5::Posted;
+use crate::peer::Program;
+use crate::stream::{Executor, Owner, Submission};
+use crate::{Error, Result};
+
+/// What is to happen to the queue when a prepared operation is dropped.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// A work request of the send queue: the device skips it.
+    Send { posted: Posted, signaled: bool },
+    /// A receive: those behind it must go as well.
+    Recv,
+    /// A wait: its completion is nobody's.
+    Wait,
+}
+
+/// An operation that is ready to be given to a stream by [`stream_post`] or [`stream_post_all`]. Operations of one queue are
+/// given in the order in which they were prepared; waits in any.
+///
+/// Dropping it cancels it: a send becomes a no-operation in its place, a wait lets its completion pass uncollected. After a
+/// dropped receive, those prepared behind it are refused: drop them as well.
+#[derive(Debug)]
+#[must_use = "an operation that is dropped is cancelled"]
+pub struct Prepared {
+    pub(super) shared: Arc<Shared>,
+    pub(super) program: Program,
+    pub(super) side: Side,
+    pub(super) kind: Kind,
+    /// Running count of the work request, or running index of the completion.
+    pub(super) count: u32,
+    pub(super) epoch: u32,
+    pub(super) live: bool,
+}
+
+impl Prepared {
+    /// The bytecode that rings the doorbell or waits.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The bytecode, disassembled, with the names of this endpoint's memory.
+    pub fn disassemble(&self) -> String {
+        self.program
+            .disassemble(self.shared.target_table())
+            .to_string()
+    }
+
+    /// The ticket of the operation, which will tell what becomes of it.
+    pub fn ticket(&self) -> Ticket {
+        Ticket::new(&self.shared, self.side, self.is_wait(), self.count)
+    }
+
+    pub(super) fn is_wait(&self) -> bool {
+        matches!(self.kind, Kind::Wait)
+    }
+
+    fn lane(&self) -> &Lane {
+        self.shared.lane(self.side)
+    }
+
+    /// Fails unless the endpoint still is what it was, and this operation is the next of its queue.
+    pub(super) fn check_turn(&self) -> Result<()> {
+        self.shared.check_alive()?;
+        let no = |reason: String| {
+            Err(Error::State {
+                operation: "stream_post",
+                reason,
+            })
+        };
+        if self.shared.epoch.load(Ordering::Acquire) != self.epoch {
+            return no("the endpoint was reset since the operation was prepared".into());
+        }
+        if self.is_wait() {
+            return Ok(());
+        }
+        let lane = self.lane();
+        let next = lane.queued.load(Ordering::Acquire);
+        let mut before = next;
+        while before != self.count && lane.is_cancelled(before) {
+            before = before.wrapping_add(1);
+        }
+        if before != self.count {
+            let waiting = self.count.wrapping_sub(before);
+            return no(format!(
+                "{waiting} operations that were prepared before this one on the {} queue are not given to a stream yet",
+                self.side.name()
+            ));
+        }
+        if self.side == Side::Recv && next != self.count {
+            return no("a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
+        }
+        Ok(())
+    }
+
+    /// Enters that the operation is handed over; the caller holds the right to post.
+    pub(super) fn hand_over(&mut self) {
+        let lane = self.lane();
+        if self.is_wait() {
+            lane.set_wait(self.count, Wait::Queued);
+        } else {
+            lane.queued
+                .store(self.count.wrapping_add(1), Ordering::Release);
+        }
+        self.live = false;
+    }
+
+    /// Takes [`Prepared::hand_over`] back.
+    fn take_back(&mut self) {
+        let lane = self.lane();
+        if self.is_wait() {
+            lane.set_wait(self.count, Wait::Prepared);
+        } else {
+            lane.queued.store(self.count, Ordering::Release);
+        }
+        self.live = true;
+    }
+
+    /// The program for that stream. Behind work that another stream has not executed yet it begins with a wait for it: the
+    /// doorbell record counts, so a later doorbell that comes first would release the earlier work request, too.
+    fn submission(&self, stream: u64) -> Result<Submission> {
+        let lane = self.lane();
+        let mut waits_turn = false;
+        let mut program = self.program;
+        if !self.is_wait() {
+            let last = lane.last_stream.load(Ordering::Relaxed);
+            let before = lane.queued.load(Ordering::Relaxed);
+            if last != stream && self.shared.rung(self.side) != before {
+                waits_turn = true;
+                program.clear();
+                program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
+                program.append(&self.program)?;
+            }
+        }
+        let cookie = Cookie {
+            side: self.side,
+            is_wait: self.is_wait(),
+            waits_turn,
+            count: self.count,
+        };
+        let owner: Arc<dyn Owner> = self.shared.clone();
+        Ok(Submission {
+            program,
+            owner,
+            cookie: cookie.to_bits(),
+        })
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if !self.live || self.shared.epoch.load(Ordering::Acquire) != self.epoch {
+            return;
+        }
+        let lane = self.lane();
+        match self.kind {
+            Kind::Send { posted, signaled } => {
+                self.shared.nop_over(posted, signaled);
+                lane.cancel(self.count);
+            }
+            Kind::Recv => lane.cancel(self.count),
+            Kind::Wait => {
+                lane.set_wait(self.count, Wait::Cancelled);
+                lane.cq.abort_peek(self.count);
+            }
+        }
+    }
+}
+
+/// An operation that a stream did not take, and why. It can be given again, or dropped.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The operation, as it was.
+    pub prepared: Prepared,
+    /// Why it was not taken.
+    pub error: Error,
+}
+
+impl From<Rejected> for Error {
+    fn from(rejected: Rejected) -> Error {
+        rejected.error
+    }
+}
+
+impl std::fmt::Display for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Rejected {}
+
+/// Gives a prepared operation to a stream.
+///
+/// # Errors
+/// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not this operation's turn, or the endpoint was reset
+/// since; and what the stream refuses. The operation comes back.
+// The operation comes back by value: a box would be an allocation on the way that must not have one.
+#[allow(clippy::result_large_err)]
+pub fn stream_post(
+    stream: &dyn Executor,
+    mut prepared: Prepared,
+) -> std::result::Result<Ticket, Rejected> {
+    match try_post(stream, &mut prepared) {
+        Ok(ticket) => Ok(ticket),
+        Err(error) => Err(Rejected { prepared, error }),
+    }
+}
+
+fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
+    let shared = Arc::clone(&prepared.shared);
+    let lane = shared.lane(prepared.side);
+    let _posting = if prepared.is_wait() {
+        None
+    } else {
+        Some(lane.begin_posting()?)
+    };
+    prepared.check_turn()?;
+    let submission = prepared.submission(stream.id())?;
+    let ticket = prepared.ticket();
+    let queued = lane.queued.load(Ordering::Relaxed);
+    // Before the stream has it: it may be executed before `submit_one` returns.
+    prepared.hand_over();
+    shared.on_streams.fetch_add(1, Ordering::AcqRel);
+    shared.activate();
+    if let Err((_, error)) = stream.submit_one(submission) {
+        shared.on_streams.fetch_sub(1, Ordering::AcqRel);
+        prepared.take_back();
+        if !prepared.is_wait() {
+            lane.queued.store(queued, Ordering::Release);
+        }
+        return Err(error);
+    }
+    if !prepared.is_wait() {
+        lane.last_stream.store(stream.id(), Ordering::Relaxed);
+    }
+    Ok(ticket)
+}
+
+/// Gives prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success the list is
+/// empty and the tickets are in its order; on an error nothing was given and the list is as it was.
+///
+/// # Errors
+/// As [`stream_post`], and [`Error::Range`] if the stream's queue is too short for the batch.
+pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> Result<Vec<Ticket>> {
+    let mut batch = Vec::with_capacity(prepared.len());
+    let mut handed = 0;
+    let mut undo = Vec::with_capacity(prepared.len());
+    let result = (|| {
+        for operation in prepared.iter_mut() {
+            let shared = Arc::clone(&operation.shared);
+            let lane = shared.lane(operation.side);
+            let _posting = if operation.is_wait() {
+                None
+            } else {
+                Some(lane.begin_posting()?)
+            };
+            operation.check_turn()?;
+            batch.push(operation.submission(stream.id())?);
+            undo.push((
+                lane.queued.load(Ordering::Relaxed),
+                lane.last_stream.load(Ordering::Relaxed),
+            ));
+            operation.hand_over();
+            if !operation.is_wait() {
+                lane.last_stream.store(stream.id(), Ordering::Relaxed);
+            }
+            shared.on_streams.fetch_add(1, Ordering::AcqRel);
+            shared.activate();
+            handed += 1;
+        }
+        stream.submit(&mut batch)
+    })();
+    if let Err(error) = result {
+        for (operation, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
+            operation.take_back();
+            operation.shared.on_streams.fetch_sub(1, Ordering::AcqRel);
+            if !operation.is_wait() {
+                operation.lane().queued.store(queued, Ordering::Release);
+                operation
+                    .lane()
+                    .last_stream
+                    .store(last_stream, Ordering::Relaxed);
+            }
+        }
+        return Err(error);
+    }
+    Ok(prepared
+        .drain(..)
+        .map(|operation| operation.ticket())
+        .collect())
+}

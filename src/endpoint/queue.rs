@@ -1,0 +1,577 @@
+//! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::config::SEGMENTS_MAX;
+use crate::endpoint::prepared::{Kind, Prepared, stream_post};
+use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
+use crate::endpoint::side::{self, Held, Lane};
+use crate::endpoint::work::Data;
+use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
+use crate::mlx5::{Commit, DataSegment, Payload, RecvCommit, RecvQueue, SendQueue, SendRequest};
+use crate::peer::Program;
+use crate::region::Slice;
+use crate::soft::State;
+use crate::stream::{Backoff, Executor, Owner, execute};
+use crate::{Error, Result};
+
+/// One end of a reliable connection: a send and a receive queue, each with its completions.
+///
+/// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
+/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`] or
+/// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
+/// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
+///
+/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
+/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
+///
+/// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
+/// still have keep its queues alive until they are done with them.
+#[derive(Debug)]
+pub struct Endpoint {
+    pub(super) send: SendQueue,
+    pub(super) recv: RecvQueue,
+    /// Commits that can still be rolled back, by the running count of their work request.
+    pub(super) send_commits: VecDeque<(u32, Commit)>,
+    pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
+    pub(super) config: EndpointConfig,
+    /// Last: the queues above point into its memory.
+    pub(super) shared: Arc<Shared>,
+}
+
+/// The data segments of a list of slices, and the regions to hold.
+struct Segments {
+    list: [DataSegment; SEGMENTS_MAX as usize],
+    count: usize,
+    held: Held,
+}
+
+impl Endpoint {
+    /// Makes a send, write, read or atomic ready for a stream.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, or a region is deregistered;
+    /// [`Error::Foreign`] for a region of another protection domain; [`Error::Range`] for too many slices or inline bytes,
+    /// and for an atomic whose slice has not 8 bytes; [`Error::QueueFull`]. Nothing has changed then.
+    pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
+        self.shared.check_alive()?;
+        self.check_state("prepare_send", State::ReadyToSend)?;
+        let segments;
+        let (payload, held) = match work.data {
+            Data::Slices(slices) => {
+                segments = self.segments(slices)?;
+                (
+                    Payload::Segments(&segments.list[..segments.count]),
+                    segments.held,
+                )
+            }
+            Data::Inline(bytes) => (Payload::Inline(bytes), Held::default()),
+        };
+        self.make_room(Side::Send)?;
+        let request = SendRequest {
+            opcode: work.opcode,
+            signaled: work.signaled,
+            solicited: work.solicited,
+            fence: work.fence,
+            imm: work.imm,
+            remote_addr: work.remote_addr,
+            rkey: work.rkey,
+            swap_or_add: work.operand,
+            compare: work.compare,
+            payload,
+        };
+        let posted = match self.send.post(&request) {
+            Err(Error::QueueFull { .. }) => {
+                // The ring is full though the depth is not reached: long work requests.
+                self.reap()?;
+                self.send.post(&request)?
+            }
+            posted => posted?,
+        };
+        let mut program = Program::for_targets(self.shared.targets_id());
+        let lane = self.shared.lane(Side::Send);
+        let count = lane.ledger.posted();
+        let committed = if self.config.blueflame {
+            self.send.commit_blueflame(&mut program)
+        } else {
+            self.send.commit(&mut program)
+        };
+        let commit = committed.inspect_err(|_| self.send.discard())?;
+        let rung = self.shared.progress_words[Side::Send as usize];
+        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+            self.send.rollback(commit)?;
+            return Err(error);
+        }
+        keep_commit(&mut self.send_commits, lane, count, commit);
+        lane.enter(
+            posted.index,
+            side::Work {
+                wr_id: work.wr_id,
+                end: posted.end(),
+                held,
+            },
+        );
+        if work.signaled {
+            lane.expected.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(self.prepared(
+            program,
+            Side::Send,
+            Kind::Send {
+                posted,
+                signaled: work.signaled,
+            },
+            count,
+        ))
+    }
+
+    /// Makes a receive ready for a stream: what arrives fills the slices in turn.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`], but a receive may be posted before [`Endpoint::connect`].
+    pub fn prepare_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Prepared> {
+        self.shared.check_alive()?;
+        self.check_state("prepare_recv", State::Init)?;
+        let segments = self.segments(slices)?;
+        self.roll_back_cancelled_receives()?;
+        self.make_room(Side::Recv)?;
+        let posted = self.recv.post(&segments.list[..segments.count])?;
+        let mut program = Program::for_targets(self.shared.targets_id());
+        let lane = self.shared.lane(Side::Recv);
+        let count = lane.ledger.posted();
+        let commit = self
+            .recv
+            .commit(&mut program)
+            .inspect_err(|_| self.recv.discard())?;
+        let rung = self.shared.progress_words[Side::Recv as usize];
+        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+            self.recv.rollback(commit)?;
+            return Err(error);
+        }
+        keep_commit(&mut self.recv_commits, lane, count, commit);
+        let end = posted.index.wrapping_add(1);
+        lane.enter(
+            posted.index,
+            side::Work {
+                wr_id,
+                end,
+                held: segments.held,
+            },
+        );
+        lane.expected.fetch_add(1, Ordering::Relaxed);
+        Ok(self.prepared(program, Side::Recv, Kind::Recv, count))
+    }
+
+    /// Makes a wait for the next completion of a queue ready for a stream, with the endpoint's own deadline.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if there is no further completion to come: each signaled
+    /// send and each receive makes one.
+    pub fn prepare_wait_cq(&mut self, side: Side) -> Result<Prepared> {
+        self.prepare_wait_cq_for(side, self.config.wait_timeout)
+    }
+
+    /// [`Endpoint::prepare_wait_cq`] with a deadline of its own; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_wait_cq`].
+    pub fn prepare_wait_cq_for(
+        &mut self,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Prepared> {
+        self.shared.check_alive()?;
+        let lane = self.shared.lane(side);
+        let index = lane.taken.load(Ordering::Relaxed);
+        let expected = lane.expected.load(Ordering::Relaxed);
+        if index == expected {
+            let reason = format!(
+                "all {expected} completions of the {} queue that can come are taken",
+                side.name()
+            );
+            return Err(Error::State {
+                operation: "wait_cq",
+                reason,
+            });
+        }
+        let mut program = Program::for_targets(self.shared.targets_id());
+        lane.cq.peek(index, &mut program)?;
+        lane.enter_wait(index, timeout_ns(timeout));
+        // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
+        lane.taken.store(index.wrapping_add(1), Ordering::Release);
+        Ok(self.prepared(program, side, Kind::Wait, index))
+    }
+
+    /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
+    pub fn rollback(&mut self, mut prepared: Prepared) {
+        if !Arc::ptr_eq(&prepared.shared, &self.shared)
+            || prepared.epoch != self.shared.epoch.load(Ordering::Relaxed)
+        {
+            // Somebody else's, or of an earlier life: dropping does what can be done.
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let lane = shared.lane(prepared.side);
+        let newest = lane.ledger.posted().wrapping_sub(1) == prepared.count;
+        match prepared.kind {
+            Kind::Send { signaled, .. } if newest && self.roll_back_send() => {
+                if signaled {
+                    lane.expected.fetch_sub(1, Ordering::Relaxed);
+                }
+                lane.take_back();
+            }
+            Kind::Recv if newest && self.roll_back_recv() => {
+                lane.expected.fetch_sub(1, Ordering::Relaxed);
+                lane.take_back();
+            }
+            Kind::Wait if lane.taken.load(Ordering::Relaxed) == prepared.count.wrapping_add(1) => {
+                lane.cq.abort_peek(prepared.count);
+                lane.set_wait(prepared.count, side::Wait::Cancelled);
+                lane.untake(prepared.count);
+            }
+            _ => return,
+        }
+        prepared.live = false;
+    }
+
+    /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`] and [`stream_post`]. Nothing has changed then.
+    pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
+        let prepared = self.prepare_send(work)?;
+        self.post_or_roll_back(stream, prepared)
+    }
+
+    /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_queue_send`].
+    pub fn stream_queue_write(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
+        self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
+    }
+
+    /// Queues a read: [`Endpoint::stream_queue_send`] of a [`Work::read`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_queue_send`].
+    pub fn stream_queue_read(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
+        self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
+    }
+
+    /// Queues a receive on a stream: it is posted when the stream comes to it.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_recv`] and [`stream_post`]. Nothing has changed then.
+    pub fn stream_queue_recv(
+        &mut self,
+        stream: &dyn Executor,
+        wr_id: u64,
+        slices: &[Slice<'_>],
+    ) -> Result<Ticket> {
+        let prepared = self.prepare_recv(wr_id, slices)?;
+        self.post_or_roll_back(stream, prepared)
+    }
+
+    /// Lets what is queued on the stream later wait for the next completion of a queue.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`]. Nothing has changed then.
+    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
+        let prepared = self.prepare_wait_cq(side)?;
+        self.post_or_roll_back(stream, prepared)
+    }
+
+    /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_wait_cq`].
+    pub fn stream_wait_cq_for(
+        &mut self,
+        stream: &dyn Executor,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Ticket> {
+        let prepared = self.prepare_wait_cq_for(side, timeout)?;
+        self.post_or_roll_back(stream, prepared)
+    }
+
+    /// Posts a send, write, read or atomic now, from this thread.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`]; [`Error::State`] if operations of this queue are still on a stream, or prepared and
+    /// not given to one: this one would overtake them.
+    pub fn post_send(&mut self, work: &Work<'_>) -> Result<Ticket> {
+        let prepared = self.prepare_send(work)?;
+        self.execute_or_roll_back(prepared)
+    }
+
+    /// Posts a receive now, from this thread.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
+    pub fn post_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Ticket> {
+        let prepared = self.prepare_recv(wr_id, slices)?;
+        self.execute_or_roll_back(prepared)
+    }
+
+    /// Takes the next completion of a queue, if it is there; makes progress on a device that needs it.
+    ///
+    /// # Errors
+    /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
+    pub fn poll_cq(&mut self, side: Side) -> Result<Option<Completion>> {
+        if let Some(completion) = self.take_completion(side)? {
+            return Ok(Some(completion));
+        }
+        self.shared.progress();
+        self.take_completion(side)
+    }
+
+    fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
+        self.shared.reap();
+        match self.shared.lane(side).poll() {
+            Some(Ok(completion)) => Ok(Some(completion)),
+            Some(Err(found)) => {
+                let error = crate::WorkError {
+                    qpn: self.qpn(),
+                    wr_id: found.wr_id,
+                    cause: found.cause,
+                };
+                Err(Error::Work(error))
+            }
+            None => {
+                self.shared.look_for_failure();
+                self.shared.check_alive().map(|()| None)
+            }
+        }
+    }
+
+    /// Waits in this thread for the next completion of a queue; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
+    pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(completion) = self.take_completion(side)? {
+                return Ok(completion);
+            }
+            if self.shared.progress() {
+                backoff.reset();
+                if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+                    continue;
+                }
+            } else if backoff.pause_until(deadline) {
+                continue;
+            }
+            return Err(Error::Timeout {
+                operation: "wait_cq",
+                timeout: timeout.unwrap_or_default(),
+            });
+        }
+    }
+
+    fn prepared(&self, program: Program, side: Side, kind: Kind, count: u32) -> Prepared {
+        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+        Prepared {
+            shared: Arc::clone(&self.shared),
+            program,
+            side,
+            kind,
+            count,
+            epoch,
+            live: true,
+        }
+    }
+
+    fn post_or_roll_back(&mut self, stream: &dyn Executor, prepared: Prepared) -> Result<Ticket> {
+        stream_post(stream, prepared).map_err(|rejected| {
+            self.rollback(rejected.prepared);
+            rejected.error
+        })
+    }
+
+    fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
+        let shared = Arc::clone(&self.shared);
+        let lane = shared.lane(prepared.side);
+        let ready = lane.begin_posting().and_then(|posting| {
+            prepared.check_turn()?;
+            let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(prepared.side));
+            if waiting != 0 {
+                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", prepared.side.name());
+                return Err(Error::State { operation: "post", reason });
+            }
+            Ok(posting)
+        });
+        let _posting = match ready {
+            Ok(posting) => posting,
+            Err(error) => {
+                self.rollback(prepared);
+                return Err(error);
+            }
+        };
+        let ticket = prepared.ticket();
+        prepared.hand_over();
+        lane.last_stream.store(0, Ordering::Relaxed);
+        let cookie = Cookie {
+            side: prepared.side,
+            is_wait: false,
+            waits_turn: false,
+            count: prepared.count,
+        };
+        // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
+        let _ = execute(&prepared.program, &*shared, cookie.to_bits());
+        Ok(ticket)
+    }
+
+    fn check_state(&self, operation: &'static str, least: State) -> Result<()> {
+        let state = self.shared.qp.status().state();
+        if state == State::Error {
+            self.shared.look_for_failure();
+            self.shared.check_alive()?;
+        }
+        let fine = match least {
+            State::Init => matches!(
+                state,
+                State::Init | State::ReadyToReceive | State::ReadyToSend
+            ),
+            _ => state == State::ReadyToSend,
+        };
+        if fine {
+            return Ok(());
+        }
+        Err(Error::State {
+            operation,
+            reason: "the endpoint is not connected".into(),
+        })
+    }
+
+    /// Checks the slices and turns them into data segments.
+    fn segments(&self, slices: &[Slice<'_>]) -> Result<Segments> {
+        if slices.len() > self.config.max_segments as usize {
+            let max = u64::from(self.config.max_segments);
+            return Err(Error::Range {
+                argument: "slices",
+                value: slices.len() as u64,
+                min: 0,
+                max,
+            });
+        }
+        let mut segments = Segments {
+            list: [DataSegment::default(); SEGMENTS_MAX as usize],
+            count: slices.len(),
+            held: Held::default(),
+        };
+        for (at, slice) in slices.iter().enumerate() {
+            let region = slice.region;
+            self.shared.domain.check_same(region.domain(), "slices")?;
+            if !region.is_registered() {
+                return Err(Error::State {
+                    operation: "post",
+                    reason: format!("the region of slice {at} is deregistered"),
+                });
+            }
+            segments.list[at] = DataSegment {
+                len_bytes: slice.len_bytes,
+                lkey: region.lkey(),
+                addr: region.as_ptr() as u64 + slice.offset,
+            };
+            segments.held.hold(region);
+        }
+        Ok(segments)
+    }
+
+    /// Sees to room for a further work request and its completion.
+    fn make_room(&mut self, side: Side) -> Result<()> {
+        self.release()?;
+        if self.shared.lane(side).has_room() {
+            return Ok(());
+        }
+        self.reap()?;
+        let lane = self.shared.lane(side);
+        if lane.has_room() {
+            Ok(())
+        } else {
+            Err(lane.full())
+        }
+    }
+
+    /// Processes completions.
+    fn reap(&mut self) -> Result<()> {
+        self.shared.reap();
+        self.shared.check_alive()?;
+        self.release()
+    }
+
+    /// Gives the ring entries of completed work back to the queues.
+    #[inline]
+    fn release(&mut self) -> Result<()> {
+        let consumed = |side| self.shared.lane(side).consumed.load(Ordering::Acquire);
+        self.send.release(consumed(Side::Send))?;
+        self.recv.release(consumed(Side::Recv))
+    }
+
+    fn roll_back_send(&mut self) -> bool {
+        // Rolling the newest commit back cannot fail, unless it is none of ours; then it stays, as a no-operation.
+        self.send_commits
+            .pop_back()
+            .is_some_and(|(_, commit)| self.send.rollback(commit).is_ok())
+    }
+
+    fn roll_back_recv(&mut self) -> bool {
+        self.recv_commits
+            .pop_back()
+            .is_some_and(|(_, commit)| self.recv.rollback(commit).is_ok())
+    }
+
+    /// Receives that were prepared and dropped, and have nothing behind them, never were.
+    fn roll_back_cancelled_receives(&mut self) -> Result<()> {
+        loop {
+            let lane = self.shared.lane(Side::Recv);
+            let newest = lane.ledger.posted().wrapping_sub(1);
+            let dropped = lane.ledger.in_flight() > 0
+                && lane.is_cancelled(newest)
+                && lane.queued.load(Ordering::Acquire) != lane.ledger.posted();
+            if !dropped {
+                return Ok(());
+            }
+            if !self.roll_back_recv() {
+                return Err(Error::State {
+                    operation: "prepare_recv",
+                    reason: "a dropped receive cannot be taken back".into(),
+                });
+            }
+            let lane = self.shared.lane(Side::Recv);
+            lane.expected.fetch_sub(1, Ordering::Relaxed);
+            lane.take_back();
+        }
+    }
+}
+
+/// Remembers how to take a commit back, and forgets those that are with a stream.
+fn keep_commit<C>(commits: &mut VecDeque<(u32, C)>, lane: &Lane, count: u32, commit: C) {
+    let queued = lane.queued.load(Ordering::Acquire);
+    while commits
+        .front()
+        .is_some_and(|(count, _)| (queued.wrapping_sub(*count) as i32) > 0)
+    {
+        commits.pop_front();
+    }
+    commits.push_back((count, commit));
+}

@@ -1,0 +1,365 @@
+//! Meeting a peer at a TCP address, to exchange addresses and to agree that both are ready.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::endpoint::Address;
+use crate::{Error, Result};
+
+const MAGIC: [u8; 4] = *b"DBRV";
+const VERSION: u16 = 1;
+/// The longest message: addresses and keys are short, and a length from a stranger must not allocate much.
+const MESSAGE_BYTES_MAX: u32 = 1 << 20;
+/// How often a call looks whether its peer has come.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Waits for a peer at an address.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+}
+
+impl Listener {
+    /// Listens at `address`, such as `127.0.0.1:7471`; port 0 picks a free one.
+    ///
+    /// # Errors
+    /// [`Error::System`], [`Error::Malformed`] for an address that is none.
+    pub fn bind(address: &str) -> Result<Listener> {
+        let socket =
+            TcpListener::bind(resolve(address)?).map_err(|error| system("bind", &error))?;
+        socket
+            .set_nonblocking(true)
+            .map_err(|error| system("fcntl", &error))?;
+        Ok(Listener { socket })
+    }
+
+    /// The address that it listens at.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.socket
+            .local_addr()
+            .map_err(|error| system("getsockname", &error))
+    }
+
+    /// Waits for a peer.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if none comes; [`Error::Malformed`] if what comes is none, or one of another version.
+    pub fn accept(&self, timeout: Duration) -> Result<Channel> {
+        let deadline = Deadline::new("accept", timeout);
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => return Channel::new(stream, &deadline),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => deadline.nap()?,
+                Err(error) => return Err(system("accept", &error)),
+            }
+        }
+    }
+}
+
+/// A connection with a peer, for messages of up to 1 MiB. A call that ends with an error leaves it in an unknown state: drop it then.
+#[derive(Debug)]
+pub struct Channel {
+    stream: TcpStream,
+}
+
+impl Channel {
+    /// Goes to the peer that listens at `address`; if none does yet, tries again until `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if who listens is no peer, or one of another version.
+    pub fn connect(address: &str, timeout: Duration) -> Result<Channel> {
+        let deadline = Deadline::new("connect", timeout);
+        let address = resolve(address)?;
+        loop {
+            match TcpStream::connect_timeout(&address, deadline.left()?) {
+                Ok(stream) => return Channel::new(stream, &deadline),
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => deadline.nap()?,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) =>
+                {
+                    deadline.nap()?;
+                }
+                Err(error) => return Err(system("connect", &error)),
+            }
+        }
+    }
+
+    fn new(stream: TcpStream, deadline: &Deadline) -> Result<Channel> {
+        stream
+            .set_nonblocking(false)
+            .map_err(|error| system("fcntl", &error))?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| system("setsockopt", &error))?;
+        let mut channel = Channel { stream };
+        let mut hello = [0; 6];
+        hello[..4].copy_from_slice(&MAGIC);
+        hello[4..].copy_from_slice(&VERSION.to_le_bytes());
+        channel.put(&hello, deadline)?;
+        let mut theirs = [0; 6];
+        channel.get(&mut theirs, deadline)?;
+        let bad = |reason| {
+            Err(Error::Malformed {
+                what: "greeting of a peer",
+                reason,
+            })
+        };
+        let version = u16::from_le_bytes([theirs[4], theirs[5]]);
+        if theirs[..4] != MAGIC {
+            bad("it is no peer of this library".into())
+        } else if version != VERSION {
+            bad(format!(
+                "it has version {version}, this library speaks {VERSION}"
+            ))
+        } else {
+            Ok(channel)
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        let timed = self.stream.set_write_timeout(Some(deadline.left()?));
+        timed
+            .and_then(|()| self.stream.write_all(bytes))
+            .map_err(|error| deadline.or_system("send to a peer", &error))
+    }
+
+    fn get(&mut self, bytes: &mut [u8], deadline: &Deadline) -> Result<()> {
+        let mut got = 0;
+        while got < bytes.len() {
+            // Set anew for each piece: a peer that sends a byte at a time has the same deadline.
+            let timed = self.stream.set_read_timeout(Some(deadline.left()?));
+            match timed.and_then(|()| self.stream.read(&mut bytes[got..])) {
+                Ok(0) => {
+                    return Err(Error::State {
+                        operation: "receive from a peer",
+                        reason: "the peer has gone".into(),
+                    });
+                }
+                Ok(count) => got += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(deadline.or_system("receive from a peer", &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for one of more than 1 MiB; [`Error::Timeout`], [`Error::System`].
+    pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<()> {
+        let deadline = Deadline::new("send to a peer", timeout);
+        let max = u64::from(MESSAGE_BYTES_MAX);
+        let len = u32::try_from(message.len())
+            .ok()
+            .filter(|len| *len <= MESSAGE_BYTES_MAX);
+        let len = len.ok_or(Error::Range {
+            argument: "message",
+            value: message.len() as u64,
+            min: 0,
+            max,
+        })?;
+        self.put(&len.to_le_bytes(), &deadline)?;
+        self.put(message, &deadline)
+    }
+
+    /// Receives a message.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::State`] if the peer has gone; [`Error::Malformed`] for a length over 1 MiB.
+    pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = Deadline::new("receive from a peer", timeout);
+        let mut len = [0; 4];
+        self.get(&mut len, &deadline)?;
+        let len = u32::from_le_bytes(len);
+        if len > MESSAGE_BYTES_MAX {
+            return Err(Error::Malformed {
+                what: "message of a peer",
+                reason: format!("its length is {len}"),
+            });
+        }
+        let mut message = vec![0; len as usize];
+        self.get(&mut message, &deadline)?;
+        Ok(message)
+    }
+
+    /// Gives the peer a message and takes its own.
+    ///
+    /// # Errors
+    /// As [`Channel::send`] and [`Channel::receive`].
+    pub fn exchange(&mut self, message: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        self.send(message, timeout)?;
+        self.receive(timeout)
+    }
+
+    /// Gives the peer the address of an endpoint and takes that of its own.
+    ///
+    /// # Errors
+    /// As [`Channel::exchange`], and those of [`Address::from_bytes`].
+    pub fn exchange_addresses(&mut self, address: &Address, timeout: Duration) -> Result<Address> {
+        Address::from_bytes(&self.exchange(&address.to_bytes(), timeout)?)
+    }
+
+    /// Waits until the peer is here, too.
+    ///
+    /// # Errors
+    /// As [`Channel::exchange`].
+    pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
+        self.exchange(&[], timeout).map(drop)
+    }
+}
+
+struct Deadline {
+    operation: &'static str,
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    fn new(operation: &'static str, timeout: Duration) -> Deadline {
+        let now = Instant::now();
+        // A time too far to be told is a century: nobody waits longer.
+        let at = now
+            .checked_add(timeout)
+            .unwrap_or(now + Duration::from_secs(3_153_600_000));
+        Deadline {
+            operation,
+            at,
+            timeout,
+        }
+    }
+
+    fn passed(&self) -> Error {
+        Error::Timeout {
+            operation: self.operation,
+            timeout: self.timeout,
+        }
+    }
+
+    /// The time left, never zero.
+    fn left(&self) -> Result<Duration> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            Err(self.passed())
+        } else {
+            Ok(left)
+        }
+    }
+
+    fn nap(&self) -> Result<()> {
+        std::thread::sleep(self.left()?.min(RETRY));
+        Ok(())
+    }
+
+    fn or_system(&self, operation: &'static str, error: &std::io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.passed(),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Error::State {
+                operation,
+                reason: "the peer has gone".into(),
+            },
+            _ => system(operation, error),
+        }
+    }
+}
+
+fn system(operation: &'static str, error: &std::io::Error) -> Error {
+    Error::System {
+        operation,
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr> {
+    let bad = |reason: String| Error::Malformed {
+        what: "TCP address",
+        reason,
+    };
+    let mut found = address
+        .to_socket_addrs()
+        .map_err(|error| bad(format!("`{address}`: {error}")))?;
+    found
+        .next()
+        .ok_or_else(|| bad(format!("`{address}` names no host")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn messages_cross_and_a_peer_that_goes_is_noticed() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.address().unwrap().to_string();
+        let peer = std::thread::spawn(move || {
+            let mut channel = Channel::connect(&address, SOON).unwrap();
+            assert_eq!(channel.exchange(b"ping", SOON).unwrap(), b"pong");
+            channel.barrier(SOON).unwrap();
+        });
+        let mut channel = listener.accept(SOON).unwrap();
+        assert_eq!(channel.exchange(b"pong", SOON).unwrap(), b"ping");
+        channel.barrier(SOON).unwrap();
+        peer.join().unwrap();
+        assert!(matches!(channel.receive(SOON), Err(Error::State { .. })));
+        assert!(matches!(
+            channel.send(&vec![0; 1 << 21], SOON),
+            Err(Error::Range { .. })
+        ));
+    }
+
+    #[test]
+    fn nobody_a_stranger_and_another_version_are_told_apart() {
+        let soon = Duration::from_millis(50);
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        assert!(matches!(listener.accept(soon), Err(Error::Timeout { .. })));
+        let address = listener.address().unwrap();
+        let greet = |hello: &[u8]| {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            stranger.write_all(hello).unwrap();
+            let result = listener.accept(Duration::from_millis(300)).map(drop);
+            drop(stranger);
+            result
+        };
+        assert!(
+            greet(b"GET / HTTP")
+                .unwrap_err()
+                .to_string()
+                .contains("no peer")
+        );
+        assert!(
+            greet(b"DBRV\x09\x00")
+                .unwrap_err()
+                .to_string()
+                .contains("version 9")
+        );
+        assert!(matches!(greet(b"DBR"), Err(Error::Timeout { .. })));
+        drop(listener);
+        assert!(matches!(
+            Channel::connect(&address.to_string(), soon),
+            Err(Error::Timeout { .. })
+        ));
+        assert!(matches!(
+            Channel::connect("nowhere", soon),
+            Err(Error::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn a_length_that_lies_allocates_nothing() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.address().unwrap();
+        let mut stranger = TcpStream::connect(address).unwrap();
+        stranger.write_all(b"DBRV\x01\x00\xff\xff\xff\xff").unwrap();
+        let mut channel = listener.accept(SOON).unwrap();
+        assert!(matches!(
+            channel.receive(SOON),
+            Err(Error::Malformed { .. })
+        ));
+    }
+}

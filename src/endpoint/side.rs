@@ -1,0 +1,595 @@
+//! One queue of an endpoint with its completion queue: what poster, reaper, stream and watchdog share of it.
+//!
+//! Three cursors run over the completions. `seen`: processed, work requests before it are done. `taken`: given to a wait or
+//! a poll, each completion once. `freed`: given back to the device, which may write there again.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+use crate::endpoint::ledger::Ledger;
+use crate::endpoint::{Completion, Operation, Side};
+use crate::mlx5::{CqRing, Cqe, CqeOpcode, Opcode, Syndrome};
+use crate::region::Region;
+use crate::{Cause, Error, Result};
+
+/// What a work request in flight holds and what its completion will need.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) wr_id: u64,
+    /// Running count of ring entries behind it.
+    pub(super) end: u32,
+    #[expect(
+        dead_code,
+        reason = "held for as long as the work is in flight, and then dropped"
+    )]
+    pub(super) held: Held,
+}
+
+/// Regions that must live until the device is done with a work request: four of them without an allocation.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    few: [Option<Region>; 4],
+    more: Vec<Region>,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn hold(&mut self, region: &Region) {
+        for place in &mut self.few {
+            match place {
+                Some(held) if held.is(region) => return,
+                Some(_) => {}
+                None => {
+                    *place = Some(region.clone());
+                    return;
+                }
+            }
+        }
+        if !self.more.iter().any(|held| held.is(region)) {
+            self.more.push(region.clone());
+        }
+    }
+}
+
+/// What a ticket can learn of a work request after it is done, until the place is used again.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The running count of the work request; together with `state` it says whether the rest is of this one.
+    seq: AtomicU32,
+    /// Running count of ring entries at its start, by which completions find it.
+    index: AtomicU32,
+    state: AtomicU8,
+    imm_valid: AtomicBool,
+    len_bytes: AtomicU32,
+    imm: AtomicU32,
+    wr_id: AtomicU64,
+}
+
+const POSTED: u8 = 0;
+const CANCELLED: u8 = 1;
+const SUCCEEDED: u8 = 2;
+const FAILED: u8 = 3;
+
+/// What is known of one completion until it is freed, and of the wait that took it.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// The number of its work request; valid if `known`.
+    wr_id: AtomicU64,
+    known: AtomicBool,
+    /// The wait that took it: its running index, and in the low byte its state.
+    wait: AtomicU64,
+    /// When the stream began to wait; 0 while it does not.
+    pub(super) wait_started_ns: AtomicU64,
+    pub(super) wait_timeout_ns: AtomicU64,
+}
+
+/// The states of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Wait {
+    Prepared,
+    Queued,
+    Started,
+    Done,
+    GivenUp,
+    Cancelled,
+}
+
+/// How a ticket stands in its own queue, apart from what befell the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    Prepared,
+    Queued,
+    Rung,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+#[derive(Debug, Default)]
+struct Cursor {
+    seen: u32,
+    freed: u32,
+    /// An error completion was seen.
+    failed: bool,
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) side: Side,
+    pub(super) depth: u32,
+    pub(super) ledger: Ledger<Work>,
+    pub(super) cq: CqRing,
+    /// Running count of work requests handed to a stream or rung by the CPU, in order.
+    pub(super) queued: AtomicU32,
+    /// Held by whoever hands a work request over; never waited for.
+    posting: AtomicBool,
+    /// The stream of the last hand-over; 0 for the CPU.
+    pub(super) last_stream: AtomicU64,
+    /// When a stream began to wait for its turn behind another stream; 0 while none does.
+    pub(super) turn_started_ns: AtomicU64,
+    pub(super) turn_timeout_ns: u64,
+    /// Completions that can come: signaled sends, or receives.
+    pub(super) expected: AtomicU32,
+    pub(super) taken: AtomicU32,
+    seen: AtomicU32,
+    freed: AtomicU32,
+    /// Running index of the first completion in error; above 32 bits while there is none.
+    failed_at: AtomicU64,
+    cursor: Mutex<Cursor>,
+    /// Running count of ring entries that the device is done with.
+    pub(super) consumed: AtomicU32,
+    outcomes: Box<[Outcome]>,
+    records: Box<[Record]>,
+}
+
+/// An error completion, as found by [`Lane::reap`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    pub(super) wr_id: Option<u64>,
+    pub(super) cause: Cause,
+    pub(super) flushed: bool,
+}
+
+impl Lane {
+    pub(super) fn new(side: Side, depth: u32, turn_timeout_ns: u64, cq: CqRing) -> Lane {
+        let outcome = |_| Outcome {
+            seq: AtomicU32::new(u32::MAX),
+            index: AtomicU32::new(0),
+            state: AtomicU8::new(POSTED),
+            imm_valid: AtomicBool::new(false),
+            len_bytes: AtomicU32::new(0),
+            imm: AtomicU32::new(0),
+            wr_id: AtomicU64::new(0),
+        };
+        let record = |_| Record {
+            wr_id: AtomicU64::new(0),
+            known: AtomicBool::new(false),
+            wait: AtomicU64::new(u64::MAX),
+            wait_started_ns: AtomicU64::new(0),
+            wait_timeout_ns: AtomicU64::new(0),
+        };
+        let slots = depth.next_power_of_two();
+        Lane {
+            side,
+            depth,
+            ledger: Ledger::new(depth),
+            queued: AtomicU32::new(0),
+            posting: AtomicBool::new(false),
+            last_stream: AtomicU64::new(0),
+            turn_started_ns: AtomicU64::new(0),
+            turn_timeout_ns,
+            expected: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
+            freed: AtomicU32::new(0),
+            failed_at: AtomicU64::new(u64::MAX),
+            cursor: Mutex::default(),
+            consumed: AtomicU32::new(0),
+            outcomes: (0..slots).map(outcome).collect(),
+            records: (0..cq.cqe_count()).map(record).collect(),
+            cq,
+        }
+    }
+
+    #[inline]
+    fn outcome(&self, seq: u32) -> &Outcome {
+        &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
+    }
+
+    #[inline]
+    pub(super) fn record(&self, index: u32) -> &Record {
+        &self.records[index as usize & (self.records.len() - 1)]
+    }
+
+    /// Whether a further work request and its completion have a place. Exact for the poster.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
+        // application has not collected stays in the completion queue, too.
+        let uncollected = self
+            .seen
+            .load(Ordering::Acquire)
+            .wrapping_sub(self.freed.load(Ordering::Acquire));
+        let in_flight = self.ledger.in_flight();
+        in_flight < self.depth && in_flight + uncollected < self.cq.cqe_count()
+    }
+
+    pub(super) fn full(&self) -> Error {
+        if self.ledger.in_flight() < self.depth {
+            // The completion queue is what is full: nobody waits for or polls what was signaled.
+            let queue = if self.side == Side::Send {
+                "send completion"
+            } else {
+                "receive completion"
+            };
+            return Error::QueueFull {
+                queue,
+                depth: self.cq.cqe_count(),
+            };
+        }
+        Error::QueueFull {
+            queue: self.side.name(),
+            depth: self.depth,
+        }
+    }
+
+    /// Enters a work request; `index` is the running count of ring entries at its start.
+    #[inline]
+    pub(super) fn enter(&self, index: u32, work: Work) -> u32 {
+        let seq = self.ledger.posted();
+        let outcome = self.outcome(seq);
+        outcome.seq.store(seq, Ordering::Relaxed);
+        outcome.index.store(index, Ordering::Relaxed);
+        outcome.state.store(POSTED, Ordering::Relaxed);
+        // Release inside: the reaper that sees the entry sees the outcome's index.
+        self.ledger.post(work)
+    }
+
+    /// Takes the newest work request back, of which the device never heard.
+    pub(super) fn take_back(&self) {
+        let seq = self.ledger.posted().wrapping_sub(1);
+        drop(self.ledger.unpost());
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn cancel(&self, seq: u32) {
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn is_cancelled(&self, seq: u32) -> bool {
+        let outcome = self.outcome(seq);
+        outcome.state.load(Ordering::Acquire) == CANCELLED
+            && outcome.seq.load(Ordering::Relaxed) == seq
+    }
+
+    /// Takes the right to hand over the next work request. Another thread at it is an error, not a reason to wait.
+    pub(super) fn begin_posting(&self) -> Result<Posting<'_>> {
+        if self.posting.swap(true, Ordering::Acquire) {
+            let reason = format!(
+                "another thread hands work to the {} queue of this endpoint right now",
+                self.side.name()
+            );
+            return Err(Error::State {
+                operation: "stream_post",
+                reason,
+            });
+        }
+        Ok(Posting(&self.posting))
+    }
+
+    /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
+    /// was new. Returns at once if another thread is at it.
+    #[inline]
+    pub(super) fn reap(&self, failed: &dyn Fn(Found)) -> bool {
+        match self.cursor.try_lock() {
+            Ok(mut cursor) => self.reap_with(&mut cursor, failed),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.reap_with(&mut poisoned.into_inner(), failed)
+            }
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// [`Lane::reap`] that waits for the other thread.
+    pub(super) fn reap_fully(&self, failed: &dyn Fn(Found)) -> bool {
+        self.reap_with(
+            &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
+            failed,
+        )
+    }
+
+    #[inline]
+    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Found)) -> bool {
+        let first = cursor.seen;
+        while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
+            let Some(cqe) = self.cq.cqe(cursor.seen) else {
+                break;
+            };
+            if cqe.opcode.is_error() && !cursor.failed {
+                cursor.failed = true;
+                // Everything from this completion on has failed; see `wait_standing`.
+                self.failed_at
+                    .store(u64::from(cursor.seen), Ordering::Release);
+            }
+            self.process(cursor.seen, &cqe, failed);
+            cursor.seen = cursor.seen.wrapping_add(1);
+        }
+        let new = cursor.seen != first;
+        if new {
+            self.seen.store(cursor.seen, Ordering::Release);
+        }
+        let freed = cursor.freed;
+        let taken = self.taken.load(Ordering::Acquire);
+        while cursor.freed != cursor.seen
+            && cursor.freed != taken
+            && !self.cq.is_marked(cursor.freed)
+        {
+            cursor.freed = cursor.freed.wrapping_add(1);
+        }
+        if cursor.freed != freed {
+            self.cq.set_consumer_index(cursor.freed);
+            self.freed.store(cursor.freed, Ordering::Release);
+        }
+        new
+    }
+
+    /// Enters a completion: the work requests up to its own are done.
+    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Found)) {
+        let record = self.record(index);
+        let done = self.ledger.done();
+        let in_flight = self.ledger.posted().wrapping_sub(done);
+        let own = (0..in_flight).find(|ahead| {
+            self.outcome(done.wrapping_add(*ahead))
+                .index
+                .load(Ordering::Relaxed) as u16
+                == cqe.wqe_counter
+        });
+        let error = cqe.opcode.is_error();
+        let mut wr_id = None;
+        if let Some(ahead) = own {
+            for count in 0..=ahead {
+                let seq = done.wrapping_add(count);
+                let Some(work) = self.ledger.reap() else {
+                    break;
+                };
+                let outcome = self.outcome(seq);
+                outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
+                self.consumed.store(work.end, Ordering::Release);
+                let last = count == ahead;
+                if last {
+                    wr_id = Some(work.wr_id);
+                }
+                if outcome.state.load(Ordering::Relaxed) == CANCELLED {
+                    continue;
+                }
+                if last {
+                    outcome.len_bytes.store(cqe.byte_count, Ordering::Relaxed);
+                    outcome.imm.store(cqe.imm, Ordering::Relaxed);
+                    let imm =
+                        matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
+                    outcome.imm_valid.store(imm, Ordering::Relaxed);
+                }
+                // Release: who sees the state sees the fields. The regions are let go after it, at the end of the round.
+                outcome.state.store(
+                    if error && last { FAILED } else { SUCCEEDED },
+                    Ordering::Release,
+                );
+            }
+        }
+        record.wr_id.store(wr_id.unwrap_or(0), Ordering::Relaxed);
+        record.known.store(wr_id.is_some(), Ordering::Relaxed);
+        if error {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            failed(Found {
+                wr_id,
+                cause,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
+            });
+        }
+    }
+
+    /// Takes the next completion for the caller, if it is there.
+    pub(super) fn poll(&self) -> Option<std::result::Result<Completion, Found>> {
+        let index = self.taken.load(Ordering::Relaxed);
+        if self.seen.load(Ordering::Acquire) == index {
+            return None;
+        }
+        // Seen and not taken, so not freed: the CQE and its record are still there.
+        let cqe = self.cq.cqe(index)?;
+        let record = self.record(index);
+        let wr_id = record
+            .known
+            .load(Ordering::Relaxed)
+            .then(|| record.wr_id.load(Ordering::Relaxed));
+        self.taken.store(index.wrapping_add(1), Ordering::Release);
+        if cqe.opcode.is_error() {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            return Some(Err(Found {
+                wr_id,
+                cause,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
+            }));
+        }
+        let operation = match cqe.opcode {
+            CqeOpcode::Req => {
+                Operation::Post(Opcode::from_raw(cqe.send_opcode).unwrap_or(Opcode::Nop))
+            }
+            CqeOpcode::RespWriteImm => Operation::ReceiveWrite,
+            _ => Operation::Receive,
+        };
+        let imm = matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm)
+            .then_some(cqe.imm);
+        Some(Ok(Completion {
+            wr_id: wr_id.unwrap_or(0),
+            operation,
+            len_bytes: cqe.byte_count,
+            imm,
+        }))
+    }
+
+    /// How the work request of this running count stands; `rung` counts those that were executed.
+    pub(super) fn standing(&self, seq: u32, rung: u32) -> Standing {
+        let outcome = self.outcome(seq);
+        let state = outcome.state.load(Ordering::Acquire);
+        if outcome.seq.load(Ordering::Relaxed) != seq {
+            // The place is used again, which it is only after success: a failed endpoint takes no more.
+            return Standing::Done;
+        }
+        match state {
+            CANCELLED => Standing::Cancelled,
+            SUCCEEDED => Standing::Done,
+            FAILED => Standing::Failed,
+            _ if (rung.wrapping_sub(seq) as i32) > 0 => Standing::Rung,
+            _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => {
+                Standing::Queued
+            }
+            _ => Standing::Prepared,
+        }
+    }
+
+    /// What came in with a receive, or how much was sent, while it is still known.
+    pub(super) fn details(&self, seq: u32) -> Option<(u64, u32, Option<u32>)> {
+        let outcome = self.outcome(seq);
+        let done = outcome.state.load(Ordering::Acquire) == SUCCEEDED;
+        let imm = outcome
+            .imm_valid
+            .load(Ordering::Relaxed)
+            .then(|| outcome.imm.load(Ordering::Relaxed));
+        let found = (
+            outcome.wr_id.load(Ordering::Relaxed),
+            outcome.len_bytes.load(Ordering::Relaxed),
+            imm,
+        );
+        (done && outcome.seq.load(Ordering::Acquire) == seq).then_some(found)
+    }
+
+    /// Starts a wait for the completion of this running index.
+    pub(super) fn enter_wait(&self, index: u32, timeout_ns: u64) {
+        let record = self.record(index);
+        record.wait_started_ns.store(0, Ordering::Relaxed);
+        record.wait_timeout_ns.store(timeout_ns, Ordering::Relaxed);
+        record.wait.store(
+            u64::from(index) << 8 | Wait::Prepared as u64,
+            Ordering::Release,
+        );
+    }
+
+    /// Sets the state of the wait for this running index, unless the place belongs to a later one already.
+    pub(super) fn set_wait(&self, index: u32, state: Wait) {
+        let wait = &self.record(index).wait;
+        let mut old = wait.load(Ordering::Acquire);
+        while old >> 8 == u64::from(index) {
+            let new = u64::from(index) << 8 | state as u64;
+            match wait.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Gives the newest taken completion back to whoever asks next. The poster's call.
+    pub(super) fn untake(&self, index: u32) {
+        // Under the reaper's lock: it may not give the completion back to the device meanwhile.
+        let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.freed.load(Ordering::Relaxed) != index.wrapping_add(1) {
+            self.taken.store(index, Ordering::Release);
+        }
+    }
+
+    /// How the wait for this running index stands. A wait is over when its completion is there, in error or not: exact after
+    /// a full reap.
+    pub(super) fn wait_standing(&self, index: u32) -> Standing {
+        const STANDINGS: [Standing; 6] = [
+            Standing::Prepared,
+            Standing::Queued,
+            Standing::Rung,
+            Standing::Done,
+            Standing::Failed,
+            Standing::Cancelled,
+        ];
+        let wait = self.record(index).wait.load(Ordering::Acquire);
+        let standing = if wait >> 8 == u64::from(index) {
+            STANDINGS
+                .get((wait & 0xff) as usize)
+                .copied()
+                .unwrap_or(Standing::Failed)
+        } else {
+            // The place is used again, so the wait is over.
+            Standing::Done
+        };
+        let failed_at = self.failed_at.load(Ordering::Acquire);
+        let failed = u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0);
+        if standing == Standing::Done && failed {
+            Standing::Failed
+        } else {
+            standing
+        }
+    }
+
+    /// Running indices of completions that were taken and not given back.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
+        let freed = self.freed.load(Ordering::Acquire);
+        let count = self
+            .taken
+            .load(Ordering::Acquire)
+            .wrapping_sub(freed)
+            .min(self.cq.cqe_count());
+        (0..count).map(move |ahead| freed.wrapping_add(ahead))
+    }
+
+    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`].
+    pub(super) fn release_waiters(&self) {
+        for index in self.under_way() {
+            if self.cq.is_marked(index) {
+                self.cq.release_waiter(index, Syndrome::WrFlush);
+            }
+        }
+    }
+
+    /// Starts over, for an endpoint that is reset: nobody else is at it.
+    pub(super) fn reset(&self) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        *cursor = Cursor::default();
+        self.ledger.clear();
+        self.cq.reset();
+        for counter in [
+            &self.queued,
+            &self.expected,
+            &self.taken,
+            &self.seen,
+            &self.freed,
+            &self.consumed,
+        ] {
+            counter.store(0, Ordering::Release);
+        }
+        self.failed_at.store(u64::MAX, Ordering::Release);
+        self.last_stream.store(0, Ordering::Relaxed);
+        self.turn_started_ns.store(0, Ordering::Relaxed);
+        for outcome in &self.outcomes {
+            outcome.seq.store(u32::MAX, Ordering::Relaxed);
+        }
+        for record in &self.records {
+            record.wait.store(u64::MAX, Ordering::Relaxed);
+            record.wait_started_ns.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The right to hand over work, see [`Lane::begin_posting`].
+pub(super) struct Posting<'a>(&'a AtomicBool);
+
+impl Drop for Posting<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,169 @@
+//! What became of a queued operation.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::endpoint::Side;
+use crate::endpoint::shared::Shared;
+use crate::endpoint::side::Standing;
+use crate::endpoint::value::ValueWait;
+use crate::{Error, Result, WorkError};
+
+/// The state of a queued operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// Prepared, and not yet given to a stream.
+    Prepared,
+    /// In a stream's queue.
+    Queued,
+    /// The stream has executed the doorbell of a work request; of a wait: the stream waits now.
+    Rung,
+    /// Done. A receive or a work request is known to be done when its completion, or that of a later one, is there.
+    Complete,
+    /// It failed, or its endpoint failed first; a wait that was released counts as failed. The error says which.
+    Failed(WorkError),
+    /// Dropped or rolled back before it was given to a stream.
+    Cancelled,
+}
+
+#[derive(Clone)]
+enum Subject {
+    Operation {
+        shared: Arc<Shared>,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+        epoch: u32,
+    },
+    Value(Arc<ValueWait>),
+}
+
+/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept for as long as one likes.
+#[derive(Clone)]
+pub struct Ticket {
+    subject: Subject,
+}
+
+impl Ticket {
+    pub(super) fn new(shared: &Arc<Shared>, side: Side, is_wait: bool, count: u32) -> Ticket {
+        let epoch = shared.epoch.load(Ordering::Relaxed);
+        Ticket {
+            subject: Subject::Operation {
+                shared: Arc::clone(shared),
+                side,
+                is_wait,
+                count,
+                epoch,
+            },
+        }
+    }
+
+    pub(super) fn of_value(wait: Arc<ValueWait>) -> Ticket {
+        Ticket {
+            subject: Subject::Value(wait),
+        }
+    }
+
+    /// The state now. Looks at new completions first, without waiting.
+    pub fn status(&self) -> Status {
+        let (shared, side, is_wait, count, epoch) = match &self.subject {
+            Subject::Operation {
+                shared,
+                side,
+                is_wait,
+                count,
+                epoch,
+            } => (shared, *side, *is_wait, *count, *epoch),
+            Subject::Value(wait) => return wait.status(),
+        };
+        let unknown = WorkError {
+            qpn: shared.qp.qpn(),
+            wr_id: None,
+            cause: crate::Cause::Aborted,
+        };
+        if shared.epoch.load(Ordering::Acquire) != epoch {
+            let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
+            return if standing == Standing::Done {
+                Status::Complete
+            } else {
+                Status::Failed(failure.unwrap_or(unknown))
+            };
+        }
+        shared.look_for_failure();
+        if is_wait {
+            // The stream may be past a completion that nobody has looked at yet.
+            shared.reap_fully();
+        }
+        let lane = shared.lane(side);
+        let standing = if is_wait {
+            lane.wait_standing(count)
+        } else {
+            lane.standing(count, shared.rung(side))
+        };
+        let failure = shared.failure();
+        match (standing, failure) {
+            (Standing::Done, _) => Status::Complete,
+            (Standing::Cancelled, _) => Status::Cancelled,
+            (_, Some(failure)) => Status::Failed(failure),
+            (Standing::Failed, None) => Status::Failed(unknown),
+            (Standing::Prepared, None) => Status::Prepared,
+            (Standing::Queued, None) => Status::Queued,
+            (Standing::Rung, None) => Status::Rung,
+        }
+    }
+
+    /// Whether it is over, well or not.
+    pub fn is_over(&self) -> bool {
+        matches!(
+            self.status(),
+            Status::Complete | Status::Failed(_) | Status::Cancelled
+        )
+    }
+
+    /// Bytes and immediate data of a work request or receive that is complete; `None` before that, for waits, and when the
+    /// queue has since used the place again.
+    pub fn details(&self) -> Option<(u32, Option<u32>)> {
+        match &self.subject {
+            Subject::Operation {
+                shared,
+                side,
+                is_wait: false,
+                count,
+                epoch,
+            } if shared.epoch.load(Ordering::Acquire) == *epoch => {
+                shared.reap();
+                shared
+                    .lane(*side)
+                    .details(*count)
+                    .map(|(_, len_bytes, imm)| (len_bytes, imm))
+            }
+            _ => None,
+        }
+    }
+
+    /// The status as a result: `Ok(true)` when complete, `Ok(false)` when not yet.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if it failed, [`Error::State`] if it was cancelled.
+    pub fn check(&self) -> Result<bool> {
+        match self.status() {
+            Status::Complete => Ok(true),
+            Status::Failed(failure) => Err(Error::Work(failure)),
+            Status::Cancelled => Err(Error::State {
+                operation: "ticket",
+                reason: "the operation was dropped before it was given to a stream".into(),
+            }),
+            Status::Prepared | Status::Queued | Status::Rung => Ok(false),
+        }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket")
+            .field("status", &self.status())
+            .finish()
+    }
+}

@@ -1,0 +1,216 @@
+//! Words of memory as signals on a stream: waiting for one, and storing one.
+#![allow(unsafe_code)] // promises the memory behind a region's target to executors
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::shared::timeout_ns;
+use crate::endpoint::watchdog::{self, Watched};
+use crate::endpoint::{Status, Ticket};
+use crate::peer::{Fence, Program, TargetId, Targets};
+use crate::region::Region;
+use crate::stream::{Backoff, Executor, Outcome, Owner, Submission};
+use crate::{Cause, Error, Result, WorkError};
+
+/// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// The word minus this value is not negative, as a signed 32-bit number.
+    GreaterOrEqual(u32),
+    /// The word has a bit of this value.
+    And(u32),
+    /// The word lacks a bit that this value lacks.
+    Nor(u32),
+}
+
+impl Condition {
+    fn holds(self, word: u32) -> bool {
+        match self {
+            Condition::GreaterOrEqual(value) => word.wrapping_sub(value) as i32 >= 0,
+            Condition::And(value) => word & value != 0,
+            Condition::Nor(value) => !(word | value) != 0,
+        }
+    }
+}
+
+/// The region behind a program that stores or polls one of its words, and what became of it.
+pub(super) struct ValueWait {
+    region: Region,
+    state: AtomicU8,
+    released: AtomicBool,
+    started_ns: AtomicU64,
+    timeout_ns: u64,
+    weak: Weak<ValueWait>,
+}
+
+const QUEUED: u8 = 0;
+const STARTED: u8 = 1;
+const DONE: u8 = 2;
+const GIVEN_UP: u8 = 3;
+const DISCARDED: u8 = 4;
+
+impl ValueWait {
+    fn new(region: &Region, timeout: Option<Duration>) -> Arc<ValueWait> {
+        Arc::new_cyclic(|weak| ValueWait {
+            region: region.clone(),
+            state: AtomicU8::new(QUEUED),
+            released: AtomicBool::new(false),
+            started_ns: AtomicU64::new(0),
+            timeout_ns: timeout_ns(timeout),
+            weak: weak.clone(),
+        })
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let failed = |cause| {
+            Status::Failed(WorkError {
+                qpn: 0,
+                wr_id: None,
+                cause,
+            })
+        };
+        match self.state.load(Ordering::Acquire) {
+            QUEUED => Status::Queued,
+            STARTED => Status::Rung,
+            DONE => Status::Complete,
+            GIVEN_UP => failed(Cause::Deadline(Duration::from_nanos(self.timeout_ns))),
+            _ => failed(Cause::Discarded),
+        }
+    }
+}
+
+impl Watched for ValueWait {
+    fn look(&self) -> bool {
+        if self.state.load(Ordering::Acquire) != STARTED {
+            return false;
+        }
+        let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
+        if waited > self.timeout_ns {
+            self.released.store(true, Ordering::Release);
+            return false;
+        }
+        true
+    }
+}
+
+// SAFETY: the one target of the region's table is the region's memory, which lives as long as `region`.
+unsafe impl Owner for ValueWait {
+    fn targets(&self) -> &Targets {
+        self.region.targets()
+    }
+
+    fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+        (target == self.region.target().id()).then(|| self.region.start())
+    }
+
+    fn progress(&self) -> bool {
+        self.region.domain().device().progress()
+    }
+
+    fn started(&self, _cookie: u64) {
+        self.started_ns.store(now_ns(), Ordering::Relaxed);
+        self.state.store(STARTED, Ordering::Release);
+        if self.timeout_ns != u64::MAX {
+            watchdog::watch(self.weak.clone());
+        }
+    }
+
+    fn finished(&self, _cookie: u64, outcome: Outcome) {
+        let state = match outcome {
+            Outcome::Done => DONE,
+            Outcome::Released => GIVEN_UP,
+            _ => DISCARDED,
+        };
+        self.state.store(state, Ordering::Release);
+    }
+
+    fn released(&self, _cookie: u64) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+}
+
+fn submit(stream: &dyn Executor, program: Program, owner: &Arc<ValueWait>) -> Result<()> {
+    let owner: Arc<dyn Owner> = owner.clone();
+    stream
+        .submit_one(Submission {
+            program,
+            owner,
+            cookie: 0,
+        })
+        .map_err(|(_, error)| error)
+}
+
+/// Lets what is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for at most
+/// `timeout`; `None` waits for ever. Once it is met, everything that was stored before the word is visible to the stream.
+///
+/// # Errors
+/// [`Error::OutOfBounds`], [`Error::Alignment`], and what the stream refuses.
+pub fn stream_wait_value32(
+    stream: &dyn Executor,
+    region: &Region,
+    offset: u64,
+    condition: Condition,
+    timeout: Option<Duration>,
+) -> Result<Ticket> {
+    watchdog::start()?;
+    let at = region.target().dword(offset)?;
+    let mut program = Program::new(region.targets());
+    match condition {
+        Condition::GreaterOrEqual(value) => program.poll_geq(at, value),
+        Condition::And(value) => program.poll_and(at, value),
+        Condition::Nor(value) => program.poll_nor(at, value),
+    }?;
+    let wait = ValueWait::new(region, timeout);
+    submit(stream, program, &wait)?;
+    Ok(Ticket::of_value(wait))
+}
+
+/// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
+///
+/// # Errors
+/// [`Error::OutOfBounds`], [`Error::Alignment`], and what the stream refuses.
+pub fn stream_write_value32(
+    stream: &dyn Executor,
+    region: &Region,
+    offset: u64,
+    value: u32,
+) -> Result<Ticket> {
+    let at = region.target().dword(offset)?;
+    let mut program = Program::new(region.targets());
+    program.fence(Fence::WORK_BEFORE_FLAG)?;
+    program.store_dword(at, value)?;
+    let write = ValueWait::new(region, None);
+    submit(stream, program, &write)?;
+    Ok(Ticket::of_value(write))
+}
+
+/// The CPU's own [`stream_wait_value32`]: waits in the calling thread.
+///
+/// # Errors
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::Timeout`].
+pub fn wait_value32(
+    region: &Region,
+    offset: u64,
+    condition: Condition,
+    timeout: Option<Duration>,
+) -> Result<()> {
+    let started = Instant::now();
+    let mut backoff = Backoff::new();
+    while !condition.holds(region.load_u32(offset)?) {
+        if let Some(timeout) = timeout.filter(|timeout| started.elapsed() > *timeout) {
+            return Err(Error::Timeout {
+                operation: "wait for a value",
+                timeout,
+            });
+        }
+        if region.domain().device().progress() {
+            backoff.reset();
+        } else {
+            backoff.pause();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Work requests as applications state them.
+
+use crate::mlx5::Opcode;
+use crate::region::Slice;
+
+/// What a work request carries.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Data<'a> {
+    Slices(&'a [Slice<'a>]),
+    Inline(&'a [u8]),
+}
+
+/// A work request for the send queue: one constructor an operation, with what it cannot do without; the rest by setters.
+/// Unless said otherwise it is signaled, which is what a wait on the stream needs.
+///
+/// ```
+/// use doorbell::{Access, Device, Region, Work};
+///
+/// let domain = Device::open("softcx")?.protection_domain();
+/// let region = Region::alloc(&domain, 4096, Access::ALL)?;
+/// let slices = [region.slice(0, 64)?];
+/// let work = Work::send(&slices).wr_id(7).signaled(false);
+/// # Ok::<(), doorbell::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub struct Work<'a> {
+    pub(super) opcode: Opcode,
+    pub(super) data: Data<'a>,
+    pub(super) wr_id: u64,
+    pub(super) signaled: bool,
+    pub(super) solicited: bool,
+    pub(super) fence: bool,
+    pub(super) imm: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    pub(super) operand: u64,
+    pub(super) compare: u64,
+}
+
+impl<'a> Work<'a> {
+    const fn new(opcode: Opcode, data: Data<'a>, remote_addr: u64, rkey: u32) -> Work<'a> {
+        Work {
+            opcode,
+            data,
+            wr_id: 0,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            imm: 0,
+            remote_addr,
+            rkey,
+            operand: 0,
+            compare: 0,
+        }
+    }
+
+    /// Sends the slices, one after the other, to the peer's next receive.
+    pub const fn send(slices: &'a [Slice<'a>]) -> Work<'a> {
+        Work::new(Opcode::Send, Data::Slices(slices), 0, 0)
+    }
+
+    /// Sends bytes that are copied now, into the work request itself.
+    pub const fn send_inline(bytes: &'a [u8]) -> Work<'a> {
+        Work::new(Opcode::Send, Data::Inline(bytes), 0, 0)
+    }
+
+    /// Writes the slices, one after the other, to `addr` of the peer, in the region of `rkey`.
+    pub const fn write(slices: &'a [Slice<'a>], addr: u64, rkey: u32) -> Work<'a> {
+        Work::new(Opcode::RdmaWrite, Data::Slices(slices), addr, rkey)
+    }
+
+    /// Writes bytes that are copied now, into the work request itself.
+    pub const fn write_inline(bytes: &'a [u8], addr: u64, rkey: u32) -> Work<'a> {
+        Work::new(Opcode::RdmaWrite, Data::Inline(bytes), addr, rkey)
+    }
+
+    /// Reads from `addr` of the peer, in the region of `rkey`, as much as the slices hold, and fills them in turn.
+    pub const fn read(slices: &'a [Slice<'a>], addr: u64, rkey: u32) -> Work<'a> {
+        Work::new(Opcode::RdmaRead, Data::Slices(slices), addr, rkey)
+    }
+
+    /// Replaces the 8 bytes at `addr` of the peer by `swap` if they equal `compare`. What they were goes to the one slice,
+    /// of 8 bytes. Words are in host order; `addr` is a multiple of 8.
+    pub const fn compare_swap(
+        result: &'a [Slice<'a>],
+        addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> Work<'a> {
+        let mut work = Work::new(Opcode::AtomicCs, Data::Slices(result), addr, rkey);
+        work.compare = compare;
+        work.operand = swap;
+        work
+    }
+
+    /// Adds to the 8 bytes at `addr` of the peer. What they were goes to the one slice, of 8 bytes. Words are in host order;
+    /// `addr` is a multiple of 8.
+    pub const fn fetch_add(result: &'a [Slice<'a>], addr: u64, rkey: u32, add: u64) -> Work<'a> {
+        let mut work = Work::new(Opcode::AtomicFa, Data::Slices(result), addr, rkey);
+        work.operand = add;
+        work
+    }
+
+    /// Does nothing, in its turn.
+    pub const fn nop() -> Work<'a> {
+        Work::new(Opcode::Nop, Data::Slices(&[]), 0, 0)
+    }
+
+    /// A number of the application's, which comes back with the completion. 0 if not set.
+    pub const fn wr_id(mut self, wr_id: u64) -> Work<'a> {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// Whether success makes a completion. Failure always does. An unsignaled request is known to be done when a later,
+    /// signaled one is.
+    pub const fn signaled(mut self, signaled: bool) -> Work<'a> {
+        self.signaled = signaled;
+        self
+    }
+
+    /// Immediate data for the peer's completion; makes a send with immediate of a send, and a write with immediate, which
+    /// takes one of the peer's receives, of a write. Nothing to the others.
+    pub const fn imm(mut self, imm: u32) -> Work<'a> {
+        self.imm = imm;
+        self.opcode = match self.opcode {
+            Opcode::Send => Opcode::SendImm,
+            Opcode::RdmaWrite => Opcode::RdmaWriteImm,
+            other => other,
+        };
+        self
+    }
+
+    /// Whether the peer's completion is a solicited one.
+    pub const fn solicited(mut self, solicited: bool) -> Work<'a> {
+        self.solicited = solicited;
+        self
+    }
+
+    /// Whether the device waits for earlier reads and atomics of this endpoint before it begins.
+    pub const fn fence(mut self, fence: bool) -> Work<'a> {
+        self.fence = fence;
+        self
+    }
+}

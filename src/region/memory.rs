@@ -1,0 +1,461 @@
+//! Registered memory.
+#![allow(unsafe_code)] // memory that a device writes while Rust code holds handles of it
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+use crate::peer::{Role, Target, Targets};
+use crate::region::ProtectionDomain;
+use crate::soft::{Access, Pages};
+use crate::{Error, Result};
+
+/// The longest region: 1 TiB.
+pub const REGION_BYTES_MAX: u64 = 1 << 40;
+
+/// The longest slice, as a data segment of a WQE can name it: 2 GiB less one byte.
+const SLICE_BYTES_MAX: u64 = (1 << 31) - 1;
+
+struct Registered {
+    domain: ProtectionDomain,
+    start: NonNull<u8>,
+    len_bytes: u64,
+    key: u32,
+    alive: AtomicBool,
+    access: Access,
+    targets: Targets,
+    target: Target,
+    /// The memory itself, if the region owns it; freed after the key is gone, see `drop`.
+    _pages: Option<Pages>,
+}
+
+// SAFETY: the region's memory is reached by raw copies and atomics only, never by references, from whatever thread.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if *self.alive.get_mut() {
+            self.domain.device().soft().deregister(self.key);
+        }
+    }
+}
+
+/// Memory registered with a device. Clones are handles of the same region; it is deregistered, and its memory freed, when
+/// the last handle is gone, and work requests, queued programs and the like hold one until the device is done with them.
+///
+/// The device, and through it a peer, may write the memory at any time. Therefore no Rust reference to it is ever given
+/// out: [`Region::read`] and [`Region::write`] copy, and what they copy while a transfer is under way is as torn as with
+/// any NIC. [`Region::load_u32`] and [`Region::store_u32`] are single accesses with acquire and release order.
+#[derive(Clone)]
+pub struct Region {
+    inner: Arc<Registered>,
+}
+
+impl Region {
+    /// Allocates `len_bytes` of zeroed, page-aligned host memory and registers it.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a length of 0 or over [`REGION_BYTES_MAX`]; [`Error::State`] when the device takes no more.
+    pub fn alloc(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
+        check_len(len_bytes)?;
+        let pages = Pages::new(len_bytes as usize);
+        Region::new(domain, pages.start(), len_bytes, access, Some(pages))
+    }
+
+    /// Registers `len_bytes` of memory that belongs to somebody else.
+    ///
+    /// # Safety
+    /// Until [`Region::deregister`] returns or the last handle is gone (those of work in flight included), the memory is
+    /// valid for reads and writes, and no Rust reference to it is alive while a transfer or a call of this region uses it.
+    ///
+    /// # Errors
+    /// As [`Region::alloc`].
+    pub unsafe fn register(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<Region> {
+        check_len(len_bytes)?;
+        Region::new(domain, start, len_bytes, access, None)
+    }
+
+    fn new(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+        pages: Option<Pages>,
+    ) -> Result<Region> {
+        let key = domain.device().soft().register(
+            domain.number(),
+            start.as_ptr() as usize,
+            len_bytes,
+            access,
+        )?;
+        let mut targets = Targets::new();
+        let target = targets.register("region", Role::Memory, len_bytes);
+        let inner = Registered {
+            domain: domain.clone(),
+            start,
+            len_bytes,
+            key,
+            alive: AtomicBool::new(true),
+            access,
+            targets,
+            target,
+            _pages: pages,
+        };
+        Ok(Region {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// The protection domain.
+    #[inline]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.inner.domain
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes
+    }
+
+    /// First byte. For foreign interfaces; what is done with it is theirs.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner.start.as_ptr()
+    }
+
+    /// The key by which local work requests name the region.
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.inner.key
+    }
+
+    /// What the access rights were at registration.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// What a peer needs to read or write this region.
+    pub fn remote(&self) -> RemoteRegion {
+        RemoteRegion {
+            addr: self.as_ptr() as u64,
+            rkey: self.inner.key,
+            len_bytes: self.inner.len_bytes,
+        }
+    }
+
+    /// Takes the region from the device: its keys are invalid when this returns, for work in flight as well, which then
+    /// fails. The memory stays until the last handle is gone. Whether the region was still registered.
+    pub fn deregister(&self) -> bool {
+        // AcqRel: one caller wins, and whoever sees `false` later comes after it.
+        self.inner.alive.swap(false, Ordering::AcqRel)
+            && self.inner.domain.device().soft().deregister(self.inner.key)
+    }
+
+    /// Whether the region has not been deregistered.
+    #[inline]
+    pub fn is_registered(&self) -> bool {
+        self.inner.alive.load(Ordering::Acquire)
+    }
+
+    fn check(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<*mut u8> {
+        let limit_bytes = self.inner.len_bytes;
+        if offset <= limit_bytes && len_bytes <= limit_bytes - offset {
+            Ok(self.as_ptr().wrapping_add(offset as usize))
+        } else {
+            Err(Error::OutOfBounds {
+                argument,
+                offset,
+                len_bytes,
+                limit_bytes,
+                what: "the region",
+            })
+        }
+    }
+
+    /// Copies bytes into the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = self.check("bytes", offset, bytes.len() as u64)?;
+        // SAFETY: within the region, which is alive; `bytes` cannot overlap it, for nobody gets a reference into it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let at = self.check("bytes", offset, bytes.len() as u64)?;
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Sets `len_bytes` to one value.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn fill(&self, offset: u64, len_bytes: u64, value: u8) -> Result<()> {
+        let at = self.check("len_bytes", offset, len_bytes)?;
+        // SAFETY: within the region, which is alive.
+        unsafe { std::ptr::write_bytes(at, value, len_bytes as usize) };
+        Ok(())
+    }
+
+    /// Whether `len_bytes` from `offset` on equal `expected` repeated, without copying them out.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn is_filled_with(&self, offset: u64, len_bytes: u64, expected: u8) -> Result<bool> {
+        let at = self.check("len_bytes", offset, len_bytes)?;
+        // SAFETY: within the region; single bytes are read, as atomics, because a device may be writing them.
+        Ok((0..len_bytes as usize)
+            .all(|i| unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed) == expected))
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU32> {
+        let at = self.check("offset", offset, 4)?;
+        if !(at as usize).is_multiple_of(4) {
+            return Err(Error::Alignment {
+                argument: "offset",
+                value: offset,
+                align: 4,
+            });
+        }
+        // SAFETY: aligned and within the region, which lives as long as `self`; accesses by the device are as by atomics.
+        Ok(unsafe { AtomicU32::from_ptr(at.cast()) })
+    }
+
+    /// Loads a 32-bit word with acquire order: what a peer or a stream stored before it is visible afterwards.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Alignment`].
+    pub fn load_u32(&self, offset: u64) -> Result<u32> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a 32-bit word with release order.
+    ///
+    /// # Errors
+    /// As [`Region::load_u32`].
+    pub fn store_u32(&self, offset: u64, value: u32) -> Result<()> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// A part of the region for a work request.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Range`] for 2 GiB and more.
+    #[inline]
+    pub fn slice(&self, offset: u64, len_bytes: u64) -> Result<Slice<'_>> {
+        self.check("slice", offset, len_bytes)?;
+        if len_bytes > SLICE_BYTES_MAX {
+            return Err(Error::Range {
+                argument: "len_bytes",
+                value: len_bytes,
+                min: 0,
+                max: SLICE_BYTES_MAX,
+            });
+        }
+        Ok(Slice {
+            region: self,
+            offset,
+            len_bytes: len_bytes as u32,
+        })
+    }
+
+    /// Whether both are handles of one region.
+    #[inline]
+    pub(crate) fn is(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(crate) fn targets(&self) -> &Targets {
+        &self.inner.targets
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        self.inner.target
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.inner.start
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("start", &self.inner.start)
+            .field("len_bytes", &self.inner.len_bytes)
+            .field("key", &format_args!("{:#x}", self.inner.key))
+            .field("registered", &self.is_registered())
+            .finish()
+    }
+}
+
+fn check_len(len_bytes: u64) -> Result<()> {
+    if (1..=REGION_BYTES_MAX).contains(&len_bytes) {
+        Ok(())
+    } else {
+        Err(Error::Range {
+            argument: "len_bytes",
+            value: len_bytes,
+            min: 1,
+            max: REGION_BYTES_MAX,
+        })
+    }
+}
+
+/// A part of a region: what a work request sends from or receives into. Made by [`Region::slice`], which checks it.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice<'a> {
+    pub(crate) region: &'a Region,
+    pub(crate) offset: u64,
+    pub(crate) len_bytes: u32,
+}
+
+impl Slice<'_> {
+    /// Length in bytes.
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+}
+
+/// What a peer knows of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Address of the first byte, over there.
+    pub addr: u64,
+    /// The key.
+    pub rkey: u32,
+    /// Length in bytes.
+    pub len_bytes: u64,
+}
+
+impl RemoteRegion {
+    /// Length of [`RemoteRegion::to_bytes`].
+    pub const BYTES: usize = 20;
+
+    /// The bytes to give to a peer, little-endian: address, length, key.
+    pub fn to_bytes(&self) -> [u8; RemoteRegion::BYTES] {
+        let mut bytes = [0; RemoteRegion::BYTES];
+        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.len_bytes.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.rkey.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what [`RemoteRegion::to_bytes`] wrote. Any bytes are a region; the device over there judges its keys.
+    pub fn from_bytes(bytes: &[u8; RemoteRegion::BYTES]) -> RemoteRegion {
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        let rkey = bytes[16..]
+            .first_chunk()
+            .map_or(0, |b| u32::from_le_bytes(*b));
+        RemoteRegion {
+            addr: long(0),
+            len_bytes: long(8),
+            rkey,
+        }
+    }
+
+    /// The address at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if `len_bytes` from there leave the region.
+    pub fn at(&self, offset: u64, len_bytes: u64) -> Result<u64> {
+        if offset <= self.len_bytes && len_bytes <= self.len_bytes - offset {
+            Ok(self.addr.wrapping_add(offset))
+        } else {
+            let limit_bytes = self.len_bytes;
+            Err(Error::OutOfBounds {
+                argument: "remote_offset",
+                offset,
+                len_bytes,
+                limit_bytes,
+                what: "the remote region",
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Device;
+
+    #[test]
+    fn every_edge_of_a_region_is_an_error_that_names_the_limit() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let range = |len| match Region::alloc(&domain, len, Access::ALL) {
+            Err(Error::Range {
+                argument: "len_bytes",
+                max,
+                ..
+            }) => max,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(range(0), REGION_BYTES_MAX);
+        assert_eq!(range(REGION_BYTES_MAX + 1), REGION_BYTES_MAX);
+        let region = Region::alloc(&domain, 100, Access::ALL).unwrap();
+        let outside = |result: Result<()>| {
+            matches!(
+                result,
+                Err(Error::OutOfBounds {
+                    limit_bytes: 100,
+                    ..
+                })
+            )
+        };
+        assert!(outside(region.write(98, &[0; 3])));
+        assert!(outside(region.read(u64::MAX, &mut [0; 1])));
+        assert!(outside(region.slice(101, 0).map(drop)));
+        assert!(outside(region.load_u32(97).map(drop)));
+        assert!(matches!(
+            region.store_u32(2, 0),
+            Err(Error::Alignment { align: 4, .. })
+        ));
+        assert!(matches!(
+            region.remote().at(100, 1),
+            Err(Error::OutOfBounds { .. })
+        ));
+        assert!(region.slice(100, 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_keys_end_once() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        region.write(3, b"bytes").unwrap();
+        let mut got = [0; 5];
+        region.read(3, &mut got).unwrap();
+        assert_eq!(&got, b"bytes");
+        region.fill(0, 64, 7).unwrap();
+        assert!(region.is_filled_with(0, 64, 7).unwrap());
+        region.store_u32(60, 9).unwrap();
+        assert!(!region.is_filled_with(0, 64, 7).unwrap());
+        assert_eq!(region.load_u32(60), Ok(9));
+        let remote = region.remote();
+        assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), remote);
+        assert!(region.clone().deregister());
+        assert!(!region.deregister());
+        assert!(!region.is_registered());
+    }
+}

@@ -1,0 +1,200 @@
+//! The thread of a host stream: executes the entries of its queue, one after the other.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::backoff::{Backoff, sharpen_sleeps};
+use super::event::{Event, Mark, Progress, Record};
+use super::fault::Fault;
+use super::kernel::Kernel;
+use super::parker::Parker;
+use super::ring::{Consumer, Ring};
+use super::{Outcome, Submission, interpreter};
+use crate::{Error, Result};
+
+thread_local! {
+    /// The id of the stream whose thread this is; 0 elsewhere.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Fails when the calling thread is the one of `stream`, for an operation that would then wait for itself.
+pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
+    if CURRENT.get() != stream {
+        return Ok(());
+    }
+    Err(Error::State {
+        operation,
+        reason: "called by work of the stream that it waits for, so it would never end".to_owned(),
+    })
+}
+
+/// What the handles of a stream and its thread share.
+pub(super) struct Shared {
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) ring: Arc<Ring<Item>>,
+    pub(super) parker: Parker,
+    pub(super) progress: Arc<Progress>,
+    pub(super) fault: Fault,
+    /// Positions below this one were aborted.
+    pub(super) aborted: AtomicU64,
+    /// The last handle is gone.
+    pub(super) closing: AtomicBool,
+}
+
+/// An entry of the queue.
+// A program is as large as it is so that a submission allocates nothing: it is executed where it lies in the queue.
+#[allow(clippy::large_enum_variant)]
+#[derive(Default)]
+pub(super) enum Item {
+    #[default]
+    Nothing,
+    /// Taken out when it is launched.
+    Kernel(Option<Kernel>),
+    Program(Submission),
+    Record(Record),
+    Wait(Mark),
+}
+
+/// The thread of a stream.
+pub(super) fn run(shared: &Shared, mut consumer: Consumer<Item>) {
+    CURRENT.set(shared.id);
+    sharpen_sleeps();
+    loop {
+        if consumer.is_ready() {
+            shared.step(&mut consumer);
+            continue;
+        }
+        // The queue is looked at after the flag, so what was queued before the last handle went is seen.
+        if shared.closing.load(Ordering::Acquire) && consumer.is_empty() {
+            return;
+        }
+        let mut backoff = Backoff::new();
+        while backoff.spins() && !consumer.is_ready() {
+            backoff.pause();
+        }
+        shared
+            .parker
+            .park(|| consumer.is_ready() || shared.closing.load(Ordering::Acquire));
+    }
+}
+
+impl Shared {
+    /// Executes the front of the queue and is done with it, whatever it does.
+    fn step(&self, consumer: &mut Consumer<Item>) {
+        let position = consumer.position();
+        let mut sleepers = None;
+        let performed = catch_unwind(AssertUnwindSafe(|| {
+            consumer.with_front(|item| sleepers = self.perform(item, position));
+        }));
+        // Dropping the entry may drop the last reference to an owner, so that may panic, too.
+        let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
+        for panicked in [performed.err(), dropped.err()].into_iter().flatten() {
+            self.fault.stick(format!("panicked: {}", message(panicked)));
+        }
+        self.progress.complete(position + 1);
+        if let Some(event) = sleepers {
+            event.wake();
+        }
+    }
+
+    /// Gives the event to wake when the entry is done with.
+    fn perform(&self, item: &mut Item, position: u64) -> Option<Event> {
+        let aborted = || position < self.aborted.load(Ordering::Acquire);
+        let discards = self.fault.is_sticky() || aborted();
+        match item {
+            Item::Nothing => {}
+            Item::Kernel(kernel) => {
+                let kernel = kernel.take().filter(|_| !discards);
+                if let Some(kernel) = kernel {
+                    kernel.run();
+                }
+            }
+            Item::Program(Submission { owner, cookie, .. }) if discards => {
+                owner.finished(*cookie, Outcome::Discarded);
+            }
+            Item::Program(submission) => self.execute(submission, aborted),
+            Item::Record(record) => {
+                record.fire(discards.then(|| self.discard_reason()));
+                return record.sleepers();
+            }
+            Item::Wait(mark) => {
+                let mut backoff = Backoff::new();
+                while !discards && !mark.is_reached() && !aborted() {
+                    backoff.pause();
+                }
+            }
+        }
+        None
+    }
+
+    fn execute(&self, submission: &Submission, aborted: impl Fn() -> bool) {
+        let Submission {
+            program,
+            owner,
+            cookie,
+        } = submission;
+        let executed = catch_unwind(AssertUnwindSafe(|| {
+            owner.started(*cookie);
+            interpreter::run(program, &**owner, *cookie, &aborted)
+        }));
+        // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
+        let outcome = match executed {
+            Ok(outcome) => {
+                match outcome {
+                    Outcome::Done => {}
+                    Outcome::Released => {
+                        self.fault.pass(format!(
+                            "the wait of program {cookie} was released before its condition held"
+                        ));
+                    }
+                    Outcome::Discarded if aborted() => {}
+                    Outcome::Discarded => {
+                        self.fault.pass(format!(
+                            "the owner of program {cookie} has no memory for one of its targets"
+                        ));
+                    }
+                }
+                outcome
+            }
+            Err(panicked) => {
+                self.fault.stick(format!(
+                    "the owner of program {cookie} panicked: {}",
+                    message(panicked)
+                ));
+                Outcome::Discarded
+            }
+        };
+        owner.finished(*cookie, outcome);
+    }
+
+    /// What an event reports that stands for discarded work.
+    fn discard_reason(&self) -> Error {
+        let reason = match self.fault.sticky_reason() {
+            Some(reason) => format!("discarded, because earlier work failed: {reason}"),
+            None => "discarded by abort".to_owned(),
+        };
+        Error::Asynchronous {
+            stream: self.name.clone(),
+            reason,
+        }
+    }
+}
+
+/// The text of a panic.
+fn message(panicked: Box<dyn Any + Send>) -> String {
+    match panicked.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => match other.downcast_ref::<&str>() {
+            Some(text) => (*text).to_owned(),
+            None => {
+                // Its drop may panic as well, and nothing would catch that.
+                std::mem::forget(other);
+                "no message".to_owned()
+            }
+        },
+    }
+}

@@ -1,0 +1,217 @@
+//! C, C++, CUDA and Rust agree on the layouts.
+
+mod waived;
+
+use std::collections::BTreeMap;
+use std::mem::{align_of, offset_of, size_of};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use doorbell::mlx5::{DataSegment, Opcode, layout};
+use doorbell::peer::{BLOCK_BYTES_MAX, Fence, Kind, Role, UNIT_LIMIT, Unit};
+use waived::waived;
+
+#[test]
+fn rust_lies_as_c() {
+    let mut rust: BTreeMap<&str, u64> = [
+        ("dbl_unit", size_of::<Unit>()),
+        ("dbl_unit.kind", offset_of!(Unit, kind)),
+        ("dbl_unit.role", offset_of!(Unit, role)),
+        ("dbl_unit.len_bytes", offset_of!(Unit, len_bytes)),
+        ("dbl_unit.target", offset_of!(Unit, target)),
+        ("dbl_unit.offset", offset_of!(Unit, offset)),
+        ("dbl_unit.value", offset_of!(Unit, value)),
+        ("unit:LIMIT", UNIT_LIMIT),
+        ("unit:BLOCK_BYTES_MAX", BLOCK_BYTES_MAX as usize),
+        ("kind:STORE_DWORD", Kind::StoreDword as usize),
+        ("kind:STORE_QWORD", Kind::StoreQword as usize),
+        ("kind:COPY_BLOCK", Kind::CopyBlock as usize),
+        ("kind:POLL_GEQ", Kind::PollGeq as usize),
+        ("kind:POLL_AND", Kind::PollAnd as usize),
+        ("kind:POLL_NOR", Kind::PollNor as usize),
+        ("kind:FENCE", Kind::Fence as usize),
+        ("role:DOORBELL_RECORD", Role::DoorbellRecord as usize),
+        ("role:UAR", Role::Uar as usize),
+        ("role:COMPLETIONS", Role::Completions as usize),
+        ("role:MARKS", Role::Marks as usize),
+        ("role:MEMORY", Role::Memory as usize),
+        ("fence:READ", Fence::READ.bits() as usize),
+        ("fence:WRITE", Fence::WRITE.bits() as usize),
+        ("fence:FROM_CPU", Fence::FROM_CPU.bits() as usize),
+        ("fence:FROM_HCA", Fence::FROM_HCA.bits() as usize),
+        ("fence:SYSTEM", Fence::SYSTEM.bits() as usize),
+        ("fence:PEER", Fence::PEER.bits() as usize),
+        ("dbl_sge", size_of::<DataSegment>()),
+        ("dbl_sge.len_bytes", offset_of!(DataSegment, len_bytes)),
+        ("dbl_sge.lkey", offset_of!(DataSegment, lkey)),
+        ("dbl_sge.addr", offset_of!(DataSegment, addr)),
+        ("opcode:NOP", Opcode::Nop as usize),
+        ("opcode:RDMA_WRITE", Opcode::RdmaWrite as usize),
+        ("opcode:RDMA_WRITE_IMM", Opcode::RdmaWriteImm as usize),
+        ("opcode:SEND", Opcode::Send as usize),
+        ("opcode:SEND_IMM", Opcode::SendImm as usize),
+        ("opcode:RDMA_READ", Opcode::RdmaRead as usize),
+        ("opcode:ATOMIC_CS", Opcode::AtomicCs as usize),
+        ("opcode:ATOMIC_FA", Opcode::AtomicFa as usize),
+    ]
+    .map(|(name, value)| (name, value as u64))
+    .into();
+    assert_eq!(align_of::<Unit>(), 8);
+    // Both ways: nothing that C exports is forgotten here, and the other way round. `dbl_wr` is private: src/mlx5/shim.rs has it.
+    for (name, value) in layout()
+        .into_iter()
+        .filter(|(name, _)| !name.starts_with("dbl_wr"))
+    {
+        assert_eq!(rust.remove(name), Some(value), "{name}");
+    }
+    assert_eq!(rust, BTreeMap::new(), "in Rust only");
+}
+
+/// What a program would do with the headers, in the common part of the three languages.
+const USER: &str = r#"
+#include "doorbell_wqe.h"
+#include <stdio.h>
+
+static int same(const uint8_t *bytes, const char *hex, unsigned length)
+{
+	unsigned i;
+	for (i = 0; i < length; i++) {
+		unsigned value;
+		if (sscanf(hex + 2 * i, "%2x", &value) != 1 || bytes[i] != value)
+			return 0;
+	}
+	return 1;
+}
+
+int main(void)
+{
+	static uint64_t ring[8 * 4];
+	uint8_t *bytes = (uint8_t *)ring;
+	struct dbl_sge sge;
+	struct dbl_wr wr;
+	uint64_t doorbell;
+	memset(&wr, 0, sizeof(wr));
+	sge.len_bytes = 0x40;
+	sge.lkey = 0x01020304;
+	sge.addr = 0x1122334455667788;
+	wr.remote_addr = 0x0123456789abcdef;
+	wr.rkey = 0xcafef00d;
+	wr.qpn = 0x123456;
+	wr.payload = &sge;
+	wr.count = 1;
+	wr.opcode = DBL_OPCODE_RDMA_WRITE;
+	wr.flags = DBL_WR_SIGNALED;
+	/* Count 7 of 4: the last WQEBB. */
+	if (dbl_wqe_emit(bytes, 3, 7, &wr, &doorbell) != 1 || doorbell != ring[24] ||
+	    !same(bytes + 192, "00000708123456030000000800000000", 16) ||
+	    !same(bytes + 208, "0123456789abcdefcafef00d00000000000000400102030411223344556677880000", 34))
+		return 1;
+	/* 100 bytes inline from count 7 on: two WQEBBs, the second one at the start of the ring. */
+	wr.opcode = DBL_OPCODE_SEND_IMM;
+	wr.imm = 0xaabbccdd;
+	wr.is_inline = 1;
+	wr.payload = "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789";
+	wr.count = 100;
+	if (dbl_wqe_emit(bytes, 3, 7, &wr, &doorbell) != 2 ||
+	    !same(bytes + 192, "0000070b1234560800000008aabbccdd80000064303132333435363738393031", 32) ||
+	    !same(bytes, "343536373839", 6))
+		return 2;
+	doorbell = dbl_wqe_nop_over(bytes, 3, 7, 0x123456, 2, 0);
+	if (doorbell != ring[24] || !same(bytes + 192, "00000700123456080000000000000000", 16))
+		return 3;
+	dbl_recv_wqe_emit(bytes, 1, 6, 3, &sge, 1);
+	if (!same(bytes + 64, "0000004001020304112233445566778800000000000001000000000000000000", 32))
+		return 4;
+	if (dbl_poll_satisfied(DBL_POLL_GEQ, 1, 2) || !dbl_poll_satisfied(DBL_POLL_GEQ, 2, 0xfffffffe) ||
+	    dbl_poll_satisfied(DBL_POLL_AND, 1, 2) || dbl_poll_satisfied(DBL_POLL_NOR, 1, 0xfffffffe) ||
+	    !dbl_poll_satisfied(DBL_POLL_NOR, 0, 0xfffffffe))
+		return 5;
+	return 0;
+}
+"#;
+
+fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+}
+
+fn headers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+}
+
+/// Compiles the user with that compiler and runs it; or says why the test is waived.
+fn compile_and_run(test: &str, compiler: &str, extension: &str, arguments: &[&str]) {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        return waived(test, &format!("{compiler} is not installed"));
+    }
+    let source = directory().join(format!("{test}.{extension}"));
+    let program = directory().join(test);
+    std::fs::write(&source, USER).unwrap();
+    let output = Command::new(compiler)
+        .args(arguments)
+        .arg("-I")
+        .arg(headers())
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{compiler}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let status = Command::new(&program).status().unwrap();
+    assert_eq!(status.code(), Some(0), "the check of that number failed");
+}
+
+const STRICT: [&str; 6] = [
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Wconversion",
+    "-Werror",
+    "-O2",
+];
+
+#[test]
+fn headers_in_c11() {
+    compile_and_run(
+        "headers_in_c11",
+        "cc",
+        "c",
+        &[&STRICT[..], &["-std=c11"]].concat(),
+    );
+}
+
+#[test]
+fn headers_in_cxx17() {
+    compile_and_run(
+        "headers_in_cxx17",
+        "g++",
+        "cc",
+        &[&STRICT[..], &["-std=c++17"]].concat(),
+    );
+}
+
+/// CUDA's rules as far as they can be had without its compiler: the qualifiers expand to something, and the compiler is C++.
+#[test]
+fn headers_with_the_qualifiers_of_cuda() {
+    let qualifiers = [
+        "-std=c++17",
+        "-D__CUDACC__",
+        "-D__host__=",
+        "-D__device__=__attribute__((unused))",
+    ];
+    let arguments = [&STRICT[..], &qualifiers].concat();
+    compile_and_run(
+        "headers_with_the_qualifiers_of_cuda",
+        "g++",
+        "cc",
+        &arguments,
+    );
+}
+
+#[test]
+fn headers_in_cuda() {
+    compile_and_run("headers_in_cuda", "nvcc", "cu", &["-std=c++17"]);
+}

@@ -1,0 +1,400 @@
+//! Our bytes against rdma-core's own header: `mlx5dv_oracle.c` builds the same requests out of the structs of
+//! `<infiniband/mlx5dv.h>`. Needs the header (Debian: libibverbs-dev) and a C compiler, no card and no library.
+
+mod fixture;
+mod waived;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use doorbell::WcStatus;
+use doorbell::mlx5::{
+    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Opcode, SendRequest, Syndrome, WQEBB_BYTES,
+};
+use fixture::{Recv, Send};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use waived::waived;
+
+const CASES: usize = 6000;
+
+/// The oracle, compiled; or none, if the header is missing.
+fn oracle(test: &str) -> Option<PathBuf> {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let probe = directory.join(format!("{test}.probe.c"));
+    std::fs::write(&probe, "#include <infiniband/mlx5dv.h>\n").unwrap();
+    let probed = Command::new("cc")
+        .args(["-fsyntax-only"])
+        .arg(&probe)
+        .output();
+    match probed {
+        Ok(output) if output.status.success() => {}
+        Ok(_) => {
+            waived(
+                test,
+                "<infiniband/mlx5dv.h> does not compile here (Debian: libibverbs-dev)",
+            );
+            return None;
+        }
+        Err(error) => {
+            waived(test, &format!("no C compiler: {error}"));
+            return None;
+        }
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5dv_oracle.c");
+    let program = directory.join(format!("{test}.oracle"));
+    let output = Command::new("cc")
+        .args(["-O1", "-Wall", "-o"])
+        .arg(&program)
+        .arg(source)
+        .output()
+        .unwrap();
+    // The header is there: from here on, a failure is a failure.
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(program)
+}
+
+/// One answer a question.
+fn ask(oracle: &Path, questions: &[String]) -> Vec<String> {
+    let mut child = Command::new(oracle)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let text = questions.join("\n");
+    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.status.success(), "the oracle did not understand");
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn list(segments: &[DataSegment]) -> String {
+    let words = segments
+        .iter()
+        .map(|s| format!(" {:x} {:x} {:x}", s.len_bytes, s.lkey, s.addr));
+    format!("{:x}{}", segments.len(), words.collect::<String>())
+}
+
+#[derive(Debug, Clone)]
+enum Load {
+    Segments(Vec<DataSegment>),
+    Inline(Vec<u8>),
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    opcode: Opcode,
+    flags: u8,
+    imm: u32,
+    remote_addr: u64,
+    rkey: u32,
+    swap: u64,
+    compare: u64,
+    load: Load,
+}
+
+const MAX_SEGMENTS: usize = 30;
+const MAX_INLINE: usize = 500;
+
+fn segment() -> impl Strategy<Value = DataSegment> {
+    let len_bytes = prop_oneof![1 => Just(0), 8 => 0..=0x7fff_ffffu32, 4 => 0..5000u32];
+    (len_bytes, any::<u32>(), any::<u64>()).prop_map(|(len_bytes, lkey, addr)| DataSegment {
+        len_bytes,
+        lkey,
+        addr,
+    })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let opcode = prop::sample::select(vec![
+        Opcode::Nop,
+        Opcode::RdmaWrite,
+        Opcode::RdmaWriteImm,
+        Opcode::Send,
+        Opcode::SendImm,
+        Opcode::RdmaRead,
+        Opcode::AtomicCs,
+        Opcode::AtomicFa,
+    ]);
+    let head = (
+        opcode,
+        0..8u8,
+        any::<u32>(),
+        any::<u64>(),
+        any::<u32>(),
+        any::<u64>(),
+        any::<u64>(),
+    );
+    head.prop_flat_map(|(opcode, flags, imm, remote_addr, rkey, swap, compare)| {
+        let segments = prop::collection::vec(segment(), 0..=MAX_SEGMENTS).prop_map(Load::Segments);
+        let load = match opcode {
+            Opcode::Nop => Just(Load::Segments(Vec::new())).boxed(),
+            Opcode::AtomicCs | Opcode::AtomicFa => (any::<u32>(), any::<u64>())
+                .prop_map(|(lkey, addr)| {
+                    Load::Segments(vec![DataSegment {
+                        len_bytes: 8,
+                        lkey,
+                        addr,
+                    }])
+                })
+                .boxed(),
+            Opcode::RdmaRead => segments.boxed(),
+            _ => {
+                let inline =
+                    prop::collection::vec(any::<u8>(), 0..=MAX_INLINE).prop_map(Load::Inline);
+                prop_oneof![segments, inline].boxed()
+            }
+        };
+        load.prop_map(move |load| Case {
+            opcode,
+            flags,
+            imm,
+            remote_addr,
+            rkey,
+            swap,
+            compare,
+            load,
+        })
+    })
+}
+
+impl Case {
+    fn request(&self) -> SendRequest<'_> {
+        let request = match self.opcode {
+            Opcode::RdmaWrite => SendRequest::write(self.remote_addr, self.rkey),
+            Opcode::RdmaWriteImm => SendRequest::write_imm(self.remote_addr, self.rkey, self.imm),
+            Opcode::Send => SendRequest::send(),
+            Opcode::SendImm => SendRequest::send_imm(self.imm),
+            Opcode::RdmaRead => SendRequest::read(self.remote_addr, self.rkey),
+            Opcode::AtomicCs => {
+                SendRequest::compare_swap(self.remote_addr, self.rkey, self.compare, self.swap)
+            }
+            Opcode::AtomicFa => SendRequest::fetch_add(self.remote_addr, self.rkey, self.swap),
+            _ => SendRequest::nop(),
+        };
+        let request = request
+            .signaled(self.flags & 1 != 0)
+            .solicited(self.flags & 2 != 0)
+            .fence(self.flags & 4 != 0)
+            // Set for all: those without immediate data must not send it.
+            .imm(self.imm);
+        match &self.load {
+            Load::Segments(segments) => request.segments(segments),
+            Load::Inline(bytes) => request.inline(bytes),
+        }
+    }
+
+    fn question(&self, qpn: u32, index: u32) -> String {
+        let compare = if self.opcode == Opcode::AtomicCs {
+            self.compare
+        } else {
+            0
+        };
+        let load = match &self.load {
+            Load::Segments(segments) => format!("list {}", list(segments)),
+            Load::Inline(bytes) => format!("inline {:x} {}", bytes.len(), hex(bytes)),
+        };
+        format!(
+            "wqe {:x} {:x} {:x} {:x} {:x} {:x} {compare:x} {qpn:x} {:x} {load}",
+            self.opcode as u8,
+            self.flags,
+            self.imm,
+            self.remote_addr,
+            self.rkey,
+            self.swap,
+            index & 0xffff,
+        )
+    }
+}
+
+/// Random, and the same every time.
+fn runner() -> TestRunner {
+    TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    )
+}
+
+#[test]
+fn send_wqes() {
+    let Some(oracle) = oracle("send_wqes") else {
+        return;
+    };
+    let mut runner = runner();
+    let strategy = case();
+    let mut questions = Vec::new();
+    let mut ours = Vec::new();
+    // Several queues for several numbers; each goes round its small ring hundreds of times.
+    for qpn in [0, 1, 0x12, 0x80_0000, 0xff_ffff] {
+        let mut send = Send::with(16, qpn, MAX_SEGMENTS as u32, MAX_INLINE as u32);
+        for _ in 0..CASES / 5 {
+            let case = strategy.new_tree(&mut runner).unwrap().current();
+            let posted = send.queue.post(&case.request()).unwrap();
+            send.queue.release(posted.end()).unwrap();
+            ours.push(hex(&send.wqe_bytes(posted.index)));
+            questions.push(case.question(qpn, posted.index));
+        }
+    }
+    let theirs = ask(&oracle, &questions);
+    assert_eq!(theirs.len(), CASES);
+    for ((theirs, ours), question) in theirs.iter().zip(&ours).zip(&questions) {
+        assert_eq!(ours, theirs, "{question}");
+    }
+}
+
+#[test]
+fn receive_wqes() {
+    let Some(oracle) = oracle("receive_wqes") else {
+        return;
+    };
+    let mut runner = runner();
+    let mut questions = Vec::new();
+    let mut ours = Vec::new();
+    for max_segments in 1..=16 {
+        let strategy = prop::collection::vec(segment(), 0..=max_segments);
+        let mut recv = Recv::new(4, max_segments as u32);
+        for _ in 0..100 {
+            let segments = strategy.new_tree(&mut runner).unwrap().current();
+            let posted = recv.queue.post(&segments).unwrap();
+            recv.queue.release(posted.index + 1).unwrap();
+            ours.push(hex(&recv.wqe_bytes(posted.index)));
+            questions.push(format!("recv {:x} {}", recv.stride, list(&segments)));
+        }
+    }
+    let theirs = ask(&oracle, &questions);
+    assert_eq!(theirs.len(), ours.len());
+    for ((theirs, ours), question) in theirs.iter().zip(&ours).zip(&questions) {
+        // Behind the end of a list the stride is not written.
+        assert_eq!(&ours[..theirs.len()], theirs, "{question}");
+    }
+}
+
+#[test]
+fn cqes() {
+    let Some(oracle) = oracle("cqes") else { return };
+    let mut runner = runner();
+    let strategy = prop::array::uniform32(any::<u16>());
+    let mut questions = Vec::new();
+    let mut ours = Vec::new();
+    let mut errors = 0;
+    for _ in 0..CASES {
+        let words = strategy.new_tree(&mut runner).unwrap().current();
+        let bytes: [u8; CQE_BYTES] = std::array::from_fn(|i| words[i / 2].to_ne_bytes()[i % 2]);
+        let cqe = Cqe::parse(&bytes);
+        errors += u32::from(cqe.opcode.is_error());
+        ours.push(format!(
+            "{:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x}",
+            cqe.opcode.raw(),
+            cqe.qpn,
+            cqe.wqe_counter,
+            cqe.byte_count,
+            cqe.imm,
+            cqe.srqn_uidx,
+            cqe.syndrome,
+            cqe.vendor_syndrome,
+            cqe.timestamp,
+            cqe.send_opcode,
+            cqe.signature,
+            u8::from(cqe.solicited),
+            u8::from(cqe.owner),
+        ));
+        questions.push(format!("cqe {}", hex(&bytes)));
+    }
+    assert!(errors > 100, "both forms have their turn");
+    let theirs = ask(&oracle, &questions);
+    assert_eq!(theirs.len(), CASES);
+    for ((theirs, ours), question) in theirs.iter().zip(&ours).zip(&questions) {
+        assert_eq!(ours, theirs, "{question}");
+    }
+}
+
+#[test]
+fn constants() {
+    let Some(oracle) = oracle("constants") else {
+        return;
+    };
+    let mut theirs: BTreeMap<String, u64> = ask(&oracle, &["constants".to_owned()])
+        .iter()
+        .map(|line| {
+            let (name, value) = line.split_once('=').unwrap();
+            (name.to_owned(), u64::from_str_radix(value, 16).unwrap())
+        })
+        .collect();
+    let opcodes = [
+        ("NOP", Opcode::Nop),
+        ("RDMA_WRITE", Opcode::RdmaWrite),
+        ("RDMA_WRITE_IMM", Opcode::RdmaWriteImm),
+        ("SEND", Opcode::Send),
+        ("SEND_IMM", Opcode::SendImm),
+        ("RDMA_READ", Opcode::RdmaRead),
+        ("ATOMIC_CS", Opcode::AtomicCs),
+        ("ATOMIC_FA", Opcode::AtomicFa),
+    ]
+    .map(|(name, opcode)| (format!("MLX5_OPCODE_{name}"), opcode as u64));
+    let cqe_opcodes = [
+        ("REQ", CqeOpcode::Req),
+        ("RESP_WR_IMM", CqeOpcode::RespWriteImm),
+        ("RESP_SEND", CqeOpcode::RespSend),
+        ("RESP_SEND_IMM", CqeOpcode::RespSendImm),
+        ("RESP_SEND_INV", CqeOpcode::RespSendInv),
+        ("REQ_ERR", CqeOpcode::ReqErr),
+        ("RESP_ERR", CqeOpcode::RespErr),
+        ("INVALID", CqeOpcode::Invalid),
+    ]
+    .map(|(name, opcode)| (format!("MLX5_CQE_{name}"), u64::from(opcode.raw())));
+    let syndromes = [
+        ("LOCAL_LENGTH", Syndrome::LocalLength),
+        ("LOCAL_QP_OP", Syndrome::LocalQpOp),
+        ("LOCAL_PROT", Syndrome::LocalProt),
+        ("WR_FLUSH", Syndrome::WrFlush),
+        ("MW_BIND", Syndrome::MwBind),
+        ("BAD_RESP", Syndrome::BadResp),
+        ("LOCAL_ACCESS", Syndrome::LocalAccess),
+        ("REMOTE_INVAL_REQ", Syndrome::RemoteInvalReq),
+        ("REMOTE_ACCESS", Syndrome::RemoteAccess),
+        ("REMOTE_OP", Syndrome::RemoteOp),
+        ("TRANSPORT_RETRY_EXC", Syndrome::TransportRetryExc),
+        ("RNR_RETRY_EXC", Syndrome::RnrRetryExc),
+        ("REMOTE_ABORTED", Syndrome::RemoteAborted),
+    ]
+    .map(|(name, syndrome)| (format!("MLX5_CQE_SYNDROME_{name}_ERR"), syndrome as u64));
+    let statuses = WcStatus::ALL
+        .iter()
+        .map(|status| (status.verbs_name().to_owned(), *status as u64));
+    let others = [
+        ("MLX5_SEND_WQE_BB", WQEBB_BYTES as u64),
+        ("MLX5_INLINE_SEG", 0x8000_0000),
+        ("MLX5_INVALID_LKEY", 0x100),
+        ("MLX5_RCV_DBR", 0),
+        ("MLX5_SND_DBR", 1),
+        ("sizeof(struct mlx5_cqe64)", CQE_BYTES as u64),
+    ]
+    .map(|(name, value)| (name.to_owned(), value));
+    for (name, value) in opcodes
+        .into_iter()
+        .chain(cqe_opcodes)
+        .chain(syndromes)
+        .chain(statuses)
+        .chain(others)
+    {
+        assert_eq!(theirs.remove(&name), Some(value), "{name}");
+    }
+    assert_eq!(theirs, BTreeMap::new(), "not compared");
+}

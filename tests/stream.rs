@@ -1,0 +1,743 @@
+//! Host streams, from outside: order, limits, events, failures, ends.
+#![allow(unsafe_code)] // implements `Owner` over words of its own
+#![cfg(not(loom))]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use doorbell::peer::{Dword, Program, Role, Target, TargetId, Targets};
+use doorbell::stream::{Event, Executor, HostStream, Outcome, Owner, Submission};
+use doorbell::{Error, Result};
+
+/// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+/// Sixteen words, and a list of what became of the programs.
+struct Words {
+    targets: Targets,
+    target: Target,
+    memory: [AtomicU32; 16],
+    mapped: AtomicBool,
+    released: AtomicU64,
+    panics: AtomicBool,
+    outcomes: Mutex<Vec<(u64, Outcome)>>,
+    started: AtomicU64,
+}
+
+// SAFETY: the table never changes, and `memory` lives as long as the owner and is accessed atomically only. The owner is always in
+// an Arc, so the memory does not move.
+unsafe impl Owner for Words {
+    fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    fn base(&self, _: TargetId) -> Option<NonNull<u8>> {
+        let base = NonNull::new(self.memory[0].as_ptr().cast());
+        base.filter(|_| self.mapped.load(Ordering::Relaxed))
+    }
+
+    fn started(&self, _: u64) {
+        self.started.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.panics.load(Ordering::Relaxed), "owner says no");
+    }
+
+    fn finished(&self, cookie: u64, outcome: Outcome) {
+        self.outcomes.lock().unwrap().push((cookie, outcome));
+    }
+
+    fn released(&self, cookie: u64) -> bool {
+        self.released.load(Ordering::Relaxed) == cookie
+    }
+}
+
+impl Words {
+    fn new() -> Arc<Self> {
+        let mut targets = Targets::new();
+        let target = targets.register("words", Role::Memory, 64);
+        Arc::new(Self {
+            targets,
+            target,
+            memory: [const { AtomicU32::new(0) }; 16],
+            mapped: AtomicBool::new(true),
+            released: AtomicU64::new(u64::MAX),
+            panics: AtomicBool::new(false),
+            outcomes: Mutex::default(),
+            started: AtomicU64::new(0),
+        })
+    }
+
+    fn dword(&self, index: u64) -> Dword {
+        self.target.dword(index * 4).unwrap()
+    }
+
+    fn get(&self, index: usize) -> u32 {
+        self.memory[index].load(Ordering::Acquire)
+    }
+
+    fn set(&self, index: usize, value: u32) {
+        self.memory[index].store(value, Ordering::Release);
+    }
+
+    fn submission(
+        self: &Arc<Self>,
+        cookie: u64,
+        build: impl FnOnce(&mut Program) -> Result<()>,
+    ) -> Submission {
+        let mut program = Program::new(&self.targets);
+        build(&mut program).unwrap();
+        let owner = Arc::clone(self) as Arc<dyn Owner>;
+        Submission {
+            program,
+            owner,
+            cookie,
+        }
+    }
+
+    fn store(self: &Arc<Self>, cookie: u64, index: u64, value: u32) -> Submission {
+        self.submission(cookie, |program| {
+            program.store_dword(self.dword(index), value)
+        })
+    }
+
+    /// Waits for word 0 to reach `value`, then stores it to word 1.
+    fn wait(self: &Arc<Self>, cookie: u64, value: u32) -> Submission {
+        self.submission(cookie, |program| {
+            program.poll_geq(self.dword(0), value)?;
+            program.store_dword(self.dword(1), value)
+        })
+    }
+
+    fn outcomes(&self) -> Vec<(u64, Outcome)> {
+        self.outcomes.lock().unwrap().clone()
+    }
+}
+
+fn submit_one(stream: &HostStream, submission: Submission) -> Result<()> {
+    stream.submit_one(submission).map_err(|(_, error)| error)
+}
+
+/// Lets the stream run a kernel until the sender is used or dropped. Returns once it runs.
+fn occupy(stream: &HostStream) -> mpsc::Sender<()> {
+    let (go, gone) = mpsc::channel();
+    let (here, arrived) = mpsc::channel();
+    stream
+        .launch(move || {
+            here.send(()).unwrap();
+            let _ = gone.recv();
+        })
+        .unwrap();
+    arrived.recv_timeout(PATIENCE.unwrap()).unwrap();
+    go
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(
+            begin.elapsed() < PATIENCE.unwrap(),
+            "waited in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn reason<T: std::fmt::Debug>(result: Result<T>) -> String {
+    match result {
+        Err(Error::Asynchronous { reason, .. }) => reason,
+        other => panic!("expected an asynchronous error, not {other:?}"),
+    }
+}
+
+/// A kernel that must never run; who runs it sets the flag.
+fn forbidden(stream: &HostStream) -> Arc<AtomicBool> {
+    let ran = Arc::new(AtomicBool::new(false));
+    let mark = Arc::clone(&ran);
+    stream
+        .launch(move || mark.store(true, Ordering::Release))
+        .unwrap();
+    ran
+}
+
+#[test]
+fn kernels_and_programs_run_in_the_order_of_their_calls() {
+    let stream = HostStream::with_capacity("order", 8).unwrap();
+    let words = Words::new();
+    for step in 0..500u32 {
+        let before = Arc::clone(&words);
+        submit_one(&stream, words.store(step.into(), 0, step)).unwrap();
+        stream
+            .launch(move || assert_eq!(before.get(0), step))
+            .unwrap();
+    }
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(stream.query(), Ok(true));
+    let expected: Vec<_> = (0..500).map(|cookie| (cookie, Outcome::Done)).collect();
+    assert_eq!(words.outcomes(), expected);
+    assert_eq!(
+        Arc::strong_count(&words),
+        1,
+        "nothing that is done keeps its owner"
+    );
+}
+
+#[test]
+fn producers_of_several_threads_keep_their_order_and_batches_stay_whole() {
+    const BATCHES: u64 = 200;
+    let stream = HostStream::with_capacity("producers", 16).unwrap();
+    let words = Words::new();
+    let cookie = |producer: u64, number: u64, index: u64, length: u64| {
+        producer << 32 | number << 8 | index << 4 | length
+    };
+    std::thread::scope(|scope| {
+        for producer in 0..3u64 {
+            let (stream, words) = (stream.clone(), &words);
+            scope.spawn(move || {
+                let mut batch = Vec::new();
+                for number in 0..BATCHES {
+                    let length = 1 + (number + producer) % 4;
+                    for index in 0..length {
+                        batch.push(words.store(cookie(producer, number, index, length), 0, 0));
+                    }
+                    if length == 1 {
+                        submit_one(&stream, batch.pop().unwrap()).unwrap();
+                    } else {
+                        stream.submit(&mut batch).unwrap();
+                    }
+                    assert!(batch.is_empty());
+                }
+            });
+        }
+    });
+    stream.synchronize(PATIENCE).unwrap();
+    let outcomes = words.outcomes();
+    let mut next = [0u64; 3];
+    let mut rest = &outcomes[..];
+    while let Some(&(first, _)) = rest.first() {
+        let (producer, length) = (first >> 32, first & 15);
+        let number = next[producer as usize];
+        let (batch, behind) = rest.split_at(length as usize);
+        for (index, &found) in (0..).zip(batch) {
+            assert_eq!(
+                found,
+                (cookie(producer, number, index, length), Outcome::Done),
+                "torn"
+            );
+        }
+        next[producer as usize] += 1;
+        rest = behind;
+    }
+    assert_eq!(next, [BATCHES; 3]);
+}
+
+#[test]
+fn a_full_queue_makes_the_caller_wait_and_then_goes_on() {
+    let stream = HostStream::with_capacity("full", 4).unwrap();
+    let words = Words::new();
+    let go = occupy(&stream);
+    for cookie in 0..3 {
+        submit_one(&stream, words.store(cookie, 0, 0)).unwrap();
+    }
+    let mut batch = vec![words.store(3, 0, 0), words.store(4, 0, 0)];
+    let blocked = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stream.submit(&mut batch).unwrap();
+            blocked.store(false, Ordering::Release);
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(
+            blocked.load(Ordering::Acquire),
+            "six entries in a queue of four"
+        );
+        assert!(words.outcomes().is_empty());
+        go.send(()).unwrap();
+    });
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.outcomes().len(), 5);
+}
+
+#[test]
+fn a_failure_ends_the_wait_for_room_and_nothing_is_taken() {
+    let stream = HostStream::with_capacity("full", 2).unwrap();
+    let words = Words::new();
+    submit_one(&stream, words.wait(1, 5)).unwrap();
+    submit_one(&stream, words.wait(2, 6)).unwrap();
+    let mut batch = vec![words.store(3, 2, 1), words.store(4, 2, 1)];
+    std::thread::scope(|scope| {
+        let submitted = scope.spawn(|| stream.submit(&mut batch));
+        std::thread::sleep(Duration::from_millis(5));
+        words.released.store(1, Ordering::Relaxed);
+        assert!(reason(submitted.join().unwrap()).contains("program 1"));
+    });
+    assert_eq!(batch.len(), 2);
+    words.set(0, 6);
+    stream.submit(&mut batch).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    let cookies: Vec<_> = words.outcomes().iter().map(|outcome| outcome.0).collect();
+    assert_eq!(cookies, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_batch_is_queued_wholly_or_not_at_all() {
+    let stream = HostStream::with_capacity("batch", 4).unwrap();
+    let (words, others) = (Words::new(), Words::new());
+    let mut long: Vec<_> = (0..5).map(|cookie| words.store(cookie, 0, 1)).collect();
+    let too_long = Error::Range {
+        argument: "batch.len()",
+        value: 5,
+        min: 0,
+        max: 4,
+    };
+    assert_eq!(stream.submit(&mut long), Err(too_long));
+    assert_eq!(long.len(), 5);
+    let stranger = Submission {
+        owner: others.clone(),
+        ..words.store(1, 0, 1)
+    };
+    let mut mixed = vec![words.store(0, 0, 1), stranger.clone()];
+    assert!(matches!(
+        stream.submit(&mut mixed),
+        Err(Error::Foreign {
+            argument: "program",
+            ..
+        })
+    ));
+    assert_eq!(
+        mixed
+            .iter()
+            .map(|submission| submission.cookie)
+            .collect::<Vec<_>>(),
+        [0, 1]
+    );
+    let (returned, error) = stream.submit_one(stranger).unwrap_err();
+    assert_eq!(returned.cookie, 1);
+    assert!(matches!(error, Error::Foreign { .. }));
+    stream.submit(&mut Vec::new()).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(0), 0);
+    assert!(words.outcomes().is_empty() && others.outcomes().is_empty());
+    long.pop();
+    stream.submit(&mut long).unwrap();
+    assert!(long.is_empty());
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.outcomes().len(), 4);
+}
+
+#[test]
+fn capacity_has_limits_and_is_a_power_of_two() {
+    for capacity in [0, 65537] {
+        let value = capacity as u64;
+        assert_eq!(
+            HostStream::with_capacity("x", capacity).unwrap_err(),
+            Error::Range {
+                argument: "capacity",
+                value,
+                min: 1,
+                max: 65536
+            }
+        );
+    }
+    assert_eq!(HostStream::with_capacity("a\0b", 5).unwrap().capacity(), 8);
+    assert_eq!(HostStream::new("x").unwrap().capacity(), 1024);
+    let one = HostStream::with_capacity("one", 1).unwrap();
+    let count = Arc::new(AtomicU32::new(0));
+    for _ in 0..100 {
+        let count = Arc::clone(&count);
+        one.launch(move || _ = count.fetch_add(1, Ordering::Relaxed))
+            .unwrap();
+    }
+    one.synchronize(PATIENCE).unwrap();
+    assert_eq!(count.load(Ordering::Relaxed), 100);
+}
+
+#[test]
+fn events_recorded_again_and_never_recorded() {
+    let stream = HostStream::new("events").unwrap();
+    for event in [Event::new(), Event::blocking()] {
+        stream.wait_event(&event).unwrap();
+        event.synchronize(Some(Duration::ZERO)).unwrap();
+        let go = occupy(&stream);
+        stream.record(&event).unwrap();
+        assert_eq!(event.query(), Ok(false));
+        let timeout = Duration::from_millis(5);
+        assert!(matches!(
+            event.synchronize(Some(timeout)),
+            Err(Error::Timeout { .. })
+        ));
+        drop(go);
+        event.synchronize(PATIENCE).unwrap();
+        assert_eq!(
+            stream.query(),
+            Ok(true),
+            "an event that passed is done with"
+        );
+        let go = occupy(&stream);
+        assert_eq!(event.query(), Ok(true), "until it is recorded again");
+        stream.record(&event).unwrap();
+        assert_eq!(event.query(), Ok(false));
+        drop(go);
+        event.synchronize(PATIENCE).unwrap();
+    }
+}
+
+#[test]
+fn a_stream_waits_for_the_record_that_was_the_latest_at_the_call() {
+    let [first, second, waiting] = ["1", "2", "3"].map(|name| HostStream::new(name).unwrap());
+    let event = Event::new();
+    let (go_first, go_second) = (occupy(&first), occupy(&second));
+    first.record(&event).unwrap();
+    waiting.wait_event(&event).unwrap();
+    second.record(&event).unwrap();
+    let ran = forbidden(&waiting);
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(
+        !ran.load(Ordering::Acquire),
+        "it went on before the record that it waits for"
+    );
+    drop(go_first);
+    waiting.synchronize(PATIENCE).unwrap();
+    assert!(ran.load(Ordering::Acquire));
+    assert_eq!(
+        event.query(),
+        Ok(false),
+        "the event stands for the second stream's work"
+    );
+    drop(go_second);
+    event.synchronize(PATIENCE).unwrap();
+}
+
+#[test]
+fn elapsed_is_the_time_between_two_records() {
+    let stream = HostStream::new("time").unwrap();
+    let (start, end) = (Event::new(), Event::new());
+    stream.record(&start).unwrap();
+    stream
+        .launch(|| std::thread::sleep(Duration::from_millis(5)))
+        .unwrap();
+    stream.record(&end).unwrap();
+    end.synchronize(PATIENCE).unwrap();
+    let elapsed = start.elapsed(&end).unwrap();
+    assert!((5..1000).contains(&elapsed.as_millis()), "{elapsed:?}");
+}
+
+#[test]
+fn a_passed_deadline_leaves_the_stream_going() {
+    let stream = HostStream::new("deadline").unwrap();
+    let words = Words::new();
+    submit_one(&stream, words.wait(1, 3)).unwrap();
+    assert_eq!(stream.query(), Ok(false));
+    let timeout = Duration::from_millis(5);
+    let begin = Instant::now();
+    let late = Error::Timeout {
+        operation: "stream synchronize",
+        timeout,
+    };
+    assert_eq!(stream.synchronize(Some(timeout)), Err(late));
+    assert!(begin.elapsed() >= timeout);
+    words.set(0, 3);
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(1), 3);
+    assert_eq!(words.outcomes(), [(1, Outcome::Done)]);
+}
+
+#[test]
+fn a_panic_sticks_and_discards_what_follows() {
+    let stream = HostStream::new("panic").unwrap();
+    let words = Words::new();
+    let (before, after) = (Event::new(), Event::blocking());
+    let go = occupy(&stream);
+    submit_one(&stream, words.store(1, 0, 1)).unwrap();
+    stream.record(&before).unwrap();
+    stream.launch(|| panic!("bad kernel {}", 5)).unwrap();
+    submit_one(&stream, words.wait(2, 9)).unwrap();
+    let ran = forbidden(&stream);
+    stream.record(&after).unwrap();
+    let other = HostStream::new("other").unwrap();
+    other.wait_event(&after).unwrap();
+    drop(go);
+    assert_eq!(
+        reason(stream.synchronize(PATIENCE)),
+        "panicked: bad kernel 5"
+    );
+    assert_eq!(
+        words.outcomes(),
+        [(1, Outcome::Done), (2, Outcome::Discarded)]
+    );
+    assert_eq!(words.started.load(Ordering::Relaxed), 1);
+    assert!(!ran.load(Ordering::Acquire));
+    assert_eq!(Arc::strong_count(&ran), 1, "a discarded kernel is dropped");
+    other
+        .synchronize(PATIENCE)
+        .expect("events pass, so that others go on");
+    assert_eq!(
+        before.synchronize(PATIENCE),
+        Ok(()),
+        "what was done before stays done"
+    );
+    for result in [after.synchronize(PATIENCE), after.query().map(drop)] {
+        assert!(reason(result).contains("bad kernel 5"));
+    }
+    let mut batch = vec![words.store(3, 0, 3)];
+    for _ in 0..2 {
+        reason(stream.query());
+        reason(stream.launch(|| ()));
+        reason(stream.record(&after));
+        reason(stream.wait_event(&before));
+        reason(stream.submit(&mut batch));
+        reason(submit_one(&stream, batch[0].clone()));
+        reason(stream.synchronize(PATIENCE));
+    }
+    assert_eq!(batch.len(), 1);
+    assert_eq!(words.get(0), 1);
+}
+
+#[test]
+fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
+    let stream = HostStream::new("owner").unwrap();
+    let words = Words::new();
+    words.panics.store(true, Ordering::Relaxed);
+    submit_one(&stream, words.store(6, 0, 1)).unwrap();
+    let text = reason(stream.synchronize(PATIENCE));
+    assert!(
+        text.contains("program 6") && text.contains("owner says no"),
+        "{text}"
+    );
+    assert_eq!(words.outcomes(), [(6, Outcome::Discarded)]);
+    assert_eq!(words.get(0), 0);
+}
+
+#[test]
+fn a_released_wait_is_reported_once_and_the_stream_goes_on() {
+    let stream = HostStream::new("released").unwrap();
+    let words = Words::new();
+    submit_one(&stream, words.wait(5, 8)).unwrap();
+    submit_one(&stream, words.store(6, 2, 1)).unwrap();
+    words.released.store(5, Ordering::Relaxed);
+    assert!(reason(stream.synchronize(PATIENCE)).contains("program 5"));
+    assert_eq!(
+        words.outcomes(),
+        [(5, Outcome::Released), (6, Outcome::Done)]
+    );
+    assert_eq!(words.get(1), 8, "the ops behind the wait are executed");
+    assert_eq!(stream.synchronize(PATIENCE), Ok(()), "once");
+    // The call that reports does nothing else.
+    submit_one(&stream, words.wait(5, 8)).unwrap();
+    until("it finished", || words.outcomes().len() == 3);
+    let (returned, error) = stream.submit_one(words.store(7, 3, 1)).unwrap_err();
+    reason::<()>(Err(error));
+    stream.submit_one(returned).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(3), 1);
+}
+
+#[test]
+fn a_program_without_memory_is_discarded_and_reported_once() {
+    let stream = HostStream::new("unmapped").unwrap();
+    let words = Words::new();
+    words.mapped.store(false, Ordering::Relaxed);
+    submit_one(&stream, words.store(4, 0, 1)).unwrap();
+    assert!(reason(stream.synchronize(PATIENCE)).contains("program 4 has no memory"));
+    assert_eq!(words.outcomes(), [(4, Outcome::Discarded)]);
+    words.mapped.store(true, Ordering::Relaxed);
+    submit_one(&stream, words.store(5, 0, 1)).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(0), 1);
+}
+
+#[test]
+fn dropping_a_stream_completes_its_work_and_its_events_live_on() {
+    let words = Words::new();
+    let event = Event::blocking();
+    let stream = HostStream::new("dropped").unwrap();
+    let clone = stream.clone();
+    let go = occupy(&stream);
+    for cookie in 0..100 {
+        submit_one(&stream, words.store(cookie, 0, cookie as u32)).unwrap();
+    }
+    stream.record(&event).unwrap();
+    drop(stream);
+    let ran = forbidden(&clone);
+    drop(clone);
+    // The drop returned although the first kernel still runs.
+    assert_eq!(event.query(), Ok(false));
+    drop(go);
+    event.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.outcomes().len(), 100);
+    until("the kernel behind the event ran", || {
+        ran.load(Ordering::Acquire)
+    });
+    let late = HostStream::new("late").unwrap();
+    late.wait_event(&event).unwrap();
+    late.synchronize(PATIENCE).unwrap();
+    late.record(&event).unwrap();
+    event.synchronize(PATIENCE).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_thread_ends_with_its_stream_busy_or_idle() {
+    let threads = |name: &str| {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .filter(|comm| comm.trim_end() == name)
+            .count()
+    };
+    let words = Words::new();
+    let idle = HostStream::new("ends-idle").unwrap();
+    let busy = HostStream::new("ends-busy").unwrap();
+    submit_one(&busy, words.wait(1, 1)).unwrap();
+    until("both run", || {
+        threads("ends-idle") + threads("ends-busy") == 2
+    });
+    // By now the idle one sleeps.
+    std::thread::sleep(Duration::from_millis(5));
+    drop((idle, busy));
+    until("the idle thread has ended", || threads("ends-idle") == 0);
+    assert_eq!(threads("ends-busy"), 1, "its wait goes on");
+    words.set(0, 1);
+    until("the busy thread has ended", || threads("ends-busy") == 0);
+    assert_eq!(words.outcomes(), [(1, Outcome::Done)]);
+}
+
+#[test]
+fn a_stream_dropped_in_a_wait_that_is_released_ends() {
+    let words = Words::new();
+    let stream = HostStream::new("blocked").unwrap();
+    submit_one(&stream, words.wait(1, 5)).unwrap();
+    submit_one(&stream, words.store(2, 2, 7)).unwrap();
+    until("the wait began", || {
+        words.started.load(Ordering::Relaxed) == 1
+    });
+    drop(stream);
+    words.released.store(1, Ordering::Relaxed);
+    until("both finished", || words.outcomes().len() == 2);
+    assert_eq!(
+        words.outcomes(),
+        [(1, Outcome::Released), (2, Outcome::Done)]
+    );
+    until("the owner is free", || Arc::strong_count(&words) == 1);
+}
+
+#[test]
+fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
+    let [stream, other] = ["abort", "other"].map(|name| HostStream::new(name).unwrap());
+    let words = Words::new();
+    let event = Event::blocking();
+    submit_one(&stream, words.wait(1, 5)).unwrap();
+    submit_one(&stream, words.store(2, 2, 7)).unwrap();
+    let ran = forbidden(&stream);
+    stream.record(&event).unwrap();
+    other.wait_event(&event).unwrap();
+    until("the wait began", || {
+        words.started.load(Ordering::Relaxed) == 1
+    });
+    stream.abort();
+    stream.synchronize(PATIENCE).expect("who aborts knows");
+    assert!(!ran.load(Ordering::Acquire));
+    assert_eq!(
+        words.outcomes(),
+        [(1, Outcome::Discarded), (2, Outcome::Discarded)]
+    );
+    assert_eq!((words.get(1), words.get(2)), (0, 0));
+    assert_eq!(reason(event.synchronize(PATIENCE)), "discarded by abort");
+    other.synchronize(PATIENCE).unwrap();
+    submit_one(&stream, words.store(3, 2, 9)).unwrap();
+    stream.record(&event).unwrap();
+    event.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(2), 9);
+}
+
+#[test]
+fn abort_breaks_a_circle_of_streams() {
+    let [a, b] = ["a", "b"].map(|name| HostStream::new(name).unwrap());
+    let (of_a, of_b) = (Event::new(), Event::new());
+    let words = Words::new();
+    // a waits for a word that b stores behind its wait for a.
+    submit_one(&a, words.wait(1, 1)).unwrap();
+    a.record(&of_a).unwrap();
+    b.wait_event(&of_a).unwrap();
+    submit_one(&b, words.store(2, 0, 1)).unwrap();
+    b.record(&of_b).unwrap();
+    let timeout = Some(Duration::from_millis(10));
+    assert!(matches!(
+        of_b.synchronize(timeout),
+        Err(Error::Timeout { .. })
+    ));
+    b.abort();
+    reason(of_b.synchronize(PATIENCE));
+    assert_eq!(a.query(), Ok(false));
+    a.abort();
+    a.synchronize(PATIENCE).unwrap();
+    b.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(0), 0);
+}
+
+#[test]
+fn work_that_would_wait_for_itself_is_refused() {
+    let stream = HostStream::with_capacity("self", 2).unwrap();
+    let (report, results) = mpsc::channel();
+    let inside = stream.clone();
+    let kernel = move || {
+        let event = Event::new();
+        report.send(inside.synchronize(None)).unwrap();
+        report.send(inside.record(&event)).unwrap();
+        report.send(event.synchronize(None)).unwrap();
+        report.send(inside.launch(|| ())).unwrap();
+    };
+    stream.launch(kernel).unwrap();
+    let results: Vec<_> = results.iter().collect();
+    let refused = |result: &Result<()>| matches!(result, Err(Error::State { .. }));
+    assert!(refused(&results[0]), "{:?}", results[0]);
+    assert_eq!(results[1], Ok(()), "there is room for one more");
+    assert!(refused(&results[2]), "{:?}", results[2]);
+    assert!(refused(&results[3]), "{:?}", results[3]);
+    stream.synchronize(PATIENCE).unwrap();
+}
+
+#[test]
+fn more_waiting_streams_than_cores_hand_on_quickly() {
+    const STREAMS: usize = 6;
+    const ROUNDS: u32 = 50;
+    let streams: Vec<_> = (0..STREAMS)
+        .map(|index| HostStream::new(format!("ring{index}")).unwrap())
+        .collect();
+    let words = Words::new();
+    // A token goes round: each stream waits for its word and stores to the next one's.
+    for round in 1..=ROUNDS {
+        for (index, stream) in streams.iter().enumerate() {
+            let next = (index + 1) % STREAMS;
+            let value = if next == 0 { round + 1 } else { round };
+            let hop = words.submission(0, |program| {
+                program.poll_geq(words.dword(index as u64), round)?;
+                program.store_dword(words.dword(next as u64), value)
+            });
+            submit_one(stream, hop).unwrap();
+        }
+    }
+    let begin = Instant::now();
+    words.set(0, 1);
+    for stream in &streams {
+        stream.synchronize(PATIENCE).unwrap();
+    }
+    let per_hop = begin.elapsed() / (STREAMS as u32 * ROUNDS);
+    assert_eq!(words.get(0), ROUNDS + 1);
+    println!("{per_hop:?} per hop over polls");
+    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
+
+    let begin = Instant::now();
+    let last = (0..ROUNDS)
+        .flat_map(|_| &streams)
+        .fold(Event::new(), |before, stream| {
+            let event = Event::new();
+            stream.wait_event(&before).unwrap();
+            stream.record(&event).unwrap();
+            event
+        });
+    last.synchronize(PATIENCE).unwrap();
+    let per_hop = begin.elapsed() / (STREAMS as u32 * ROUNDS);
+    println!("{per_hop:?} per hop over events");
+    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
+}
