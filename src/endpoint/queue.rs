@@ -513,9 +513,9 @@ impl Endpoint {
         }
     }
 
-    /// Processes completions.
+    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
     fn reap(&mut self) -> Result<()> {
-        self.shared.reap();
+        self.shared.reap_fully();
         self.shared.check_alive()?;
         self.release()
     }
@@ -532,9 +532,12 @@ impl Endpoint {
     /// commit is none of ours, and then it stays, as a no-operation.
     fn roll_back_newest(&mut self, side: Side) -> bool {
         let signaled = match side {
-            Side::Send => self.send_commits.pop_back().and_then(|(_, (commit, signaled))| {
-                self.send.rollback(commit).ok().map(|()| signaled)
-            }),
+            Side::Send => self
+                .send_commits
+                .pop_back()
+                .and_then(|(_, (commit, signaled))| {
+                    self.send.rollback(commit).ok().map(|()| signaled)
+                }),
             Side::Recv => self
                 .recv_commits
                 .pop_back()
