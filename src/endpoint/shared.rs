@@ -539,7 +539,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn rung(&self) {
-        self.qp.device().rung();
+        self.qp.rung();
     }
 
     fn started(&self, cookie: u64) {
