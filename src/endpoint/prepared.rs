@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::endpoint::shared::{Cookie, Shared};
-use crate::endpoint::side::{Lane, Wait};
+use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
@@ -36,6 +36,7 @@ pub struct Prepared {
     pub(super) kind: Kind,
     /// Running count of the work request, or running index of the completion.
     pub(super) count: u32,
+    pub(super) serial: u32,
     pub(super) epoch: u32,
     pub(super) live: bool,
 }
@@ -55,7 +56,7 @@ impl Prepared {
 
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
-        Ticket::new(&self.shared, self.side, self.is_wait(), self.count)
+        Ticket::of_prepared(self)
     }
 
     pub(super) fn is_wait(&self) -> bool {
@@ -220,7 +221,7 @@ fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
     let _posting = if prepared.is_wait() {
         None
     } else {
-        Some(lane.begin_posting()?)
+        lane.begin_posting(next_call())?
     };
     prepared.check_turn()?;
     let submission = prepared.submission(stream.id())?;
@@ -251,17 +252,21 @@ fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
 /// As [`stream_post`], and [`Error::Range`] if the stream's queue is too short for the batch.
 pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> Result<Vec<Ticket>> {
     let mut batch = Vec::with_capacity(prepared.len());
+    let shareds: Vec<_> = prepared
+        .iter()
+        .map(|operation| Arc::clone(&operation.shared))
+        .collect();
+    // Until the stream has the batch: what another thread gives to it meanwhile would come before what was handed over here.
+    let mut postings = Vec::with_capacity(prepared.len());
+    let call = next_call();
     let mut handed = 0;
     let mut undo = Vec::with_capacity(prepared.len());
     let result = (|| {
-        for operation in prepared.iter_mut() {
-            let shared = Arc::clone(&operation.shared);
+        for (operation, shared) in prepared.iter_mut().zip(&shareds) {
             let lane = shared.lane(operation.side);
-            let _posting = if operation.is_wait() {
-                None
-            } else {
-                Some(lane.begin_posting()?)
-            };
+            if !operation.is_wait() {
+                postings.extend(lane.begin_posting(call)?);
+            }
             operation.check_turn()?;
             batch.push(operation.submission(stream.id())?);
             undo.push((

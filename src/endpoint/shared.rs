@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::{Found, Lane, Standing, Wait};
+use crate::endpoint::side::{Ends, Found, Lane, Standing, Wait};
 use crate::endpoint::watchdog::{self, Watched};
 use crate::endpoint::{EndpointConfig, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue};
@@ -56,11 +56,11 @@ impl Cookie {
 }
 
 /// How an earlier life of an endpoint ended, for the tickets of that time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Past {
     epoch: u32,
-    done: [u32; 2],
-    taken: [u32; 2],
+    /// Of each side: work requests, and waits.
+    ends: [(Ends, Ends); 2],
     failure: Option<WorkError>,
 }
 
@@ -81,6 +81,7 @@ pub(super) struct Shared {
     /// The first failure. The flag is set after it, and stays until a reset.
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
+    /// Set when the device does nothing more for this life but flush.
     broken_down: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
@@ -306,9 +307,11 @@ impl Shared {
 
     /// After a failure: nothing may be waited for any more.
     fn break_down(&self) {
-        if !self.broken_down.swap(true, Ordering::AcqRel) {
-            // From here on the device only flushes.
+        if !self.broken_down.load(Ordering::Relaxed) {
             self.qp.fail();
+            // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect.
+            self.broken_down.store(true, Ordering::Release);
         }
         self.reap();
         for lane in &self.lanes {
@@ -344,7 +347,8 @@ impl Shared {
         };
         let mut new = reap(send, &failed) | reap(recv, &failed);
         if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
-            new |= reap(send, &failed) | reap(recv, &failed);
+            // Fully: another thread may be about to process just that completion.
+            new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
             self.fail_in(epoch, None, Cause::QueuePair);
         }
         new
@@ -369,7 +373,8 @@ impl Shared {
     /// Has the watchdog look at this endpoint, if it does not.
     #[inline]
     pub(super) fn activate(&self) {
-        if !self.watched.load(Ordering::Acquire) && !self.watched.swap(true, Ordering::AcqRel) {
+        // SeqCst, as the store and the look at `on_streams` where the watchdog stops watching: one of the two sees the other.
+        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             watchdog::watch(self.weak.clone());
         }
@@ -395,11 +400,9 @@ impl Shared {
         let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         // First, so that no flush of the old life arrives in the new one.
         self.qp.reset()?;
-        let reached = |count: fn(&Lane) -> u32| [count(&self.lanes[0]), count(&self.lanes[1])];
         let past = Past {
             epoch: self.epoch.load(Ordering::Relaxed),
-            done: reached(|lane| lane.ledger.done()),
-            taken: reached(|lane| lane.taken.load(Ordering::Relaxed)),
+            ends: [self.lanes[0].ends(), self.lanes[1].ends()],
             failure: self.failure(),
         };
         let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -440,16 +443,9 @@ impl Shared {
         let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else {
             return (Standing::Failed, None);
         };
-        let reached = if is_wait { past.taken } else { past.done }[side as usize];
-        let done = (reached.wrapping_sub(count) as i32) > 0 && (past.failure.is_none() || !is_wait);
-        (
-            if done {
-                Standing::Done
-            } else {
-                Standing::Failed
-            },
-            past.failure,
-        )
+        let (requests, waits) = &past.ends[side as usize];
+        let standing = if is_wait { waits } else { requests }.of(count);
+        (standing, past.failure)
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
@@ -472,7 +468,8 @@ impl Shared {
         for lane in &self.lanes {
             for index in lane.under_way() {
                 let record = lane.record(index);
-                if lane.wait_standing(index) != Standing::Rung {
+                // One whose completion is there is over; its stream was only slow to see it.
+                if !lane.is_waiting(index) || lane.cq.cqe(index).is_some() {
                     continue;
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
@@ -515,7 +512,7 @@ impl Watched for Shared {
         self.watched.store(false, Ordering::SeqCst);
         // Whoever became active just before the store found `watched` set: look once more.
         let missed = self.on_streams.load(Ordering::SeqCst) > 0;
-        missed && !self.watched.swap(true, Ordering::AcqRel)
+        missed && !self.watched.swap(true, Ordering::SeqCst)
     }
 }
 
@@ -580,7 +577,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn released(&self, _cookie: u64) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.broken_down.load(Ordering::Acquire)
     }
 }
 

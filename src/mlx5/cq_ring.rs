@@ -15,7 +15,7 @@ const LAST_DWORD: u64 = 60;
 /// `op_own` of fresh memory: no CQE, owned by the NIC.
 const FRESH: u8 = 0xf1;
 /// The vendor syndrome of a CQE that no NIC wrote.
-const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
+pub(crate) const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
 /// The consumer index in the record has 24 bits; the largest ring leaves room to tell full from empty.
 const CQES_MAX: u32 = 1 << 22;
 

@@ -19,6 +19,7 @@ mod syndrome;
 mod wqe;
 mod wqe_text;
 
+pub(crate) use cq_ring::RELEASED_VENDOR_SYNDROME;
 pub use cq_ring::{CqRing, CqRingConfig};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
 pub use posted::{Commit, Posted};
