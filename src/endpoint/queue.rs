@@ -513,9 +513,10 @@ impl Endpoint {
         }
     }
 
-    /// Processes completions.
+    /// Processes completions, all that are there: another thread that is at it may have been put to sleep in the middle, and a queue
+    /// that is full only because of that is not full.
     fn reap(&mut self) -> Result<()> {
-        self.shared.reap();
+        self.shared.reap_fully();
         self.shared.check_alive()?;
         self.release()
     }
