@@ -54,6 +54,20 @@ impl Prepared {
             .to_string()
     }
 
+    /// A copy of the work queue entry that a doorbell of this operation names, in the bytes of the device's format (see
+    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
+    /// nothing in the library reads it back.
+    pub fn wqe(&self) -> Option<Vec<u8>> {
+        match self.kind {
+            Kind::Send { posted, .. }
+                if self.shared.epoch.load(Ordering::Acquire) == self.epoch =>
+            {
+                Some(self.shared.wqe(posted))
+            }
+            _ => None,
+        }
+    }
+
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
         Ticket::of_prepared(self)

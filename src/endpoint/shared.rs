@@ -11,7 +11,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::{Ends, Found, Lane, Standing, Wait};
 use crate::endpoint::watchdog::{self, Watched};
 use crate::endpoint::{EndpointConfig, Side};
-use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue};
+use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::peer::{Dword, Role, Target, TargetId, Targets};
 use crate::region::ProtectionDomain;
 use crate::soft::{Pages, QueuePair, QueuePairConfig, State};
@@ -463,6 +463,26 @@ impl Shared {
         }
     }
 
+    /// The bytes of a posted work request, as long as its control segment says.
+    pub(super) fn wqe(&self, posted: Posted) -> Vec<u8> {
+        let ring = self.qp.memory().send_ring.cast::<u64>();
+        let first = posted.index & (self.send_wqebbs - 1);
+        let mut bytes = Vec::with_capacity(posted.wqebbs as usize * WQEBB_BYTES);
+        for word in 0..posted.wqebbs * 8 {
+            let at = (first * 8 + word) % (self.send_wqebbs * 8);
+            // SAFETY: inside the ring, which is page-aligned and lives as long as `qp`. As an atomic, because the poster may
+            // have taken the place again, if the operation was not dropped in time: then the bytes are of no use, and no more.
+            let word =
+                unsafe { AtomicU64::from_ptr(ring.add(at as usize)) }.load(Ordering::Relaxed);
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
+        let len_bytes = bytes
+            .first_chunk()
+            .map_or(0, |control| usize::from(Wqe::ctrl(control).ds) * 16);
+        bytes.truncate(len_bytes);
+        bytes
+    }
+
     /// The deadline that has passed, if one has.
     fn overdue(&self, now_ns: u64) -> Option<Duration> {
         for lane in &self.lanes {
@@ -536,7 +556,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn rung(&self) {
-        self.qp.device().rung();
+        self.qp.rung();
     }
 
     fn started(&self, cookie: u64) {

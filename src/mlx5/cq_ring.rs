@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::send_queue::{check_power_of_two, check_ring};
+use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
 use crate::peer::{self, Kind, Program, Target};
 use crate::{Error, Result};

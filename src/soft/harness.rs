@@ -40,6 +40,14 @@ impl World {
         }
     }
 
+    /// Devices that run by themselves, in the time of the world outside.
+    pub(crate) fn with_engines(devices: usize) -> World {
+        World {
+            devices: (0..devices).map(|_| Device::open().unwrap()).collect(),
+            now_ns: 0,
+        }
+    }
+
     /// One turn of each device. Whether there was work.
     pub(crate) fn turn(&mut self) -> bool {
         self.now_ns += TURN_NS;
