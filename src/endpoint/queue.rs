@@ -513,8 +513,7 @@ impl Endpoint {
         }
     }
 
-    /// Processes completions, all that are there: another thread that is at it may have been put to sleep in the middle, and a queue
-    /// that is full only because of that is not full.
+    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
     fn reap(&mut self) -> Result<()> {
         self.shared.reap_fully();
         self.shared.check_alive()?;
@@ -533,9 +532,12 @@ impl Endpoint {
     /// commit is none of ours, and then it stays, as a no-operation.
     fn roll_back_newest(&mut self, side: Side) -> bool {
         let signaled = match side {
-            Side::Send => self.send_commits.pop_back().and_then(|(_, (commit, signaled))| {
-                self.send.rollback(commit).ok().map(|()| signaled)
-            }),
+            Side::Send => self
+                .send_commits
+                .pop_back()
+                .and_then(|(_, (commit, signaled))| {
+                    self.send.rollback(commit).ok().map(|()| signaled)
+                }),
             Side::Recv => self
                 .recv_commits
                 .pop_back()
