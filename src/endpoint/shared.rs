@@ -14,7 +14,7 @@ use crate::endpoint::{EndpointConfig, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::peer::{Dword, Role, Target, TargetId, Targets};
 use crate::region::ProtectionDomain;
-use crate::soft::{Pages, QueuePair, QueuePairConfig, State};
+use crate::soft::{QueuePair, QueuePairConfig, State};
 use crate::stream::{Outcome, Owner};
 use crate::{Cause, Error, Result, WorkError};
 
@@ -74,7 +74,7 @@ pub(super) struct Shared {
     targets: Targets,
     bases: Vec<NonNull<u8>>,
     /// Where executed programs leave their count: send and receive.
-    progress: Pages,
+    progress: Arc<[AtomicU32; 2]>,
     pub(super) progress_words: [Dword; 2],
     pub(super) lanes: [Lane; 2],
     pub(super) send_wqebbs: u32,
@@ -140,7 +140,7 @@ impl Shared {
             },
         )?;
         let memory = *qp.memory();
-        let progress = Pages::new(64);
+        let progress = Arc::new([const { AtomicU32::new(0) }; 2]);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
         let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
@@ -179,7 +179,12 @@ impl Shared {
             u64::from(recv_cqes) * 4,
             memory.recv_marks.cast(),
         )?;
-        let counts = register("progress", Role::Memory, 8, progress.start().as_ptr())?;
+        let counts = register(
+            "progress",
+            Role::Memory,
+            8,
+            Arc::as_ptr(&progress).cast_mut().cast(),
+        )?;
         let cq_config = |recv: bool| CqRingConfig {
             ring: if recv { memory.recv_cq } else { memory.send_cq },
             cqe_count: if recv { recv_cqes } else { send_cqes },
@@ -256,15 +261,11 @@ impl Shared {
     /// Running count of work requests that were executed, as the programs themselves left it.
     #[inline]
     pub(super) fn rung(&self, side: Side) -> u32 {
-        // SAFETY: within the page, aligned; programs write it with atomic stores.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
-            .load(Ordering::Acquire)
+        self.progress[side as usize].load(Ordering::Acquire)
     }
 
     pub(super) fn set_rung(&self, side: Side, count: u32) {
-        // SAFETY: as in `rung`.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
-            .store(count, Ordering::Release);
+        self.progress[side as usize].store(count, Ordering::Release);
     }
 
     /// The failure of this life, if there is one.

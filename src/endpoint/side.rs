@@ -29,7 +29,8 @@ pub(super) struct Work {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     few: [Option<Region>; 4],
-    more: Vec<Region>,
+    /// Boxed, because it is rare, and every place of a queue has one.
+    more: Option<Box<Vec<Region>>>,
 }
 
 impl Held {
@@ -45,8 +46,9 @@ impl Held {
                 }
             }
         }
-        if !self.more.iter().any(|held| held.is(region)) {
-            self.more.push(region.clone());
+        let more = self.more.get_or_insert_default();
+        if !more.iter().any(|held| held.is(region)) {
+            more.push(region.clone());
         }
     }
 }
@@ -75,9 +77,8 @@ const FAILED: u8 = 3;
 /// What is known of one completion until it is freed, and of the wait that took it.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The number of its work request; valid if `known`.
+    /// The number of its work request; valid if it is known.
     wr_id: AtomicU64,
-    known: AtomicBool,
     /// The wait that took it, see [`WaitWord`].
     wait: AtomicU64,
     /// When the stream began to wait; 0 while it does not.
@@ -226,6 +227,8 @@ pub(super) struct Lane {
     pub(super) consumed: AtomicU32,
     outcomes: Box<[Outcome]>,
     records: Box<[Record]>,
+    /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
+    known: Box<[AtomicBool]>,
     serials: AtomicU32,
 }
 
@@ -251,7 +254,6 @@ impl Lane {
         };
         let record = |_| Record {
             wr_id: AtomicU64::new(0),
-            known: AtomicBool::new(false),
             wait: AtomicU64::new(WaitWord::NONE.0),
             wait_started_ns: AtomicU64::new(0),
             wait_timeout_ns: AtomicU64::new(0),
@@ -276,6 +278,9 @@ impl Lane {
             consumed: AtomicU32::new(0),
             outcomes: (0..slots).map(outcome).collect(),
             records: (0..cq.cqe_count()).map(record).collect(),
+            known: (0..cq.cqe_count())
+                .map(|_| AtomicBool::new(false))
+                .collect(),
             serials: AtomicU32::new(0),
             cq,
         }
@@ -289,6 +294,11 @@ impl Lane {
     #[inline]
     pub(super) fn record(&self, index: u32) -> &Record {
         &self.records[index as usize & (self.records.len() - 1)]
+    }
+
+    #[inline]
+    fn known(&self, index: u32) -> &AtomicBool {
+        &self.known[index as usize & (self.known.len() - 1)]
     }
 
     /// Whether a further work request and its completion have a place. Exact for the poster.
@@ -493,7 +503,7 @@ impl Lane {
             }
         }
         record.wr_id.store(wr_id.unwrap_or(0), Ordering::Relaxed);
-        record.known.store(wr_id.is_some(), Ordering::Relaxed);
+        self.known(index).store(wr_id.is_some(), Ordering::Relaxed);
         if error {
             let cause = Cause::Completion {
                 status: cqe.status(),
@@ -518,8 +528,8 @@ impl Lane {
         // Seen and not taken, so not freed: the CQE and its record are still there.
         let cqe = self.cq.cqe(index)?;
         let record = self.record(index);
-        let wr_id = record
-            .known
+        let wr_id = self
+            .known(index)
             .load(Ordering::Relaxed)
             .then(|| record.wr_id.load(Ordering::Relaxed));
         self.taken.store(index.wrapping_add(1), Ordering::Release);
