@@ -29,8 +29,8 @@ pub(super) struct Work {
 #[derive(Debug, Default)]
 pub(super) struct Held {
     few: [Option<Region>; 4],
-    /// Boxed, because it is rare, and every place of a queue has one.
-    more: Option<Box<Vec<Region>>>,
+    /// Rare, and every place of a queue has one: so not in here.
+    more: Option<Box<Held>>,
 }
 
 impl Held {
@@ -46,10 +46,7 @@ impl Held {
                 }
             }
         }
-        let more = self.more.get_or_insert_default();
-        if !more.iter().any(|held| held.is(region)) {
-            more.push(region.clone());
-        }
+        self.more.get_or_insert_default().hold(region);
     }
 }
 
