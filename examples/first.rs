@@ -3,12 +3,17 @@
 
 use std::time::Duration;
 
-use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side, Work};
+use doorbell::{
+    Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side, Work,
+};
 
 fn main() -> doorbell::Result<()> {
     let domain = Device::open("softcx")?.protection_domain();
     let config = EndpointConfig::default();
-    let (mut a, mut b) = (Endpoint::new(&domain, &config)?, Endpoint::new(&domain, &config)?);
+    let (mut a, mut b) = (
+        Endpoint::new(&domain, &config)?,
+        Endpoint::new(&domain, &config)?,
+    );
     a.connect(&b.address())?;
     b.connect(&a.address())?;
 

@@ -75,12 +75,13 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
         .unwrap();
     pair.reset();
     let stream = HostStream::new("s").unwrap();
-    pair.a
-        .stream_queue_send(&stream, &Work::nop())
-        .unwrap();
+    pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
     pair.a.wait_cq(Side::Send, SOON).unwrap();
     let late = prepared.ticket().status();
-    assert!(matches!(late, Status::Failed(error) if error.cause == Cause::Aborted), "{late:?}");
+    assert!(
+        matches!(late, Status::Failed(error) if error.cause == Cause::Aborted),
+        "{late:?}"
+    );
     let rejected = stream_post(&stream, prepared).unwrap_err();
     assert!(matches!(rejected.error, Error::State { .. }));
 }
@@ -168,13 +169,9 @@ fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
     );
     let stream = HostStream::new("s").unwrap();
     for round in 0..3000u64 {
-        pair.a
-            .post_send(&Work::nop().wr_id(round * 2 + 1))
-            .unwrap();
+        pair.a.post_send(&Work::nop().wr_id(round * 2 + 1)).unwrap();
         pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
-        pair.a
-            .post_send(&Work::nop().wr_id(round * 2 + 2))
-            .unwrap();
+        pair.a.post_send(&Work::nop().wr_id(round * 2 + 2)).unwrap();
         let polled = pair.a.wait_cq(Side::Send, SOON).unwrap();
         assert_eq!(polled.wr_id, round * 2 + 2);
         if round % 16 == 0 {

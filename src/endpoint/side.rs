@@ -8,9 +8,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use crate::endpoint::ledger::Ledger;
 use crate::endpoint::{Completion, Operation, Side};
-use crate::mlx5::{
-    CqRing, Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome,
-};
+use crate::mlx5::{CqRing, Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome};
 use crate::region::Region;
 use crate::{Cause, Error, Result};
 
@@ -326,7 +324,8 @@ impl Lane {
     fn next_serial(&self) -> u32 {
         // The poster's alone, so a load and a store will do.
         let serial = self.serials.load(Ordering::Relaxed);
-        self.serials.store(serial.wrapping_add(1), Ordering::Relaxed);
+        self.serials
+            .store(serial.wrapping_add(1), Ordering::Relaxed);
         serial
     }
 
@@ -365,9 +364,9 @@ impl Lane {
     /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
     /// Another thread at it is an error, not a reason to wait.
     pub(super) fn begin_posting(&self, call: u64) -> Result<Option<Posting<'_>>> {
-        let found =
-            self.posting
-                .compare_exchange(0, call, Ordering::Acquire, Ordering::Relaxed);
+        let found = self
+            .posting
+            .compare_exchange(0, call, Ordering::Acquire, Ordering::Relaxed);
         if found == Err(call) {
             return Ok(None);
         }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::endpoint::{Prepared, Side};
 use crate::endpoint::shared::Shared;
 use crate::endpoint::side::Standing;
 use crate::endpoint::value::ValueWait;
+use crate::endpoint::{Prepared, Side};
 use crate::{Error, Result, WorkError};
 
 /// The state of a queued operation.

@@ -81,7 +81,7 @@ impl Cast {
     /// # Errors
     /// What the library refuses.
     pub fn both(plan: &Plan) -> Result<Cast> {
-        let mut cast = Cast::new(plan, Part::Both, &Arc::default())?;
+        let mut cast = Cast::new(plan, Part::Both, None)?;
         let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
         for (end, contact) in cast.ends.iter_mut().zip(contacts) {
             end.connect(contact)?;
@@ -93,11 +93,11 @@ impl Cast {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn new(plan: &Plan, part: Part, peer_gone: &Arc<AtomicBool>) -> Result<Cast> {
+    pub fn new(plan: &Plan, part: Part, peer_gone: Option<&Arc<AtomicBool>>) -> Result<Cast> {
         let domain = Device::open("softcx")?.protection_domain();
         let patience = Patience {
             timeout: plan.timeout(),
-            peer_gone: Arc::clone(peer_gone),
+            peer_gone: peer_gone.cloned(),
         };
         let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
         // A loop in one process has one stream: the look at a message is queued behind the wait for it.
@@ -161,17 +161,17 @@ impl Cast {
     }
 
     /// One step.
-    fn step(&mut self, by: Loop, step: &Step) -> doorbell::Result<()> {
+    fn step(&mut self, by: Loop, step: Step) -> doorbell::Result<()> {
         let (index, size_bytes) = (step.index, step.size_bytes);
+        let untimed = step.untimed();
+        // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.
+        let mut timed = Some(step);
         for (number, action) in &self.script {
             let end = &mut self.ends[*number];
             match action {
                 Action::Send | Action::Reply => {
-                    end.launch(if *action == Action::Send {
-                        step.clone()
-                    } else {
-                        step.untimed()
-                    })?;
+                    let timed = timed.take_if(|_| *action == Action::Send);
+                    end.launch(timed.unwrap_or_else(|| untimed.clone()))?;
                     if by == Loop::Sync {
                         end.synchronize()?;
                     }
@@ -196,10 +196,9 @@ impl Cast {
     }
 
     fn wait(&self, slot: usize) -> doorbell::Result<()> {
-        self.marks[slot].iter().try_for_each(|event| {
-            self.patience
-                .wait_for_all(|slice| event.synchronize(Some(slice)))
-        })
+        self.marks[slot]
+            .iter()
+            .try_for_each(|event| self.patience.wait_for_all(|slice| event.synchronize(slice)))
     }
 
     /// A stream tells that a wait was released; the endpoint tells why.
@@ -217,12 +216,12 @@ impl Cast {
 
 impl Rig for Cast {
     fn step_sync(&mut self, step: Step) -> Result<()> {
-        self.step(Loop::Sync, &step)
+        self.step(Loop::Sync, step)
             .map_err(|error| self.cause(error))
     }
 
     fn step_async(&mut self, step: Step) -> Result<()> {
-        self.step(Loop::Async, &step)
+        self.step(Loop::Async, step)
             .map_err(|error| self.cause(error))
     }
 
