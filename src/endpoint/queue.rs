@@ -522,8 +522,7 @@ impl Endpoint {
         }
     }
 
-    /// Processes completions, all that are there: another thread that is at it may have been put to sleep in the middle, and a queue
-    /// that is full only because of that is not full.
+    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
     fn reap(&mut self) -> Result<()> {
         self.shared.reap_fully();
         self.shared.check_alive()?;

@@ -215,6 +215,8 @@ pub(super) struct Lane {
     /// Completions that can come: signaled sends, or receives.
     pub(super) expected: AtomicU32,
     pub(super) taken: AtomicU32,
+    /// Completions found, stored before they are processed; `seen` is stored after.
+    arrived: AtomicU32,
     seen: AtomicU32,
     freed: AtomicU32,
     /// Running index of the first completion in error; above 32 bits while there is none.
@@ -266,6 +268,7 @@ impl Lane {
             turn_timeout_ns,
             expected: AtomicU32::new(0),
             taken: AtomicU32::new(0),
+            arrived: AtomicU32::new(0),
             seen: AtomicU32::new(0),
             freed: AtomicU32::new(0),
             failed_at: AtomicU64::new(u64::MAX),
@@ -293,11 +296,11 @@ impl Lane {
     pub(super) fn has_room(&self) -> bool {
         // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
         // application has not collected stays in the completion queue, too.
-        let uncollected = self
-            .seen
-            .load(Ordering::Acquire)
-            .wrapping_sub(self.freed.load(Ordering::Acquire));
+        // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
+        // arrived, too. So one may be counted twice, and none is missed.
         let in_flight = self.ledger.in_flight();
+        let freed = self.freed.load(Ordering::Acquire);
+        let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
         in_flight < self.depth && in_flight + uncollected < self.cq.cqe_count()
     }
 
@@ -417,6 +420,9 @@ impl Lane {
                 self.failed_at
                     .store(u64::from(cursor.seen), Ordering::Release);
             }
+            self.arrived
+                .store(cursor.seen.wrapping_add(1), Ordering::Relaxed);
+            // Release inside, where the work request leaves the ledger: orders the store before it.
             self.process(cursor.seen, &cqe, failed);
             cursor.seen = cursor.seen.wrapping_add(1);
         }
@@ -702,6 +708,7 @@ impl Lane {
             &self.queued,
             &self.expected,
             &self.taken,
+            &self.arrived,
             &self.seen,
             &self.freed,
             &self.consumed,

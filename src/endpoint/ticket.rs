@@ -88,10 +88,8 @@ impl Ticket {
         let is_now = || shared.epoch.load(Ordering::Acquire) == epoch;
         let now = is_now().then(|| {
             shared.look_for_failure();
-            if is_wait {
-                // The stream may be past a completion that nobody has looked at yet.
-                shared.reap_fully();
-            }
+            // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
+            shared.reap_fully();
             let lane = shared.lane(side);
             let standing = if is_wait {
                 lane.wait_standing(count, serial)
@@ -137,7 +135,7 @@ impl Ticket {
                 serial,
                 epoch,
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
-                shared.reap();
+                shared.reap_fully();
                 shared
                     .lane(*side)
                     .details(*count, *serial)

@@ -64,7 +64,7 @@ struct Nic {
     bell: InboxBell,
     started: Instant,
     stop: AtomicBool,
-    /// Turns made by others than the engine.
+    /// Changes with every turn that others than the engine make, or would have made.
     driven: AtomicU64,
     /// Whose doorbell to look for: [`NOBODY`], a slot, or [`ANYBODY`].
     rung: AtomicUsize,
@@ -262,9 +262,12 @@ impl Device {
     pub fn progress(&self) -> bool {
         let nic = self.nic();
         let Some(mut core) = nic.try_lock() else {
+            // If it is the engine, it steps aside after this turn: the data is in this thread's cache, not in the engine's, and
+            // without this word a busy engine would keep the lock from those who wait for ever.
+            nic.driven.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        // Under the lock, so a load and a store will do.
+        // Under the lock, so a load and a store will do: that one of the others is lost does not matter, it changes anyway.
         nic.driven.store(
             nic.driven.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
