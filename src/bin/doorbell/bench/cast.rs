@@ -247,3 +247,88 @@ impl Rig for Cast {
             .context("--validate")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{Case, Op};
+    use super::super::pass::measure;
+    use super::*;
+
+    fn plan(exchange: Exchange, op: Op, validate: bool) -> Plan {
+        Plan {
+            exchange,
+            op,
+            sizes: "64".parse().unwrap(),
+            kernel_us: vec![0],
+            loops: vec![Loop::Sync, Loop::Async],
+            steps: 4,
+            batches: 2,
+            iterations: 16,
+            validate,
+            seed: 1,
+            timeout_s: 30,
+        }
+    }
+
+    #[test]
+    fn a_write_that_nobody_need_notice_is_the_senders_alone() {
+        use Action::{Ack, Acked, Arrive, Reply, Send};
+        let of = |exchange, op, validate, part| {
+            let script = script(&plan(exchange, op, validate), part);
+            script
+                .into_iter()
+                .map(|(_, action)| action)
+                .collect::<Vec<_>>()
+        };
+        let alone = |part| of(Exchange::Loop, Op::Write, false, part);
+        assert_eq!(alone(Part::Both), [Send]);
+        assert_eq!(alone(Part::First), [Send]);
+        assert_eq!(alone(Part::Second), []);
+        let checked = |part| of(Exchange::Loop, Op::Write, true, part);
+        assert_eq!(checked(Part::Both), [Send, Arrive]);
+        assert_eq!(checked(Part::First), [Send, Acked]);
+        assert_eq!(checked(Part::Second), [Arrive, Ack]);
+        let pong = |part| of(Exchange::Pingpong, Op::Send, true, part);
+        assert_eq!(pong(Part::First), [Send, Arrive]);
+        assert_eq!(pong(Part::Second), [Arrive, Reply]);
+    }
+
+    #[test]
+    fn wrong_bytes_end_a_row_of_either_loop() {
+        for kind in [Loop::Sync, Loop::Async] {
+            let plan = plan(Exchange::Loop, Op::Send, true);
+            let mut cast = Cast::both(&plan).unwrap();
+            let setting = cast.setting();
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            measure(&mut cast, &plan, &setting, case).unwrap();
+            // What lies there is the message of the last step, and not that of the first.
+            cast.ends[1].inspect(kind, 0, 64).unwrap();
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(
+                format!("{error:#}").contains("step 0: byte 0 of 64"),
+                "{error:#}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
+        let plan = plan(Exchange::Pingpong, Op::Write, false);
+        let mut cast = Cast::both(&plan).unwrap();
+        let setting = cast.setting();
+        cast.ends[1].endpoint().abort();
+        for kind in [Loop::Async, Loop::Sync] {
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
+        }
+    }
+}
