@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Prepared, stream_post};
+use crate::endpoint::prepared::{Kind, Prepared, try_post};
 use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
 use crate::endpoint::side::{self, Held, Lane, next_call};
 use crate::endpoint::work::Data;
@@ -401,11 +401,20 @@ impl Endpoint {
         }
     }
 
-    fn post_or_roll_back(&mut self, stream: &dyn Executor, prepared: Prepared) -> Result<Ticket> {
-        stream_post(stream, prepared).map_err(|rejected| {
-            self.rollback(rejected.prepared);
-            rejected.error
-        })
+    // Inlined, and the operation given by reference to where it is posted: each move of one copies a whole program.
+    #[inline(always)]
+    fn post_or_roll_back(
+        &mut self,
+        stream: &dyn Executor,
+        mut prepared: Prepared,
+    ) -> Result<Ticket> {
+        match try_post(stream, &mut prepared) {
+            Ok(ticket) => Ok(ticket),
+            Err(error) => {
+                self.rollback(prepared);
+                Err(error)
+            }
+        }
     }
 
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
