@@ -8,7 +8,7 @@ use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
-use crate::stream::{Executor, Owner, Submission};
+use crate::stream::{Executor, Submission};
 use crate::{Error, Result};
 
 /// What is to happen to the queue when a prepared operation is dropped.
@@ -117,6 +117,11 @@ impl Prepared {
 
     /// Enters that the operation is handed over; the caller holds the right to post.
     pub(super) fn hand_over(&mut self) {
+        self.enter_queued();
+        self.live = false;
+    }
+
+    fn enter_queued(&self) {
         let lane = self.lane();
         if self.is_wait() {
             lane.set_wait(self.count, Wait::Queued);
@@ -124,48 +129,90 @@ impl Prepared {
             lane.queued
                 .store(self.count.wrapping_add(1), Ordering::Release);
         }
-        self.live = false;
     }
 
     /// Takes [`Prepared::hand_over`] back.
     fn take_back(&mut self) {
+        self.enter_prepared();
+        self.live = true;
+    }
+
+    fn enter_prepared(&self) {
         let lane = self.lane();
         if self.is_wait() {
             lane.set_wait(self.count, Wait::Prepared);
         } else {
             lane.queued.store(self.count, Ordering::Release);
         }
-        self.live = true;
+    }
+
+    /// Submits the program; `live` is the caller's to clear. By reference, and without a further handle of what is shared: an
+    /// operation is large to move, and a handle costs two locked instructions.
+    fn give_to(&self, stream: &dyn Executor) -> Result<Ticket> {
+        let shared = &self.shared;
+        let lane = self.lane();
+        let _posting = if self.is_wait() {
+            None
+        } else {
+            lane.begin_posting(next_call())?
+        };
+        self.check_turn()?;
+        let submission = self.submission(stream.id())?;
+        let queued = lane.queued.load(Ordering::Relaxed);
+        // Before the stream has it: it may be executed before `submit_one` returns.
+        self.enter_queued();
+        shared.on_streams.fetch_add(1, Ordering::AcqRel);
+        shared.activate();
+        if let Err((_, error)) = stream.submit_one(submission) {
+            shared.on_streams.fetch_sub(1, Ordering::AcqRel);
+            self.enter_prepared();
+            if !self.is_wait() {
+                lane.queued.store(queued, Ordering::Release);
+            }
+            return Err(error);
+        }
+        if !self.is_wait() {
+            lane.last_stream.store(stream.id(), Ordering::Relaxed);
+        }
+        Ok(self.ticket())
     }
 
     /// The program for that stream. Behind work that another stream has not executed yet it begins with a wait for it: the
     /// doorbell record counts, so a later doorbell that comes first would release the earlier work request, too.
+    #[inline(always)]
     fn submission(&self, stream: u64) -> Result<Submission> {
         let lane = self.lane();
-        let mut waits_turn = false;
-        let mut program = self.program;
+        let mut turn = None;
         if !self.is_wait() {
             let last = lane.last_stream.load(Ordering::Relaxed);
             let before = lane.queued.load(Ordering::Relaxed);
             if last != stream && self.shared.rung(self.side) != before {
-                waits_turn = true;
-                program.clear();
-                program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
-                program.append(&self.program)?;
+                turn = Some(self.program_after(before)?);
             }
         }
         let cookie = Cookie {
             side: self.side,
             is_wait: self.is_wait(),
-            waits_turn,
+            waits_turn: turn.is_some(),
             count: self.count,
         };
-        let owner: Arc<dyn Owner> = self.shared.clone();
         Ok(Submission {
-            program,
-            owner,
+            owner: self.shared.clone(),
             cookie: cookie.to_bits(),
+            program: match &turn {
+                None => self.program,
+                Some(program) => *program,
+            },
         })
+    }
+
+    /// The program, behind a wait for the executed work to be `before` many.
+    #[cold]
+    fn program_after(&self, before: u32) -> Result<Program> {
+        let mut program = Program::for_targets(self.shared.targets_id());
+        program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
+        program.append(&self.program)?;
+        Ok(program)
     }
 }
 
@@ -229,33 +276,10 @@ pub fn stream_post(
     }
 }
 
-fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
-    let shared = Arc::clone(&prepared.shared);
-    let lane = shared.lane(prepared.side);
-    let _posting = if prepared.is_wait() {
-        None
-    } else {
-        lane.begin_posting(next_call())?
-    };
-    prepared.check_turn()?;
-    let submission = prepared.submission(stream.id())?;
-    let ticket = prepared.ticket();
-    let queued = lane.queued.load(Ordering::Relaxed);
-    // Before the stream has it: it may be executed before `submit_one` returns.
-    prepared.hand_over();
-    shared.on_streams.fetch_add(1, Ordering::AcqRel);
-    shared.activate();
-    if let Err((_, error)) = stream.submit_one(submission) {
-        shared.on_streams.fetch_sub(1, Ordering::AcqRel);
-        prepared.take_back();
-        if !prepared.is_wait() {
-            lane.queued.store(queued, Ordering::Release);
-        }
-        return Err(error);
-    }
-    if !prepared.is_wait() {
-        lane.last_stream.store(stream.id(), Ordering::Relaxed);
-    }
+/// [`stream_post`] in place; `prepared` is as it was after an error, and spent after success.
+pub(super) fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
+    let ticket = prepared.give_to(stream)?;
+    prepared.live = false;
     Ok(ticket)
 }
 

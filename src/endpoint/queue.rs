@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Prepared, stream_post};
+use crate::endpoint::prepared::{Kind, Prepared, try_post};
 use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
 use crate::endpoint::side::{self, Held, Lane, next_call};
 use crate::endpoint::work::Data;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// One end of a reliable connection: a send and a receive queue, each with its completions.
 ///
 /// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
-/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`] or
+/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`](crate::stream_post) or
 /// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
 /// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
 ///
@@ -234,7 +234,7 @@ impl Endpoint {
     /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_send`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
         let prepared = self.prepare_send(work)?;
         self.post_or_roll_back(stream, prepared)
@@ -271,7 +271,7 @@ impl Endpoint {
     /// Queues a receive on a stream: it is posted when the stream comes to it.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_recv(
         &mut self,
         stream: &dyn Executor,
@@ -285,7 +285,7 @@ impl Endpoint {
     /// Lets what is queued on the stream later wait for the next completion of a queue.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
         let prepared = self.prepare_wait_cq(side)?;
         self.post_or_roll_back(stream, prepared)
@@ -401,11 +401,20 @@ impl Endpoint {
         }
     }
 
-    fn post_or_roll_back(&mut self, stream: &dyn Executor, prepared: Prepared) -> Result<Ticket> {
-        stream_post(stream, prepared).map_err(|rejected| {
-            self.rollback(rejected.prepared);
-            rejected.error
-        })
+    // Inlined, and the operation given by reference to where it is posted: each move of one copies a whole program.
+    #[inline(always)]
+    fn post_or_roll_back(
+        &mut self,
+        stream: &dyn Executor,
+        mut prepared: Prepared,
+    ) -> Result<Ticket> {
+        match try_post(stream, &mut prepared) {
+            Ok(ticket) => Ok(ticket),
+            Err(error) => {
+                self.rollback(prepared);
+                Err(error)
+            }
+        }
     }
 
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 
 /// GPU-triggered RDMA: measure it, look at what it queues, and see what this machine has for it.
 #[derive(Parser)]
-#[command(name = "doorbell", version)]
+#[command(name = "doorbell", version, arg_required_else_help = false)]
 struct Line {
     #[command(subcommand)]
     command: Command,
@@ -19,7 +19,7 @@ struct Line {
 #[derive(Subcommand)]
 enum Command {
     /// Measure
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Bench(Bench),
     /// Show the bytecode and the WQE of a send, a write and a wait
     Disasm(disasm::Options),

@@ -81,7 +81,7 @@ impl Cast {
     /// # Errors
     /// What the library refuses.
     pub fn both(plan: &Plan) -> Result<Cast> {
-        let mut cast = Cast::new(plan, Part::Both, &Arc::default())?;
+        let mut cast = Cast::new(plan, Part::Both, None)?;
         let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
         for (end, contact) in cast.ends.iter_mut().zip(contacts) {
             end.connect(contact)?;
@@ -93,11 +93,11 @@ impl Cast {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn new(plan: &Plan, part: Part, peer_gone: &Arc<AtomicBool>) -> Result<Cast> {
+    pub fn new(plan: &Plan, part: Part, peer_gone: Option<&Arc<AtomicBool>>) -> Result<Cast> {
         let domain = Device::open("softcx")?.protection_domain();
         let patience = Patience {
             timeout: plan.timeout(),
-            peer_gone: Arc::clone(peer_gone),
+            peer_gone: peer_gone.cloned(),
         };
         let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
         // A loop in one process has one stream: the look at a message is queued behind the wait for it.
@@ -161,17 +161,17 @@ impl Cast {
     }
 
     /// One step.
-    fn step(&mut self, by: Loop, step: &Step) -> doorbell::Result<()> {
+    fn step(&mut self, by: Loop, step: Step) -> doorbell::Result<()> {
         let (index, size_bytes) = (step.index, step.size_bytes);
+        let untimed = step.untimed();
+        // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.
+        let mut timed = Some(step);
         for (number, action) in &self.script {
             let end = &mut self.ends[*number];
             match action {
                 Action::Send | Action::Reply => {
-                    end.launch(if *action == Action::Send {
-                        step.clone()
-                    } else {
-                        step.untimed()
-                    })?;
+                    let timed = timed.take_if(|_| *action == Action::Send);
+                    end.launch(timed.unwrap_or_else(|| untimed.clone()))?;
                     if by == Loop::Sync {
                         end.synchronize()?;
                     }
@@ -196,10 +196,9 @@ impl Cast {
     }
 
     fn wait(&self, slot: usize) -> doorbell::Result<()> {
-        self.marks[slot].iter().try_for_each(|event| {
-            self.patience
-                .wait_for_all(|slice| event.synchronize(Some(slice)))
-        })
+        self.marks[slot]
+            .iter()
+            .try_for_each(|event| self.patience.wait_for_all(|slice| event.synchronize(slice)))
     }
 
     /// A stream tells that a wait was released; the endpoint tells why.
@@ -217,12 +216,12 @@ impl Cast {
 
 impl Rig for Cast {
     fn step_sync(&mut self, step: Step) -> Result<()> {
-        self.step(Loop::Sync, &step)
+        self.step(Loop::Sync, step)
             .map_err(|error| self.cause(error))
     }
 
     fn step_async(&mut self, step: Step) -> Result<()> {
-        self.step(Loop::Async, &step)
+        self.step(Loop::Async, step)
             .map_err(|error| self.cause(error))
     }
 
@@ -246,5 +245,90 @@ impl Rig for Cast {
             .iter()
             .try_for_each(End::verdict)
             .context("--validate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{Case, Op};
+    use super::super::pass::measure;
+    use super::*;
+
+    fn plan(exchange: Exchange, op: Op, validate: bool) -> Plan {
+        Plan {
+            exchange,
+            op,
+            sizes: "64".parse().unwrap(),
+            kernel_us: vec![0],
+            loops: vec![Loop::Sync, Loop::Async],
+            steps: 4,
+            batches: 2,
+            iterations: 16,
+            validate,
+            seed: 1,
+            timeout_s: 30,
+        }
+    }
+
+    #[test]
+    fn a_write_that_nobody_need_notice_is_the_senders_alone() {
+        use Action::{Ack, Acked, Arrive, Reply, Send};
+        let of = |exchange, op, validate, part| {
+            let script = script(&plan(exchange, op, validate), part);
+            script
+                .into_iter()
+                .map(|(_, action)| action)
+                .collect::<Vec<_>>()
+        };
+        let alone = |part| of(Exchange::Loop, Op::Write, false, part);
+        assert_eq!(alone(Part::Both), [Send]);
+        assert_eq!(alone(Part::First), [Send]);
+        assert_eq!(alone(Part::Second), []);
+        let checked = |part| of(Exchange::Loop, Op::Write, true, part);
+        assert_eq!(checked(Part::Both), [Send, Arrive]);
+        assert_eq!(checked(Part::First), [Send, Acked]);
+        assert_eq!(checked(Part::Second), [Arrive, Ack]);
+        let pong = |part| of(Exchange::Pingpong, Op::Send, true, part);
+        assert_eq!(pong(Part::First), [Send, Arrive]);
+        assert_eq!(pong(Part::Second), [Arrive, Reply]);
+    }
+
+    #[test]
+    fn wrong_bytes_end_a_row_of_either_loop() {
+        for kind in [Loop::Sync, Loop::Async] {
+            let plan = plan(Exchange::Loop, Op::Send, true);
+            let mut cast = Cast::both(&plan).unwrap();
+            let setting = cast.setting();
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            measure(&mut cast, &plan, &setting, case).unwrap();
+            // What lies there is the message of the last step, and not that of the first.
+            cast.ends[1].inspect(kind, 0, 64).unwrap();
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(
+                format!("{error:#}").contains("step 0: byte 0 of 64"),
+                "{error:#}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
+        let plan = plan(Exchange::Pingpong, Op::Write, false);
+        let mut cast = Cast::both(&plan).unwrap();
+        let setting = cast.setting();
+        cast.ends[1].endpoint().abort();
+        for kind in [Loop::Async, Loop::Sync] {
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
+        }
     }
 }

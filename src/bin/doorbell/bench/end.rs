@@ -20,57 +20,51 @@ const SLICE: Duration = Duration::from_millis(100);
 /// What bounds the waits of an end.
 #[derive(Clone, Debug)]
 pub struct Patience {
-    /// Longest wait for one completion.
+    /// Longest wait for one transfer.
     pub timeout: Duration,
-    /// Set when the other process has gone, by who watches it.
-    pub peer_gone: Arc<AtomicBool>,
+    /// Set when the other process has gone, by who watches it; nothing where there is none.
+    pub peer_gone: Option<Arc<AtomicBool>>,
 }
 
 impl Patience {
-    /// Calls `wait` with short timeouts until it ends otherwise, or the peer has gone; at most `turns` times if that is given.
-    ///
-    /// # Errors
-    /// Those of `wait`.
-    fn wait<T>(
-        &self,
-        turns: Option<u32>,
-        mut wait: impl FnMut(Duration) -> Result<T>,
-    ) -> Result<T> {
-        let mut turn = 1;
-        loop {
-            match wait(SLICE) {
-                Err(Error::Timeout { operation, .. }) => {
-                    if self.peer_gone.load(Ordering::Acquire) {
-                        return Err(Error::State {
-                            operation,
-                            reason: "the other process has gone".into(),
-                        });
-                    }
-                    if turns.is_some_and(|turns| turn >= turns) {
-                        return Err(Error::Timeout {
-                            operation,
-                            timeout: self.timeout,
-                        });
-                    }
-                }
-                ended => return ended,
-            }
-            turn += 1;
-        }
-    }
-
-    /// Waits for what ends by itself, because each transfer in it has its own deadline.
+    /// Waits for what ends by itself, because each transfer in it has a deadline of its own.
     ///
     /// # Errors
     /// Those of `wait`; [`Error::State`] if the other process goes.
-    pub fn wait_for_all<T>(&self, wait: impl FnMut(Duration) -> Result<T>) -> Result<T> {
+    pub fn wait_for_all<T>(&self, wait: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
         self.wait(None, wait)
     }
 
     /// Waits for one transfer.
-    fn wait_for_one<T>(&self, wait: impl FnMut(Duration) -> Result<T>) -> Result<T> {
-        let turns = self.timeout.as_millis().div_ceil(SLICE.as_millis());
-        self.wait(Some(turns as u32), wait)
+    fn wait_for_one<T>(&self, wait: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
+        self.wait(Some(self.timeout), wait)
+    }
+
+    /// Calls `wait` with the timeout; while somebody watches for the peer, with short ones, to ask whether it still is there.
+    fn wait<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut wait: impl FnMut(Option<Duration>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(peer_gone) = &self.peer_gone else {
+            return wait(timeout);
+        };
+        let mut waited = Duration::ZERO;
+        loop {
+            match wait(Some(SLICE)) {
+                Err(Error::Timeout { operation, .. }) => {
+                    if peer_gone.load(Ordering::Acquire) {
+                        let reason = "the other process has gone".into();
+                        return Err(Error::State { operation, reason });
+                    }
+                    waited += SLICE;
+                    if let Some(timeout) = timeout.filter(|timeout| waited >= *timeout) {
+                        return Err(Error::Timeout { operation, timeout });
+                    }
+                }
+                ended => return ended,
+            }
+        }
     }
 }
 
@@ -161,7 +155,7 @@ impl End {
     pub fn synchronize(&self) -> Result<()> {
         let stream: &dyn doorbell::Executor = &self.stream;
         self.patience
-            .wait_for_all(|slice| stream.synchronize(Some(slice)))
+            .wait_for_all(|slice| stream.synchronize(slice))
     }
 
     /// Transfers `size_bytes` and waits for the completion: by this thread, or on the stream.
@@ -234,7 +228,7 @@ impl End {
             patience, endpoint, ..
         } = self;
         patience
-            .wait_for_one(|slice| endpoint.wait_cq(side, Some(slice)))
+            .wait_for_one(|slice| endpoint.wait_cq(side, slice))
             .map(drop)
     }
 

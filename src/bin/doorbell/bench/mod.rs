@@ -60,7 +60,7 @@ pub fn run(plan: &Plan, options: &Options) -> Result<()> {
 
 /// Measures, with the other process at the other end.
 fn lead(link: &mut Link, plan: &Plan, output: Output) -> Result<()> {
-    let mut cast = Cast::new(plan, Part::First, link.peer_gone())?;
+    let mut cast = Cast::new(plan, Part::First, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let setting = cast.setting();
     report(plan, output, &setting, |case| {
@@ -73,7 +73,7 @@ fn lead(link: &mut Link, plan: &Plan, output: Output) -> Result<()> {
 
 /// Is the other end for the process that measures.
 fn second(link: &mut Link, plan: &Plan) -> Result<()> {
-    let mut cast = Cast::new(plan, Part::Second, link.peer_gone())?;
+    let mut cast = Cast::new(plan, Part::Second, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let takes_part = cast.takes_part();
     for case in plan.cases() {

@@ -47,7 +47,7 @@ impl Step {
     pub fn untimed(&self) -> Self {
         Self {
             stamp: None,
-            ..self.clone()
+            ..*self
         }
     }
 
