@@ -49,11 +49,10 @@ fn everything(random: &mut Random) -> Things {
     }
     for round in 0..3u64 {
         let stream = *random.pick(&[&one, &two]);
-        things.push(Box::new(pair.b.post_recv(round, &into).unwrap()));
+        things.push(Box::new(pair.b.post_recv(round, &into)));
         let kernel = regions[0].clone();
-        stream
-            .launch(move || kernel.fill(0, 4096, round as u8).unwrap())
-            .unwrap();
+        // On a slow machine the deadlines of what is queued may have passed by now: that is a result as well.
+        let _ = stream.launch(move || kernel.fill(0, 4096, round as u8).unwrap());
         let sent = pair.a.stream_queue_send(stream, &Work::send(&data));
         things.push(Box::new(sent));
         let waited = pair.a.stream_wait_cq(stream, Side::Send);
@@ -65,8 +64,8 @@ fn everything(random: &mut Random) -> Things {
             .stream_queue_write(other, &data, remote.addr, remote.rkey);
         things.push(Box::new(written));
         let event = Event::new();
-        stream.record(&event).unwrap();
-        other.wait_event(&event).unwrap();
+        let _ = stream.record(&event);
+        let _ = other.wait_event(&event);
         things.push(Box::new(event));
     }
     // A receive for which nothing comes, and a wait for it.
