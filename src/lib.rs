@@ -1,4 +1,32 @@
-//! GPU-triggered RDMA: queue a transfer on a stream the way you queue a kernel.
+//! GPU-triggered RDMA: queue a transfer on a stream the way you queue a kernel, and let the GPU ring the NIC.
+//!
+//! In plain GPUDirect RDMA the data goes straight between GPU and NIC, but a CPU must wait for the GPU, post the transfer,
+//! poll for it, and launch again. Here the CPU only *prepares*: the work request lies ready in the queue, and the few stores
+//! and polls that ring its doorbell and wait for it are a [program](peer::Program) that a stream executes in its turn.
+//!
+//! | you want to | look at |
+//! |---|---|
+//! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
+//! | connect two ends | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
+//! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
+//! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
+//! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
+//! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
+//! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
+//!
+//! The example of the README, as `examples/first.rs` has it:
+//!
+//! ```
+#![doc = include_str!("../examples/first.rs")]
+//! ```
+//!
+//! # Control paths and what they need
+//! In this version there is one NIC, the software ConnectX (`softcx`), and one kind of stream, [`HostStream`]. The features
+//! `verbs` and `cuda` are declared for what is to come and add nothing yet. Nothing in here has run on a real card.
+//!
+//! # Threads
+//! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
+//! several threads at once is refused, not waited for.
 
 pub mod endpoint;
 mod error;

@@ -29,6 +29,16 @@ fn misuse_is_an_error_and_breaks_nothing() {
 }
 
 #[test]
+fn the_first_program_of_the_readme_runs() {
+    let program = build(&root().join("examples/first.c"), "first", &[]);
+    let output = run(&mut Command::new(program));
+    assert!(
+        output.starts_with("64 bytes arrived; control path: direct"),
+        "{output}"
+    );
+}
+
+#[test]
 fn the_example_runs_both_loops_and_checks_every_byte() {
     let program = build(&root().join("examples/loop.c"), "loop", &["-O2"]);
     for (arguments, bytes) in [

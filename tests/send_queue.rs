@@ -485,6 +485,32 @@ fn only_the_newest_commit_rolls_back() {
 }
 
 #[test]
+fn a_commit_does_not_outlive_a_reset() {
+    let mut send = Send::new(8);
+    let mut commits = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..2 {
+            send.queue.post(&SendRequest::nop()).unwrap();
+            let mut program = send.program();
+            commits.push(send.queue.commit(&mut program).unwrap());
+        }
+        send.queue.reset();
+    }
+    // One of the same place as an old one: the old one is not taken for it.
+    send.queue.post(&SendRequest::nop()).unwrap();
+    let mut program = send.program();
+    let newest = send.queue.commit(&mut program).unwrap();
+    let Some(PeerOp::StoreQword { at, .. }) = program.ops().nth(2) else {
+        panic!("{program}")
+    };
+    assert_eq!(at.offset, 0x800, "the first UAR buffer is the first again");
+    for old in commits {
+        assert!(send.queue.rollback(old).is_err());
+    }
+    send.queue.rollback(newest).unwrap();
+}
+
+#[test]
 fn a_failed_commit_changes_nothing() {
     let mut send = Send::new(8);
     let posted = send

@@ -151,7 +151,7 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod model {
+mod loom_tests {
     use super::*;
     use loom::sync::Arc;
 

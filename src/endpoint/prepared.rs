@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::endpoint::shared::{Cookie, Shared};
-use crate::endpoint::side::{Lane, Wait};
+use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
-use crate::stream::{Executor, Owner, Submission};
+use crate::stream::{Executor, Submission};
 use crate::{Error, Result};
 
 /// What is to happen to the queue when a prepared operation is dropped.
@@ -36,6 +36,7 @@ pub struct Prepared {
     pub(super) kind: Kind,
     /// Running count of the work request, or running index of the completion.
     pub(super) count: u32,
+    pub(super) serial: u32,
     pub(super) epoch: u32,
     pub(super) live: bool,
 }
@@ -53,9 +54,23 @@ impl Prepared {
             .to_string()
     }
 
+    /// A copy of the work queue entry that a doorbell of this operation names, in the bytes of the device's format (see
+    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
+    /// nothing in the library reads it back.
+    pub fn wqe(&self) -> Option<Vec<u8>> {
+        match self.kind {
+            Kind::Send { posted, .. }
+                if self.shared.epoch.load(Ordering::Acquire) == self.epoch =>
+            {
+                Some(self.shared.wqe(posted))
+            }
+            _ => None,
+        }
+    }
+
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
-        Ticket::new(&self.shared, self.side, self.is_wait(), self.count)
+        Ticket::of_prepared(self)
     }
 
     pub(super) fn is_wait(&self) -> bool {
@@ -102,6 +117,11 @@ impl Prepared {
 
     /// Enters that the operation is handed over; the caller holds the right to post.
     pub(super) fn hand_over(&mut self) {
+        self.enter_queued();
+        self.live = false;
+    }
+
+    fn enter_queued(&self) {
         let lane = self.lane();
         if self.is_wait() {
             lane.set_wait(self.count, Wait::Queued);
@@ -109,48 +129,90 @@ impl Prepared {
             lane.queued
                 .store(self.count.wrapping_add(1), Ordering::Release);
         }
-        self.live = false;
     }
 
     /// Takes [`Prepared::hand_over`] back.
     fn take_back(&mut self) {
+        self.enter_prepared();
+        self.live = true;
+    }
+
+    fn enter_prepared(&self) {
         let lane = self.lane();
         if self.is_wait() {
             lane.set_wait(self.count, Wait::Prepared);
         } else {
             lane.queued.store(self.count, Ordering::Release);
         }
-        self.live = true;
+    }
+
+    /// Submits the program; `live` is the caller's to clear. By reference, and without a further handle of what is shared: an
+    /// operation is large to move, and a handle costs two locked instructions.
+    fn give_to(&self, stream: &dyn Executor) -> Result<Ticket> {
+        let shared = &self.shared;
+        let lane = self.lane();
+        let _posting = if self.is_wait() {
+            None
+        } else {
+            lane.begin_posting(next_call())?
+        };
+        self.check_turn()?;
+        let submission = self.submission(stream.id())?;
+        let queued = lane.queued.load(Ordering::Relaxed);
+        // Before the stream has it: it may be executed before `submit_one` returns.
+        self.enter_queued();
+        shared.on_streams.fetch_add(1, Ordering::AcqRel);
+        shared.activate();
+        if let Err((_, error)) = stream.submit_one(submission) {
+            shared.on_streams.fetch_sub(1, Ordering::AcqRel);
+            self.enter_prepared();
+            if !self.is_wait() {
+                lane.queued.store(queued, Ordering::Release);
+            }
+            return Err(error);
+        }
+        if !self.is_wait() {
+            lane.last_stream.store(stream.id(), Ordering::Relaxed);
+        }
+        Ok(self.ticket())
     }
 
     /// The program for that stream. Behind work that another stream has not executed yet it begins with a wait for it: the
     /// doorbell record counts, so a later doorbell that comes first would release the earlier work request, too.
+    #[inline(always)]
     fn submission(&self, stream: u64) -> Result<Submission> {
         let lane = self.lane();
-        let mut waits_turn = false;
-        let mut program = self.program;
+        let mut turn = None;
         if !self.is_wait() {
             let last = lane.last_stream.load(Ordering::Relaxed);
             let before = lane.queued.load(Ordering::Relaxed);
             if last != stream && self.shared.rung(self.side) != before {
-                waits_turn = true;
-                program.clear();
-                program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
-                program.append(&self.program)?;
+                turn = Some(self.program_after(before)?);
             }
         }
         let cookie = Cookie {
             side: self.side,
             is_wait: self.is_wait(),
-            waits_turn,
+            waits_turn: turn.is_some(),
             count: self.count,
         };
-        let owner: Arc<dyn Owner> = self.shared.clone();
         Ok(Submission {
-            program,
-            owner,
+            owner: self.shared.clone(),
             cookie: cookie.to_bits(),
+            program: match &turn {
+                None => self.program,
+                Some(program) => *program,
+            },
         })
+    }
+
+    /// The program, behind a wait for the executed work to be `before` many.
+    #[cold]
+    fn program_after(&self, before: u32) -> Result<Program> {
+        let mut program = Program::for_targets(self.shared.targets_id());
+        program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
+        program.append(&self.program)?;
+        Ok(program)
     }
 }
 
@@ -214,33 +276,10 @@ pub fn stream_post(
     }
 }
 
-fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
-    let shared = Arc::clone(&prepared.shared);
-    let lane = shared.lane(prepared.side);
-    let _posting = if prepared.is_wait() {
-        None
-    } else {
-        Some(lane.begin_posting()?)
-    };
-    prepared.check_turn()?;
-    let submission = prepared.submission(stream.id())?;
-    let ticket = prepared.ticket();
-    let queued = lane.queued.load(Ordering::Relaxed);
-    // Before the stream has it: it may be executed before `submit_one` returns.
-    prepared.hand_over();
-    shared.on_streams.fetch_add(1, Ordering::AcqRel);
-    shared.activate();
-    if let Err((_, error)) = stream.submit_one(submission) {
-        shared.on_streams.fetch_sub(1, Ordering::AcqRel);
-        prepared.take_back();
-        if !prepared.is_wait() {
-            lane.queued.store(queued, Ordering::Release);
-        }
-        return Err(error);
-    }
-    if !prepared.is_wait() {
-        lane.last_stream.store(stream.id(), Ordering::Relaxed);
-    }
+/// [`stream_post`] in place; `prepared` is as it was after an error, and spent after success.
+pub(super) fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
+    let ticket = prepared.give_to(stream)?;
+    prepared.live = false;
     Ok(ticket)
 }
 
@@ -251,17 +290,21 @@ fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
 /// As [`stream_post`], and [`Error::Range`] if the stream's queue is too short for the batch.
 pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> Result<Vec<Ticket>> {
     let mut batch = Vec::with_capacity(prepared.len());
+    let shareds: Vec<_> = prepared
+        .iter()
+        .map(|operation| Arc::clone(&operation.shared))
+        .collect();
+    // Until the stream has the batch: what another thread gives to it meanwhile would come before what was handed over here.
+    let mut postings = Vec::with_capacity(prepared.len());
+    let call = next_call();
     let mut handed = 0;
     let mut undo = Vec::with_capacity(prepared.len());
     let result = (|| {
-        for operation in prepared.iter_mut() {
-            let shared = Arc::clone(&operation.shared);
+        for (operation, shared) in prepared.iter_mut().zip(&shareds) {
             let lane = shared.lane(operation.side);
-            let _posting = if operation.is_wait() {
-                None
-            } else {
-                Some(lane.begin_posting()?)
-            };
+            if !operation.is_wait() {
+                postings.extend(lane.begin_posting(call)?);
+            }
             operation.check_turn()?;
             batch.push(operation.submission(stream.id())?);
             undo.push((

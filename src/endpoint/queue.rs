@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Prepared, stream_post};
+use crate::endpoint::prepared::{Kind, Prepared, try_post};
 use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
-use crate::endpoint::side::{self, Held, Lane};
+use crate::endpoint::side::{self, Held, Lane, next_call};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, DataSegment, Payload, RecvCommit, RecvQueue, SendQueue, SendRequest};
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// One end of a reliable connection: a send and a receive queue, each with its completions.
 ///
 /// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
-/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`] or
+/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`](crate::stream_post) or
 /// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
 /// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
 ///
@@ -35,7 +35,8 @@ pub struct Endpoint {
     pub(super) send: SendQueue,
     pub(super) recv: RecvQueue,
     /// Commits that can still be rolled back, by the running count of their work request.
-    pub(super) send_commits: VecDeque<(u32, Commit)>,
+    /// With those of sends, whether they were signaled.
+    pub(super) send_commits: VecDeque<(u32, (Commit, bool))>,
     pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
     pub(super) config: EndpointConfig,
     /// Last: the queues above point into its memory.
@@ -62,6 +63,7 @@ impl Endpoint {
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
+                check_message(slices)?;
                 segments = self.segments(slices)?;
                 (
                     Payload::Segments(&segments.list[..segments.count]),
@@ -70,6 +72,7 @@ impl Endpoint {
             }
             Data::Inline(bytes) => (Payload::Inline(bytes), Held::default()),
         };
+        self.roll_back_cancelled(Side::Send)?;
         self.make_room(Side::Send)?;
         let request = SendRequest {
             opcode: work.opcode,
@@ -105,8 +108,8 @@ impl Endpoint {
             self.send.rollback(commit)?;
             return Err(error);
         }
-        keep_commit(&mut self.send_commits, lane, count, commit);
-        lane.enter(
+        keep_commit(&mut self.send_commits, lane, count, (commit, work.signaled));
+        let serial = lane.enter(
             posted.index,
             side::Work {
                 wr_id: work.wr_id,
@@ -124,7 +127,7 @@ impl Endpoint {
                 posted,
                 signaled: work.signaled,
             },
-            count,
+            (count, serial),
         ))
     }
 
@@ -136,7 +139,7 @@ impl Endpoint {
         self.shared.check_alive()?;
         self.check_state("prepare_recv", State::Init)?;
         let segments = self.segments(slices)?;
-        self.roll_back_cancelled_receives()?;
+        self.roll_back_cancelled(Side::Recv)?;
         self.make_room(Side::Recv)?;
         let posted = self.recv.post(&segments.list[..segments.count])?;
         let mut program = Program::for_targets(self.shared.targets_id());
@@ -153,7 +156,7 @@ impl Endpoint {
         }
         keep_commit(&mut self.recv_commits, lane, count, commit);
         let end = posted.index.wrapping_add(1);
-        lane.enter(
+        let serial = lane.enter(
             posted.index,
             side::Work {
                 wr_id,
@@ -162,7 +165,7 @@ impl Endpoint {
             },
         );
         lane.expected.fetch_add(1, Ordering::Relaxed);
-        Ok(self.prepared(program, Side::Recv, Kind::Recv, count))
+        Ok(self.prepared(program, Side::Recv, Kind::Recv, (count, serial)))
     }
 
     /// Makes a wait for the next completion of a queue ready for a stream, with the endpoint's own deadline.
@@ -184,10 +187,12 @@ impl Endpoint {
         timeout: Option<Duration>,
     ) -> Result<Prepared> {
         self.shared.check_alive()?;
+        self.roll_back_cancelled(side)?;
         let lane = self.shared.lane(side);
         let index = lane.taken.load(Ordering::Relaxed);
         let expected = lane.expected.load(Ordering::Relaxed);
-        if index == expected {
+        // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
+        if expected.wrapping_sub(index) as i32 <= 0 {
             let reason = format!(
                 "all {expected} completions of the {} queue that can come are taken",
                 side.name()
@@ -199,10 +204,10 @@ impl Endpoint {
         }
         let mut program = Program::for_targets(self.shared.targets_id());
         lane.cq.peek(index, &mut program)?;
-        lane.enter_wait(index, timeout_ns(timeout));
+        let serial = lane.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
         lane.taken.store(index.wrapping_add(1), Ordering::Release);
-        Ok(self.prepared(program, side, Kind::Wait, index))
+        Ok(self.prepared(program, side, Kind::Wait, (index, serial)))
     }
 
     /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
@@ -217,19 +222,8 @@ impl Endpoint {
         let lane = shared.lane(prepared.side);
         let newest = lane.ledger.posted().wrapping_sub(1) == prepared.count;
         match prepared.kind {
-            Kind::Send { signaled, .. } if newest && self.roll_back_send() => {
-                if signaled {
-                    lane.expected.fetch_sub(1, Ordering::Relaxed);
-                }
-                lane.take_back();
-            }
-            Kind::Recv if newest && self.roll_back_recv() => {
-                lane.expected.fetch_sub(1, Ordering::Relaxed);
-                lane.take_back();
-            }
+            Kind::Send { .. } | Kind::Recv if newest && self.roll_back_newest(prepared.side) => {}
             Kind::Wait if lane.taken.load(Ordering::Relaxed) == prepared.count.wrapping_add(1) => {
-                lane.cq.abort_peek(prepared.count);
-                lane.set_wait(prepared.count, side::Wait::Cancelled);
                 lane.untake(prepared.count);
             }
             _ => return,
@@ -240,7 +234,7 @@ impl Endpoint {
     /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_send`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
         let prepared = self.prepare_send(work)?;
         self.post_or_roll_back(stream, prepared)
@@ -277,7 +271,7 @@ impl Endpoint {
     /// Queues a receive on a stream: it is posted when the stream comes to it.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_recv(
         &mut self,
         stream: &dyn Executor,
@@ -291,7 +285,7 @@ impl Endpoint {
     /// Lets what is queued on the stream later wait for the next completion of a queue.
     ///
     /// # Errors
-    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`]. Nothing has changed then.
+    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
         let prepared = self.prepare_wait_cq(side)?;
         self.post_or_roll_back(stream, prepared)
@@ -387,7 +381,13 @@ impl Endpoint {
         }
     }
 
-    fn prepared(&self, program: Program, side: Side, kind: Kind, count: u32) -> Prepared {
+    fn prepared(
+        &self,
+        program: Program,
+        side: Side,
+        kind: Kind,
+        (count, serial): (u32, u32),
+    ) -> Prepared {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         Prepared {
             shared: Arc::clone(&self.shared),
@@ -395,22 +395,32 @@ impl Endpoint {
             side,
             kind,
             count,
+            serial,
             epoch,
             live: true,
         }
     }
 
-    fn post_or_roll_back(&mut self, stream: &dyn Executor, prepared: Prepared) -> Result<Ticket> {
-        stream_post(stream, prepared).map_err(|rejected| {
-            self.rollback(rejected.prepared);
-            rejected.error
-        })
+    // Inlined, and the operation given by reference to where it is posted: each move of one copies a whole program.
+    #[inline(always)]
+    fn post_or_roll_back(
+        &mut self,
+        stream: &dyn Executor,
+        mut prepared: Prepared,
+    ) -> Result<Ticket> {
+        match try_post(stream, &mut prepared) {
+            Ok(ticket) => Ok(ticket),
+            Err(error) => {
+                self.rollback(prepared);
+                Err(error)
+            }
+        }
     }
 
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
         let shared = Arc::clone(&self.shared);
         let lane = shared.lane(prepared.side);
-        let ready = lane.begin_posting().and_then(|posting| {
+        let ready = lane.begin_posting(next_call()).and_then(|posting| {
             prepared.check_turn()?;
             let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(prepared.side));
             if waiting != 0 {
@@ -512,9 +522,9 @@ impl Endpoint {
         }
     }
 
-    /// Processes completions.
+    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
     fn reap(&mut self) -> Result<()> {
-        self.shared.reap();
+        self.shared.reap_fully();
         self.shared.check_alive()?;
         self.release()
     }
@@ -527,23 +537,36 @@ impl Endpoint {
         self.recv.release(consumed(Side::Recv))
     }
 
-    fn roll_back_send(&mut self) -> bool {
-        // Rolling the newest commit back cannot fail, unless it is none of ours; then it stays, as a no-operation.
-        self.send_commits
-            .pop_back()
-            .is_some_and(|(_, commit)| self.send.rollback(commit).is_ok())
+    /// Takes the newest work request of a queue back, which no stream was given. Whether it is gone; that cannot fail, unless the
+    /// commit is none of ours, and then it stays, as a no-operation.
+    fn roll_back_newest(&mut self, side: Side) -> bool {
+        let signaled = match side {
+            Side::Send => self
+                .send_commits
+                .pop_back()
+                .and_then(|(_, (commit, signaled))| {
+                    self.send.rollback(commit).ok().map(|()| signaled)
+                }),
+            Side::Recv => self
+                .recv_commits
+                .pop_back()
+                .and_then(|(_, commit)| self.recv.rollback(commit).ok().map(|()| true)),
+        };
+        let Some(signaled) = signaled else {
+            return false;
+        };
+        let lane = self.shared.lane(side);
+        lane.expected.fetch_sub(signaled.into(), Ordering::Relaxed);
+        lane.take_back();
+        true
     }
 
-    fn roll_back_recv(&mut self) -> bool {
-        self.recv_commits
-            .pop_back()
-            .is_some_and(|(_, commit)| self.recv.rollback(commit).is_ok())
-    }
-
-    /// Receives that were prepared and dropped, and have nothing behind them, never were.
-    fn roll_back_cancelled_receives(&mut self) -> Result<()> {
+    /// Work requests that were prepared and dropped, and have nothing behind them, never were: they take no room, and no completion
+    /// of theirs is to be waited for.
+    #[inline]
+    fn roll_back_cancelled(&mut self, side: Side) -> Result<()> {
         loop {
-            let lane = self.shared.lane(Side::Recv);
+            let lane = self.shared.lane(side);
             let newest = lane.ledger.posted().wrapping_sub(1);
             let dropped = lane.ledger.in_flight() > 0
                 && lane.is_cancelled(newest)
@@ -551,17 +574,32 @@ impl Endpoint {
             if !dropped {
                 return Ok(());
             }
-            if !self.roll_back_recv() {
+            if !self.roll_back_newest(side) {
                 return Err(Error::State {
-                    operation: "prepare_recv",
-                    reason: "a dropped receive cannot be taken back".into(),
+                    operation: "prepare",
+                    reason: "a dropped operation cannot be taken back".into(),
                 });
             }
-            let lane = self.shared.lane(Side::Recv);
-            lane.expected.fetch_sub(1, Ordering::Relaxed);
-            lane.take_back();
         }
     }
+}
+
+/// The longest message (IBTA: 2^31 bytes).
+const MESSAGE_BYTES_MAX: u64 = 1 << 31;
+
+/// Fails for slices that are longer together than a message can be: the device would find out, and fail the endpoint.
+#[inline]
+fn check_message(slices: &[Slice<'_>]) -> Result<()> {
+    let len_bytes: u64 = slices.iter().map(|slice| u64::from(slice.len_bytes)).sum();
+    if len_bytes > MESSAGE_BYTES_MAX {
+        return Err(Error::Range {
+            argument: "slices",
+            value: len_bytes,
+            min: 0,
+            max: MESSAGE_BYTES_MAX,
+        });
+    }
+    Ok(())
 }
 
 /// Remembers how to take a commit back, and forgets those that are with a stream.

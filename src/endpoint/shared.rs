@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::{Found, Lane, Standing, Wait};
+use crate::endpoint::side::{Ends, Found, Lane, Standing, Wait};
 use crate::endpoint::watchdog::{self, Watched};
 use crate::endpoint::{EndpointConfig, Side};
-use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue};
+use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::peer::{Dword, Role, Target, TargetId, Targets};
 use crate::region::ProtectionDomain;
-use crate::soft::{Pages, QueuePair, QueuePairConfig, State};
+use crate::soft::{QueuePair, QueuePairConfig, State};
 use crate::stream::{Outcome, Owner};
 use crate::{Cause, Error, Result, WorkError};
 
@@ -56,11 +56,11 @@ impl Cookie {
 }
 
 /// How an earlier life of an endpoint ended, for the tickets of that time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Past {
     epoch: u32,
-    done: [u32; 2],
-    taken: [u32; 2],
+    /// Of each side: work requests, and waits.
+    ends: [(Ends, Ends); 2],
     failure: Option<WorkError>,
 }
 
@@ -74,13 +74,14 @@ pub(super) struct Shared {
     targets: Targets,
     bases: Vec<NonNull<u8>>,
     /// Where executed programs leave their count: send and receive.
-    progress: Pages,
+    progress: Arc<[AtomicU32; 2]>,
     pub(super) progress_words: [Dword; 2],
     pub(super) lanes: [Lane; 2],
     pub(super) send_wqebbs: u32,
     /// The first failure. The flag is set after it, and stays until a reset.
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
+    /// Set when the device does nothing more for this life but flush.
     broken_down: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
@@ -139,7 +140,7 @@ impl Shared {
             },
         )?;
         let memory = *qp.memory();
-        let progress = Pages::new(64);
+        let progress = Arc::new([const { AtomicU32::new(0) }; 2]);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
         let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
@@ -178,7 +179,12 @@ impl Shared {
             u64::from(recv_cqes) * 4,
             memory.recv_marks.cast(),
         )?;
-        let counts = register("progress", Role::Memory, 8, progress.start().as_ptr())?;
+        let counts = register(
+            "progress",
+            Role::Memory,
+            8,
+            Arc::as_ptr(&progress).cast_mut().cast(),
+        )?;
         let cq_config = |recv: bool| CqRingConfig {
             ring: if recv { memory.recv_cq } else { memory.send_cq },
             cqe_count: if recv { recv_cqes } else { send_cqes },
@@ -255,15 +261,11 @@ impl Shared {
     /// Running count of work requests that were executed, as the programs themselves left it.
     #[inline]
     pub(super) fn rung(&self, side: Side) -> u32 {
-        // SAFETY: within the page, aligned; programs write it with atomic stores.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
-            .load(Ordering::Acquire)
+        self.progress[side as usize].load(Ordering::Acquire)
     }
 
     pub(super) fn set_rung(&self, side: Side, count: u32) {
-        // SAFETY: as in `rung`.
-        unsafe { AtomicU32::from_ptr(self.progress.at(side as usize * 4).cast()) }
-            .store(count, Ordering::Release);
+        self.progress[side as usize].store(count, Ordering::Release);
     }
 
     /// The failure of this life, if there is one.
@@ -306,9 +308,11 @@ impl Shared {
 
     /// After a failure: nothing may be waited for any more.
     fn break_down(&self) {
-        if !self.broken_down.swap(true, Ordering::AcqRel) {
-            // From here on the device only flushes.
+        if !self.broken_down.load(Ordering::Relaxed) {
             self.qp.fail();
+            // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect.
+            self.broken_down.store(true, Ordering::Release);
         }
         self.reap();
         for lane in &self.lanes {
@@ -344,7 +348,8 @@ impl Shared {
         };
         let mut new = reap(send, &failed) | reap(recv, &failed);
         if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
-            new |= reap(send, &failed) | reap(recv, &failed);
+            // Fully: another thread may be about to process just that completion.
+            new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
             self.fail_in(epoch, None, Cause::QueuePair);
         }
         new
@@ -369,7 +374,8 @@ impl Shared {
     /// Has the watchdog look at this endpoint, if it does not.
     #[inline]
     pub(super) fn activate(&self) {
-        if !self.watched.load(Ordering::Acquire) && !self.watched.swap(true, Ordering::AcqRel) {
+        // SeqCst, as the store and the look at `on_streams` where the watchdog stops watching: one of the two sees the other.
+        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             watchdog::watch(self.weak.clone());
         }
@@ -395,11 +401,9 @@ impl Shared {
         let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         // First, so that no flush of the old life arrives in the new one.
         self.qp.reset()?;
-        let reached = |count: fn(&Lane) -> u32| [count(&self.lanes[0]), count(&self.lanes[1])];
         let past = Past {
             epoch: self.epoch.load(Ordering::Relaxed),
-            done: reached(|lane| lane.ledger.done()),
-            taken: reached(|lane| lane.taken.load(Ordering::Relaxed)),
+            ends: [self.lanes[0].ends(), self.lanes[1].ends()],
             failure: self.failure(),
         };
         let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -440,16 +444,9 @@ impl Shared {
         let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else {
             return (Standing::Failed, None);
         };
-        let reached = if is_wait { past.taken } else { past.done }[side as usize];
-        let done = (reached.wrapping_sub(count) as i32) > 0 && (past.failure.is_none() || !is_wait);
-        (
-            if done {
-                Standing::Done
-            } else {
-                Standing::Failed
-            },
-            past.failure,
-        )
+        let (requests, waits) = &past.ends[side as usize];
+        let standing = if is_wait { waits } else { requests }.of(count);
+        (standing, past.failure)
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
@@ -467,12 +464,33 @@ impl Shared {
         }
     }
 
+    /// The bytes of a posted work request, as long as its control segment says.
+    pub(super) fn wqe(&self, posted: Posted) -> Vec<u8> {
+        let ring = self.qp.memory().send_ring.cast::<u64>();
+        let first = posted.index & (self.send_wqebbs - 1);
+        let mut bytes = Vec::with_capacity(posted.wqebbs as usize * WQEBB_BYTES);
+        for word in 0..posted.wqebbs * 8 {
+            let at = (first * 8 + word) % (self.send_wqebbs * 8);
+            // SAFETY: inside the ring, which is page-aligned and lives as long as `qp`. As an atomic, because the poster may
+            // have taken the place again, if the operation was not dropped in time: then the bytes are of no use, and no more.
+            let word =
+                unsafe { AtomicU64::from_ptr(ring.add(at as usize)) }.load(Ordering::Relaxed);
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
+        let len_bytes = bytes
+            .first_chunk()
+            .map_or(0, |control| usize::from(Wqe::ctrl(control).ds) * 16);
+        bytes.truncate(len_bytes);
+        bytes
+    }
+
     /// The deadline that has passed, if one has.
     fn overdue(&self, now_ns: u64) -> Option<Duration> {
         for lane in &self.lanes {
             for index in lane.under_way() {
                 let record = lane.record(index);
-                if lane.wait_standing(index) != Standing::Rung {
+                // One whose completion is there is over; its stream was only slow to see it.
+                if !lane.is_waiting(index) || lane.cq.cqe(index).is_some() {
                     continue;
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
@@ -515,7 +533,7 @@ impl Watched for Shared {
         self.watched.store(false, Ordering::SeqCst);
         // Whoever became active just before the store found `watched` set: look once more.
         let missed = self.on_streams.load(Ordering::SeqCst) > 0;
-        missed && !self.watched.swap(true, Ordering::AcqRel)
+        missed && !self.watched.swap(true, Ordering::SeqCst)
     }
 }
 
@@ -539,7 +557,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn rung(&self) {
-        self.qp.device().rung();
+        self.qp.rung();
     }
 
     fn started(&self, cookie: u64) {
@@ -580,7 +598,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn released(&self, _cookie: u64) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.broken_down.load(Ordering::Acquire)
     }
 }
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::endpoint::Side;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::side::Standing;
 use crate::endpoint::value::ValueWait;
+use crate::endpoint::{Prepared, Side};
 use crate::{Error, Result, WorkError};
 
 /// The state of a queued operation.
@@ -35,6 +35,7 @@ enum Subject {
         side: Side,
         is_wait: bool,
         count: u32,
+        serial: u32,
         epoch: u32,
     },
     Value(Arc<ValueWait>),
@@ -47,15 +48,15 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn new(shared: &Arc<Shared>, side: Side, is_wait: bool, count: u32) -> Ticket {
-        let epoch = shared.epoch.load(Ordering::Relaxed);
+    pub(super) fn of_prepared(prepared: &Prepared) -> Ticket {
         Ticket {
             subject: Subject::Operation {
-                shared: Arc::clone(shared),
-                side,
-                is_wait,
-                count,
-                epoch,
+                shared: Arc::clone(&prepared.shared),
+                side: prepared.side,
+                is_wait: prepared.is_wait(),
+                count: prepared.count,
+                serial: prepared.serial,
+                epoch: prepared.epoch,
             },
         }
     }
@@ -68,14 +69,15 @@ impl Ticket {
 
     /// The state now. Looks at new completions first, without waiting.
     pub fn status(&self) -> Status {
-        let (shared, side, is_wait, count, epoch) = match &self.subject {
+        let (shared, side, is_wait, count, serial, epoch) = match &self.subject {
             Subject::Operation {
                 shared,
                 side,
                 is_wait,
                 count,
+                serial,
                 epoch,
-            } => (shared, *side, *is_wait, *count, *epoch),
+            } => (shared, *side, *is_wait, *count, *serial, *epoch),
             Subject::Value(wait) => return wait.status(),
         };
         let unknown = WorkError {
@@ -83,26 +85,25 @@ impl Ticket {
             wr_id: None,
             cause: crate::Cause::Aborted,
         };
-        if shared.epoch.load(Ordering::Acquire) != epoch {
-            let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
-            return if standing == Standing::Done {
-                Status::Complete
-            } else {
-                Status::Failed(failure.unwrap_or(unknown))
-            };
-        }
-        shared.look_for_failure();
-        if is_wait {
-            // The stream may be past a completion that nobody has looked at yet.
+        let is_now = || shared.epoch.load(Ordering::Acquire) == epoch;
+        let now = is_now().then(|| {
+            shared.look_for_failure();
+            // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
             shared.reap_fully();
-        }
-        let lane = shared.lane(side);
-        let standing = if is_wait {
-            lane.wait_standing(count)
-        } else {
-            lane.standing(count, shared.rung(side))
-        };
-        let failure = shared.failure();
+            let lane = shared.lane(side);
+            let standing = if is_wait {
+                lane.wait_standing(count, serial)
+            } else {
+                lane.standing(count, serial, shared.rung(side))
+            };
+            (standing, shared.failure())
+        });
+        // Of a reset meanwhile the above has seen a mixture.
+        let now = now.filter(|_| is_now());
+        let (standing, failure) = now.unwrap_or_else(|| {
+            let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
+            (standing, failure.or(Some(unknown)))
+        });
         match (standing, failure) {
             (Standing::Done, _) => Status::Complete,
             (Standing::Cancelled, _) => Status::Cancelled,
@@ -131,12 +132,13 @@ impl Ticket {
                 side,
                 is_wait: false,
                 count,
+                serial,
                 epoch,
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
-                shared.reap();
+                shared.reap_fully();
                 shared
                     .lane(*side)
-                    .details(*count)
+                    .details(*count, *serial)
                     .map(|(_, len_bytes, imm)| (len_bytes, imm))
             }
             _ => None,

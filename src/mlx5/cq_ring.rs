@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::send_queue::{check_power_of_two, check_ring};
+use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
 use crate::peer::{self, Kind, Program, Target};
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ const LAST_DWORD: u64 = 60;
 /// `op_own` of fresh memory: no CQE, owned by the NIC.
 const FRESH: u8 = 0xf1;
 /// The vendor syndrome of a CQE that no NIC wrote.
-const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
+pub(crate) const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
 /// The consumer index in the record has 24 bits; the largest ring leaves room to tell full from empty.
 const CQES_MAX: u32 = 1 << 22;
 

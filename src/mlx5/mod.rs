@@ -9,6 +9,8 @@
 
 mod cq_ring;
 mod cqe;
+mod limits;
+mod posted;
 mod recv_queue;
 mod request;
 mod send_queue;
@@ -17,11 +19,13 @@ mod syndrome;
 mod wqe;
 mod wqe_text;
 
+pub(crate) use cq_ring::RELEASED_VENDOR_SYNDROME;
 pub use cq_ring::{CqRing, CqRingConfig};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
+pub use posted::{Commit, Posted};
 pub use recv_queue::{RecvCommit, RecvPosted, RecvQueue, RecvQueueConfig};
 pub use request::{DataSegment, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
-pub use send_queue::{Commit, Posted, SendQueue, SendQueueConfig};
+pub use send_queue::{SendQueue, SendQueueConfig};
 #[doc(hidden)]
 pub use shim::layout;
 pub use syndrome::Syndrome;

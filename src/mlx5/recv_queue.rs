@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use super::limits::{check_power_of_two, check_range, check_ring, out_of_range};
 use super::request::SEGMENT_BYTES_MAX;
-use super::send_queue::{check_power_of_two, check_range, check_ring, out_of_range};
 use super::{DataSegment, shim};
 use crate::peer::{self, Dword, Program};
 use crate::{Error, Result};

@@ -3,17 +3,13 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::request::SEGMENT_BYTES_MAX;
+use super::limits::{Limits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
-use super::{DataSegment, Doorbell, Payload, SendRequest, WQEBB_BYTES};
+use super::{Commit, Doorbell, Payload, Posted, SendRequest, WQEBB_BYTES};
 use crate::peer::pack::PackedUnit;
 use crate::peer::{Block, Dword, Fence, Program};
 use crate::{Error, Result, peer};
 
-/// 63 segments fit a WQE; control, remote address and operands are taken off by [`SendQueue::new`].
-const DS_MAX: u32 = 63;
-/// Segments before the payload, at most: control, remote address, and the operands of an atomic, which has one piece of payload only.
-const HEAD_MAX: u32 = 2;
 /// The record holds 16 bits and must tell a full ring from an empty one.
 const WQEBBS_MAX: u32 = 1 << 15;
 
@@ -36,46 +32,6 @@ pub struct SendQueueConfig {
     pub uar: [Block; 2],
 }
 
-/// Where a request lies in the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Posted {
-    /// The running WQEBB count at its start. A CQE's `wqe_counter` is the low 16 bits.
-    pub index: u32,
-    /// The WQEBBs it takes.
-    pub wqebbs: u32,
-}
-
-impl Posted {
-    /// The running WQEBB count behind it: what to [`SendQueue::release`] once it is done.
-    #[inline]
-    pub const fn end(&self) -> u32 {
-        self.index.wrapping_add(self.wqebbs)
-    }
-}
-
-/// A commit that may still be rolled back. There is one of each, so it cannot be rolled back twice.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Commit {
-    /// Which queue: rings do not overlap.
-    ring: usize,
-    /// Which commit.
-    serial: u64,
-    from: u32,
-    upto: u32,
-}
-
-impl Commit {
-    /// The running WQEBB count at the first request it covers.
-    pub const fn from(&self) -> u32 {
-        self.from
-    }
-
-    /// The running WQEBB count behind the last request it covers.
-    pub const fn upto(&self) -> u32 {
-        self.upto
-    }
-}
-
 /// The send queue of a queue pair, over ring memory.
 ///
 /// [`SendQueue::post`] writes requests into the ring, [`SendQueue::commit`] makes the ops that tell the NIC of them, and
@@ -91,8 +47,7 @@ pub struct SendQueue {
     /// Behind the last request released, plus the capacity: how far the producer may go.
     limit: u32,
     qpn: u32,
-    max_segments: u32,
-    max_inline_bytes: u32,
+    limits: Limits,
     /// Live commits, plus what [`SendQueue::reset`] skips. The newest commit has this serial, and its lowest bit says which of the two
     /// UAR buffers is next. Rolling back counts down: the serial may come again, because the commit that had it is gone.
     commits: u64,
@@ -131,18 +86,11 @@ impl SendQueue {
         check_power_of_two("wqebb_count", wqebb_count, WQEBBS_MAX)?;
         check_ring(ring, WQEBB_BYTES)?;
         check_range("qpn", qpn, 0, 0xff_ffff)?;
-        check_range("max_segments", max_segments, 0, DS_MAX - HEAD_MAX)?;
-        check_range(
-            "max_inline_bytes",
-            max_inline_bytes,
-            0,
-            (DS_MAX - HEAD_MAX) * 16 - 4,
-        )?;
-        let largest = HEAD_MAX + max_segments.max(inline_segments(max_inline_bytes));
+        let limits = Limits::new(max_segments, max_inline_bytes)?;
         check_range(
             "wqebb_count",
             wqebb_count,
-            largest.div_ceil(4).next_power_of_two(),
+            limits.wqebbs_max().next_power_of_two(),
             WQEBBS_MAX,
         )?;
         for block in &uar {
@@ -161,8 +109,7 @@ impl SendQueue {
             committed: 0,
             limit: wqebb_count,
             qpn,
-            max_segments,
-            max_inline_bytes,
+            limits,
             commits: 0,
             targets: record.targets_id(),
             store_record: peer::pack::store_dword(record, 0),
@@ -185,13 +132,13 @@ impl SendQueue {
             Payload::Segments(list) => (
                 list.as_ptr().cast(),
                 list.len(),
-                self.check_segments(request, list)?,
+                self.limits.list_segments(request, list)?,
                 shim::doorbell_shim_wqe_emit_segments,
             ),
             Payload::Inline(bytes) => (
                 bytes.as_ptr(),
                 bytes.len(),
-                self.check_inline(request, bytes)?,
+                self.limits.inline_segments(request, bytes)?,
                 shim::doorbell_shim_wqe_emit_inline,
             ),
         };
@@ -478,67 +425,6 @@ impl SendQueue {
         self.commits = (self.commits | 1) + 1;
     }
 
-    /// Counts the segments that `list` takes in a WQE.
-    #[inline]
-    fn check_segments(&self, request: &SendRequest<'_>, list: &[DataSegment]) -> Result<u32> {
-        if list.len() > self.max_segments as usize {
-            return Err(out_of_range(
-                "segments.len()",
-                list.len() as u64,
-                0,
-                self.max_segments,
-            ));
-        }
-        let mut segments = 0;
-        for segment in list {
-            if segment.len_bytes > SEGMENT_BYTES_MAX {
-                return Err(out_of_range(
-                    "len_bytes",
-                    u64::from(segment.len_bytes),
-                    0,
-                    SEGMENT_BYTES_MAX,
-                ));
-            }
-            segments += u32::from(segment.len_bytes != 0);
-        }
-        if request.opcode.is_atomic() && !matches!(list, [DataSegment { len_bytes: 8, .. }]) {
-            let total = list
-                .iter()
-                .map(|segment| u64::from(segment.len_bytes))
-                .sum();
-            return Err(out_of_range("segments of an atomic, in bytes", total, 8, 8));
-        }
-        if request.opcode == super::Opcode::Nop && !list.is_empty() {
-            return Err(out_of_range(
-                "segments.len() of a NOP",
-                list.len() as u64,
-                0,
-                0,
-            ));
-        }
-        Ok(segments)
-    }
-
-    /// Counts the segments that `bytes` take in a WQE.
-    #[inline]
-    fn check_inline(&self, request: &SendRequest<'_>, bytes: &[u8]) -> Result<u32> {
-        if bytes.len() > self.max_inline_bytes as usize {
-            return Err(out_of_range(
-                "inline.len()",
-                bytes.len() as u64,
-                0,
-                self.max_inline_bytes,
-            ));
-        }
-        if request.opcode.is_fetch() || request.opcode == super::Opcode::Nop {
-            return Err(Error::State {
-                operation: "post",
-                reason: format!("{} takes no inline data", request.opcode.name()),
-            });
-        }
-        Ok(inline_segments(bytes.len() as u32))
-    }
-
     #[cold]
     fn full(&self) -> Error {
         Error::QueueFull {
@@ -565,65 +451,12 @@ const fn flag(set: bool, bit: u8) -> u8 {
     if set { bit } else { 0 }
 }
 
-/// Segments that inline data takes: 4 bytes of header and the bytes; nothing for nothing.
-#[inline]
-const fn inline_segments(len_bytes: u32) -> u32 {
-    if len_bytes == 0 {
-        0
-    } else {
-        (len_bytes + 4).div_ceil(16)
-    }
-}
-
 #[cold]
 fn nothing_to_commit() -> Error {
     Error::State {
         operation: "commit",
         reason: "no request was posted since the last commit".to_owned(),
     }
-}
-
-#[cold]
-pub(super) fn out_of_range(argument: &'static str, value: u64, min: u32, max: u32) -> Error {
-    Error::Range {
-        argument,
-        value,
-        min: u64::from(min),
-        max: u64::from(max),
-    }
-}
-
-pub(super) fn check_range(argument: &'static str, value: u32, min: u32, max: u32) -> Result<()> {
-    if (min..=max).contains(&value) {
-        Ok(())
-    } else {
-        Err(out_of_range(argument, u64::from(value), min, max))
-    }
-}
-
-pub(super) fn check_power_of_two(argument: &'static str, value: u32, max: u32) -> Result<()> {
-    check_range(argument, value, 1, max)?;
-    if value.is_power_of_two() {
-        Ok(())
-    } else {
-        let align = u64::from(value.next_power_of_two());
-        Err(Error::Alignment {
-            argument,
-            value: u64::from(value),
-            align,
-        })
-    }
-}
-
-pub(super) fn check_ring(ring: *mut u8, align: usize) -> Result<()> {
-    if ring.is_null() || !ring.addr().is_multiple_of(align) {
-        return Err(Error::Alignment {
-            argument: "ring",
-            value: ring.addr() as u64,
-            align: align as u64,
-        });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

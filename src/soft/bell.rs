@@ -1,13 +1,20 @@
 //! A bell that wakes a sleeping engine, also from another process.
 #![allow(unsafe_code)] // the futex system call
 
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 /// Zeroed memory is a bell whose engine is awake.
 #[derive(Debug, Default)]
-#[repr(transparent)]
-pub(crate) struct Bell(AtomicU32);
+#[repr(C)]
+pub(crate) struct Bell {
+    word: AtomicU32,
+    #[cfg(loom)]
+    kernel: model::Kernel,
+}
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
@@ -19,38 +26,106 @@ impl Bell {
         // Orders the caller's stores before the look at the bell; pairs with the fence in `sleep`. Either the sleeper sees
         // the stores in its last look, or this sees that it sleeps.
         fence(Ordering::SeqCst);
-        if self.0.load(Ordering::Relaxed) == ASLEEP
-            && self.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP
+        if self.word.load(Ordering::Relaxed) == ASLEEP
+            && self.word.swap(AWAKE, Ordering::AcqRel) == ASLEEP
         {
-            futex(&self.0, libc::FUTEX_WAKE, 1, None);
+            self.futex_wake();
         }
     }
 
     /// Sleeps until the bell rings or `timeout` passes; not at all if `last_look` finds something to do.
     pub(crate) fn sleep(&self, timeout: Duration, last_look: impl FnOnce() -> bool) {
-        self.0.store(ASLEEP, Ordering::Relaxed);
+        self.word.store(ASLEEP, Ordering::Relaxed);
         // Orders the store before the last look; pairs with the fence in `ring`.
         fence(Ordering::SeqCst);
         if !last_look() {
-            futex(&self.0, libc::FUTEX_WAIT, ASLEEP, Some(timeout));
+            self.futex_wait(timeout);
         }
-        self.0.store(AWAKE, Ordering::Relaxed);
+        self.word.store(AWAKE, Ordering::Relaxed);
     }
 }
 
-fn futex(word: &AtomicU32, operation: libc::c_int, value: u32, timeout: Option<Duration>) {
-    let timeout = timeout.map(|t| libc::timespec {
-        tv_sec: t.as_secs() as libc::time_t,
-        tv_nsec: t.subsec_nanos().into(),
-    });
-    let timeout = timeout
-        .as_ref()
-        .map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the word and the time outlive the call. Every outcome is fine: the caller looks again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
+#[cfg(not(loom))]
+impl Bell {
+    fn futex_wait(&self, timeout: Duration) {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: the word and the time outlive the call. Every outcome is fine: the caller looks again.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.word.as_ptr(),
+                libc::FUTEX_WAIT,
+                ASLEEP,
+                &raw const timeout,
+            )
+        };
+    }
+
+    fn futex_wake(&self) {
+        // SAFETY: the word outlives the call.
+        unsafe { libc::syscall(libc::SYS_futex, self.word.as_ptr(), libc::FUTEX_WAKE, 1) };
+    }
 }
 
-#[cfg(test)]
+/// The futex in a model of threads, and the model of the bell.
+#[cfg(loom)]
+mod model {
+    use super::*;
+    use loom::sync::{Condvar, Mutex};
+
+    #[derive(Debug, Default)]
+    pub(super) struct Kernel {
+        lock: Mutex<()>,
+        woken: Condvar,
+    }
+
+    impl Bell {
+        /// As the kernel does it: looks at the word and goes to sleep in one step. Without the time-out, which would hide a
+        /// lost ring.
+        pub(super) fn futex_wait(&self, _timeout: Duration) {
+            let guard = self.kernel.lock.lock().unwrap();
+            if self.word.load(Ordering::SeqCst) == ASLEEP {
+                drop(self.kernel.woken.wait(guard).unwrap());
+            }
+        }
+
+        pub(super) fn futex_wake(&self) {
+            drop(self.kernel.lock.lock().unwrap());
+            self.kernel.woken.notify_one();
+        }
+    }
+
+    #[cfg(test)]
+    #[test]
+    fn loom_no_ring_is_lost() {
+        use loom::sync::Arc;
+        loom::model(|| {
+            let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
+            let ringers: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    loom::thread::spawn(move || {
+                        shared.1.fetch_add(1, Ordering::Relaxed);
+                        shared.0.ring();
+                    })
+                })
+                .collect();
+            while shared.1.load(Ordering::Relaxed) < 2 {
+                shared
+                    .0
+                    .sleep(Duration::ZERO, || shared.1.load(Ordering::Relaxed) == 2);
+            }
+            for ringer in ringers {
+                ringer.join().unwrap();
+            }
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;

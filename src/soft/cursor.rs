@@ -106,7 +106,7 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod model {
+mod loom_tests {
     use super::*;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;

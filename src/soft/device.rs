@@ -1,6 +1,6 @@
 //! The device as its users see it, and its engine thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::soft::core::Core;
 use crate::soft::inbox::{InboxBell, PortAddress};
 use crate::soft::keys::Access;
-use crate::soft::qp::Counters;
+use crate::soft::qp::{Counters, Status};
 use crate::soft::wire::Faults;
 use crate::{Error, Result};
 
@@ -64,9 +64,18 @@ struct Nic {
     bell: InboxBell,
     started: Instant,
     stop: AtomicBool,
-    /// Turns made by others than the engine.
+    /// Changes with every turn that others than the engine make, or would have made.
     driven: AtomicU64,
+    /// Whose doorbell to look for: [`NOBODY`], a slot, or [`ANYBODY`].
+    rung: AtomicUsize,
 }
+
+/// Nobody said that a doorbell was rung that no turn looks at.
+const NOBODY: usize = usize::MAX;
+/// A doorbell of some queue pair, or doorbells of several, were rung.
+const ANYBODY: usize = usize::MAX - 1;
+/// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
+const IDLE_LOOKS: usize = 64;
 
 impl Nic {
     fn now_ns(&self) -> u64 {
@@ -88,6 +97,26 @@ impl Nic {
         }
     }
 
+    /// One turn, with a look at what was rung.
+    #[inline]
+    fn turn(&self, core: &mut Core, now_ns: u64) -> bool {
+        let mut anybody = false;
+        if self.rung.load(Ordering::Relaxed) != NOBODY {
+            // Acquire: behind the doorbell that the hint is about.
+            match self.rung.swap(NOBODY, Ordering::AcqRel) {
+                NOBODY => {}
+                ANYBODY => anybody = true,
+                slot => core.watch(slot),
+            }
+        }
+        let worked = core.turn(now_ns);
+        // The doorbells that every turn looks at come first: a hint without a name is nearly always about one of them.
+        if !worked && anybody && core.look_at_idle(usize::MAX) {
+            return core.turn(now_ns);
+        }
+        worked
+    }
+
     fn run(&self) {
         let mut seen = 0;
         let mut idle_since = None;
@@ -101,7 +130,7 @@ impl Nic {
             }
             let worked = self
                 .try_lock()
-                .is_some_and(|mut core| core.turn(self.now_ns()));
+                .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
             if worked {
                 idle_since = None;
                 continue;
@@ -122,11 +151,12 @@ impl Nic {
             }
             let mut woken = false;
             self.bell.sleep(timeout, || {
-                woken = self.stop.load(Ordering::Acquire) || self.lock().turn(self.now_ns());
+                woken =
+                    self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
                 woken
             });
             // After a time-out one turn is enough to know; after a ring there is more to come.
-            if woken {
+            if woken || self.lock().look_at_idle(IDLE_LOOKS) {
                 idle_since = None;
             }
         }
@@ -188,6 +218,7 @@ impl Device {
             started: Instant::now(),
             stop: AtomicBool::new(false),
             driven: AtomicU64::new(0),
+            rung: AtomicUsize::new(NOBODY),
         })
     }
 
@@ -200,6 +231,12 @@ impl Device {
                 thread: None,
             }),
         })
+    }
+
+    /// One turn at a time of the caller's choice.
+    #[cfg(test)]
+    pub(crate) fn turn_at(&self, now_ns: u64) -> bool {
+        self.nic().turn(&mut self.lock(), now_ns)
     }
 
     fn nic(&self) -> &Nic {
@@ -225,21 +262,53 @@ impl Device {
     pub fn progress(&self) -> bool {
         let nic = self.nic();
         let Some(mut core) = nic.try_lock() else {
+            // If it is the engine, it steps aside after this turn: the data is in this thread's cache, not in the engine's, and
+            // without this word a busy engine would keep the lock from those who wait for ever.
+            nic.driven.fetch_add(1, Ordering::Relaxed);
             return false;
         };
-        // Under the lock, so a load and a store will do.
+        // Under the lock, so a load and a store will do: that one of the others is lost does not matter, it changes anyway.
         nic.driven.store(
             nic.driven.load(Ordering::Relaxed).wrapping_add(1),
             Ordering::Relaxed,
         );
-        core.turn(nic.now_ns())
+        let worked = nic.turn(&mut core, nic.now_ns());
+        let more = core.has_more_to_do();
+        drop(core);
+        if more {
+            // The caller may find what it waits for and never come back: the engine must not sleep over the rest.
+            nic.bell.ring();
+        }
+        worked
     }
 
     /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
     /// the store itself reaches it.
+    ///
+    /// [`super::QueuePair::rung`] says which one, and is to be preferred: without that, the doorbell of a queue pair that has
+    /// been idle is only looked for when the device has nothing else to do.
     #[inline]
     pub fn rung(&self) {
-        self.nic().bell.ring();
+        let nic = self.nic();
+        if nic.rung.load(Ordering::Relaxed) != ANYBODY {
+            nic.rung.store(ANYBODY, Ordering::Release);
+        }
+        nic.bell.ring();
+    }
+
+    #[inline]
+    pub(crate) fn rung_at(&self, slot: usize, status: &Status) {
+        let nic = self.nic();
+        // Orders the doorbell before the look at the flag; pairs with the fence in `Core::stop_watching`. Either the device
+        // sees the doorbell in its last look, or this sees that it does not watch.
+        fence(Ordering::SeqCst);
+        if !status.watched() {
+            let hint = |old| (old != slot).then_some(if old == NOBODY { slot } else { ANYBODY });
+            let _ = nic
+                .rung
+                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, hint);
+        }
+        nic.bell.ring();
     }
 
     /// Where other devices of this host reach this one.

@@ -40,12 +40,20 @@ impl World {
         }
     }
 
+    /// Devices that run by themselves, in the time of the world outside.
+    pub(crate) fn with_engines(devices: usize) -> World {
+        World {
+            devices: (0..devices).map(|_| Device::open().unwrap()).collect(),
+            now_ns: 0,
+        }
+    }
+
     /// One turn of each device. Whether there was work.
     pub(crate) fn turn(&mut self) -> bool {
         self.now_ns += TURN_NS;
         let mut worked = false;
         for device in &self.devices {
-            worked |= device.lock().turn(self.now_ns);
+            worked |= device.turn_at(self.now_ns);
         }
         worked
     }
@@ -337,8 +345,14 @@ impl End {
         std::ptr::with_exposed_provenance_mut(base + at.offset as usize)
     }
 
-    /// Carries out the stores and fences of a program.
+    /// Carries out the stores and fences of a program, and tells the device.
     pub(crate) fn execute(&self, program: &Program) {
+        self.execute_untold(program);
+        self.qp.rung();
+    }
+
+    /// As an executor that cannot tell the device.
+    pub(crate) fn execute_untold(&self, program: &Program) {
         for op in program.ops() {
             // SAFETY: targets are record and UAR of the queue pair, offsets were checked when the program was made, and both
             // words are aligned.
@@ -373,7 +387,10 @@ impl End {
         // SAFETY: only used on record and UAR, with offsets inside of them.
         unsafe {
             match role {
-                Role::Uar => AtomicU64::from_ptr(at.cast()).store(value, Ordering::Release),
+                Role::Uar => {
+                    AtomicU64::from_ptr(at.cast()).store(value, Ordering::Release);
+                    self.qp.rung();
+                }
                 _ => AtomicU32::from_ptr(at.cast()).store(value as u32, Ordering::Release),
             }
         }

@@ -6,6 +6,7 @@
 //! that dies in the middle of a slot has not published it, and blocks nobody.
 #![allow(unsafe_code)] // memory shared with other processes
 
+use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -170,6 +171,8 @@ pub(crate) fn random() -> Result<u64> {
 pub(crate) struct Inbox {
     mapping: Arc<Mapping>,
     address: PortAddress,
+    /// The lane whose writer's life is looked into next.
+    next_sweep: Cell<usize>,
     _file: OwnedFd,
 }
 
@@ -226,6 +229,7 @@ impl Inbox {
         Ok(Inbox {
             mapping: Arc::new(mapping),
             address,
+            next_sweep: Cell::new(0),
             _file: file,
         })
     }
@@ -269,19 +273,32 @@ impl Inbox {
         self.mapping.lane(lane).cursors.give_back(count);
     }
 
-    /// Frees lanes whose writer has closed them or is dead, once they are read empty.
+    /// Frees lanes whose writer has closed them or is dead, once they are read empty. Whether a writer lives is asked for one
+    /// lane in a call: it takes the kernel some microseconds to say.
     pub(crate) fn sweep(&self) {
         let claimed = self.claimed();
-        for lane in (0..LANES).filter(|lane| claimed & (1 << lane) != 0) {
+        let asked = self.next_sweep.get();
+        self.next_sweep.set((asked + 1) % LANES);
+        for lane in 0..LANES {
             let head = self.mapping.lane(lane);
             let owner = head.owner.load(Ordering::Acquire);
+            if owner == 0 {
+                continue;
+            }
             let pid = owner as u32;
-            let gone = owner & CLOSED != 0
-                || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
-            if owner != 0
-                && gone
-                && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt))
-            {
+            if claimed & (1 << lane) == 0 {
+                // Being claimed right now, or its writer died of that.
+                if lane == asked && started(pid).is_none() {
+                    let _ =
+                        head.owner
+                            .compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
+                }
+                continue;
+            }
+            let dead = || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
+            let gone =
+                owner & CLOSED != 0 || (lane == asked && pid != std::process::id() && dead());
+            if gone && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt)) {
                 head.cursors.drain();
                 self.mapping
                     .head()

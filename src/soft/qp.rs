@@ -1,7 +1,7 @@
 //! A reliable-connected queue pair in the device: its attributes, its state machine, and how it ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
 use crate::soft::cq::Cq;
@@ -64,9 +64,20 @@ impl State {
 pub struct Status {
     state: AtomicU8,
     overrun: AtomicU8,
+    /// Whether the device looks at the registers in every turn. It clears this before a last look, and whoever rings looks
+    /// here behind the ring: one of the two sees the other.
+    watched: AtomicBool,
 }
 
 impl Status {
+    pub(crate) fn set_watched(&self, watched: bool) {
+        self.watched.store(watched, Ordering::Relaxed);
+    }
+
+    pub(crate) fn watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
     /// The state as the device last set it.
     pub fn state(&self) -> State {
         State::from_byte(self.state.load(Ordering::Acquire))
@@ -237,6 +248,8 @@ pub(crate) struct Qp {
     pub(crate) ready: bool,
     pub(crate) answering: bool,
     pub(crate) timed: bool,
+    /// Waits for room on a lane, and stands in no list of those with something to send until there is some.
+    pub(crate) held: bool,
 }
 
 impl Qp {
@@ -252,6 +265,7 @@ impl Qp {
             ready: false,
             answering: false,
             timed: false,
+            held: false,
         }
     }
 

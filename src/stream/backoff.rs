@@ -104,6 +104,12 @@ impl Backoff {
     pub fn spins(&self) -> bool {
         !self.yielded
     }
+
+    /// True once a pause was a sleep: the wait is a long one.
+    #[must_use]
+    pub fn has_slept(&self) -> bool {
+        self.sleep != SHORTEST_SLEEP
+    }
 }
 
 /// The moment `timeout` from now; none when there is no timeout or it lies beyond what the clock can tell.

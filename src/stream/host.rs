@@ -34,7 +34,7 @@ pub const CAPACITY_MAX: usize = 1 << 16;
 ///   takes a deadline.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
 ///
-/// The thread spins some 20 us when it runs out of work, then sleeps. It leaves waits by [`Backoff`], so more streams than cores
+/// The thread stays awake some 120 us when it runs out of work, then sleeps. It leaves waits by [`Backoff`], so more streams than cores
 /// hinder one another little.
 #[derive(Clone)]
 pub struct HostStream {

@@ -170,6 +170,8 @@ impl<T: Default> Claim<'_, T> {
     }
 
     /// Publishes `value` at the next position. A value too many is dropped.
+    // Inlined, so that a value is made in its slot: entries are large.
+    #[inline(always)]
     pub(super) fn put(&mut self, value: T) {
         if self.next == self.end {
             return;

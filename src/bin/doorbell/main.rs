@@ -1,7 +1,82 @@
 //! The `doorbell` command.
 
-// The endpoints that it measures on are not in the crate yet. `expect`, not `allow`: the first caller makes the compiler ask for its removal.
-#[expect(dead_code, reason = "no command calls it yet")]
 mod bench;
+mod disasm;
+mod info;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// GPU-triggered RDMA: measure it, look at what it queues, and see what this machine has for it.
+#[derive(Parser)]
+#[command(name = "doorbell", version, arg_required_else_help = false)]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure
+    #[command(subcommand, arg_required_else_help = false)]
+    Bench(Bench),
+    /// Show the bytecode and the WQE of a send, a write and a wait
+    Disasm(disasm::Options),
+    /// List devices, streams and paths
+    Info,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// The two loops of GPUDirect side by side: kernel and transfer driven by the CPU, and queued on the stream
+    Loop(bench::Options),
+    /// Round trips: each side runs a kernel and sends, driven by the CPU, and queued on streams
+    Pingpong(bench::Options),
+}
+
+/// Exit code for a command line that makes no sense.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let line = match Line::try_parse() {
+        Ok(line) => line,
+        Err(error) if error.use_stderr() => return usage(&error.render().to_string()),
+        Err(help) => {
+            // Help that nobody reads any more is no failure.
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    let done = match line.command {
+        Command::Bench(bench) => {
+            let (exchange, options) = match bench {
+                Bench::Loop(options) => (bench::Exchange::Loop, options),
+                Bench::Pingpong(options) => (bench::Exchange::Pingpong, options),
+            };
+            match options.plan(exchange) {
+                Ok(plan) => bench::run(&plan, &options),
+                Err(refused) => return usage(&format!("error: {refused}")),
+            }
+        }
+        Command::Disasm(options) => disasm::run(&options),
+        Command::Info => info::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says what is wrong with the command line, in one line: what clap has to say without its summary of the usage.
+fn usage(text: &str) -> ExitCode {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said: Vec<&str> = lines
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        .collect();
+    eprintln!("{}", said.join(" "));
+    ExitCode::from(USAGE)
+}

@@ -368,6 +368,53 @@ fn the_receiver_is_not_ready_and_retries_are_counted() {
 }
 
 #[test]
+fn a_refusal_does_not_blame_a_message_whose_response_was_lost() {
+    for not_ready in [true, false] {
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(Shape {
+            attributes: Attributes {
+                rnr_retry: 0,
+                ..Attributes::default()
+            },
+            ..Shape::default()
+        });
+        b.write(0, &pattern(1, 5000));
+        let list = [a.segment(0, 5000)];
+        let answers_get_lost = |lost: bool| {
+            b.qp.device().set_faults(crate::soft::Faults {
+                loss: f64::from(u8::from(lost)),
+                ..Default::default()
+            });
+        };
+        answers_get_lost(true);
+        let read = SendRequest::read(b.at(0), b.key).segments(&list);
+        a.send(&read.signaled(true));
+        for _ in 0..10 {
+            world.turn();
+        }
+        answers_get_lost(false);
+        if not_ready {
+            a.send(&SendRequest::send().segments(&list));
+        } else {
+            a.send(&SendRequest::write(b.at(0), 0xbad).segments(&list));
+        }
+        world.settle();
+        if not_ready {
+            // The read is asked for again, and then the send is what the receiver was not ready for.
+            assert_eq!(a.all_sent(), [(0, None), (1, Some(Syndrome::RnrRetryExc))]);
+            assert_eq!(a.read(0, 5000), pattern(1, 5000));
+        } else {
+            // The other side is in error and answers nothing any more, the read included.
+            let done = [
+                (0, Some(Syndrome::TransportRetryExc)),
+                (1, Some(Syndrome::WrFlush)),
+            ];
+            assert_eq!(a.all_sent(), done);
+        }
+    }
+}
+
+#[test]
 fn seven_rnr_retries_are_without_end() {
     for imm in [false, true] {
         let mut case = case();

@@ -1,7 +1,10 @@
 //! What a device costs and how it sleeps, counted in turns.
 
-use crate::mlx5::SendRequest;
+use std::time::{Duration, Instant};
+
+use crate::mlx5::{SendRequest, Syndrome};
 use crate::soft::harness::{End, Shape, World};
+use crate::soft::{Attributes, State};
 
 #[test]
 fn a_quiet_device_needs_no_turn() {
@@ -22,14 +25,29 @@ fn a_quiet_device_needs_no_turn() {
 
 #[test]
 fn drops_in_any_order() {
-    // Orders of the parts of an end: queue pair, memory, device handles.
-    for order in 0..6 {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(Shape::default());
-        let list = [a.segment(0, 5000)];
-        b.receive(&[b.segment(0, 5000)]);
+    for (order, engines) in (0..24).map(|i| (i / 4, i % 2 == 1)) {
+        let mut world = if engines {
+            World::with_engines(2)
+        } else {
+            World::new(2)
+        };
+        let (mut a, mut b) = world.pair(Shape {
+            memory_bytes: 1 << 20,
+            ..Shape::default()
+        });
+        let list = [a.segment(0, 1 << 20)];
+        b.receive(&[b.segment(0, 1 << 20)]);
         a.send(&SendRequest::send().segments(&list).signaled(true));
-        world.turn();
+        a.send(&SendRequest::read(b.at(0), b.key).segments(&list));
+        // In mid-transfer, by turns or by themselves.
+        let go_on = |world: &mut World| {
+            if engines {
+                std::thread::sleep(Duration::from_micros(200));
+            } else {
+                world.turn();
+            }
+        };
+        go_on(&mut world);
         match order {
             0 => drop((a, b, world)),
             1 => drop((b, a, world)),
@@ -37,17 +55,79 @@ fn drops_in_any_order() {
             3 => drop((world, b, a)),
             4 => {
                 drop(b);
-                world.settle();
+                go_on(&mut world);
                 drop((world, a));
             }
             _ => {
                 drop(a);
-                world.settle();
-                assert!(!world.turn());
+                go_on(&mut world);
                 drop((b, world));
             }
         }
     }
+}
+
+#[test]
+fn an_engine_that_sleeps_hears_every_doorbell() {
+    // Nobody polls: the engine alone must wake, move the data between two devices, and write the completion.
+    let mut world = World::with_engines(2);
+    let (mut a, b) = world.pair(Shape::default());
+    let mut slowest = Duration::ZERO;
+    for round in 0..300u64 {
+        // Awake, about to sleep, asleep, and long asleep.
+        std::thread::sleep(Duration::from_micros(
+            [0, 20, 100, 1500][round as usize % 4],
+        ));
+        let start = Instant::now();
+        let word = round.to_ne_bytes();
+        a.send(
+            &SendRequest::write(b.at(0), b.key)
+                .inline(&word)
+                .signaled(true),
+        );
+        let cqe = loop {
+            if let Some(cqe) = a.sent() {
+                break cqe;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "round {round}");
+            std::thread::yield_now();
+        };
+        assert_eq!(cqe.syndrome, 0);
+        assert_eq!(b.word(0), round);
+        slowest = slowest.max(start.elapsed());
+    }
+    // A wake-up that is lost costs the engine's longest sleep only; this is for what hangs.
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+}
+
+#[test]
+fn a_frozen_device_does_nothing_until_it_thaws() {
+    let mut world = World::with_engines(1);
+    let (mut a, b) = world.pair(Shape::default());
+    let device = world.devices[0].clone();
+    device.set_frozen(true);
+    a.send(
+        &SendRequest::write(b.at(0), b.key)
+            .inline(&[5; 8])
+            .signaled(true),
+    );
+    std::thread::sleep(Duration::from_millis(5));
+    device.progress();
+    assert_eq!(a.all_sent(), []);
+    // It can still be taken out of service: what was rung is flushed.
+    b.qp.fail();
+    device.set_frozen(false);
+    let start = Instant::now();
+    let cqe = loop {
+        if let Some(cqe) = a.sent() {
+            break cqe;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    };
+    assert_eq!(
+        Syndrome::from_raw(cqe.syndrome),
+        Some(Syndrome::TransportRetryExc)
+    );
 }
 
 #[test]
@@ -65,12 +145,93 @@ fn an_idle_queue_pair_s_doorbell_is_found_among_a_thousand() {
         .flat_map(|_| <[End; 2]>::from(world.pair(shape)))
         .collect();
     let (mut last, mut other) = (ends.swap_remove(700), ends.swap_remove(3));
-    for end in [&mut last, &mut other] {
-        end.send(&SendRequest::nop().signaled(true));
-    }
-    let turns = (1..).find(|_| {
-        world.turn();
-        last.send_cq.cqe(0).is_some() && other.send_cq.cqe(0).is_some()
+    // Of a GPU's doorbell nobody tells: it is found when the look comes round.
+    let mut turns_to_find = |told: [bool; 2]| {
+        for (end, told) in [&mut last, &mut other].into_iter().zip(told) {
+            end.post(&SendRequest::nop().signaled(true));
+            let program = end.commit();
+            if told {
+                end.execute(&program);
+            } else {
+                end.execute_untold(&program);
+            }
+        }
+        let turns = (1..).find(|_| {
+            world.turn();
+            last.send_cq.cqe(0).is_some() && other.send_cq.cqe(0).is_some()
+        });
+        assert_eq!((last.all_sent().len(), other.all_sent().len()), (1, 1));
+        // Long enough for the device to look at them seldom again.
+        for end in [&mut last, &mut other] {
+            end.reset();
+            end.connect(&ends[0]);
+        }
+        for _ in 0..5000 {
+            world.turn();
+        }
+        turns.unwrap()
+    };
+    assert!((2..=1000).contains(&turns_to_find([false, false])));
+    assert_eq!(turns_to_find([true, true]), 1);
+    assert!((2..=1000).contains(&turns_to_find([false, true])));
+    assert_eq!(turns_to_find([true, true]), 1);
+}
+
+#[test]
+fn a_doorbell_is_found_by_the_ring_alone() {
+    // One that was not told by name, in a device with nothing else to do.
+    let mut world = World::new(1);
+    let mut pairs: Vec<_> = (0..50).map(|_| world.pair(Shape::default())).collect();
+    let (a, _) = &mut pairs[30];
+    a.post(&SendRequest::nop().signaled(true));
+    let program = a.commit();
+    a.execute_untold(&program);
+    world.devices[0].rung();
+    world.turn();
+    assert_eq!(a.all_sent(), [(0, None)]);
+}
+
+#[test]
+fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(Shape {
+        memory_bytes: 4 << 20,
+        ..Shape::default()
     });
-    assert!(turns.unwrap() <= 260, "{turns:?} turns");
+    // The device over there does nothing any more: more packets than the lane holds.
+    world.devices.pop();
+    let list = [a.segment(0, 4 << 20)];
+    a.send(
+        &SendRequest::write(b.at(0), b.key)
+            .segments(&list)
+            .signaled(true),
+    );
+    let mut turns = 0;
+    let status = a.qp.status();
+    while status.state() != State::Error {
+        if !world.turn() {
+            let due = world.devices[0].lock().next_due_ns(world.now_ns).unwrap();
+            assert!(due > world.now_ns, "spins on a full lane");
+            world.now_ns = due;
+        }
+        turns += 1;
+        assert!(turns < 50_000);
+    }
+    let want = Attributes::default().timeout_ns() * 8;
+    assert!((want..want + want / 10).contains(&world.now_ns));
+    assert_eq!(a.all_sent(), [(0, Some(Syndrome::TransportRetryExc))]);
+    // And with a device that lives, the next connection over the same lane works, full as it was.
+    world.devices.push(b.qp.device().clone());
+    a.reset();
+    let mut b = b;
+    b.reset();
+    a.connect(&b);
+    b.connect(&a);
+    a.send(
+        &SendRequest::write(b.at(0), b.key)
+            .segments(&list)
+            .signaled(true),
+    );
+    world.settle();
+    assert_eq!(a.all_sent(), [(0, None)]);
 }

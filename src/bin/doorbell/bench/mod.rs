@@ -1,6 +1,11 @@
-//! `doorbell bench`: what is measured ([`options`]), how ([`pass`]), and how it is shown ([`report`]).
+//! `doorbell bench`: what is measured ([`options`]), by whom ([`cast`], [`link`]), how ([`pass`]), and how it is shown
+//! ([`report`]).
 
+mod cast;
 mod clock;
+mod end;
+mod link;
+mod message;
 mod options;
 mod pass;
 mod pattern;
@@ -11,32 +16,95 @@ mod row;
 mod sizes;
 mod table;
 
-use anyhow::{Context, Result};
+use std::io::Write;
 
-use options::{Output, Plan};
-use pass::{Rig, measure};
+use anyhow::{Context, Result};
+use doorbell::Listener;
+
+use cast::{Cast, Part};
+use link::Link;
+use options::{Case, Output, Place};
+pub use options::{Exchange, Options, Plan};
+use pass::{follow, measure};
 use report::Report;
 use row::{Row, Setting};
 
-/// Measures every case of `plan` on `rig` and reports on stdout; gives back the rows.
+/// Runs a benchmark.
 ///
 /// # Errors
-/// Those of the rig, with the case that met them, and those of the output.
-fn run(rig: &mut impl Rig, plan: &Plan, output: Output, setting: Setting) -> Result<Vec<Row>> {
+/// What keeps it from being run to its end.
+pub fn run(plan: &Plan, options: &Options) -> Result<()> {
+    match options.place() {
+        Place::Here => {
+            let mut cast = Cast::both(plan)?;
+            let setting = cast.setting();
+            report(plan, options.output(), &setting, |case| {
+                measure(&mut cast, plan, &setting, case)
+            })
+        }
+        Place::Connect(address) => {
+            let mut link =
+                Link::connect(&address, plan).with_context(|| format!("--connect {address}"))?;
+            lead(&mut link, plan, options.output()).map_err(|error| link.part(error))
+        }
+        Place::Listen(address) => {
+            let listener =
+                Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
+            println!("listening at {}", listener.address()?);
+            std::io::stdout().flush()?;
+            let (mut link, plan) = Link::accept(&listener, options.timeout())?;
+            second(&mut link, &plan).map_err(|error| link.part(error))
+        }
+    }
+}
+
+/// Measures, with the other process at the other end.
+fn lead(link: &mut Link, plan: &Plan, output: Output) -> Result<()> {
+    let mut cast = Cast::new(plan, Part::First, Some(link.peer_gone()))?;
+    link.introduce(cast.first())?;
+    let setting = cast.setting();
+    report(plan, output, &setting, |case| {
+        link.meet()?;
+        let row = measure(&mut cast, plan, &setting, case)?;
+        link.meet()?;
+        Ok(row)
+    })
+}
+
+/// Is the other end for the process that measures.
+fn second(link: &mut Link, plan: &Plan) -> Result<()> {
+    let mut cast = Cast::new(plan, Part::Second, Some(link.peer_gone()))?;
+    link.introduce(cast.first())?;
+    let takes_part = cast.takes_part();
+    for case in plan.cases() {
+        link.await_peer()?;
+        if takes_part {
+            follow(&mut cast, plan, case).with_context(|| name(case))?;
+        }
+        link.await_peer()?;
+    }
+    Ok(())
+}
+
+fn name(case: Case) -> String {
+    let (kind, size, kernel) = (case.kind, case.size_bytes, case.kernel_us);
+    format!("{kind} loop, {size} bytes, kernel {kernel} us")
+}
+
+/// Measures every case of `plan` and reports on stdout.
+fn report(
+    plan: &Plan,
+    output: Output,
+    setting: &Setting,
+    mut measure: impl FnMut(Case) -> Result<Row>,
+) -> Result<()> {
     let cases = plan.cases();
-    let mut report = Report::begin(
-        std::io::stdout().lock(),
-        output,
-        setting.clone(),
-        cases.len(),
-    )?;
+    let out = std::io::stdout().lock();
+    let mut report = Report::begin(out, output, setting.clone(), cases.len())?;
     for case in cases {
         report.announce(case);
-        let row = measure(rig, plan, &setting, case).with_context(|| {
-            let (kind, size, kernel) = (case.kind, case.size_bytes, case.kernel_us);
-            format!("{kind} loop, {size} bytes, kernel {kernel} us")
-        })?;
+        let row = measure(case).with_context(|| name(case))?;
         report.row(row)?;
     }
-    report.end()
+    report.end().map(drop)
 }

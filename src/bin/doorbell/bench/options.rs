@@ -1,12 +1,16 @@
 //! The options of the benchmarks, and the plan that follows from them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::row::Loop;
-use super::sizes::Sizes;
+use super::sizes::{self, Sizes};
+
+/// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
+const IN_FLIGHT_MAX: u64 = 4096;
 
 /// What `doorbell bench loop` and `doorbell bench pingpong` take.
 #[derive(Args, Clone, Debug)]
@@ -15,7 +19,7 @@ pub struct Options {
     #[arg(long, value_name = "LIST", default_value = "8..64K")]
     sizes: Sizes,
 
-    /// Kernel lengths in microseconds
+    /// Kernel lengths in microseconds; in a pingpong each side runs a kernel before it sends
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,10",
           value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     kernel_us: Vec<u64>,
@@ -31,6 +35,13 @@ pub struct Options {
     /// Iterations of one row, rounded up to whole batches
     #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
     iterations: u64,
+
+    /// How a message goes over: written to the peer's memory, or sent to a receive that the peer posted
+    ///
+    /// Where the receiving side must learn of a message (in a pingpong, and to check it), a write carries immediate data and
+    /// takes a receive as well.
+    #[arg(long, value_name = "OP", value_enum, default_value_t = Op::Write)]
+    op: Op,
 
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Which::Both)]
@@ -52,7 +63,11 @@ pub struct Options {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 
-    /// Be one of two processes: wait at ADDR for the one that measures
+    /// Longest wait for the peer, and for any one transfer, in seconds; who listens waits for a peer as long as it takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout_s: u64,
+
+    /// Be one of two processes: wait at ADDR, such as 127.0.0.1:7471, for the one that measures; port 0 takes a free one
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "json", "plot"])]
     listen: Option<String>,
 
@@ -69,9 +84,33 @@ enum Which {
     Both,
 }
 
+/// What a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exchange {
+    /// A message one way.
+    Loop,
+    /// A message there and one back.
+    Pingpong,
+}
+
+/// How a message goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// RDMA write to the peer's memory.
+    Write,
+    /// Send to a receive of the peer's.
+    Send,
+}
+
 /// What to measure. The process that connects sends it to the one that listens: only one of the two is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    /// What a step is.
+    pub exchange: Exchange,
+    /// How a message goes over.
+    pub op: Op,
     /// Message sizes.
     pub sizes: Sizes,
     /// Kernel lengths.
@@ -88,6 +127,8 @@ pub struct Plan {
     pub validate: bool,
     /// Seed of the bytes.
     pub seed: u64,
+    /// Longest wait, in seconds.
+    pub timeout_s: u64,
 }
 
 /// Where the other end is.
@@ -112,9 +153,14 @@ pub struct Output {
 
 impl Options {
     /// What to measure.
-    pub fn plan(&self) -> Plan {
+    ///
+    /// # Errors
+    /// Options that are fine one by one and not together.
+    pub fn plan(&self, exchange: Exchange) -> Result<Plan, String> {
         let batches = self.iterations.div_ceil(self.steps);
-        Plan {
+        let plan = Plan {
+            exchange,
+            op: self.op,
             sizes: self.sizes.clone(),
             kernel_us: self.kernel_us.clone(),
             loops: match self.which {
@@ -127,7 +173,14 @@ impl Options {
             iterations: batches * self.steps,
             validate: self.validate,
             seed: self.seed,
-        }
+            timeout_s: self.timeout_s,
+        };
+        plan.check().map(|()| plan)
+    }
+
+    /// Longest wait for the peer.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_s)
     }
 
     /// Where the other end is.
@@ -160,6 +213,47 @@ pub struct Case {
 }
 
 impl Plan {
+    /// Looks at all limits again: a plan may come from another process.
+    ///
+    /// # Errors
+    /// What is beyond which limit.
+    pub fn check(&self) -> Result<(), String> {
+        let within = |what: &str, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{what} is {value}; it must be {min} to {max}"))
+            }
+        };
+        for bytes in self.sizes.iter() {
+            within("a size in --sizes", bytes, 1, sizes::MAX_BYTES)?;
+        }
+        for &kernel_us in &self.kernel_us {
+            within("a kernel in --kernel-us", kernel_us, 0, 1_000_000)?;
+        }
+        within("--steps", self.steps, 1, 4096)?;
+        within("--batches", self.batches, 1, 64)?;
+        let in_flight = self.in_flight();
+        within("--steps times --batches", in_flight, 1, IN_FLIGHT_MAX)?;
+        within("--iterations", self.iterations, 2, 200_000_000)?;
+        within("--timeout-s", self.timeout_s, 1, 3600)
+    }
+
+    /// Longest wait for the peer, and for any one transfer.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_s)
+    }
+
+    /// Whether the receiving side learns of a message: a write then carries immediate data and takes a receive, as a send does.
+    pub fn announced(&self) -> bool {
+        self.op == Op::Send || self.validate || self.exchange == Exchange::Pingpong
+    }
+
+    /// Steps in flight, at most; a pass warms up with as many.
+    pub fn in_flight(&self) -> u64 {
+        self.steps * self.batches
+    }
+
     /// The rows in order: the loops of one size and kernel stand together, so that a reader compares neighbours.
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
@@ -196,7 +290,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_manual() {
         let options = options("").unwrap();
-        let plan = options.plan();
+        let plan = options.plan(Exchange::Loop).unwrap();
         assert_eq!(plan.sizes.to_string().split(',').count(), 14);
         assert_eq!(plan.sizes.max_bytes(), 65536);
         assert_eq!(plan.kernel_us, [0, 10]);
@@ -214,7 +308,7 @@ mod tests {
              --connect 127.0.0.1:7000 --json --plot out.svg",
         )
         .unwrap();
-        let plan = options.plan();
+        let plan = options.plan(Exchange::Loop).unwrap();
         assert_eq!(
             plan.iterations, 12,
             "ten iterations are four batches of three"
@@ -241,6 +335,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_too_much_together_is_refused() {
+        let plan = |line| options(line).unwrap().plan(Exchange::Loop);
+        let error = plan("--steps 4096 --batches 2").unwrap_err();
+        assert!(error.contains("--steps times --batches is 8192"), "{error}");
+        assert!(plan("--steps 64 --batches 64").is_ok());
+
+        let mut strange = plan("").unwrap();
+        strange.sizes = serde_json::from_str("[0]").unwrap();
+        assert!(strange.check().unwrap_err().contains("--sizes"));
+    }
+
+    #[test]
     fn wrong_options_are_refused_by_name() {
         for (line, named) in [
             ("--sizes 0", "--sizes"),
@@ -250,6 +356,8 @@ mod tests {
             ("--batches 65", "--batches"),
             ("--iterations 1", "--iterations"),
             ("--loop neither", "--loop"),
+            ("--op read", "--op"),
+            ("--timeout-s 0", "--timeout-s"),
             ("--seed -1", "unexpected argument"),
             ("--listen a:1 --connect a:1", "--listen"),
             ("--listen a:1 --json", "--json"),

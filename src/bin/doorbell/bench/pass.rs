@@ -1,5 +1,6 @@
 //! A pass: the measurement behind one row. It knows when to launch, wait and look at the clock, and nothing of what is measured.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -42,6 +43,14 @@ pub struct Step {
 }
 
 impl Step {
+    /// The same step as the other end of a pingpong sees it: its kernels are not those that are timed.
+    pub fn untimed(&self) -> Self {
+        Self {
+            stamp: None,
+            ..*self
+        }
+    }
+
     /// The kernel: keeps its thread busy as long as the case says, as a kernel keeps a GPU busy, and notes when it ended.
     pub fn run_kernel(&self) {
         if !self.kernel.is_zero() {
@@ -104,14 +113,8 @@ impl Stamps {
 /// # Errors
 /// Those of the rig, and a plan of fewer than two iterations.
 pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -> Result<Row> {
-    let warm_up = plan.steps * plan.batches;
-    drive(
-        rig,
-        plan,
-        case,
-        (0..warm_up).map(|index| step(case, index, None)),
-    )
-    .context("warm-up")?;
+    let warm_up = plan.in_flight();
+    unmeasured(rig, plan, case, 0..warm_up).context("warm-up")?;
 
     let stamps = Arc::new(Stamps::new(usize::try_from(plan.iterations)?));
     let steps = (0..plan.iterations).map(|iteration| {
@@ -139,6 +142,20 @@ pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -
         msgs_per_s: (iterations / wall.as_secs_f64() * 10.0).round() / 10.0,
         app_cpu_us_per_iter: micros(cpu.as_nanos() as f64 / iterations),
     })
+}
+
+/// Runs the steps of [`measure`] on the rig of the other process, where nothing is measured.
+///
+/// # Errors
+/// Those of the rig.
+pub fn follow(rig: &mut impl Rig, plan: &Plan, case: Case) -> Result<()> {
+    let warm_up = plan.in_flight();
+    unmeasured(rig, plan, case, 0..warm_up).context("warm-up")?;
+    unmeasured(rig, plan, case, warm_up..warm_up + plan.iterations)
+}
+
+fn unmeasured(rig: &mut impl Rig, plan: &Plan, case: Case, steps: Range<u64>) -> Result<()> {
+    drive(rig, plan, case, steps.map(|index| step(case, index, None)))
 }
 
 fn step(case: Case, index: u64, stamp: Option<(Arc<Stamps>, usize)>) -> Step {
@@ -185,6 +202,7 @@ fn drive(
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::{Exchange, Op};
     use super::super::sizes::Sizes;
     use super::*;
 
@@ -256,6 +274,9 @@ mod tests {
 
     fn plan(iterations: u64) -> Plan {
         Plan {
+            exchange: Exchange::Loop,
+            op: Op::Write,
+            timeout_s: 30,
             sizes: "64".parse::<Sizes>().unwrap(),
             kernel_us: vec![0],
             loops: vec![Loop::Sync, Loop::Async],

@@ -14,6 +14,14 @@ impl Pattern {
         }
     }
 
+    /// The pattern from its `offset` on, a multiple of 8: for bytes that are handled in pieces.
+    pub fn skip(self, offset: u64) -> Self {
+        debug_assert!(offset.is_multiple_of(8), "patterns are made of words");
+        Self {
+            state: self.state.wrapping_add(offset / 8),
+        }
+    }
+
     /// Writes the pattern over all of `bytes`.
     pub fn fill(self, bytes: &mut [u8]) {
         for (word, chunk) in bytes.chunks_mut(8).enumerate() {
@@ -71,6 +79,13 @@ mod tests {
                 bytes[at] = right;
             }
         }
+    }
+
+    #[test]
+    fn pieces_are_the_whole() {
+        let mut bytes = [0; 40];
+        Pattern::new(7, 3).fill(&mut bytes);
+        assert_eq!(Pattern::new(7, 3).skip(16).mismatch(&bytes[16..]), None);
     }
 
     #[test]

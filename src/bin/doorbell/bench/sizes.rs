@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// The longest message: `max_msg_sz` of a ConnectX port is 2^30 bytes.
-const MAX_BYTES: u64 = 1 << 30;
+pub const MAX_BYTES: u64 = 1 << 30;
 
 /// Message sizes in bytes, in the order given. Never empty, each 1 to 2^30.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,334 @@
+//! The ends that this process has, and what each of them does in a step.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use doorbell::{Device, Error, Event, Executor, HostStream};
+
+use super::end::{End, Patience};
+use super::options::{Exchange, Plan};
+use super::pass::{Rig, Step};
+use super::row::{Loop, Setting};
+
+/// Entries of a stream's queue that a step takes at most: kernel, transfer, wait, wait for an arrival, inspection.
+const ENTRIES_OF_STEP: u64 = 5;
+/// Bytes of an acknowledgement.
+const ACK_BYTES: u64 = 8;
+
+/// What an end does. A step is a few of these, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Runs the kernel that is timed, and sends the message.
+    Send,
+    /// Runs the kernel of the other side of a pingpong, and sends the message back.
+    Reply,
+    /// Waits for a message, and looks at its bytes if the plan says so.
+    Arrive,
+    /// Tells the sender that the message was looked at: before that, the next one may not overwrite it.
+    Ack,
+    /// Waits for that.
+    Acked,
+}
+
+/// Which part of the exchange this process plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Both ends: the first one measures.
+    Both,
+    /// The end that measures.
+    First,
+    /// The other one.
+    Second,
+}
+
+/// The actions of a step, each with the number of its end.
+fn script(plan: &Plan, part: Part) -> Vec<(usize, Action)> {
+    use Action::{Ack, Acked, Arrive, Reply, Send};
+    let both: &[(usize, Action)] = match (plan.exchange, plan.announced()) {
+        (Exchange::Loop, false) => &[(0, Send)],
+        (Exchange::Loop, true) => &[(0, Send), (1, Arrive)],
+        (Exchange::Pingpong, _) => &[(0, Send), (1, Arrive), (1, Reply), (0, Arrive)],
+    };
+    // In one process a loop's next kernel comes after the look at the bytes anyway, because one thread or one stream does both.
+    let acknowledged = plan.exchange == Exchange::Loop && plan.validate;
+    match part {
+        Part::Both => both.to_vec(),
+        Part::First | Part::Second => {
+            let end = usize::from(part == Part::Second);
+            let ack = if end == 0 { Acked } else { Ack };
+            let own = both.iter().filter(|(of, _)| *of == end);
+            own.map(|(_, action)| (0, *action))
+                .chain(acknowledged.then_some((0, ack)))
+                .collect()
+        }
+    }
+}
+
+/// The ends of this process.
+pub struct Cast {
+    ends: Vec<End>,
+    script: Vec<(usize, Action)>,
+    streams: Vec<HostStream>,
+    /// For each slot of batches in flight, and one more for the end, the events of all streams.
+    marks: Vec<Vec<Event>>,
+    patience: Patience,
+}
+
+impl Cast {
+    /// Both ends, connected to each other.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn both(plan: &Plan) -> Result<Cast> {
+        let mut cast = Cast::new(plan, Part::Both, None)?;
+        let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
+        for (end, contact) in cast.ends.iter_mut().zip(contacts) {
+            end.connect(contact)?;
+        }
+        Ok(cast)
+    }
+
+    /// The ends of a part, not connected. `peer_gone` ends all waits when somebody sets it.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn new(plan: &Plan, part: Part, peer_gone: Option<&Arc<AtomicBool>>) -> Result<Cast> {
+        let domain = Device::open("softcx")?.protection_domain();
+        let patience = Patience {
+            timeout: plan.timeout(),
+            peer_gone: peer_gone.cloned(),
+        };
+        let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
+        // A loop in one process has one stream: the look at a message is queued behind the wait for it.
+        let stream_count = if part == Part::Both && plan.exchange == Exchange::Pingpong {
+            2
+        } else {
+            1
+        };
+        let streams = (0..stream_count)
+            .map(|number| HostStream::with_capacity(format!("bench{number}"), entries as usize))
+            .collect::<doorbell::Result<Vec<_>>>()?;
+        let seeds = [plan.seed, !plan.seed];
+        let end = |number: usize| {
+            let seeds = [seeds[number], seeds[1 - number]];
+            let stream = streams.get(number).unwrap_or(&streams[0]);
+            End::new(&domain, stream, plan, seeds, &patience)
+        };
+        let ends = match part {
+            Part::Both => vec![end(0)?, end(1)?],
+            Part::First => vec![end(0)?],
+            // The only stream, and the seeds of the second.
+            Part::Second => vec![end(1)?],
+        };
+        let events = |_| {
+            let event = || Event::blocking().without_timing();
+            streams.iter().map(|_| event()).collect()
+        };
+        Ok(Cast {
+            ends,
+            script: script(plan, part),
+            marks: (0..=plan.batches).map(events).collect(),
+            streams,
+            patience,
+        })
+    }
+
+    /// The end that measures, or the only one.
+    pub fn first(&mut self) -> &mut End {
+        &mut self.ends[0]
+    }
+
+    /// Whether this process has anything to do in a step: not so, who is written to and need not know.
+    pub fn takes_part(&self) -> bool {
+        !self.script.is_empty()
+    }
+
+    /// What this runs on.
+    pub fn setting(&self) -> Setting {
+        let endpoint = self.ends[0].endpoint();
+        let path = endpoint.path();
+        let mut why = path.reason;
+        for (control, missing) in path.better {
+            why += &format!("; not {control}: {missing}");
+        }
+        Setting {
+            nic: endpoint.domain().device().name().into(),
+            stream: "host".into(),
+            path: path.control.to_string(),
+            why,
+        }
+    }
+
+    /// One step.
+    fn step(&mut self, by: Loop, step: Step) -> doorbell::Result<()> {
+        let (index, size_bytes) = (step.index, step.size_bytes);
+        let untimed = step.untimed();
+        // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.
+        let mut timed = Some(step);
+        for (number, action) in &self.script {
+            let end = &mut self.ends[*number];
+            match action {
+                Action::Send | Action::Reply => {
+                    let timed = timed.take_if(|_| *action == Action::Send);
+                    end.launch(timed.unwrap_or_else(|| untimed.clone()))?;
+                    if by == Loop::Sync {
+                        end.synchronize()?;
+                    }
+                    end.transfer(by, index, size_bytes)?;
+                }
+                Action::Arrive => {
+                    end.arrive(by)?;
+                    end.inspect(by, index, size_bytes)?;
+                }
+                Action::Ack => end.transfer(by, index, ACK_BYTES)?,
+                Action::Acked => end.arrive(by)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&self, slot: usize) -> doorbell::Result<()> {
+        let pairs = self.streams.iter().zip(&self.marks[slot]);
+        pairs
+            .into_iter()
+            .try_for_each(|(stream, event)| stream.record(event))
+    }
+
+    fn wait(&self, slot: usize) -> doorbell::Result<()> {
+        self.marks[slot]
+            .iter()
+            .try_for_each(|event| self.patience.wait_for_all(|slice| event.synchronize(slice)))
+    }
+
+    /// A stream tells that a wait was released; the endpoint tells why.
+    fn cause(&self, error: Error) -> anyhow::Error {
+        let failures = self.ends.iter().filter_map(|end| end.endpoint().failure());
+        let cause = match error {
+            Error::Asynchronous { .. } => failures.map(Error::Work).next().unwrap_or(error),
+            error => error,
+        };
+        // Whatever still waits on a stream waits in vain.
+        self.ends.iter().for_each(|end| end.endpoint().abort());
+        cause.into()
+    }
+}
+
+impl Rig for Cast {
+    fn step_sync(&mut self, step: Step) -> Result<()> {
+        self.step(Loop::Sync, step)
+            .map_err(|error| self.cause(error))
+    }
+
+    fn step_async(&mut self, step: Step) -> Result<()> {
+        self.step(Loop::Async, step)
+            .map_err(|error| self.cause(error))
+    }
+
+    fn mark_batch(&mut self, slot: usize) -> Result<()> {
+        self.mark(slot).map_err(|error| self.cause(error))
+    }
+
+    fn wait_batch(&mut self, slot: usize) -> Result<()> {
+        self.wait(slot).map_err(|error| self.cause(error))
+    }
+
+    fn drain(&mut self) -> Result<()> {
+        // Not `synchronize`, which spins: the end of the asynchronous loop is as free of the CPU as its middle.
+        let last = self.marks.len() - 1;
+        let drained = self.mark(last).and_then(|()| self.wait(last));
+        // Failures of the last steps are reported by a call that comes after them.
+        let drained =
+            drained.and_then(|()| self.streams.iter().try_for_each(|s| s.query().map(drop)));
+        drained.map_err(|error| self.cause(error))?;
+        self.ends
+            .iter()
+            .try_for_each(End::verdict)
+            .context("--validate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{Case, Op};
+    use super::super::pass::measure;
+    use super::*;
+
+    fn plan(exchange: Exchange, op: Op, validate: bool) -> Plan {
+        Plan {
+            exchange,
+            op,
+            sizes: "64".parse().unwrap(),
+            kernel_us: vec![0],
+            loops: vec![Loop::Sync, Loop::Async],
+            steps: 4,
+            batches: 2,
+            iterations: 16,
+            validate,
+            seed: 1,
+            timeout_s: 30,
+        }
+    }
+
+    #[test]
+    fn a_write_that_nobody_need_notice_is_the_senders_alone() {
+        use Action::{Ack, Acked, Arrive, Reply, Send};
+        let of = |exchange, op, validate, part| {
+            let script = script(&plan(exchange, op, validate), part);
+            script
+                .into_iter()
+                .map(|(_, action)| action)
+                .collect::<Vec<_>>()
+        };
+        let alone = |part| of(Exchange::Loop, Op::Write, false, part);
+        assert_eq!(alone(Part::Both), [Send]);
+        assert_eq!(alone(Part::First), [Send]);
+        assert_eq!(alone(Part::Second), []);
+        let checked = |part| of(Exchange::Loop, Op::Write, true, part);
+        assert_eq!(checked(Part::Both), [Send, Arrive]);
+        assert_eq!(checked(Part::First), [Send, Acked]);
+        assert_eq!(checked(Part::Second), [Arrive, Ack]);
+        let pong = |part| of(Exchange::Pingpong, Op::Send, true, part);
+        assert_eq!(pong(Part::First), [Send, Arrive]);
+        assert_eq!(pong(Part::Second), [Arrive, Reply]);
+    }
+
+    #[test]
+    fn wrong_bytes_end_a_row_of_either_loop() {
+        for kind in [Loop::Sync, Loop::Async] {
+            let plan = plan(Exchange::Loop, Op::Send, true);
+            let mut cast = Cast::both(&plan).unwrap();
+            let setting = cast.setting();
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            measure(&mut cast, &plan, &setting, case).unwrap();
+            // What lies there is the message of the last step, and not that of the first.
+            cast.ends[1].inspect(kind, 0, 64).unwrap();
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(
+                format!("{error:#}").contains("step 0: byte 0 of 64"),
+                "{error:#}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
+        let plan = plan(Exchange::Pingpong, Op::Write, false);
+        let mut cast = Cast::both(&plan).unwrap();
+        let setting = cast.setting();
+        cast.ends[1].endpoint().abort();
+        for kind in [Loop::Async, Loop::Sync] {
+            let case = Case {
+                kind,
+                size_bytes: 64,
+                kernel_us: 0,
+            };
+            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! One end of a benchmark: an endpoint, the stream that goes with it, and the memory of its messages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use doorbell::{
+    Access, Address, Endpoint, EndpointConfig, Error, HostStream, ProtectionDomain, Region,
+    RemoteRegion, Result, Side, Work,
+};
+
+use super::message::Messages;
+use super::options::{Op, Plan};
+use super::pass::Step;
+use super::row::Loop;
+
+/// How often a wait looks whether the other process still is there.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What bounds the waits of an end.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// Longest wait for one transfer.
+    pub timeout: Duration,
+    /// Set when the other process has gone, by who watches it; nothing where there is none.
+    pub peer_gone: Option<Arc<AtomicBool>>,
+}
+
+impl Patience {
+    /// Waits for what ends by itself, because each transfer in it has a deadline of its own.
+    ///
+    /// # Errors
+    /// Those of `wait`; [`Error::State`] if the other process goes.
+    pub fn wait_for_all<T>(&self, wait: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
+        self.wait(None, wait)
+    }
+
+    /// Waits for one transfer.
+    fn wait_for_one<T>(&self, wait: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
+        self.wait(Some(self.timeout), wait)
+    }
+
+    /// Calls `wait` with the timeout; while somebody watches for the peer, with short ones, to ask whether it still is there.
+    fn wait<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut wait: impl FnMut(Option<Duration>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(peer_gone) = &self.peer_gone else {
+            return wait(timeout);
+        };
+        let mut waited = Duration::ZERO;
+        loop {
+            match wait(Some(SLICE)) {
+                Err(Error::Timeout { operation, .. }) => {
+                    if peer_gone.load(Ordering::Acquire) {
+                        let reason = "the other process has gone".into();
+                        return Err(Error::State { operation, reason });
+                    }
+                    waited += SLICE;
+                    if let Some(timeout) = timeout.filter(|timeout| waited >= *timeout) {
+                        return Err(Error::Timeout { operation, timeout });
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+}
+
+/// One end.
+pub struct End {
+    endpoint: Endpoint,
+    stream: HostStream,
+    messages: Arc<Messages>,
+    /// Where the peer's messages arrive.
+    remote: RemoteRegion,
+    patience: Patience,
+    op: Op,
+    validate: bool,
+    /// A write tells the peer that it is there.
+    announced: bool,
+    /// Receives that are posted and that no arrival was asked for yet.
+    ahead: u64,
+    /// Receives that are posted at once.
+    chunk: u64,
+}
+
+impl End {
+    /// An end that is not connected yet. The two ends of a connection have `seeds` in opposite order.
+    pub fn new(
+        domain: &ProtectionDomain,
+        stream: &HostStream,
+        plan: &Plan,
+        seeds: [u64; 2],
+        patience: &Patience,
+    ) -> Result<End> {
+        let max_bytes = plan.sizes.max_bytes();
+        let region = Region::alloc(domain, Messages::region_bytes(max_bytes), Access::ALL)?;
+        // The plan's limits keep this below the limit of endpoints.
+        let depth = (plan.in_flight() + 2 * plan.steps) as u32;
+        let config = EndpointConfig {
+            send_depth: depth,
+            recv_depth: depth,
+            max_segments: 1,
+            max_inline_bytes: 0,
+            wait_timeout: Some(patience.timeout),
+            ..EndpointConfig::default()
+        };
+        Ok(End {
+            endpoint: Endpoint::new(domain, &config)?,
+            stream: stream.clone(),
+            remote: region.remote(),
+            messages: Arc::new(Messages::new(region, max_bytes, seeds)),
+            patience: patience.clone(),
+            op: plan.op,
+            validate: plan.validate,
+            announced: plan.announced(),
+            ahead: 0,
+            chunk: plan.steps,
+        })
+    }
+
+    /// The endpoint.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The address and the region that the peer needs.
+    pub fn contact(&self) -> (Address, RemoteRegion) {
+        (self.endpoint.address(), self.messages.region().remote())
+    }
+
+    /// Connects to the peer, and posts the first receives.
+    pub fn connect(&mut self, (address, region): (Address, RemoteRegion)) -> Result<()> {
+        self.remote = region;
+        self.endpoint.connect(&address)?;
+        self.keep_ahead()
+    }
+
+    /// Launches the kernel of a step.
+    pub fn launch(&self, step: Step) -> Result<()> {
+        if !self.validate {
+            // Small enough to lie in the stream's queue: nothing is allocated.
+            return self.stream.launch(move || step.run_kernel());
+        }
+        let messages = Arc::clone(&self.messages);
+        self.stream.launch(move || {
+            messages.fill(step.index, step.size_bytes);
+            step.run_kernel();
+        })
+    }
+
+    /// Waits for the stream as applications do, which is CUDA's default: spinning.
+    pub fn synchronize(&self) -> Result<()> {
+        let stream: &dyn doorbell::Executor = &self.stream;
+        self.patience
+            .wait_for_all(|slice| stream.synchronize(slice))
+    }
+
+    /// Transfers `size_bytes` and waits for the completion: by this thread, or on the stream.
+    pub fn transfer(&mut self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
+        let slices = [self.messages.leaving(size_bytes)?];
+        let work = match self.op {
+            Op::Send => Work::send(&slices),
+            Op::Write => {
+                let at = self.remote.at(self.messages.arrival_offset(), size_bytes)?;
+                let work = Work::write(&slices, at, self.remote.rkey);
+                if self.announced {
+                    work.imm(step as u32)
+                } else {
+                    work
+                }
+            }
+        };
+        match by {
+            Loop::Sync => {
+                self.endpoint.post_send(&work)?;
+                self.complete(Side::Send)
+            }
+            Loop::Async => {
+                self.endpoint.stream_queue_send(&self.stream, &work)?;
+                self.endpoint.stream_wait_cq(&self.stream, Side::Send)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for the peer's message: by this thread, or on the stream.
+    pub fn arrive(&mut self, by: Loop) -> Result<()> {
+        self.keep_ahead()?;
+        match by {
+            Loop::Sync => self.complete(Side::Recv)?,
+            Loop::Async => drop(self.endpoint.stream_wait_cq(&self.stream, Side::Recv)?),
+        }
+        self.ahead -= 1;
+        Ok(())
+    }
+
+    /// Looks at every byte of what has arrived, if the plan says so: in this thread, or as a kernel on the stream.
+    pub fn inspect(&self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
+        if !self.validate {
+            return Ok(());
+        }
+        match by {
+            Loop::Sync => {
+                self.messages.inspect(step, size_bytes);
+                Ok(())
+            }
+            Loop::Async => {
+                let messages = Arc::clone(&self.messages);
+                self.stream
+                    .launch(move || messages.inspect(step, size_bytes))
+            }
+        }
+    }
+
+    /// Whether all bytes so far were right.
+    ///
+    /// # Errors
+    /// The first that was not.
+    pub fn verdict(&self) -> anyhow::Result<()> {
+        self.messages.verdict()
+    }
+
+    fn complete(&mut self, side: Side) -> Result<()> {
+        let Self {
+            patience, endpoint, ..
+        } = self;
+        patience
+            .wait_for_one(|slice| endpoint.wait_cq(side, slice))
+            .map(drop)
+    }
+
+    /// Posts receives, many at a time, before those that are there run out. A send without announcement takes none, but what
+    /// is posted once serves all rows.
+    fn keep_ahead(&mut self) -> Result<()> {
+        if self.ahead >= self.chunk {
+            return Ok(());
+        }
+        let place = [self.messages.arriving()?];
+        for _ in 0..self.chunk {
+            self.endpoint.post_recv(0, &place)?;
+        }
+        self.ahead += self.chunk;
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+//! `doorbell info`: what this machine and this build have.
+
+use std::io::Write;
+
+use anyhow::Result;
+use doorbell::{Device, Endpoint, EndpointConfig};
+
+/// Features with what they are for.
+const FEATURES: [(&str, bool, &str); 2] = [
+    ("verbs", cfg!(feature = "verbs"), "NICs of rdma-core"),
+    ("cuda", cfg!(feature = "cuda"), "CUDA streams"),
+];
+
+/// Lists versions, features, devices, streams, and the path of each device.
+///
+/// # Errors
+/// A device that is listed and cannot be used.
+pub fn run() -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+    writeln!(out, "doorbell {} ({os}, {arch})", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "features")?;
+    for (name, compiled, serves) in FEATURES {
+        // Both are declared, and their rooms are empty: a build with them has nothing more than one without.
+        let state = if compiled {
+            "compiled in, without a backend in this version"
+        } else {
+            "not compiled in"
+        };
+        writeln!(out, "  {name:<8} {serves}: {state}")?;
+    }
+    writeln!(out, "streams")?;
+    writeln!(
+        out,
+        "  host     a thread of this process; kernels are closures"
+    )?;
+    writeln!(out, "devices")?;
+    for name in Device::list() {
+        let device = Device::open(name)?;
+        let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
+        let kind =
+            "software ConnectX in this process; peers in this process and in others of this host";
+        let config = endpoint.config();
+        writeln!(out, "  {name:<8} {kind}")?;
+        writeln!(
+            out,
+            "    endpoint  {} sends, {} receives, {} KiB, MTU {} bytes",
+            config.send_depth,
+            config.recv_depth,
+            endpoint.memory_bytes().div_ceil(1024),
+            config.mtu_bytes,
+        )?;
+        writeln!(out, "    path      host stream: {}", endpoint.path())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! The device itself: its objects, and one turn of its work. It has no clock and no thread; both are given to it.
+
+mod doorbells;
+mod lanes;
+mod objects;
+
+use std::collections::{HashMap, VecDeque};
+
+use self::doorbells::Uar;
+use crate::Result;
+use crate::soft::cq::Cq;
+use crate::soft::gather::{Gather, Source};
+use crate::soft::inbox::{Inbox, Lane};
+use crate::soft::keys::Keys;
+use crate::soft::packet::{Header, Kind, Packet};
+use crate::soft::qp::{Context, Counters, Qp, State};
+use crate::soft::requester::Pause;
+use crate::soft::wire::{Faults, Wire};
+
+/// Timers and failed queue pairs are looked at this often.
+const TICK_NS: u64 = 20_000;
+/// A full lane is tried again this often, if nothing else happens.
+const LANE_RETRY_NS: u64 = 50_000;
+/// Lanes are looked over for dead writers this often.
+const SWEEP_NS: u64 = 20_000_000;
+
+/// Splits the core into the parts that a queue pair works with; the queue pairs themselves stay apart.
+macro_rules! context {
+    ($core:ident, $now_ns:expr) => {
+        &mut Context {
+            now_ns: $now_ns,
+            cqs: &mut $core.cqs,
+            keys: &$core.keys,
+            wire: &mut $core.wire,
+            counters: &mut $core.counters,
+            gather: &mut $core.gather,
+        }
+    };
+}
+use context;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    qps: Vec<Option<Box<Qp>>>,
+    uars: Vec<Option<Uar>>,
+    generations: Vec<u8>,
+    free_qps: VecDeque<usize>,
+    cqs: Vec<Option<Cq>>,
+    pub(crate) keys: Keys,
+    wire: Wire,
+    pub(crate) counters: Counters,
+    gather: Box<Gather>,
+    next_pd: u32,
+    /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
+    hot: Vec<usize>,
+    cold: usize,
+    /// Queue pairs with something to send, something to answer, a timer, or something to flush.
+    ready: VecDeque<usize>,
+    answering: VecDeque<usize>,
+    timed: Vec<usize>,
+    failed: Vec<usize>,
+    /// Queue pairs that wait for room on a lane.
+    held: Vec<usize>,
+    inbox: Inbox,
+    lanes: Vec<Option<(Lane, u64, usize)>>,
+    lane_of: HashMap<u64, usize>,
+    next_tick_ns: u64,
+    next_sweep_ns: u64,
+    /// A stuck device, for tests of what waits for it.
+    pub(crate) frozen: bool,
+}
+
+impl Core {
+    pub(crate) fn new() -> Result<Core> {
+        Ok(Core {
+            qps: Vec::new(),
+            uars: Vec::new(),
+            generations: Vec::new(),
+            free_qps: VecDeque::new(),
+            cqs: Vec::new(),
+            keys: Keys::default(),
+            wire: Wire::default(),
+            counters: Counters::default(),
+            gather: Box::default(),
+            next_pd: 1,
+            hot: Vec::new(),
+            cold: 0,
+            ready: VecDeque::new(),
+            answering: VecDeque::new(),
+            timed: Vec::new(),
+            failed: Vec::new(),
+            held: Vec::new(),
+            inbox: Inbox::new()?,
+            lanes: Vec::new(),
+            lane_of: HashMap::new(),
+            next_tick_ns: 0,
+            next_sweep_ns: 0,
+            frozen: false,
+        })
+    }
+
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    pub(crate) fn set_faults(&mut self, faults: Faults) {
+        self.wire.set_faults(faults);
+    }
+
+    /// Puts a queue pair on the lists where it belongs.
+    #[inline]
+    fn enlist(&mut self, slot: usize) {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let state = qp.state();
+        if !qp.ready && !qp.held && state == State::ReadyToSend && qp.requester.has_work() {
+            qp.ready = true;
+            self.ready.push_back(slot);
+        }
+        if !qp.answering && !qp.held && qp.owes_answer() {
+            qp.answering = true;
+            self.answering.push_back(slot);
+        }
+        if !qp.timed && qp.requester.next_timer_ns().is_some() {
+            qp.timed = true;
+            self.timed.push(slot);
+        }
+        if state == State::Error && !self.failed.contains(&slot) {
+            self.failed.push(slot);
+        }
+    }
+
+    /// One turn of the device's work. Whether there was any.
+    pub(crate) fn turn(&mut self, now_ns: u64) -> bool {
+        if self.frozen {
+            return false;
+        }
+        let mut worked = self.look_at_doorbells();
+        worked |= self.receive(now_ns);
+        worked |= self.wire.advance(now_ns);
+        if now_ns >= self.next_tick_ns {
+            self.next_tick_ns = now_ns + TICK_NS;
+            worked |= self.tick(now_ns);
+        }
+        // A message and its acknowledgement inside one device need three rounds.
+        for _ in 0..4 {
+            let mut round = self.transmit(now_ns);
+            round |= self.deliver(now_ns);
+            round |= self.send_answers(now_ns);
+            worked |= round;
+            if !round {
+                break;
+            }
+        }
+        worked | self.fill_lanes()
+    }
+
+    /// When the device needs a turn though nothing comes from outside; `None` for never.
+    pub(crate) fn next_due_ns(&self, now_ns: u64) -> Option<u64> {
+        if self.frozen {
+            return None;
+        }
+        let timers = self
+            .timed
+            .iter()
+            .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.requester.next_timer_ns());
+        let now = !self.ready.is_empty() || !self.answering.is_empty();
+        let lanes_full = self.wire.any_for_lanes().then_some(now_ns + LANE_RETRY_NS);
+        timers
+            .chain(self.wire.next_due_ns())
+            .chain(now.then_some(now_ns))
+            .chain(lanes_full)
+            .min()
+    }
+
+    /// Whether something could be done right now.
+    pub(crate) fn has_more_to_do(&self) -> bool {
+        !self.ready.is_empty() || !self.answering.is_empty()
+    }
+
+    #[inline]
+    fn transmit(&mut self, now_ns: u64) -> bool {
+        let mut worked = false;
+        for _ in 0..self.ready.len() {
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            let before = self.counters.packets_sent + self.counters.completions;
+            match qp.transmit(context!(self, now_ns)) {
+                Pause::Idle => qp.ready = false,
+                Pause::Burst => self.ready.push_back(slot),
+                Pause::Congested => {
+                    qp.ready = false;
+                    qp.held = true;
+                    self.held.push(slot);
+                }
+            }
+            worked |= self.counters.packets_sent + self.counters.completions != before;
+            self.enlist_others(slot);
+        }
+        worked
+    }
+
+    /// [`Core::enlist`] without the list of those with something to send, from which the caller has just taken it.
+    #[inline]
+    fn enlist_others(&mut self, slot: usize) {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let ready = std::mem::replace(&mut qp.ready, true);
+        self.enlist(slot);
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.ready = ready;
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, now_ns: u64) -> bool {
+        let packets = self.wire.take_arrived();
+        for Packet { header, payload } in &packets {
+            self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
+        }
+        let worked = !packets.is_empty();
+        self.wire.give_back(packets);
+        worked
+    }
+
+    #[inline]
+    fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        let slot = (header.dst_qpn & 0xffff) as usize;
+        let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
+        let Some(qp) = receiver.filter(|qp| {
+            qp.parts.qpn == header.dst_qpn
+                && qp.connection == header.connection
+                && qp.remote.is_some()
+        }) else {
+            self.counters.packets_dropped += 1;
+            return;
+        };
+        self.counters.packets_received += 1;
+        let context = context!(self, now_ns);
+        if header.kind.is_request() {
+            qp.on_request(context, header, source);
+        } else if qp.state() == State::ReadyToSend {
+            match header.kind {
+                Kind::Ack => qp.on_ack(context, header),
+                _ => qp.on_response(context, header, source),
+            }
+        }
+        self.enlist(slot);
+    }
+
+    #[inline]
+    fn send_answers(&mut self, now_ns: u64) -> bool {
+        let mut worked = false;
+        for _ in 0..self.answering.len() {
+            let Some(slot) = self.answering.pop_front() else {
+                break;
+            };
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            qp.answering = false;
+            let before = self.counters.packets_sent;
+            if qp.send_answers(context!(self, now_ns)) && !qp.held {
+                let to = qp.remote.map(|remote| remote.to);
+                if to.is_some_and(|to| self.wire.congested(to)) {
+                    qp.held = true;
+                    self.held.push(slot);
+                }
+            }
+            worked |= self.counters.packets_sent != before;
+            self.enlist(slot);
+        }
+        worked
+    }
+
+    /// A packet without payload that nobody sent.
+    #[cfg(test)]
+    pub(crate) fn inject(&mut self, header: &Header) {
+        self.dispatch(0, header, &Source::Bytes(&[]));
+    }
+
+    /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
+    #[cold]
+    fn tick(&mut self, now_ns: u64) -> bool {
+        let mut worked = false;
+        let mut at = 0;
+        while let Some(&slot) = self.timed.get(at) {
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                self.timed.swap_remove(at);
+                continue;
+            };
+            worked |= qp.on_timer(context!(self, now_ns));
+            if qp.requester.next_timer_ns().is_none() {
+                qp.timed = false;
+                self.timed.swap_remove(at);
+            } else {
+                at += 1;
+            }
+            self.enlist(slot);
+        }
+        for at in 0..self.failed.len() {
+            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
+                continue;
+            };
+            let before = self.counters.completions;
+            qp.flush(context!(self, now_ns));
+            worked |= self.counters.completions != before;
+        }
+        if now_ns >= self.next_sweep_ns {
+            self.next_sweep_ns = now_ns + SWEEP_NS;
+            self.inbox.sweep();
+        }
+        worked
+    }
+}

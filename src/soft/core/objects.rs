@@ -1,0 +1,182 @@
+//! Making, changing and destroying what the device has: queue pairs, their states, completion queues.
+
+use super::doorbells::{Uar, ring};
+use super::{Context, Core, context};
+use crate::soft::cq::Cq;
+use crate::soft::inbox::PortAddress;
+use crate::soft::qp::{Attributes, Parts, Qp, Remote, State};
+use crate::soft::wire::Destination;
+use crate::{Error, Result};
+
+/// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
+const MAX_QPS: usize = 1 << 16;
+
+impl Core {
+    pub(crate) fn create_pd(&mut self) -> u32 {
+        self.next_pd += 1;
+        self.next_pd - 1
+    }
+
+    pub(crate) fn create_cq(&mut self, cq: Cq) -> usize {
+        let slot = self
+            .cqs
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.cqs.len());
+        if slot == self.cqs.len() {
+            self.cqs.push(None);
+        }
+        self.cqs[slot] = Some(cq);
+        slot
+    }
+
+    pub(crate) fn destroy_cq(&mut self, cq: usize) {
+        if let Some(slot) = self.cqs.get_mut(cq) {
+            *slot = None;
+        }
+    }
+
+    /// Reserves a queue pair number: slot, and the number itself.
+    pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
+        // A freed slot is used again last: late packets for its old number should find nobody.
+        let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
+            if self.qps.len() == MAX_QPS {
+                return Err(Error::State {
+                    operation: "create_qp",
+                    reason: format!("the device has {MAX_QPS} queue pairs"),
+                });
+            }
+            self.qps.push(None);
+            self.uars.push(None);
+            self.generations.push(0);
+            self.qps.len() - 1
+        } else {
+            self.free_qps.pop_front().unwrap_or_default()
+        };
+        self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
+        Ok((slot, u32::from(self.generations[slot]) << 16 | slot as u32))
+    }
+
+    pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
+        self.uars[slot] = Some(Uar::new(parts.uar));
+        self.qps[slot].insert(Box::new(Qp::new(parts)))
+    }
+
+    pub(crate) fn destroy_qp(&mut self, slot: usize) {
+        self.leave_lane(slot);
+        self.qps[slot] = None;
+        self.uars[slot] = None;
+        self.hot.retain(|&hot| hot != slot);
+        self.ready.retain(|&ready| ready != slot);
+        self.answering.retain(|&answering| answering != slot);
+        self.timed.retain(|&timed| timed != slot);
+        self.failed.retain(|&failed| failed != slot);
+        self.held.retain(|&held| held != slot);
+        self.free_qps.push_back(slot);
+    }
+
+    fn qp_mut(&mut self, slot: usize) -> Result<&mut Qp> {
+        let gone = Error::State {
+            operation: "modify_qp",
+            reason: "the queue pair is gone".into(),
+        };
+        self.qps
+            .get_mut(slot)
+            .and_then(Option::as_deref_mut)
+            .ok_or(gone)
+    }
+
+    fn transition(&mut self, slot: usize, to: State) -> Result<&mut Qp> {
+        let qp = self.qp_mut(slot)?;
+        let from = qp.state();
+        if from.allows(to) {
+            Ok(qp)
+        } else {
+            Err(Error::State {
+                operation: "modify_qp",
+                reason: format!("{from:?} does not lead to {to:?}"),
+            })
+        }
+    }
+
+    /// RESET to INIT.
+    pub(crate) fn init_qp(&mut self, slot: usize, attributes: Attributes) -> Result<()> {
+        attributes.check()?;
+        let qp = self.transition(slot, State::Init)?;
+        qp.attributes = attributes;
+        qp.set_state(State::Init);
+        Ok(())
+    }
+
+    /// INIT to RTR: from now on the other end's packets are taken. `psn` and `connection` are what it will use.
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        slot: usize,
+        port: &PortAddress,
+        qpn: u32,
+        own: (u32, u32),
+        remote: (u32, u32),
+    ) -> Result<()> {
+        self.transition(slot, State::ReadyToReceive)?;
+        let to = self.destination(port)?;
+        let (psn, connection) = own;
+        let qp = self.qp_mut(slot)?;
+        qp.remote = Some(Remote {
+            to,
+            qpn,
+            connection: remote.1,
+        });
+        qp.connection = connection;
+        qp.requester.connect(psn);
+        qp.responder.connect(remote.0);
+        qp.set_state(State::ReadyToReceive);
+        if let Destination::Lane(lane) = to
+            && let Some(Some((_, _, users))) = self.lanes.get_mut(lane)
+        {
+            *users += 1;
+        }
+        Ok(())
+    }
+
+    /// RTR to RTS.
+    pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
+        self.transition(slot, State::ReadyToSend)?
+            .set_state(State::ReadyToSend);
+        self.enlist(slot);
+        Ok(())
+    }
+
+    /// Any state to ERR. When this returns, everything posted is flushed and the device writes nothing more but flushes.
+    pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
+        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+            // What was rung before this call counts as posted.
+            if let Some(Some(uar)) = self.uars.get(slot) {
+                ring(qp, uar, &mut self.counters);
+            }
+            qp.enter_error(context!(self, now_ns));
+        }
+        self.enlist(slot);
+    }
+
+    /// Any state to RESET.
+    pub(crate) fn reset_qp(&mut self, slot: usize) {
+        self.leave_lane(slot);
+        if let Some(Some(uar)) = self.uars.get(slot) {
+            for register in uar.registers {
+                register.take();
+            }
+        }
+        self.held.retain(|&held| held != slot);
+        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+            qp.held = false;
+            qp.reset();
+            let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
+            for cq in cqs {
+                if let Some(Some(cq)) = self.cqs.get_mut(cq) {
+                    cq.reset();
+                }
+            }
+        }
+        self.failed.retain(|&failed| failed != slot);
+    }
+}

@@ -1,0 +1,648 @@
+//! Bad input gets a typed error that names the argument and the limit; nothing is lost or half done: the endpoint works afterwards,
+//! and its queues have the room that they had.
+#![cfg(not(loom))]
+
+mod rig;
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use doorbell::{
+    Access, Address, Channel, Condition, Device, Endpoint, EndpointConfig, Error, Executor,
+    HostStream, Listener, Region, Side, Status, Work, stream_post, stream_post_all,
+    stream_wait_value32, stream_write_value32, wait_value32,
+};
+use rig::{Pair, SOON, softcx};
+
+const DEPTH: u32 = 8;
+
+fn config() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: DEPTH,
+        recv_depth: DEPTH,
+        max_segments: 2,
+        max_inline_bytes: 64,
+        timeout: 8,
+        retry_count: 1,
+        wait_timeout: Some(Duration::from_secs(20)),
+        ..EndpointConfig::default()
+    }
+}
+
+/// The whole of both queues is there and works, and every byte arrives: nothing was lost to what was refused before.
+fn works(pair: &mut Pair, stream: &HostStream) {
+    let region = pair.region(8192);
+    for round in 1..=2u8 {
+        region.fill(0, 4096, round).unwrap();
+        let mut receives = Vec::new();
+        for place in 0..u64::from(DEPTH) {
+            let into = [region.slice(4096 + place * 64, 64).unwrap()];
+            receives.push(pair.b.post_recv(place, &into).unwrap());
+        }
+        for place in 0..u64::from(DEPTH) {
+            let from = [region.slice(place * 64, 64).unwrap()];
+            pair.a
+                .stream_queue_send(stream, &Work::send(&from))
+                .unwrap();
+        }
+        for _ in 0..DEPTH {
+            pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+            pair.b.stream_wait_cq(stream, Side::Recv).unwrap();
+        }
+        stream.synchronize(SOON).unwrap();
+        assert!(receives.iter().all(|r| r.status() == Status::Complete));
+        assert!(
+            region
+                .is_filled_with(4096, u64::from(DEPTH) * 64, round)
+                .unwrap()
+        );
+        for side in [Side::Send, Side::Recv] {
+            for endpoint in [&mut pair.a, &mut pair.b] {
+                assert_eq!(endpoint.poll_cq(side), Ok(None), "a completion too many");
+                let wait = endpoint.prepare_wait_cq(side);
+                assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+            }
+        }
+    }
+}
+
+/// The three ways to post a send: each must refuse it with the same error.
+fn each_way(endpoint: &mut Endpoint, stream: &HostStream, work: &Work<'_>) -> Error {
+    let errors = [
+        endpoint.prepare_send(work).map(drop).unwrap_err(),
+        endpoint.stream_queue_send(stream, work).unwrap_err(),
+        endpoint.post_send(work).unwrap_err(),
+    ];
+    assert!(errors.iter().all(|e| *e == errors[0]), "{errors:?}");
+    let [error, ..] = errors;
+    error
+}
+
+/// (argument, value, min, max) of a range error.
+fn range(error: &Error) -> (&'static str, u64, u64, u64) {
+    match error {
+        Error::Range {
+            argument,
+            value,
+            min,
+            max,
+        } => {
+            let text = error.to_string();
+            assert!(text.contains(argument) && text.contains(&max.to_string()));
+            (argument, *value, *min, *max)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn lengths_and_spans() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    for len in [0, doorbell_region_max() + 1, u64::MAX] {
+        let error = Region::alloc(&pair.domain, len, Access::ALL).unwrap_err();
+        assert_eq!(range(&error), ("len_bytes", len, 1, doorbell_region_max()));
+    }
+    let region = pair.region(4096);
+    for (offset, len) in [
+        (4097, 0),
+        (4096, 1),
+        (0, 4097),
+        (u64::MAX, 2),
+        (1, u64::MAX),
+    ] {
+        match region.slice(offset, len) {
+            Err(Error::OutOfBounds {
+                argument: "slice",
+                limit_bytes: 4096,
+                ..
+            }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(
+            region.remote().at(offset, len),
+            Err(Error::OutOfBounds {
+                limit_bytes: 4096,
+                ..
+            })
+        ));
+    }
+    // Memory that is only named, never touched: what is wrong with the work is seen before anything is.
+    let mut byte = 0u8;
+    let huge = named(&pair, &mut byte, 5 << 30);
+    assert_eq!(
+        range(&huge.slice(0, 1 << 31).unwrap_err()),
+        ("len_bytes", 1 << 31, 0, (1 << 31) - 1)
+    );
+    let most = huge.slice(0, (1 << 31) - 1).unwrap();
+    let rkey = region.remote().rkey;
+    for work in [
+        Work::send(&[most, most]),
+        Work::write(&[most, most], 0, rkey),
+        Work::read(&[most, most], 0, rkey),
+    ] {
+        let error = each_way(&mut pair.a, &stream, &work);
+        assert_eq!(range(&error), ("slices", (1 << 32) - 2, 0, 1 << 31));
+    }
+    works(&mut pair, &stream);
+}
+
+fn doorbell_region_max() -> u64 {
+    doorbell::region::REGION_BYTES_MAX
+}
+
+/// A region that is said to be longer than the memory behind it. Nothing may be transferred with it.
+#[allow(unsafe_code)] // Reason: registers foreign memory
+fn named(pair: &Pair, byte: &mut u8, len_bytes: u64) -> Region {
+    // SAFETY: no transfer and no call touches the memory: each of the test's work requests is refused before.
+    unsafe {
+        Region::register(
+            &pair.domain,
+            NonNull::from(byte),
+            len_bytes,
+            Access::LOCAL_READ,
+        )
+        .unwrap()
+    }
+}
+
+#[test]
+fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let slices = [region.slice(0, 8).unwrap(); 17];
+    for count in [3, 16, 17] {
+        let error = each_way(&mut pair.a, &stream, &Work::send(&slices[..count]));
+        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+        let error = pair.b.post_recv(1, &slices[..count]).unwrap_err();
+        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+        let error = pair
+            .b
+            .stream_queue_recv(&stream, 1, &slices[..count])
+            .unwrap_err();
+        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+    }
+    let bytes = vec![0; 1 << 17];
+    for len in [65, 477, 1 << 17] {
+        let error = each_way(&mut pair.a, &stream, &Work::send_inline(&bytes[..len]));
+        let (_, value, min, max) = range(&error);
+        assert_eq!((value, min, max), (len as u64, 0, 64));
+        let work = Work::write_inline(&bytes[..len], remote.addr, remote.rkey);
+        range(&each_way(&mut pair.a, &stream, &work));
+    }
+    for wrong in [
+        &slices[..0],
+        &slices[..2],
+        &[region.slice(0, 7).unwrap()],
+        &[region.slice(0, 9).unwrap()],
+    ] {
+        for work in [
+            Work::compare_swap(wrong, remote.addr, remote.rkey, 0, 0),
+            Work::fetch_add(wrong, remote.addr, remote.rkey, 0),
+        ] {
+            range(&each_way(&mut pair.a, &stream, &work));
+        }
+    }
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn foreign_and_deregistered_regions() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let same_device =
+        Region::alloc(&pair.domain.device().protection_domain(), 64, Access::ALL).unwrap();
+    let other_device = Region::alloc(&softcx().protection_domain(), 64, Access::ALL).unwrap();
+    for (region, word) in [
+        (&same_device, "this device"),
+        (&other_device, "another device"),
+    ] {
+        let slices = [region.slice(0, 8).unwrap()];
+        let recv = pair.b.post_recv(1, &slices).unwrap_err();
+        let send = each_way(&mut pair.a, &stream, &Work::send(&slices));
+        for error in [recv, send] {
+            match &error {
+                Error::Foreign {
+                    argument: "slices",
+                    found,
+                    ..
+                } => assert!(found.contains(word), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let gone = pair.region(64);
+    assert!(gone.deregister());
+    let slices = [gone.slice(0, 8).unwrap()];
+    let recv = pair.b.post_recv(1, &slices).unwrap_err();
+    let send = each_way(&mut pair.a, &stream, &Work::send(&slices));
+    for error in [recv, send] {
+        assert!(
+            matches!(&error, Error::State { reason, .. } if reason.contains("slice 0 is deregistered")),
+            "{error:?}"
+        );
+    }
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn full_queues_say_so_and_take_more_when_there_is_room() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(64);
+    // Held back, so that nothing leaves.
+    stream_wait_value32(&stream, &region, 0, Condition::GreaterOrEqual(1), SOON).unwrap();
+    for _ in 0..DEPTH {
+        pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+        pair.b
+            .stream_queue_recv(&stream, 0, &[region.slice(8, 8).unwrap()])
+            .unwrap();
+    }
+    let full = |error: Error, queue: &str| {
+        assert!(
+            matches!(&error, Error::QueueFull { queue: q, depth: DEPTH } if *q == queue),
+            "{error:?}"
+        );
+    };
+    for _ in 0..3 {
+        full(
+            pair.a.stream_queue_send(&stream, &Work::nop()).unwrap_err(),
+            "send",
+        );
+        full(pair.a.prepare_send(&Work::nop()).unwrap_err(), "send");
+        full(pair.a.post_send(&Work::nop()).unwrap_err(), "send");
+        full(
+            pair.b
+                .stream_queue_recv(&stream, 0, &[region.slice(8, 8).unwrap()])
+                .unwrap_err(),
+            "receive",
+        );
+        full(pair.b.post_recv(0, &[]).unwrap_err(), "receive");
+    }
+    // More waits than completions can come.
+    for _ in 0..DEPTH {
+        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    }
+    for _ in 0..3 {
+        for error in [
+            pair.a.stream_wait_cq(&stream, Side::Send).unwrap_err(),
+            pair.a.prepare_wait_cq(Side::Send).map(drop).unwrap_err(),
+            pair.a.stream_wait_cq(&stream, Side::Recv).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error, Error::State { reason, .. } if reason.contains("completions")),
+                "{error:?}"
+            );
+        }
+    }
+    region.store_u32(0, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    for _ in 0..DEPTH {
+        pair.a.post_send(&Work::send_inline(b"x")).unwrap();
+        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        pair.b.wait_cq(Side::Recv, SOON).unwrap();
+    }
+    works(&mut pair, &stream);
+    // Completions that nobody collects fill the completion queue, which says so.
+    let error = (0..100)
+        .find_map(|_| {
+            let posted = pair.a.post_send(&Work::nop());
+            while posted.as_ref().is_ok_and(|ticket| !ticket.is_over()) {}
+            posted.err()
+        })
+        .unwrap();
+    assert!(
+        matches!(
+            error,
+            Error::QueueFull {
+                queue: "send completion",
+                depth: 16
+            }
+        ),
+        "{error:?}"
+    );
+    while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn posting_before_connect_and_connecting_twice() {
+    let domain = softcx().protection_domain();
+    let a = Endpoint::new(&domain, &config()).unwrap();
+    let b = Endpoint::new(&domain, &config()).unwrap();
+    let mut pair = Pair { domain, a, b };
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(64);
+    let slices = [region.slice(0, 8).unwrap()];
+    let error = each_way(&mut pair.a, &stream, &Work::send(&slices));
+    assert!(matches!(&error, Error::State { reason, .. } if reason.contains("not connected")));
+    // A receive may be posted, and is taken after the connect.
+    let early = pair.b.post_recv(4, &slices).unwrap();
+    assert!(!pair.a.is_connected());
+    pair.connect();
+    assert!(pair.a.is_connected());
+    let peer = pair.b.address();
+    let error = pair.a.connect(&peer).unwrap_err();
+    assert!(matches!(
+        &error,
+        Error::State {
+            operation: "connect",
+            ..
+        }
+    ));
+    pair.a.post_send(&Work::send_inline(b"x")).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    assert_eq!(pair.b.wait_cq(Side::Recv, SOON).unwrap().wr_id, 4);
+    assert_eq!(early.status(), Status::Complete);
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn connecting_to_nobody_a_stranger_or_another_version() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let good = pair.b.address().to_bytes();
+    let malformed = |bytes: &[u8]| match Address::from_bytes(bytes) {
+        Err(Error::Malformed {
+            what: "address",
+            reason,
+        }) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(malformed(&[]).contains("0 bytes"));
+    assert!(malformed(&good[..47]).contains("47 bytes"));
+    assert!(malformed(&[0; 48]).contains("mark"));
+    let mut changed = good;
+    changed[4] = 9;
+    assert!(malformed(&changed).contains("version 9"));
+    for at in 0..good.len() {
+        let mut changed = good;
+        changed[at] ^= 0x40;
+        assert!(Address::from_bytes(&changed).is_err(), "byte {at}");
+    }
+    for text in ["", "zz", "00", &"0".repeat(97), &"é".repeat(48)] {
+        assert!(text.parse::<Address>().is_err(), "{text}");
+    }
+    assert_eq!(pair.b.address().to_string().parse(), Ok(pair.b.address()));
+
+    // A device that is gone.
+    let gone = {
+        let domain = softcx().protection_domain();
+        Endpoint::new(&domain, &config()).unwrap().address()
+    };
+    let mut lone = Endpoint::new(&pair.domain, &config()).unwrap();
+    let error = lone.connect(&gone).unwrap_err();
+    assert!(
+        matches!(error, Error::State { .. } | Error::System { .. }),
+        "{error:?}"
+    );
+    assert!(!lone.is_connected());
+    assert!(lone.failure().is_none());
+    // An endpoint that is gone, on a device that is there: found out by the retries.
+    let dropped = Endpoint::new(&pair.domain, &config()).unwrap().address();
+    lone.connect(&dropped).unwrap();
+    let sent = lone
+        .post_send(&Work::send_inline(b"anybody?").wr_id(7))
+        .unwrap();
+    let error = lone.wait_cq(Side::Send, SOON).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        matches!(error, Error::Work(work) if work.wr_id == Some(7)),
+        "{text}"
+    );
+    assert!(text.contains("work request 7"), "{text}");
+    assert!(matches!(sent.status(), Status::Failed(_)));
+    lone.reset().unwrap();
+
+    let soon = Duration::from_millis(20);
+    assert!(matches!(
+        Channel::connect("127.0.0.1:1", soon),
+        Err(Error::Timeout { .. })
+    ));
+    assert!(matches!(
+        Listener::bind("nonsense"),
+        Err(Error::Malformed { .. })
+    ));
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let again = Listener::bind(&listener.address().unwrap().to_string());
+    assert!(matches!(again, Err(Error::System { .. })), "{again:?}");
+    assert!(
+        matches!(Device::open("mlx9_0"), Err(Error::State { reason, .. }) if reason.contains("mlx9_0") && reason.contains("softcx"))
+    );
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn after_a_failure_everything_is_refused_until_a_reset() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(64);
+    let slices = [region.slice(0, 8).unwrap()];
+    let held = pair.a.prepare_send(&Work::nop().wr_id(3)).unwrap();
+    let ticket = held.ticket();
+    pair.a.rollback(held);
+    let bad = Work::write(&slices, region.remote().addr, region.remote().rkey ^ 1).wr_id(5);
+    pair.a.post_send(&bad).unwrap();
+    let first = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    let Error::Work(first) = first else {
+        panic!("{first:?}")
+    };
+    assert_eq!(first.wr_id, Some(5));
+    for _ in 0..2 {
+        let errors = [
+            each_way(&mut pair.a, &stream, &Work::nop()),
+            pair.a.post_recv(1, &slices).unwrap_err(),
+            pair.a.prepare_wait_cq(Side::Send).map(drop).unwrap_err(),
+            pair.a.poll_cq(Side::Send).map(drop).unwrap_err(),
+            pair.a.wait_cq(Side::Recv, SOON).map(drop).unwrap_err(),
+            {
+                let peer = pair.b.address();
+                pair.a.connect(&peer).unwrap_err()
+            },
+        ];
+        for error in errors {
+            assert_eq!(error, Error::Work(first));
+        }
+        assert_eq!(pair.a.failure(), Some(first));
+        assert!(!pair.a.is_connected());
+    }
+    assert_eq!(ticket.status(), Status::Cancelled);
+    pair.reset();
+    assert_eq!(pair.a.failure(), None);
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn configs_out_of_their_limits() {
+    let domain = softcx().protection_domain();
+    let good = EndpointConfig::default();
+    let bad = |change: fn(&mut EndpointConfig)| {
+        let mut config = good;
+        change(&mut config);
+        Endpoint::new(&domain, &config).unwrap_err()
+    };
+    let limits: [(Error, &str, u64, u64); 15] = [
+        (bad(|c| c.send_depth = 0), "send_depth", 1, 16384),
+        (bad(|c| c.send_depth = 1 << 20), "send_depth", 1, 16384),
+        (bad(|c| c.send_depth = u32::MAX), "send_depth", 1, 16384),
+        (bad(|c| c.recv_depth = 0), "recv_depth", 1, 16384),
+        (bad(|c| c.recv_depth = 1 << 20), "recv_depth", 1, 16384),
+        (bad(|c| c.max_segments = 0), "max_segments", 1, 16),
+        (bad(|c| c.max_segments = 17), "max_segments", 1, 16),
+        (
+            bad(|c| c.max_inline_bytes = 477),
+            "max_inline_bytes",
+            0,
+            476,
+        ),
+        (bad(|c| c.mtu_bytes = 128), "mtu_bytes", 256, 4096),
+        (bad(|c| c.mtu_bytes = 8192), "mtu_bytes", 256, 4096),
+        (bad(|c| c.timeout = 32), "timeout", 0, 31),
+        (bad(|c| c.retry_count = 8), "retry_count", 0, 7),
+        (bad(|c| c.rnr_retry = 8), "rnr_retry", 0, 7),
+        (bad(|c| c.min_rnr_timer = 32), "min_rnr_timer", 0, 31),
+        (bad(|c| c.max_reads = 0), "max_reads", 1, 16),
+    ];
+    for (error, argument, min, max) in limits {
+        let found = range(&error);
+        assert_eq!((found.0, found.2, found.3), (argument, min, max));
+    }
+    assert!(matches!(
+        bad(|c| c.mtu_bytes = 1000),
+        Error::Alignment {
+            argument: "mtu_bytes",
+            ..
+        }
+    ));
+    assert_eq!(
+        range(&bad(|c| c.wait_timeout = Some(Duration::ZERO))).0,
+        "wait_timeout"
+    );
+    // The limits themselves are fine.
+    for (depth, segments, inline) in [
+        (1, 1, 0),
+        (16384, 1, 0),
+        (10922, 9, 0),
+        (8192, 16, 0),
+        (1, 16, 476),
+    ] {
+        let config = EndpointConfig {
+            send_depth: depth,
+            recv_depth: depth,
+            max_segments: segments,
+            max_inline_bytes: inline,
+            ..good
+        };
+        match Endpoint::new(&domain, &config) {
+            Ok(_) => {}
+            // Long work requests make the ring full at a lower depth, and the error says at which.
+            Err(error) => {
+                let (argument, value, _, max) = range(&error);
+                assert_eq!(argument, "send_depth");
+                assert!(value > max && max >= 32768 / 8, "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn prepared_operations_out_of_turn_twice_or_after_their_time() {
+    let mut pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let first = pair.a.prepare_send(&Work::nop().wr_id(1)).unwrap();
+    let second = pair.a.prepare_send(&Work::nop().wr_id(2)).unwrap();
+    let rejected = stream_post(&stream, second).unwrap_err();
+    assert!(
+        matches!(&rejected.error, Error::State { reason, .. } if reason.starts_with("1 operations")),
+        "{rejected}"
+    );
+    let error = pair.a.post_send(&Work::nop()).unwrap_err();
+    assert!(matches!(error, Error::State { .. }));
+    let mut both = vec![first, rejected.prepared];
+    let tickets = stream_post_all(&stream, &mut both).unwrap();
+    assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 1);
+    assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 2);
+    assert!(tickets.iter().all(|t| t.status() == Status::Complete));
+
+    // Receives behind a dropped one are refused, and all is well when they are dropped, too.
+    let first = pair.b.prepare_recv(1, &[]).unwrap();
+    let second = pair.b.prepare_recv(2, &[]).unwrap();
+    drop(first);
+    let rejected = stream_post(&stream, second).unwrap_err();
+    assert!(
+        matches!(&rejected.error, Error::State { reason, .. } if reason.contains("dropped")),
+        "{rejected}"
+    );
+    drop(rejected);
+    let wait = pair.b.prepare_wait_cq(Side::Recv);
+    assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+    works(&mut pair, &stream);
+
+    // A stream that has failed takes nothing; the operation comes back, and goes to another stream.
+    let broken = HostStream::new("broken").unwrap();
+    broken.launch(|| panic!("a kernel that fails")).unwrap();
+    assert!(broken.synchronize(SOON).is_err());
+    let prepared = pair.a.prepare_send(&Work::nop().wr_id(8)).unwrap();
+    let ticket = prepared.ticket();
+    let rejected = stream_post(&broken, prepared).unwrap_err();
+    assert!(matches!(rejected.error, Error::Asynchronous { .. }));
+    assert_eq!(ticket.status(), Status::Prepared);
+    for error in [
+        pair.b.stream_queue_send(&broken, &Work::nop()).unwrap_err(),
+        pair.b.stream_queue_recv(&broken, 1, &[]).unwrap_err(),
+        stream_post_all(&broken, &mut vec![]).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
+    }
+    stream_post(&stream, rejected.prepared).unwrap();
+    assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 8);
+    // Of an earlier life.
+    let prepared = pair.a.prepare_wait_cq(Side::Send);
+    assert!(prepared.is_err());
+    let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
+    pair.reset();
+    let rejected = stream_post(&stream, prepared).unwrap_err();
+    assert!(
+        matches!(&rejected.error, Error::State { reason, .. } if reason.contains("reset")),
+        "{rejected}"
+    );
+    // Given to the wrong endpoint, it is dropped there, and harms neither.
+    let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
+    pair.b.rollback(prepared);
+    drop(rejected);
+    works(&mut pair, &stream);
+}
+
+#[test]
+fn words_outside_and_out_of_line() {
+    let pair = Pair::new(&softcx(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(64);
+    let condition = Condition::And(1);
+    let short = Some(Duration::from_millis(5));
+    for (offset, misaligned) in [(64, false), (62, true), (2, true), (u64::MAX - 3, false)] {
+        let errors = [
+            stream_wait_value32(&stream, &region, offset, condition, SOON).unwrap_err(),
+            stream_write_value32(&stream, &region, offset, 1).unwrap_err(),
+            wait_value32(&region, offset, condition, short).unwrap_err(),
+            region.store_u32(offset, 1).unwrap_err(),
+        ];
+        for error in errors {
+            match error {
+                Error::OutOfBounds { .. } => {}
+                Error::Alignment { .. } if misaligned => {}
+                other => panic!("{offset}: {other:?}"),
+            }
+        }
+    }
+    assert!(region.is_filled_with(0, 64, 0).unwrap());
+    let error = wait_value32(&region, 0, condition, short).unwrap_err();
+    assert!(matches!(error, Error::Timeout { timeout, .. } if Some(timeout) == short));
+    let ticket = stream_wait_value32(&stream, &region, 0, condition, short).unwrap();
+    let error = stream.synchronize(SOON).unwrap_err();
+    assert!(matches!(error, Error::Asynchronous { .. }));
+    let status = ticket.status();
+    assert!(matches!(status, Status::Failed(_)), "{status:?}");
+}

@@ -1,0 +1,355 @@
+//! The `doorbell` command, run as its users run it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// No run of these tests takes near as long; what is not over then hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A row that takes milliseconds.
+const QUICK: &str = "--iterations 40 --steps 5 --batches 2";
+
+fn command(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A child that ends with the test, whatever comes of it.
+struct Running {
+    child: Child,
+    line: String,
+}
+
+impl Running {
+    fn start(line: &str) -> Self {
+        let child = command(line).spawn().unwrap();
+        let line = line.to_owned();
+        Self { child, line }
+    }
+
+    /// A process that listens, and the address that it says.
+    fn listen(line: &str) -> (Self, String) {
+        let mut running = Self::start(&format!("{line} --listen 127.0.0.1:0"));
+        let mut said = String::new();
+        // Byte by byte, so that the rest stays for whoever reads on.
+        BufReader::with_capacity(1, running.child.stdout.as_mut().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        let address = said
+            .strip_prefix("listening at ")
+            .expect(&said)
+            .trim()
+            .to_owned();
+        (running, address)
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < LIMIT, "`{}` hangs", self.line);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Exit code, stdout, stderr. The output of these tests is short enough for a pipe to hold.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let code = self.wait().code();
+        let (mut out, mut err) = (String::new(), String::new());
+        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        stdout.unwrap().read_to_string(&mut out).unwrap();
+        stderr.unwrap().read_to_string(&mut err).unwrap();
+        (code, out, err)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(line: &str) -> Output {
+    let (code, out, err) = Running::start(line).end();
+    assert_eq!(code, Some(0), "`{line}`: {err}");
+    Output {
+        status: ExitStatus::default(),
+        stdout: out.into_bytes(),
+        stderr: err.into_bytes(),
+    }
+}
+
+fn text(output: Output) -> String {
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn rows(json: &str) -> Vec<Value> {
+    serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
+}
+
+fn check_rows(rows: &[Value], sizes: &[u64], kernels: &[u64]) {
+    let mut expected = Vec::new();
+    for kernel in kernels {
+        for size in sizes {
+            for kind in ["sync", "async"] {
+                expected.push((*kernel, *size, kind));
+            }
+        }
+    }
+    let found: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let number = |key: &str| row[key].as_u64().unwrap();
+            (
+                number("kernel_us"),
+                number("size_bytes"),
+                row["loop"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(found, expected);
+    for row in rows {
+        let mut keys: Vec<&str> = row
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        keys.sort_unstable();
+        assert_eq!(
+            keys,
+            [
+                "app_cpu_us_per_iter",
+                "iterations",
+                "kernel_us",
+                "loop",
+                "msgs_per_s",
+                "nic",
+                "path",
+                "size_bytes",
+                "stream",
+                "us_per_iter"
+            ]
+        );
+        let of = |key: &str| row["us_per_iter"][key].as_f64().unwrap();
+        assert_eq!(row["us_per_iter"].as_object().unwrap().len(), 4, "{row}");
+        assert!(of("min") <= of("p50") && of("p50") <= of("p99"), "{row}");
+        assert!(of("min") >= row["kernel_us"].as_f64().unwrap(), "{row}");
+        assert!(of("avg") > 0.0 && row["msgs_per_s"].as_f64().unwrap() > 0.0);
+        assert!(row["app_cpu_us_per_iter"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["iterations"], 40);
+        assert_eq!(
+            (&row["nic"], &row["stream"], &row["path"]),
+            (&"softcx".into(), &"host".into(), &"direct".into())
+        );
+    }
+}
+
+#[test]
+fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
+    for test in ["loop", "pingpong"] {
+        for op in ["write", "send"] {
+            for validate in ["", "--validate"] {
+                let line = format!(
+                    "bench {test} --op {op} {validate} --sizes 1,64,9001 --kernel-us 0,3 --json {QUICK}"
+                );
+                check_rows(&rows(&text(run(&line))), &[1, 64, 9001], &[0, 3]);
+            }
+        }
+    }
+}
+
+#[test]
+fn two_processes_do_the_same() {
+    for test in ["loop", "pingpong"] {
+        for op in ["write", "send"] {
+            for validate in ["", "--validate"] {
+                let (other, address) = Running::listen(&format!("bench {test}"));
+                let line = format!(
+                    "bench {test} --op {op} {validate} --sizes 8,9001 --kernel-us 2 --json {QUICK} --connect {address}"
+                );
+                check_rows(&rows(&text(run(&line))), &[8, 9001], &[2]);
+                let (code, out, err) = other.end();
+                assert_eq!((code, &*out), (Some(0), ""), "{err}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_table_names_what_it_was_taken_on() {
+    let table = text(run(&format!("bench loop --sizes 8 --kernel-us 0 {QUICK}")));
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 4, "{table}");
+    assert!(lines[0].starts_with("# nic=softcx stream=host path=direct ("));
+    assert!(lines[1].contains("app_cpu[us]"));
+    assert!(lines[2].contains(" sync ") && lines[3].contains(" async "));
+}
+
+#[test]
+fn plot_writes_an_svg() {
+    let path = std::env::temp_dir().join(format!("doorbell-cli-{}.svg", std::process::id()));
+    let shown = path.to_str().unwrap();
+    run(&format!(
+        "bench loop --sizes 8,64 --kernel-us 0 --plot {shown} {QUICK}"
+    ));
+    let svg = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(svg.contains("<svg") && svg.trim_end().ends_with("</svg>"));
+}
+
+#[test]
+fn disasm_shows_what_rings_and_what_waits() {
+    let plain = text(run("disasm"));
+    for said in [
+        "== send of 64 bytes",
+        "opcode    0x0a (SEND)",
+        "== write of 64 bytes",
+        "opcode    0x08 (RDMA_WRITE)",
+        "rkey",
+        "doorbell record: send counter = 1",
+        "doorbell record: send counter = 2",
+        "UAR: ring WQE 0 (SEND)",
+        "UAR: ring WQE 1 (RDMA_WRITE)",
+        "== wait",
+        "POLL_NOR     send_cq+0x3c",
+        "CQE 0, owner 0",
+        "mark 0 = 0",
+    ] {
+        assert!(plain.contains(said), "`{said}` is missing:\n{plain}");
+    }
+    // The bytes themselves: ten is the opcode of a send, in the fourth byte; the queue pair's number and two segments follow.
+    let dump = plain
+        .lines()
+        .find(|line| line.starts_with("     0  "))
+        .unwrap();
+    assert!(
+        dump.starts_with("     0  00 00 00 0a 01 00 00 02"),
+        "{dump}"
+    );
+    let blueflame = text(run("disasm --blueflame"));
+    assert!(blueflame.contains("COPY_BLOCK") && blueflame.contains("by BlueFlame"));
+}
+
+#[test]
+fn info_lists_devices_streams_paths_and_features() {
+    let info = text(run("info"));
+    for said in [
+        concat!("doorbell ", env!("CARGO_PKG_VERSION")),
+        "verbs",
+        "cuda",
+        "host ",
+        "softcx",
+        "host stream: direct (",
+    ] {
+        assert!(info.contains(said), "`{said}` is missing:\n{info}");
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    assert!(text(run("--version")).starts_with("doorbell "));
+    assert!(text(run("bench loop --help")).contains("--kernel-us"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_one_line() {
+    for (line, named) in [
+        ("", "subcommand"),
+        ("frobnicate", "frobnicate"),
+        ("bench", "subcommand"),
+        ("bench loop --sizes 0", "--sizes"),
+        ("bench loop --sizes 8..9", "power of two"),
+        ("bench loop --op read", "--op"),
+        (
+            "bench loop --steps 4096 --batches 64",
+            "--steps times --batches",
+        ),
+        ("bench loop --listen 127.0.0.1:0 --json", "--json"),
+        ("bench pingpong --frequency 3", "--frequency"),
+        ("info more", "more"),
+    ] {
+        let (code, out, err) = Running::start(line).end();
+        assert_eq!((code, &*out), (Some(2), ""), "`{line}`: {err}");
+        assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
+        assert!(err.contains(named), "`{line}`: {err}");
+    }
+}
+
+#[test]
+fn connecting_to_nobody_ends_by_its_deadline() {
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let start = Instant::now();
+    let line = format!("bench loop --timeout-s 1 --connect 127.0.0.1:{port}");
+    let (code, out, err) = Running::start(&line).end();
+    assert_eq!((code, &*out), (Some(1), ""), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert!(
+        err.contains(&format!("--connect 127.0.0.1:{port}")),
+        "{err}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_stranger_is_told_apart_from_a_peer() {
+    let (other, address) = Running::listen("bench loop");
+    let mut stranger = std::net::TcpStream::connect(&address).unwrap();
+    std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let (code, _, err) = other.end();
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no peer"), "{err}");
+}
+
+#[test]
+fn a_peer_that_is_killed_ends_the_other_process() {
+    for options in [
+        "loop --loop sync",
+        "loop --loop async",
+        "loop --loop sync --validate",
+        "loop --loop async --validate",
+        "loop --loop async --op send",
+        "pingpong --loop sync",
+        "pingpong --loop async",
+    ] {
+        for kill_listener in [true, false] {
+            let (other, address) = Running::listen("bench loop");
+            let line = format!(
+                "bench {options} --sizes 64 --kernel-us 5 --iterations 10000000 --steps 20 --connect {address}"
+            );
+            let measuring = Running::start(&line);
+            // Well into the row: meeting takes milliseconds. If it has not met by then, the end is noticed all the same.
+            std::thread::sleep(Duration::from_millis(400));
+            let (mut killed, left) = if kill_listener {
+                (other, measuring)
+            } else {
+                (measuring, other)
+            };
+            killed.child.kill().unwrap();
+            let start = Instant::now();
+            let (code, _, err) = left.end();
+            assert_eq!(code, Some(1), "`{line}`: {err}");
+            assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "`{line}` noticed after {:?}",
+                start.elapsed()
+            );
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! What comes before what: many endpoints in a batch, several streams, words as signals, events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use doorbell::{
+    Condition, EndpointConfig, Event, Executor, HostStream, Prepared, Region, Side, Status, Work,
+    stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
+};
+
+use crate::STEP;
+use crate::rig::{Limit, Pair, Random, SOON, softcx};
+
+/// Streams to run the orders on: every kind that there is.
+fn streams(count: usize) -> Vec<Box<dyn Executor>> {
+    (0..count)
+        .map(|_| Box::new(HostStream::new("order").unwrap()) as Box<dyn Executor>)
+        .collect()
+}
+
+#[test]
+fn a_batch_over_many_endpoints_is_carried_out_whole() {
+    const PAIRS: usize = 24;
+    let _limit = Limit::new("batch", STEP);
+    let device = softcx();
+    let stream = &streams(1)[0];
+    let mut pairs: Vec<Pair> = (0..PAIRS)
+        .map(|_| Pair::new(&device, &EndpointConfig::default()))
+        .collect();
+    let regions: Vec<Region> = pairs.iter().map(|pair| pair.region(4096)).collect();
+    for round in 0..40u8 {
+        let mut list: Vec<Prepared> = Vec::new();
+        let mut receives = Vec::new();
+        for (pair, region) in pairs.iter_mut().zip(&regions) {
+            region.fill(0, 128, round).unwrap();
+            region.fill(1024, 256, 0xff).unwrap();
+            let remote = region.remote();
+            let receive = pair
+                .b
+                .prepare_recv(1, &[region.slice(1024, 64).unwrap()])
+                .unwrap();
+            receives.push(receive.ticket());
+            list.push(receive);
+            let data = [region.slice(0, 64).unwrap()];
+            let write = Work::write(&data, remote.at(1152, 64).unwrap(), remote.rkey);
+            list.push(pair.a.prepare_send(&write.signaled(false)).unwrap());
+            list.push(pair.a.prepare_send(&Work::send(&data)).unwrap());
+            list.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
+            list.push(pair.b.prepare_wait_cq(Side::Recv).unwrap());
+        }
+        let tickets = stream_post_all(&**stream, &mut list).unwrap();
+        assert_eq!((tickets.len(), list.len()), (PAIRS * 5, 0));
+        stream.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(|t| t.status() == Status::Complete));
+        for (region, receive) in regions.iter().zip(receives) {
+            assert_eq!(receive.details(), Some((64, None)));
+            for (at, value) in [(1024, round), (1088, 0xff), (1152, round), (1216, 0xff)] {
+                assert!(region.is_filled_with(at, 64, value).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_is_refused_changes_nothing() {
+    let device = softcx();
+    let short = HostStream::with_capacity("short", 4).unwrap();
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(64);
+    let remote = region.remote();
+    let data = [region.slice(0, 8).unwrap()];
+    let work = Work::write(&data, remote.at(32, 8).unwrap(), remote.rkey);
+    for _ in 0..3 {
+        let mut list: Vec<_> = (0..6)
+            .map(|_| pair.a.prepare_send(&work).unwrap())
+            .collect();
+        let tickets: Vec<_> = list.iter().map(Prepared::ticket).collect();
+        let error = stream_post_all(&short, &mut list).unwrap_err();
+        assert!(matches!(
+            error,
+            doorbell::Error::Range {
+                argument: "batch.len()",
+                value: 6,
+                max: 4,
+                ..
+            }
+        ));
+        assert_eq!(list.len(), 6);
+        assert!(tickets.iter().all(|t| t.status() == Status::Prepared));
+        // Out of turn: nothing of it is given either.
+        list.swap(1, 2);
+        let refused = stream_post_all(&short, &mut list);
+        assert!(matches!(
+            refused,
+            Err(doorbell::Error::State { .. }) | Err(doorbell::Error::Range { .. })
+        ));
+        list.swap(1, 2);
+        // In two parts it fits.
+        let mut second = list.split_off(3);
+        for part in [&mut list, &mut second] {
+            stream_post_all(&short, part).unwrap();
+        }
+        for _ in 0..6 {
+            pair.a.stream_wait_cq(&short, Side::Send).unwrap();
+        }
+        short.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(|t| t.status() == Status::Complete));
+    }
+}
+
+/// Posts of one endpoint on several streams go out in the order of the posts, however the streams run.
+#[test]
+fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
+    const ROUNDS: u64 = 60;
+    let limit = Limit::new("streams", STEP);
+    let device = softcx();
+    let mut random = Random(3);
+    for count in [2, 3, 5] {
+        limit.step(count as u64, STEP);
+        let streams = streams(count);
+        let config = EndpointConfig {
+            send_depth: 32,
+            recv_depth: 32,
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&device, &config);
+        let region = pair.region(4096);
+        for round in 0..ROUNDS {
+            let mut receives = Vec::new();
+            for place in 0..16u64 {
+                let into = [region.slice(place * 4, 4).unwrap()];
+                receives.push(pair.b.post_recv(place, &into).unwrap());
+            }
+            for place in 0..16u32 {
+                let stream = random.pick(&streams);
+                let number = round as u32 * 16 + place;
+                let bytes = number.to_le_bytes();
+                let work = Work::send_inline(&bytes).wr_id(place.into());
+                pair.a.stream_queue_send(&**stream, &work).unwrap();
+                // The wait may be on another stream than the send.
+                let waiter = random.pick(&streams);
+                pair.a.stream_wait_cq(&**waiter, Side::Send).unwrap();
+            }
+            for stream in &streams {
+                stream.synchronize(SOON).unwrap();
+            }
+            for place in 0..16u64 {
+                let completion = pair.b.wait_cq(Side::Recv, SOON).unwrap();
+                assert_eq!(completion.wr_id, place);
+                let number = round as u32 * 16 + place as u32;
+                assert_eq!(region.load_u32(place * 4), Ok(number.to_le()));
+                assert_eq!(receives[place as usize].status(), Status::Complete);
+            }
+        }
+    }
+}
+
+/// A stream that is held back holds back what was posted behind it on others, and nothing overtakes.
+#[test]
+fn a_post_behind_a_stream_that_waits_waits_too() {
+    let _limit = Limit::new("behind", STEP);
+    let device = softcx();
+    let streams = streams(2);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    for round in 1..=50u32 {
+        let target = remote.at(1024, 4).unwrap();
+        stream_wait_value32(
+            &*streams[0],
+            &region,
+            0,
+            Condition::GreaterOrEqual(round),
+            SOON,
+        )
+        .unwrap();
+        let (first, second) = ((round * 2).to_ne_bytes(), (round * 2 + 1).to_ne_bytes());
+        let one = pair
+            .a
+            .stream_queue_send(
+                &*streams[0],
+                &Work::write_inline(&first, target, remote.rkey),
+            )
+            .unwrap();
+        let two = pair
+            .a
+            .stream_queue_send(
+                &*streams[1],
+                &Work::write_inline(&second, target, remote.rkey),
+            )
+            .unwrap();
+        pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
+        pair.a.stream_wait_cq(&*streams[1], Side::Send).unwrap();
+        // The calling thread may not overtake them either.
+        let error = pair.a.post_send(&Work::nop()).unwrap_err();
+        assert!(matches!(error, doorbell::Error::State { .. }), "{error}");
+        if round % 8 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(
+            (one.status(), two.status()),
+            (Status::Queued, Status::Queued)
+        );
+        region.store_u32(0, round).unwrap();
+        for stream in &streams {
+            stream.synchronize(SOON).unwrap();
+        }
+        assert_eq!(region.load_u32(1024), Ok(round * 2 + 1));
+        assert_eq!(
+            (one.status(), two.status()),
+            (Status::Complete, Status::Complete)
+        );
+    }
+}
+
+#[test]
+fn words_are_signals_between_streams_peers_and_the_cpu() {
+    let _limit = Limit::new("words", STEP);
+    let device = softcx();
+    let streams = streams(2);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    for round in 1..200u32 {
+        // Stream 0 writes to the peer's word, on which stream 1 waits, and answers the CPU.
+        let data = round.to_ne_bytes();
+        pair.a
+            .stream_queue_send(
+                &*streams[0],
+                &Work::write_inline(&data, remote.at(64, 4).unwrap(), remote.rkey),
+            )
+            .unwrap();
+        pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
+        let wait = stream_wait_value32(
+            &*streams[1],
+            &region,
+            64,
+            Condition::GreaterOrEqual(round),
+            SOON,
+        )
+        .unwrap();
+        let write = stream_write_value32(&*streams[1], &region, 128, round).unwrap();
+        wait_value32(&region, 128, Condition::GreaterOrEqual(round), SOON).unwrap();
+        assert_eq!(region.load_u32(64), Ok(round));
+        streams[1].synchronize(SOON).unwrap();
+        assert_eq!(
+            (wait.status(), write.status()),
+            (Status::Complete, Status::Complete)
+        );
+    }
+    // Each condition, met and not met.
+    region.store_u32(256, 0b1010).unwrap();
+    let met =
+        |condition| wait_value32(&region, 256, condition, Some(Duration::from_millis(3))).is_ok();
+    assert!(met(Condition::GreaterOrEqual(10)) && !met(Condition::GreaterOrEqual(11)));
+    assert!(met(Condition::GreaterOrEqual(
+        10u32.wrapping_sub(1 << 31).wrapping_add(1)
+    )));
+    assert!(met(Condition::And(0b0010)) && !met(Condition::And(0b0101)));
+    assert!(met(Condition::Nor(0)) && !met(Condition::Nor(!0b1010 | 0b1010)));
+    for condition in [
+        Condition::GreaterOrEqual(10),
+        Condition::And(2),
+        Condition::Nor(0),
+    ] {
+        let ticket = stream_wait_value32(&*streams[0], &region, 256, condition, SOON).unwrap();
+        streams[0].synchronize(SOON).unwrap();
+        assert_eq!(ticket.status(), Status::Complete);
+    }
+}
+
+/// kernel, send, wait, kernel on one stream: the kernel before is seen by the peer, the kernel after sees the transfer.
+#[test]
+fn kernels_and_transfers_of_a_stream_see_each_other() {
+    let _limit = Limit::new("kernels", STEP);
+    let device = softcx();
+    let (here, there) = (
+        HostStream::new("here").unwrap(),
+        HostStream::new("there").unwrap(),
+    );
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(64 << 10);
+    let checked = Arc::new(AtomicU32::new(0));
+    for round in 0..300u32 {
+        let (kernel, value) = (region.clone(), round as u8);
+        pair.b
+            .stream_queue_recv(&there, 0, &[region.slice(32 << 10, 20_000).unwrap()])
+            .unwrap();
+        pair.b.stream_wait_cq(&there, Side::Recv).unwrap();
+        here.launch(move || kernel.fill(0, 20_000, value).unwrap())
+            .unwrap();
+        pair.a
+            .stream_queue_send(&here, &Work::send(&[region.slice(0, 20_000).unwrap()]))
+            .unwrap();
+        pair.a.stream_wait_cq(&here, Side::Send).unwrap();
+        let (kernel, count) = (region.clone(), Arc::clone(&checked));
+        there
+            .launch(move || {
+                if kernel.is_filled_with(32 << 10, 20_000, value).unwrap() {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+            .unwrap();
+        // The next round may not begin to fill before this one is checked.
+        let done = Event::new();
+        there.record(&done).unwrap();
+        here.wait_event(&done).unwrap();
+        if round % 64 == 63 {
+            // As many as the queues hold.
+            there.synchronize(SOON).unwrap();
+        }
+    }
+    here.synchronize(SOON).unwrap();
+    there.synchronize(SOON).unwrap();
+    assert_eq!(checked.load(Ordering::Relaxed), 300);
+}
+
+/// An event stands for a transfer: host threads and other streams that wait for it find the bytes.
+#[test]
+fn events_stand_for_transfers_in_any_order_of_waiting() {
+    let limit = Limit::new("events", STEP);
+    let device = softcx();
+    let mut random = Random(11);
+    let streams: Vec<HostStream> = (0..4).map(|_| HostStream::new("event").unwrap()).collect();
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    for round in 1..=150u32 {
+        limit.step(round.into(), STEP);
+        // A chain over the streams in random order, each link a write that the next link's stream sees and adds to.
+        let mut order: Vec<usize> = (0..streams.len()).collect();
+        random.shuffle(&mut order);
+        region.store_u32(0, round * 100).unwrap();
+        let mut event: Option<Event> = None;
+        for (link, stream) in order.iter().map(|at| &streams[*at]).enumerate() {
+            if let Some(event) = &event {
+                stream.wait_event(event).unwrap();
+            }
+            let (kernel, link) = (region.clone(), link as u64 * 4);
+            stream
+                .launch(move || {
+                    let word = kernel.load_u32(link).unwrap();
+                    kernel.store_u32(2048 + link, word + 1).unwrap();
+                })
+                .unwrap();
+            let data = [region.slice(2048 + link, 4).unwrap()];
+            let target = remote.at(link + 4, 4).unwrap();
+            let prepared = pair
+                .a
+                .prepare_send(&Work::write(&data, target, remote.rkey))
+                .unwrap();
+            stream_post(stream, prepared).unwrap();
+            pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+            let next = if random.below(2) == 0 {
+                Event::new()
+            } else {
+                Event::blocking()
+            };
+            stream.record(&next).unwrap();
+            event = Some(next);
+        }
+        event.unwrap().synchronize(SOON).unwrap();
+        assert_eq!(region.load_u32(16), Ok(round * 100 + 4));
+    }
+}

@@ -1,0 +1,108 @@
+//! Rings that go round: every count in them has fewer bits than operations go through.
+
+use doorbell::{EndpointConfig, Side, Status, Work};
+
+use crate::rig::{Limit, Pair, Random};
+use crate::{STEP, rigs};
+
+/// Random mixtures of work requests of one to three blocks through rings of every small size.
+#[test]
+fn small_rings_go_round_thousands_of_times() {
+    let limit = Limit::new("small rings", STEP);
+    for rig in rigs() {
+        for depth in [1, 2, 3, 7, 16] {
+            limit.step(depth.into(), STEP);
+            let config = EndpointConfig {
+                send_depth: depth,
+                recv_depth: depth,
+                blueflame: depth % 2 == 1,
+                max_inline_bytes: 128,
+                ..EndpointConfig::default()
+            };
+            let mut pair = Pair::new(&(rig.open)(), &config);
+            let mut driver = (rig.driver)();
+            let mut random = Random(depth.into());
+            let region = pair.region(8192);
+            let remote = region.remote();
+            let mut number = 0u32;
+            for _ in 0..1200 / depth {
+                let mut receives = Vec::new();
+                // Fills the queue wholly; the last is signaled, so that it can be emptied.
+                for place in 0..depth {
+                    number += 1;
+                    let bytes: Vec<u8> = (0..16).flat_map(|_| number.to_le_bytes()).collect();
+                    let count = 8 * (1 + random.below(8));
+                    let at = u64::from(place) * 64;
+                    region.write(at, &bytes).unwrap();
+                    let slices: Vec<_> = (0..1 + random.below(4))
+                        .map(|piece| region.slice(at + piece, 1).unwrap())
+                        .collect();
+                    let target = remote.at(4096 + at, 64).unwrap();
+                    let last = place + 1 == depth;
+                    let work = match random.below(4) {
+                        0 => Work::write_inline(&bytes[..count as usize], target, remote.rkey),
+                        1 => Work::write(&slices, target, remote.rkey),
+                        2 => Work::nop(),
+                        _ => {
+                            let into = [region.slice(4096 + at, 64).unwrap()];
+                            receives.push((driver.recv(&mut pair.b, 5, &into), count as u32));
+                            Work::send_inline(&bytes[..count as usize])
+                        }
+                    };
+                    driver.send(&mut pair.a, &work.signaled(last).wr_id(number.into()));
+                }
+                driver.wait(&mut pair.a, Side::Send);
+                for _ in &receives {
+                    driver.wait(&mut pair.b, Side::Recv);
+                }
+                driver.settle();
+                for (receive, len) in receives {
+                    assert_eq!(receive.details(), Some((len, None)), "{}", rig.name);
+                }
+            }
+        }
+    }
+}
+
+/// More posts than the doorbell record's 16 bits count, of both queues; and more completions than any ring has.
+#[test]
+fn seventy_thousand_posts_wrap_the_doorbell_record() {
+    const POSTS: u32 = 70_000;
+    const ROUND: u32 = 50;
+    let limit = Limit::new("70,000 posts", STEP);
+    for rig in rigs() {
+        limit.step(0, STEP);
+        let config = EndpointConfig {
+            send_depth: ROUND,
+            recv_depth: ROUND,
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&(rig.open)(), &config);
+        let mut driver = (rig.driver)();
+        let region = pair.region(u64::from(ROUND) * 4);
+        for round in 0..POSTS / ROUND {
+            let mut tickets = Vec::new();
+            for place in 0..ROUND {
+                let number = round * ROUND + place;
+                let into = [region.slice(u64::from(place) * 4, 4).unwrap()];
+                let receive = driver.recv(&mut pair.b, number.into(), &into);
+                let bytes = number.to_le_bytes();
+                let work = Work::send_inline(&bytes).imm(!number);
+                // A third of them unsignaled.
+                let signaled = place % 3 != 0 || place + 1 == ROUND;
+                let sent = driver.send(&mut pair.a, &work.signaled(signaled));
+                if signaled {
+                    driver.wait(&mut pair.a, Side::Send);
+                }
+                driver.wait(&mut pair.b, Side::Recv);
+                tickets.push((sent, receive, number));
+            }
+            driver.settle();
+            for (place, (sent, receive, number)) in tickets.into_iter().enumerate() {
+                assert_eq!(sent.status(), Status::Complete);
+                assert_eq!(receive.details(), Some((4, Some(!number))), "{}", rig.name);
+                assert_eq!(region.load_u32(place as u64 * 4), Ok(number.to_le()));
+            }
+        }
+    }
+}

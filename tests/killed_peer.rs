@@ -1,0 +1,198 @@
+//! A peer process that is killed in the middle of a transfer, and many of them.
+//!
+//! The test starts itself again as the peer. Both sides tell each other over pipes what they need to connect.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use doorbell::mlx5::{SendRequest, Syndrome};
+use doorbell::soft::{Attributes, Device, PortId, RemoteQueuePair, State};
+
+mod soft_end;
+use soft_end::End;
+
+const ROLE: &str = "DOORBELL_TEST_PEER";
+const LEN: usize = 1 << 20;
+/// 4.096 us * 2^13, sent four times: the peer is given up after 134 ms.
+const ATTRIBUTES: Attributes = Attributes {
+    timeout: 13,
+    retry_count: 3,
+    mtu_bytes: 4096,
+    rnr_retry: 7,
+    min_rnr_timer: 12,
+    max_reads: 16,
+    access: doorbell::soft::Access::ALL,
+};
+const GIVEN_UP_AFTER: Duration = Duration::from_nanos((4096 << 13) * 4);
+
+/// What one side tells the other, as a line of text.
+struct Card {
+    remote: RemoteQueuePair,
+    addr: u64,
+    key: u32,
+}
+
+impl Card {
+    fn of(end: &End) -> Card {
+        Card {
+            remote: end.pair.qp.local(),
+            addr: end.at(0),
+            key: end.key,
+        }
+    }
+
+    fn line(&self) -> String {
+        let port = self.remote.port.to_bytes().map(|byte| byte.to_string());
+        let RemoteQueuePair {
+            qpn,
+            psn,
+            connection,
+            ..
+        } = self.remote;
+        let (addr, key) = (self.addr, self.key);
+        format!(
+            "card {qpn} {psn} {connection} {addr} {key} {}\n",
+            port.join(" ")
+        )
+    }
+
+    /// Reads up to the next card; the test harness prints lines of its own.
+    fn read(from: &mut impl BufRead) -> Card {
+        loop {
+            let mut line = String::new();
+            assert!(
+                from.read_line(&mut line).unwrap() > 0,
+                "the other side is gone"
+            );
+            // Behind "test peer ... ", which ends no line.
+            let Some((_, numbers)) = line.split_once("card ") else {
+                continue;
+            };
+            let numbers: Vec<u64> = numbers
+                .split_whitespace()
+                .map(|number| number.parse().unwrap())
+                .collect();
+            let port: Vec<u8> = numbers[5..].iter().map(|&byte| byte as u8).collect();
+            return Card {
+                remote: RemoteQueuePair {
+                    port: PortId::from_bytes(&port.try_into().unwrap()),
+                    qpn: numbers[0] as u32,
+                    psn: numbers[1] as u32,
+                    connection: numbers[2] as u32,
+                },
+                addr: numbers[3],
+                key: numbers[4] as u32,
+            };
+        }
+    }
+}
+
+/// The peer's side; a test that does nothing unless it is started as the peer.
+#[test]
+fn peer() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let end = End::new(&device, LEN);
+    let card = Card::read(&mut std::io::stdin().lock());
+    end.pair.qp.init(ATTRIBUTES).unwrap();
+    end.pair.qp.connect(&card.remote).unwrap();
+    let mut out = std::io::stdout();
+    out.write_all(Card::of(&end).line().as_bytes()).unwrap();
+    out.flush().unwrap();
+    // Until it is killed, or the parent is: its end of the pipe closes then.
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+struct Peer {
+    child: Child,
+    card: Card,
+}
+
+impl Peer {
+    fn start(end: &End) -> Peer {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer", "--nocapture"])
+            .env(ROLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let to = child.stdin.as_mut().unwrap();
+        to.write_all(Card::of(end).line().as_bytes()).unwrap();
+        let card = Card::read(&mut BufReader::new(child.stdout.take().unwrap()));
+        Peer { child, card }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_in_a_time_out_and_its_place_is_used_again() {
+    let device = Device::open().unwrap();
+    let mut end = End::new(&device, LEN);
+    for round in 0..2 {
+        let mut peer = Peer::start(&end);
+        end.pair.qp.init(ATTRIBUTES).unwrap();
+        end.pair.qp.connect(&peer.card.remote).unwrap();
+        let list = [end.segment(0, LEN)];
+        let (addr, key) = (peer.card.addr, peer.card.key);
+        let write = SendRequest::write(addr, key).segments(&list).signaled(true);
+        for _ in 0..20 {
+            end.ring(&write);
+            end.wait();
+        }
+        // In the middle of transfers, with more behind them: those posted afterwards have nobody to arrive at.
+        for _ in 0..8 {
+            end.ring(&write);
+        }
+        peer.kill();
+        for _ in 0..8 {
+            end.ring(&write);
+        }
+        let killed = Instant::now();
+        let (mut good, mut bad) = (0, Vec::new());
+        while good + bad.len() < 16 {
+            assert!(killed.elapsed() < Duration::from_secs(20), "it hangs");
+            match end.poll() {
+                Some(cqe) if cqe.syndrome == 0 => good += 1,
+                Some(cqe) => bad.push(Syndrome::from_raw(cqe.syndrome).unwrap()),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        let took = killed.elapsed();
+        assert_eq!(
+            bad.first(),
+            Some(&Syndrome::TransportRetryExc),
+            "round {round}"
+        );
+        assert!(bad[1..].iter().all(|&flushed| flushed == Syndrome::WrFlush));
+        assert_eq!(end.pair.qp.status().state(), State::Error);
+        // The last progress was made at most when it was killed; a loaded machine may be late, not early by more than that.
+        assert!(took < GIVEN_UP_AFTER + Duration::from_secs(2), "{took:?}");
+        end.reset();
+    }
+}
+
+#[test]
+fn the_lanes_of_dead_processes_are_free_again() {
+    let device = Device::open().unwrap();
+    let end = End::new(&device, 4096);
+    // More than the 32 that a device has, one after the other; each had claimed one when it was killed.
+    for _ in 0..40 {
+        Peer::start(&end).kill();
+    }
+}

@@ -1,0 +1,137 @@
+//! What the tests at the public API share: pairs of endpoints, random numbers with a seed, and a limit on every test's time.
+#![allow(dead_code)] // Reason: each test uses a part.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell::{Access, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
+
+/// Longer than anything takes that works, also under emulation.
+pub const SOON: Option<Duration> = Some(Duration::from_secs(60));
+
+/// Two connected endpoints of one protection domain.
+pub struct Pair {
+    pub domain: ProtectionDomain,
+    pub a: Endpoint,
+    pub b: Endpoint,
+}
+
+impl Pair {
+    pub fn new(device: &Device, config: &EndpointConfig) -> Pair {
+        let domain = device.protection_domain();
+        let a = Endpoint::new(&domain, config).unwrap();
+        let b = Endpoint::new(&domain, config).unwrap();
+        let mut pair = Pair { domain, a, b };
+        pair.connect();
+        pair
+    }
+
+    pub fn connect(&mut self) {
+        self.a.connect(&self.b.address()).unwrap();
+        self.b.connect(&self.a.address()).unwrap();
+    }
+
+    /// Back to work after whatever happened.
+    pub fn reset(&mut self) {
+        self.a.reset().unwrap();
+        self.b.reset().unwrap();
+        self.connect();
+    }
+
+    pub fn region(&self, len_bytes: u64) -> Region {
+        Region::alloc(&self.domain, len_bytes, Access::ALL).unwrap()
+    }
+}
+
+pub fn softcx() -> Device {
+    Device::open("softcx").unwrap()
+}
+
+/// SplitMix64 (Steele, Lea, Flood, 2014).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len() as u64) as usize]
+    }
+
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for end in (1..list.len()).rev() {
+            list.swap(end, self.below(end as u64 + 1) as usize);
+        }
+    }
+}
+
+/// The number in the environment variable, or this one: to repeat a run, or to make a longer one.
+pub fn from_env(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|error| panic!("{variable}={text}: {error}"))
+    })
+}
+
+/// Ends the process when a step of a test takes too long: a hang is a finding, not something to wait for.
+pub struct Limit {
+    shared: Arc<LimitShared>,
+}
+
+struct LimitShared {
+    started: Instant,
+    /// When the step must be over, in milliseconds from the start.
+    due_ms: AtomicU64,
+    /// What to print: the seed, or the number of the step.
+    label: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Limit {
+    pub fn new(test: &'static str, step: Duration) -> Limit {
+        let shared = Arc::new(LimitShared {
+            started: Instant::now(),
+            due_ms: AtomicU64::new(step.as_millis() as u64),
+            label: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        });
+        let watched = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            while !watched.over.load(Ordering::Acquire) {
+                let due_ms = watched.due_ms.load(Ordering::Acquire);
+                if watched.started.elapsed().as_millis() as u64 > due_ms {
+                    let label = watched.label.load(Ordering::Acquire);
+                    eprintln!("HANG: {test}: step or seed {label} did not end in time");
+                    std::process::abort();
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Limit { shared }
+    }
+
+    /// A new step begins.
+    pub fn step(&self, label: u64, step: Duration) {
+        self.shared.label.store(label, Ordering::Release);
+        let due = self.shared.started.elapsed() + step;
+        self.shared
+            .due_ms
+            .store(due.as_millis() as u64, Ordering::Release);
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Release);
+    }
+}

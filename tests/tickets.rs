@@ -1,0 +1,181 @@
+//! What tickets tell of operations that are over, taken back, or of an earlier life of their endpoint; and what dropped operations leave.
+#![cfg(not(loom))]
+
+mod rig;
+
+use std::time::Duration;
+
+use doorbell::{
+    Cause, EndpointConfig, Error, Executor, HostStream, Side, Status, Work, stream_post,
+};
+use rig::{Pair, SOON, softcx};
+
+fn small() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: 4,
+        recv_depth: 4,
+        ..EndpointConfig::default()
+    }
+}
+
+#[test]
+fn after_a_reset_tickets_tell_how_it_was() {
+    let mut pair = Pair::new(&softcx(), &small());
+    let region = pair.region(4096);
+    let stream = HostStream::new("s").unwrap();
+    let slice = [region.slice(0, 64).unwrap()];
+    let remote = region.remote();
+    let good = pair
+        .a
+        .stream_queue_write(&stream, &slice, remote.at(512, 64).unwrap(), remote.rkey)
+        .unwrap();
+    let good_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    let bad = pair
+        .a
+        .stream_queue_write(&stream, &slice, remote.addr, remote.rkey ^ 0xff00)
+        .unwrap();
+    let bad_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    let behind = pair
+        .a
+        .stream_queue_write(&stream, &slice, remote.addr, remote.rkey)
+        .unwrap();
+    while !bad_wait.is_over() || !behind.is_over() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _ = stream.synchronize(SOON);
+    let prepared = pair.a.prepare_wait_cq(Side::Send);
+    assert!(matches!(prepared, Err(Error::Work(_))), "{prepared:?}");
+    let before = [&good, &good_wait, &bad, &bad_wait, &behind].map(|ticket| ticket.status());
+    assert_eq!(before[..2], [Status::Complete; 2]);
+    assert!(
+        before[2..]
+            .iter()
+            .all(|status| matches!(status, Status::Failed(_))),
+        "{before:?}"
+    );
+    for _ in 0..3 {
+        pair.reset();
+        let after = [&good, &good_wait, &bad, &bad_wait, &behind].map(|ticket| ticket.status());
+        assert_eq!(after, before);
+    }
+}
+
+#[test]
+fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
+    let mut pair = Pair::new(&softcx(), &small());
+    let region = pair.region(4096);
+    let slices = [region.slice(0, 8).unwrap()];
+    let prepared = pair
+        .a
+        .prepare_send(&Work::write(
+            &slices,
+            region.remote().addr,
+            region.remote().rkey,
+        ))
+        .unwrap();
+    pair.reset();
+    let stream = HostStream::new("s").unwrap();
+    pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    let late = prepared.ticket().status();
+    assert!(
+        matches!(late, Status::Failed(error) if error.cause == Cause::Aborted),
+        "{late:?}"
+    );
+    let rejected = stream_post(&stream, prepared).unwrap_err();
+    assert!(matches!(rejected.error, Error::State { .. }));
+}
+
+#[test]
+fn dropped_sends_leave_room_and_no_completion() {
+    for blueflame in [false, true] {
+        let mut pair = Pair::new(
+            &softcx(),
+            &EndpointConfig {
+                blueflame,
+                ..small()
+            },
+        );
+        for _ in 0..20 {
+            let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
+            let ticket = prepared.ticket();
+            drop(prepared);
+            assert_eq!(ticket.status(), Status::Cancelled);
+            let wait = pair.a.prepare_wait_cq(Side::Send);
+            assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+            let next = pair.a.prepare_send(&Work::nop()).unwrap();
+            assert_eq!(ticket.status(), Status::Cancelled, "not that of the next");
+            assert_eq!(next.ticket().status(), Status::Prepared);
+            pair.a.rollback(next);
+        }
+        // One in the middle becomes a no-operation; the one behind it goes out.
+        let stream = HostStream::new("s").unwrap();
+        let region = pair.region(4096);
+        for round in 0..20u8 {
+            region.fill(0, 64, round + 1).unwrap();
+            let remote = region.remote();
+            let slices = [region.slice(0, 64).unwrap()];
+            let work = Work::write(&slices, remote.at(1024, 64).unwrap(), remote.rkey);
+            let wrong = Work::write(&slices, remote.at(2048, 64).unwrap(), remote.rkey).wr_id(1);
+            let dropped = pair.a.prepare_send(&wrong).unwrap();
+            let kept = pair.a.prepare_send(&work.wr_id(2)).unwrap();
+            let ticket = dropped.ticket();
+            drop(dropped);
+            let kept = stream_post(&stream, kept).unwrap();
+            pair.a.wait_cq(Side::Send, SOON).unwrap();
+            assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 2);
+            assert_eq!(
+                (ticket.status(), kept.status()),
+                (Status::Cancelled, Status::Complete)
+            );
+            assert!(region.is_filled_with(1024, 64, round + 1).unwrap());
+            assert!(region.is_filled_with(2048, 64, 0).unwrap());
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
+    let mut pair = Pair::new(&softcx(), &small());
+    let send = pair.a.prepare_send(&Work::nop()).unwrap();
+    let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+    pair.a.rollback(send);
+    let second = pair.a.prepare_wait_cq(Side::Send);
+    assert!(matches!(second, Err(Error::State { .. })), "{second:?}");
+    let stream = HostStream::new("s").unwrap();
+    pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+    let waited = stream_post(&stream, wait).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+    // A wait that is taken back leaves its completion, also when that is there already.
+    for _ in 0..200 {
+        pair.a.post_send(&Work::nop().wr_id(9)).unwrap();
+        let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+        let ticket = wait.ticket();
+        pair.a.rollback(wait);
+        assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 9);
+        assert_eq!(ticket.status(), Status::Cancelled);
+    }
+}
+
+#[test]
+fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
+    let mut pair = Pair::new(
+        &softcx(),
+        &EndpointConfig {
+            send_depth: 64,
+            ..small()
+        },
+    );
+    let stream = HostStream::new("s").unwrap();
+    for round in 0..3000u64 {
+        pair.a.post_send(&Work::nop().wr_id(round * 2 + 1)).unwrap();
+        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        pair.a.post_send(&Work::nop().wr_id(round * 2 + 2)).unwrap();
+        let polled = pair.a.wait_cq(Side::Send, SOON).unwrap();
+        assert_eq!(polled.wr_id, round * 2 + 2);
+        if round % 16 == 0 {
+            stream.synchronize(SOON).unwrap();
+        }
+    }
+}
