@@ -509,7 +509,8 @@ int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void
 /*
  * Waits, spinning, until everything queued so far is done. DOORBELL_ETIMEOUT: the stream goes on.
  * DOORBELL_EASYNC: work that was queued earlier failed. Any call with a stream may report this, as in CUDA, and then queues
- * nothing itself. A wait that was released is reported once; a kernel that failed, by every call from then on.
+ * nothing itself. A kernel that failed is reported by every call from then on; a wait that was released, by at most one: who
+ * knows for sure is its ticket, and doorbell_endpoint_failure.
  * Threads: any.
  */
 int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
