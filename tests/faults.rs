@@ -723,3 +723,64 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
         println!("{fault:?}: {count}, {:?} each", time / count as u32);
     }
 }
+
+/// What a wait protects is not sent when the wait is given up: the doorbell behind it comes too late for this life of the endpoint.
+#[test]
+fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
+    let limit = Limit::new("behind a wait", BOUND);
+    let mut pair = Pair::new(&softcx(), &patient());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let stream = HostStream::new("host").unwrap();
+    let deaf = DeafStream(HostStream::new("deaf").unwrap());
+    let data = [region.slice(0, 8).unwrap()];
+    region.fill(0, 8, 7).unwrap();
+    for round in 0..300 {
+        limit.step(round, BOUND);
+        let stream: &dyn Executor = if round % 2 == 0 { &stream } else { &deaf };
+        let short = Some(Duration::from_millis(1));
+        pair.a.stream_queue_recv(stream, 1, &[]).unwrap();
+        pair.a
+            .stream_wait_cq_for(stream, Side::Recv, short)
+            .unwrap();
+        let sent = pair
+            .a
+            .stream_queue_write(stream, &data, remote.addr + 2048, remote.rkey);
+        synchronized(stream);
+        assert!(matches!(failure_of(&pair.a).cause, Cause::Deadline(_)));
+        if let Ok(sent) = sent {
+            assert!(matches!(sent.status(), Status::Failed(_)));
+        }
+        pair.reset();
+        assert!(region.is_filled_with(2048, 8, 0).unwrap(), "round {round}");
+    }
+}
+
+/// One endpoint of a batch has failed: nothing of the batch is given, and the others' operations can be given without it.
+#[test]
+fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
+    let device = softcx();
+    let stream = HostStream::new("batch").unwrap();
+    let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));
+    let mut list: Vec<_> = pairs
+        .iter_mut()
+        .map(|pair| pair.a.prepare_send(&Work::nop()).unwrap())
+        .collect();
+    let tickets: Vec<_> = list.iter().map(doorbell::Prepared::ticket).collect();
+    pairs[1].a.abort();
+    let error = doorbell::stream_post_all(&stream, &mut list).unwrap_err();
+    assert!(matches!(error, Error::Work(e) if e.cause == Cause::Aborted));
+    assert_eq!(list.len(), 3);
+    let before = tickets.iter().map(Ticket::status).collect::<Vec<_>>();
+    assert_eq!((before[0], before[2]), (Status::Prepared, Status::Prepared));
+    assert!(matches!(before[1], Status::Failed(_)));
+    drop(list.remove(1));
+    doorbell::stream_post_all(&stream, &mut list).unwrap();
+    for at in [0, 2] {
+        pairs[at].a.wait_cq(Side::Send, SOON).unwrap();
+        assert_eq!(tickets[at].status(), Status::Complete);
+    }
+    pairs[1].reset();
+    pairs[1].a.post_send(&Work::nop()).unwrap();
+    pairs[1].a.wait_cq(Side::Send, SOON).unwrap();
+}
