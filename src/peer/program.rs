@@ -27,10 +27,11 @@ pub const UNIT_LIMIT: usize = 16;
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct Program {
-    units: [[u8; UNIT_BYTES]; UNIT_LIMIT],
     targets: u64,
     /// Units in use; what lies behind is left over and means nothing.
     len: u32,
+    // Last, so that a short program, which most are, is in use in one piece.
+    units: [[u8; UNIT_BYTES]; UNIT_LIMIT],
 }
 
 impl Program {
@@ -47,6 +48,18 @@ impl Program {
             units: [[0; UNIT_BYTES]; UNIT_LIMIT],
             targets: id,
             len: 0,
+        }
+    }
+
+    /// Becomes a copy of `other` without touching the units that `other` does not use, nor the memory that they lie in: a copy by
+    /// value takes the whole space of a program.
+    #[inline]
+    pub(crate) fn assign(&mut self, other: &Program) {
+        let used = other.live();
+        self.targets = other.targets;
+        self.len = other.len;
+        if let Some(units) = self.units.get_mut(..used.len()) {
+            units.copy_from_slice(used);
         }
     }
 

@@ -11,7 +11,7 @@ use super::fault::Fault;
 use super::kernel::Kernel;
 use super::parker::Parker;
 use super::ring::{Claim, Ring};
-use super::worker::{self, Item, Shared, forbid_on};
+use super::worker::{self, Item, Queued, Shared, forbid_on};
 use super::{Backoff, Event, Executor, Submission};
 use crate::{Error, Result};
 
@@ -142,14 +142,14 @@ impl HostStream {
     fn push(&self, item: Item) -> Result<u64> {
         let mut claim = self.claim(1)?;
         let position = claim.position();
-        claim.put(item);
+        claim.put_with(|queued| queued.hold(item));
         drop(claim);
         self.shared().parker.wake();
         Ok(position)
     }
 
     /// Waits for room for `count` entries.
-    fn claim(&self, count: usize) -> Result<Claim<'_, Item>> {
+    fn claim(&self, count: usize) -> Result<Claim<'_, Queued>> {
         self.check()?;
         match self.shared().ring.claim(count) {
             Some(claim) => Ok(claim),
@@ -158,7 +158,7 @@ impl HostStream {
     }
 
     #[cold]
-    fn claim_when_free(&self, count: usize) -> Result<Claim<'_, Item>> {
+    fn claim_when_free(&self, count: usize) -> Result<Claim<'_, Queued>> {
         forbid_on(self.shared().id, "queue on a full stream")?;
         let mut backoff = Backoff::new();
         loop {
@@ -192,7 +192,7 @@ impl Executor for HostStream {
         batch.iter().try_for_each(Submission::check)?;
         let mut claim = self.claim(batch.len())?;
         for submission in batch.drain(..) {
-            claim.put(Item::Program(submission));
+            claim.put_with(|queued| queued.hold_program(submission));
         }
         drop(claim);
         self.shared().parker.wake();
@@ -204,7 +204,7 @@ impl Executor for HostStream {
             return Err((submission, error));
         }
         match self.claim(1) {
-            Ok(mut claim) => claim.put(Item::Program(submission)),
+            Ok(mut claim) => claim.put_with(|queued| queued.hold_program(submission)),
             Err(error) => return Err((submission, error)),
         }
         self.shared().parker.wake();

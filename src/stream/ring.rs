@@ -8,7 +8,6 @@ use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicU64, Ordering},
 };
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,18 +33,29 @@ mod cell {
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// What a slot holds. It always holds a value, which is written over in place: a value that is used in part only then costs no
+/// more than that part.
+pub(super) trait Entry: Default {
+    /// Drops what the value owns. May leave the rest of it as it is.
+    fn clear(&mut self) {
+        drop(std::mem::take(self));
+    }
+}
+
 /// Aligned so that two slots never share a cache line: one may be written while its neighbour is executed.
 #[repr(align(64))]
 struct Slot<T> {
     /// Position of the value in it plus one. 0, or a value of an earlier lap: nothing published yet.
     published: AtomicU64,
-    value: UnsafeCell<MaybeUninit<T>>,
+    value: UnsafeCell<T>,
 }
 
 /// Positions count up for ever; the slot of a position is its low bits. A position below `head` was consumed, one from `head` to
 /// `tail` is claimed by a producer, and full as soon as `published` says so.
 pub(super) struct Ring<T> {
     tail: Line<AtomicU64>,
+    /// A `head` of some time ago, for producers: as long as it leaves room, they let the consumer keep the line of `head`.
+    known_head: Line<AtomicU64>,
     head: Line<AtomicU64>,
     slots: Box<[Slot<T>]>,
     mask: u64,
@@ -57,16 +67,17 @@ unsafe impl<T: Send> Send for Ring<T> {}
 // SAFETY: as for Send.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
-impl<T> Ring<T> {
+impl<T: Entry> Ring<T> {
     /// A ring of `capacity` slots, a power of two, and its only consumer.
     pub(super) fn new(capacity: usize) -> (Arc<Self>, Consumer<T>) {
         debug_assert!(capacity.is_power_of_two());
         let slots = (0..capacity).map(|_| Slot {
             published: AtomicU64::new(0),
-            value: UnsafeCell::new(MaybeUninit::uninit()),
+            value: UnsafeCell::new(T::default()),
         });
         let ring = Arc::new(Self {
             tail: Line(AtomicU64::new(0)),
+            known_head: Line(AtomicU64::new(0)),
             head: Line(AtomicU64::new(0)),
             slots: slots.collect(),
             mask: capacity as u64 - 1,
@@ -88,24 +99,29 @@ impl<T> Ring<T> {
     }
 
     /// Claims `count` consecutive positions, or none when fewer are free.
-    pub(super) fn claim(&self, count: usize) -> Option<Claim<'_, T>>
-    where
-        T: Default,
-    {
+    pub(super) fn claim(&self, count: usize) -> Option<Claim<'_, T>> {
         let count = count as u64;
         let mut tail = self.tail.0.load(Ordering::Relaxed);
-        loop {
-            // Acquire: what the consumer did with a slot is over before a producer writes it again. Pairs with `pop`.
-            let head = self.head.0.load(Ordering::Acquire);
+        let fits = |tail: u64, head: u64| {
             // An old `tail` may lie below `head`; then the exchange fails and brings the new one.
-            let used = tail.saturating_sub(head);
-            if used + count > self.slots.len() as u64 {
-                let now = self.tail.0.load(Ordering::Relaxed);
-                if now == tail {
-                    return None;
+            tail.saturating_sub(head) + count <= self.slots.len() as u64
+        };
+        loop {
+            // Acquire: what the consumer did with a slot is over before a producer writes it again. Pairs with `pop`, by way of
+            // the producer that stored it here.
+            if !fits(tail, self.known_head.0.load(Ordering::Acquire)) {
+                // Acquire: as above, at first hand.
+                let head = self.head.0.load(Ordering::Acquire);
+                // Another producer may have stored a later one meanwhile: an earlier one is true as well.
+                self.known_head.0.store(head, Ordering::Release);
+                if !fits(tail, head) {
+                    let now = self.tail.0.load(Ordering::Relaxed);
+                    if now == tail {
+                        return None;
+                    }
+                    tail = now;
+                    continue;
                 }
-                tail = now;
-                continue;
             }
             match self.tail.0.compare_exchange_weak(
                 tail,
@@ -135,52 +151,38 @@ impl<T> Ring<T> {
     }
 }
 
-impl<T> Drop for Ring<T> {
-    fn drop(&mut self) {
-        #[cfg(not(loom))]
-        let (head, tail) = (*self.head.0.get_mut(), *self.tail.0.get_mut());
-        #[cfg(loom)]
-        let (head, tail) = (
-            self.head.0.load(Ordering::Acquire),
-            self.tail.0.load(Ordering::Acquire),
-        );
-        for position in head..tail {
-            self.slot(position).value.with_mut(|value| {
-                // SAFETY: nobody else has the ring any more, and every claimed position was published, because a claim
-                // publishes all of its positions before its borrow of the ring ends.
-                unsafe { (*value).assume_init_drop() }
-            });
-        }
-    }
-}
-
 /// Positions that belong to one producer. Those it leaves empty are filled with `T::default()` when it is dropped, because the
 /// consumer waits for every one of them.
 #[must_use]
-pub(super) struct Claim<'a, T: Default> {
+pub(super) struct Claim<'a, T: Entry> {
     ring: &'a Ring<T>,
     next: u64,
     end: u64,
 }
 
-impl<T: Default> Claim<'_, T> {
+impl<T: Entry> Claim<'_, T> {
     /// The first position that is still empty.
     pub(super) fn position(&self) -> u64 {
         self.next
     }
 
     /// Publishes `value` at the next position. A value too many is dropped.
-    // Inlined, so that a value is made in its slot: entries are large.
-    #[inline(always)]
     pub(super) fn put(&mut self, value: T) {
+        self.put_with(|place| *place = value);
+    }
+
+    /// Publishes the next position after `write` has made it what it is to be, over a value that was cleared. Does nothing when
+    /// there is no further position.
+    #[inline]
+    pub(super) fn put_with(&mut self, write: impl FnOnce(&mut T)) {
         if self.next == self.end {
             return;
         }
         let slot = self.ring.slot(self.next);
         slot.value.with_mut(|place| {
-            // SAFETY: the position is claimed by us and not published, so no other thread accesses its slot, and the value of
-            // the lap before was dropped by the consumer before it moved `head` past it, which `claim` saw.
-            unsafe { (*place).write(value) };
+            // SAFETY: the position is claimed by us and not published, so no other thread accesses its slot: the consumer was
+            // done with it before it moved `head` past it, which `claim` saw.
+            write(unsafe { &mut *place });
         });
         // Release: the value is in place before its position says so. Pairs with `is_published`.
         slot.published.store(self.next + 1, Ordering::Release);
@@ -188,7 +190,7 @@ impl<T: Default> Claim<'_, T> {
     }
 }
 
-impl<T: Default> Drop for Claim<'_, T> {
+impl<T: Entry> Drop for Claim<'_, T> {
     fn drop(&mut self) {
         while self.next < self.end {
             self.put(T::default());
@@ -202,7 +204,7 @@ pub(super) struct Consumer<T> {
     position: u64,
 }
 
-impl<T> Consumer<T> {
+impl<T: Entry> Consumer<T> {
     /// The position of the front.
     pub(super) fn position(&self) -> u64 {
         self.position
@@ -224,16 +226,16 @@ impl<T> Consumer<T> {
             return None;
         }
         Some(self.ring.slot(self.position).value.with_mut(|value| {
-            // SAFETY: the position is published, so the slot holds a value and its producer is done with it. `&mut self` of
-            // the only consumer makes the access exclusive, and no producer gets the slot before `pop` frees it.
-            f(unsafe { (*value).assume_init_mut() })
+            // SAFETY: the position is published, so its producer is done with the slot. `&mut self` of the only consumer makes
+            // the access exclusive, and no producer gets the slot before `pop` frees it.
+            f(unsafe { &mut *value })
         }))
     }
 
-    /// Drops the front and frees its slot, the latter also when the drop panics. False when nothing is there.
+    /// Clears the front and frees its slot, the latter also when a drop panics. False when nothing is there.
     pub(super) fn pop(&mut self) -> bool {
-        struct Free<'a, T>(&'a mut Consumer<T>);
-        impl<T> Drop for Free<'_, T> {
+        struct Free<'a, T: Entry>(&'a mut Consumer<T>);
+        impl<T: Entry> Drop for Free<'_, T> {
             fn drop(&mut self) {
                 self.0.position += 1;
                 // Release: our use of the slot is over before a producer may claim it. Pairs with the load in `claim`.
@@ -250,8 +252,8 @@ impl<T> Consumer<T> {
             .slot(consumer.position)
             .value
             .with_mut(|value| {
-                // SAFETY: as in `with_front`; and `free` moves past the slot, so nothing is dropped twice.
-                unsafe { (*value).assume_init_drop() }
+                // SAFETY: as in `with_front`.
+                unsafe { &mut *value }.clear();
             });
         true
     }
@@ -262,6 +264,8 @@ impl<T> Consumer<T> {
 mod loom_tests {
     use super::*;
     use loom::thread;
+
+    impl Entry for Option<Box<u32>> {}
 
     /// Two producers, one with a batch, on a ring that cannot hold it all: order, contiguity, and slots handed over cleanly
     /// (loom's cell reports two accesses that nothing orders).
@@ -316,7 +320,11 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    fn drain<T: Clone>(consumer: &mut Consumer<T>) -> Vec<T> {
+    impl Entry for u32 {}
+    impl Entry for u64 {}
+    impl Entry for Option<Arc<()>> {}
+
+    fn drain<T: Entry + Clone>(consumer: &mut Consumer<T>) -> Vec<T> {
         let mut seen = Vec::new();
         while let Some(value) = consumer.with_front(|value| value.clone()) {
             seen.push(value);
@@ -410,6 +418,7 @@ mod tests {
                 assert!(!self.0, "bomb");
             }
         }
+        impl Entry for Bomb {}
         let (ring, mut consumer) = Ring::<Bomb>::new(1);
         ring.claim(1).unwrap().put(Bomb(true));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| consumer.pop()));

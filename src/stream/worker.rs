@@ -11,8 +11,9 @@ use super::event::{Event, Mark, Progress, Record};
 use super::fault::Fault;
 use super::kernel::Kernel;
 use super::parker::Parker;
-use super::ring::{Consumer, Ring};
-use super::{Outcome, Submission, interpreter};
+use super::ring::{Consumer, Entry, Ring};
+use super::{Outcome, Owner, Submission, interpreter};
+use crate::peer::Program;
 use crate::{Error, Result};
 
 thread_local! {
@@ -35,7 +36,7 @@ pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
 pub(super) struct Shared {
     pub(super) id: u64,
     pub(super) name: String,
-    pub(super) ring: Arc<Ring<Item>>,
+    pub(super) ring: Arc<Ring<Queued>>,
     pub(super) parker: Parker,
     pub(super) progress: Arc<Progress>,
     pub(super) fault: Fault,
@@ -45,22 +46,68 @@ pub(super) struct Shared {
     pub(super) closing: AtomicBool,
 }
 
-/// An entry of the queue.
-// A program is as large as it is so that a submission allocates nothing: it is executed where it lies in the queue.
-#[allow(clippy::large_enum_variant)]
+/// What an entry of the queue is.
 #[derive(Default)]
 pub(super) enum Item {
     #[default]
     Nothing,
     /// Taken out when it is launched.
     Kernel(Option<Kernel>),
-    Program(Submission),
+    /// The program lies beside it.
+    Program {
+        owner: Arc<dyn Owner>,
+        cookie: u64,
+    },
     Record(Record),
     Wait(Mark),
 }
 
+/// An entry of the queue: executed where it lies, so that a submission allocates nothing.
+///
+/// The program is beside the item and not in it, because of its size: of an item, and of a program, only what is in use is then
+/// written by one core and read by another.
+pub(super) struct Queued {
+    item: Item,
+    program: Program,
+}
+
+impl Default for Queued {
+    fn default() -> Self {
+        Self {
+            item: Item::Nothing,
+            program: Program::for_targets(0),
+        }
+    }
+}
+
+impl Entry for Queued {
+    fn clear(&mut self) {
+        drop(std::mem::take(&mut self.item));
+    }
+}
+
+impl Queued {
+    /// Becomes an item without a program.
+    #[inline]
+    pub(super) fn hold(&mut self, item: Item) {
+        self.item = item;
+    }
+
+    /// Becomes a program to be executed.
+    #[inline]
+    pub(super) fn hold_program(&mut self, submission: Submission) {
+        let Submission {
+            program,
+            owner,
+            cookie,
+        } = submission;
+        self.program.assign(&program);
+        self.item = Item::Program { owner, cookie };
+    }
+}
+
 /// The thread of a stream.
-pub(super) fn run(shared: &Shared, mut consumer: Consumer<Item>) {
+pub(super) fn run(shared: &Shared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
     sharpen_sleeps();
     loop {
@@ -86,11 +133,11 @@ pub(super) fn run(shared: &Shared, mut consumer: Consumer<Item>) {
 
 impl Shared {
     /// Executes the front of the queue and is done with it, whatever it does.
-    fn step(&self, consumer: &mut Consumer<Item>) {
+    fn step(&self, consumer: &mut Consumer<Queued>) {
         let position = consumer.position();
         let mut sleepers = None;
         let performed = catch_unwind(AssertUnwindSafe(|| {
-            consumer.with_front(|item| sleepers = self.perform(item, position));
+            consumer.with_front(|queued| sleepers = self.perform(queued, position));
         }));
         // Dropping the entry may drop the last reference to an owner, so that may panic, too.
         let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
@@ -104,10 +151,10 @@ impl Shared {
     }
 
     /// Gives the event to wake when the entry is done with.
-    fn perform(&self, item: &mut Item, position: u64) -> Option<Event> {
+    fn perform(&self, queued: &mut Queued, position: u64) -> Option<Event> {
         let aborted = || position < self.aborted.load(Ordering::Acquire);
         let discards = self.fault.is_sticky() || aborted();
-        match item {
+        match &mut queued.item {
             Item::Nothing => {}
             Item::Kernel(kernel) => {
                 let kernel = kernel.take().filter(|_| !discards);
@@ -115,10 +162,12 @@ impl Shared {
                     kernel.run();
                 }
             }
-            Item::Program(Submission { owner, cookie, .. }) if discards => {
+            Item::Program { owner, cookie } if discards => {
                 owner.finished(*cookie, Outcome::Discarded);
             }
-            Item::Program(submission) => self.execute(submission, aborted),
+            Item::Program { owner, cookie } => {
+                self.execute(&queued.program, &**owner, *cookie, aborted);
+            }
             Item::Record(record) => {
                 record.fire(discards.then(|| self.discard_reason()));
                 return record.sleepers();
@@ -133,15 +182,16 @@ impl Shared {
         None
     }
 
-    fn execute(&self, submission: &Submission, aborted: impl Fn() -> bool) {
-        let Submission {
-            program,
-            owner,
-            cookie,
-        } = submission;
+    fn execute(
+        &self,
+        program: &Program,
+        owner: &dyn Owner,
+        cookie: u64,
+        aborted: impl Fn() -> bool,
+    ) {
         let executed = catch_unwind(AssertUnwindSafe(|| {
-            owner.started(*cookie);
-            interpreter::run(program, &**owner, *cookie, &aborted)
+            owner.started(cookie);
+            interpreter::run(program, owner, cookie, &aborted)
         }));
         // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
         let outcome = match executed {
@@ -170,7 +220,7 @@ impl Shared {
                 Outcome::Discarded
             }
         };
-        owner.finished(*cookie, outcome);
+        owner.finished(cookie, outcome);
     }
 
     /// What an event reports that stands for discarded work.

@@ -1,5 +1,6 @@
 //! A pass: the measurement behind one row. It knows when to launch, wait and look at the clock, and nothing of what is measured.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,16 @@ pub struct Step {
     /// Bytes to exchange.
     pub size_bytes: u64,
     kernel: Duration,
-    stamp: Option<(Arc<Stamps>, usize)>,
+    /// Where its end is noted, if it is timed.
+    stamp: Option<usize>,
+    /// What the first step of a pass brings along for all that follow it.
+    stamps: Option<Arc<Stamps>>,
+}
+
+thread_local! {
+    /// The stamps of the pass whose kernels this thread runs. Not in every step: a handle that one thread makes and another
+    /// one drops costs both of them a cache line's way, and the application's share would be counted as the loop's.
+    static STAMPS: RefCell<Option<Arc<Stamps>>> = const { RefCell::new(None) };
 }
 
 impl Step {
@@ -47,6 +57,7 @@ impl Step {
     pub fn untimed(&self) -> Self {
         Self {
             stamp: None,
+            stamps: None,
             ..*self
         }
     }
@@ -59,8 +70,15 @@ impl Step {
                 std::hint::spin_loop();
             }
         }
-        if let Some((stamps, slot)) = &self.stamp {
-            stamps.note(*slot);
+        if let Some(stamps) = &self.stamps {
+            STAMPS.set(Some(Arc::clone(stamps)));
+        }
+        if let Some(slot) = self.stamp {
+            STAMPS.with_borrow(|stamps| {
+                if let Some(stamps) = stamps {
+                    stamps.note(slot);
+                }
+            });
         }
     }
 }
@@ -117,12 +135,10 @@ pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -
     unmeasured(rig, plan, case, 0..warm_up).context("warm-up")?;
 
     let stamps = Arc::new(Stamps::new(usize::try_from(plan.iterations)?));
-    let steps = (0..plan.iterations).map(|iteration| {
-        step(
-            case,
-            warm_up + iteration,
-            Some((Arc::clone(&stamps), iteration as usize)),
-        )
+    let steps = (0..plan.iterations).map(|iteration| Step {
+        stamp: Some(iteration as usize),
+        stamps: (iteration == 0).then(|| Arc::clone(&stamps)),
+        ..step(case, warm_up + iteration)
     });
     let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
     drive(rig, plan, case, steps)?;
@@ -155,15 +171,16 @@ pub fn follow(rig: &mut impl Rig, plan: &Plan, case: Case) -> Result<()> {
 }
 
 fn unmeasured(rig: &mut impl Rig, plan: &Plan, case: Case, steps: Range<u64>) -> Result<()> {
-    drive(rig, plan, case, steps.map(|index| step(case, index, None)))
+    drive(rig, plan, case, steps.map(|index| step(case, index)))
 }
 
-fn step(case: Case, index: u64, stamp: Option<(Arc<Stamps>, usize)>) -> Step {
+fn step(case: Case, index: u64) -> Step {
     Step {
         index,
         size_bytes: case.size_bytes,
         kernel: Duration::from_micros(case.kernel_us),
-        stamp,
+        stamp: None,
+        stamps: None,
     }
 }
 
