@@ -98,8 +98,10 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
         100.0 * idle,
         100.0 * idle_with_one
     );
-    // The engine wakes once a millisecond and looks at some registers of idle queue pairs, for executors that cannot ring its bell.
-    // That was 1.6 points of a core more with a thousand pairs than with one, and twice that without optimization.
-    let most = if cfg!(debug_assertions) { 0.07 } else { 0.035 };
-    assert!(idle < idle_with_one + most, "{idle} with {count} pairs");
+    // Measured: 0.3 % with a thousand pairs and 0.5 % with one, which is noise both ways. One point of a core is what a busy
+    // machine may add to either.
+    assert!(
+        idle < idle_with_one + 0.01,
+        "{idle} of a core, {idle_with_one} with one pair"
+    );
 }

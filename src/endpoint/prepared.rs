@@ -218,7 +218,12 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        if !self.live || self.shared.epoch.load(Ordering::Acquire) != self.epoch {
+        if !self.live {
+            return;
+        }
+        // Held, so that no reset in another thread begins a new life while this one's ring is written.
+        let _life = self.shared.hold_life();
+        if self.shared.epoch.load(Ordering::Acquire) != self.epoch {
             return;
         }
         let lane = self.lane();

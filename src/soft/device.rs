@@ -18,6 +18,10 @@ const SPIN: Duration = Duration::from_micros(20);
 const NAP: Duration = Duration::from_micros(50);
 /// How long it sleeps at most. A doorbell by an executor that cannot ring the bell (a GPU) is seen this late at worst.
 const SLEEP: Duration = Duration::from_millis(1);
+/// The same for a device with nothing to do for [`DOZE_AFTER`].
+const DOZE: Duration = Duration::from_millis(10);
+/// When an idle device becomes one that is not used.
+const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 /// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,8 +146,13 @@ impl Nic {
             }
             let now_ns = self.now_ns();
             let due = self.lock().next_due_ns(now_ns);
-            let timeout = due.map_or(SLEEP, |due| {
-                Duration::from_nanos(due.saturating_sub(now_ns)).min(SLEEP)
+            let longest = if since.elapsed() < DOZE_AFTER {
+                SLEEP
+            } else {
+                DOZE
+            };
+            let timeout = due.map_or(longest, |due| {
+                Duration::from_nanos(due.saturating_sub(now_ns)).min(longest)
             });
             if timeout.is_zero() {
                 std::thread::yield_now();

@@ -158,7 +158,7 @@ impl Shared {
 impl Watched for Shared {
     fn look(&self) -> bool {
         let now = now_ns();
-        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let _life = self.hold_life();
         self.look_for_failure();
         if !self.has_failed.load(Ordering::Acquire)
             && let Some(timeout) = self.overdue(now)

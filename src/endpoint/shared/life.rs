@@ -1,8 +1,8 @@
 //! The lives of an endpoint: each reset ends one and starts the next.
 #![allow(unsafe_code)] // clears the doorbell record
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Shared;
@@ -24,6 +24,11 @@ pub(super) struct Past {
 const PASTS: usize = 64;
 
 impl Shared {
+    /// As long as this is held, no new life begins.
+    pub(in crate::endpoint) fn hold_life(&self) -> MutexGuard<'_, ()> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until no stream has a program of this endpoint.
     pub(in crate::endpoint) fn quiesce(&self, timeout: Duration) -> Result<()> {
         let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
@@ -41,7 +46,7 @@ impl Shared {
 
     /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
-        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let _life = self.hold_life();
         // First, so that no flush of the old life arrives in the new one.
         self.qp.reset()?;
         let past = Past {

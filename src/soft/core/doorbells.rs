@@ -32,7 +32,12 @@ impl Uar {
 
 impl Core {
     #[inline]
-    pub(super) fn look_at_doorbells(&mut self) -> bool {
+    pub(super) fn look_at_doorbells(&mut self, now_ns: u64) -> bool {
+        // A turn of an engine that slept counts for the turns that it did not make: a device that comes to rest with many
+        // registers rung lately is not to look at them all for seconds.
+        let slept_us = now_ns.saturating_sub(self.looked_ns) / 1000;
+        self.looked_ns = now_ns;
+        let turns = 1 + slept_us.min(u64::from(HOT_TURNS)) as u16;
         let mut worked = false;
         let mut at = 0;
         while let Some(&slot) = self.hot.get(at) {
@@ -44,7 +49,7 @@ impl Core {
                     false
                 }
                 Some(Some(uar)) => {
-                    uar.quiet_turns += 1;
+                    uar.quiet_turns = uar.quiet_turns.saturating_add(turns);
                     uar.quiet_turns >= HOT_TURNS
                 }
                 _ => true,

@@ -54,6 +54,8 @@ pub(crate) struct Core {
     /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
     hot: Vec<usize>,
     cold: usize,
+    /// When the last turn looked at registers.
+    looked_ns: u64,
     /// Queue pairs with something to send, something to answer, a timer, or something to flush.
     ready: VecDeque<usize>,
     answering: VecDeque<usize>,
@@ -85,6 +87,7 @@ impl Core {
             next_pd: 1,
             hot: Vec::new(),
             cold: 0,
+            looked_ns: 0,
             ready: VecDeque::new(),
             answering: VecDeque::new(),
             timed: Vec::new(),
@@ -136,7 +139,7 @@ impl Core {
         if self.frozen {
             return false;
         }
-        let mut worked = self.look_at_doorbells();
+        let mut worked = self.look_at_doorbells(now_ns);
         worked |= self.receive(now_ns);
         worked |= self.wire.advance(now_ns);
         if now_ns >= self.next_tick_ns {
