@@ -11,6 +11,8 @@ fn main() {
         .opt_level(2)
         // Debug information would bring frame pointers with it: they cost instructions and the backtraces do not need them.
         .force_frame_pointer(false)
+        // What is exported by a library that contains the shim is the C interface, not the shim.
+        .flag_if_supported("-fvisibility=hidden")
         .warnings(true)
         .extra_warnings(true)
         .compile("doorbell_shim");

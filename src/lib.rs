@@ -30,6 +30,7 @@
 
 pub mod endpoint;
 mod error;
+mod ffi;
 pub mod mlx5;
 pub mod peer;
 pub mod region;
@@ -43,6 +44,7 @@ pub use endpoint::{
     stream_wait_value32, stream_write_value32, wait_value32,
 };
 pub use error::{Cause, Error, Result, WorkError};
+pub use mlx5::Opcode;
 pub use region::{Access, Counters, Device, Faults, ProtectionDomain, Region, RemoteRegion, Slice};
 pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

@@ -179,3 +179,22 @@ fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
         }
     }
 }
+
+#[test]
+fn words_of_a_deregistered_region_are_refused() {
+    let domain = doorbell::Device::open("softcx")
+        .unwrap()
+        .protection_domain();
+    let region = doorbell::Region::alloc(&domain, 64, doorbell::Access::ALL).unwrap();
+    let stream = doorbell::HostStream::new("words").unwrap();
+    let condition = doorbell::Condition::GreaterOrEqual(1);
+    region.deregister();
+    let wait = doorbell::stream_wait_value32(&stream, &region, 0, condition, None);
+    let write = doorbell::stream_write_value32(&stream, &region, 0, 1);
+    for refused in [wait, write] {
+        assert!(
+            matches!(refused, Err(doorbell::Error::State { .. })),
+            "{refused:?}"
+        );
+    }
+}

@@ -1,6 +1,7 @@
 //! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
 //!
 //! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
+//! - `queue` is the endpoint as applications use it, `prepare` inside it what all its operations begin with.
 //! - `side` is one queue with its completions as poster, reaper, stream and watchdog see it; `ledger` holds what work in
 //!   flight needs to live; `shared` is what all of them hold; `watchdog` sees to it that no wait is for ever.
 //! - [`Address`] is what two endpoints exchange, [`Listener`] and [`Channel`] a way to do so.

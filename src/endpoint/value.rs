@@ -132,6 +132,17 @@ unsafe impl Owner for ValueWait {
     }
 }
 
+fn check_registered(region: &Region) -> Result<()> {
+    if region.is_registered() {
+        return Ok(());
+    }
+    let reason = "the region is deregistered".into();
+    Err(Error::State {
+        operation: "stream value",
+        reason,
+    })
+}
+
 fn submit(stream: &dyn Executor, program: Program, owner: &Arc<ValueWait>) -> Result<()> {
     let owner: Arc<dyn Owner> = owner.clone();
     stream
@@ -147,7 +158,7 @@ fn submit(stream: &dyn Executor, program: Program, owner: &Arc<ValueWait>) -> Re
 /// `timeout`; `None` waits for ever. Once it is met, everything that was stored before the word is visible to the stream.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], and what the stream refuses.
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and what the stream refuses.
 pub fn stream_wait_value32(
     stream: &dyn Executor,
     region: &Region,
@@ -156,6 +167,7 @@ pub fn stream_wait_value32(
     timeout: Option<Duration>,
 ) -> Result<Ticket> {
     watchdog::start()?;
+    check_registered(region)?;
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     match condition {
@@ -171,13 +183,14 @@ pub fn stream_wait_value32(
 /// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], and what the stream refuses.
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and what the stream refuses.
 pub fn stream_write_value32(
     stream: &dyn Executor,
     region: &Region,
     offset: u64,
     value: u32,
 ) -> Result<Ticket> {
+    check_registered(region)?;
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     program.fence(Fence::WORK_BEFORE_FLAG)?;

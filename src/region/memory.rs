@@ -68,8 +68,9 @@ impl Region {
     /// Registers `len_bytes` of memory that belongs to somebody else.
     ///
     /// # Safety
-    /// Until [`Region::deregister`] returns or the last handle is gone (those of work in flight included), the memory is
-    /// valid for reads and writes, and no Rust reference to it is alive while a transfer or a call of this region uses it.
+    /// Until the last handle is gone, those of work in flight and of streams included, the memory is valid for reads and writes,
+    /// and no Rust reference to it is alive while a transfer or a call of this region uses it. [`Region::deregister`] takes the
+    /// memory from the device, but not from other handles.
     ///
     /// # Errors
     /// As [`Region::alloc`].

@@ -1,47 +1,22 @@
-//! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
+//! Preparing operations, and taking them back.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::Endpoint;
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Prepared, try_post};
-use crate::endpoint::shared::{Cookie, Shared, timeout_ns};
-use crate::endpoint::side::{self, Held, Lane, next_call};
+use crate::endpoint::prepared::{Kind, Prepared};
+use crate::endpoint::shared::timeout_ns;
+use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
-use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
-use crate::mlx5::{Commit, DataSegment, Payload, RecvCommit, RecvQueue, SendQueue, SendRequest};
+use crate::endpoint::{Side, Work};
+use crate::mlx5::{DataSegment, Payload, SendRequest};
 use crate::peer::Program;
 use crate::region::Slice;
 use crate::soft::State;
-use crate::stream::{Backoff, Executor, Owner, execute};
 use crate::{Error, Result};
-
-/// One end of a reliable connection: a send and a receive queue, each with its completions.
-///
-/// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
-/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`] or
-/// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
-/// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
-///
-/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
-/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
-///
-/// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
-/// still have keep its queues alive until they are done with them.
-#[derive(Debug)]
-pub struct Endpoint {
-    pub(super) send: SendQueue,
-    pub(super) recv: RecvQueue,
-    /// Commits that can still be rolled back, by the running count of their work request.
-    /// With those of sends, whether they were signaled.
-    pub(super) send_commits: VecDeque<(u32, (Commit, bool))>,
-    pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
-    pub(super) config: EndpointConfig,
-    /// Last: the queues above point into its memory.
-    pub(super) shared: Arc<Shared>,
-}
 
 /// The data segments of a list of slices, and the regions to hold.
 struct Segments {
@@ -231,156 +206,6 @@ impl Endpoint {
         prepared.live = false;
     }
 
-    /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_send`] and [`stream_post`]. Nothing has changed then.
-    pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
-        let prepared = self.prepare_send(work)?;
-        self.post_or_roll_back(stream, prepared)
-    }
-
-    /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_write(
-        &mut self,
-        stream: &dyn Executor,
-        slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
-    ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
-    }
-
-    /// Queues a read: [`Endpoint::stream_queue_send`] of a [`Work::read`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_read(
-        &mut self,
-        stream: &dyn Executor,
-        slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
-    ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
-    }
-
-    /// Queues a receive on a stream: it is posted when the stream comes to it.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`stream_post`]. Nothing has changed then.
-    pub fn stream_queue_recv(
-        &mut self,
-        stream: &dyn Executor,
-        wr_id: u64,
-        slices: &[Slice<'_>],
-    ) -> Result<Ticket> {
-        let prepared = self.prepare_recv(wr_id, slices)?;
-        self.post_or_roll_back(stream, prepared)
-    }
-
-    /// Lets what is queued on the stream later wait for the next completion of a queue.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`]. Nothing has changed then.
-    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
-        let prepared = self.prepare_wait_cq(side)?;
-        self.post_or_roll_back(stream, prepared)
-    }
-
-    /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_wait_cq`].
-    pub fn stream_wait_cq_for(
-        &mut self,
-        stream: &dyn Executor,
-        side: Side,
-        timeout: Option<Duration>,
-    ) -> Result<Ticket> {
-        let prepared = self.prepare_wait_cq_for(side, timeout)?;
-        self.post_or_roll_back(stream, prepared)
-    }
-
-    /// Posts a send, write, read or atomic now, from this thread.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_send`]; [`Error::State`] if operations of this queue are still on a stream, or prepared and
-    /// not given to one: this one would overtake them.
-    pub fn post_send(&mut self, work: &Work<'_>) -> Result<Ticket> {
-        let prepared = self.prepare_send(work)?;
-        self.execute_or_roll_back(prepared)
-    }
-
-    /// Posts a receive now, from this thread.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
-    pub fn post_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Ticket> {
-        let prepared = self.prepare_recv(wr_id, slices)?;
-        self.execute_or_roll_back(prepared)
-    }
-
-    /// Takes the next completion of a queue, if it is there; makes progress on a device that needs it.
-    ///
-    /// # Errors
-    /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
-    pub fn poll_cq(&mut self, side: Side) -> Result<Option<Completion>> {
-        if let Some(completion) = self.take_completion(side)? {
-            return Ok(Some(completion));
-        }
-        self.shared.progress();
-        self.take_completion(side)
-    }
-
-    fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
-        self.shared.reap();
-        match self.shared.lane(side).poll() {
-            Some(Ok(completion)) => Ok(Some(completion)),
-            Some(Err(found)) => {
-                let error = crate::WorkError {
-                    qpn: self.qpn(),
-                    wr_id: found.wr_id,
-                    cause: found.cause,
-                };
-                Err(Error::Work(error))
-            }
-            None => {
-                self.shared.look_for_failure();
-                self.shared.check_alive().map(|()| None)
-            }
-        }
-    }
-
-    /// Waits in this thread for the next completion of a queue; `None` waits for ever.
-    ///
-    /// # Errors
-    /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
-    pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut backoff = Backoff::new();
-        loop {
-            if let Some(completion) = self.take_completion(side)? {
-                return Ok(completion);
-            }
-            if self.shared.progress() {
-                backoff.reset();
-                if deadline.is_none_or(|deadline| Instant::now() < deadline) {
-                    continue;
-                }
-            } else if backoff.pause_until(deadline) {
-                continue;
-            }
-            return Err(Error::Timeout {
-                operation: "wait_cq",
-                timeout: timeout.unwrap_or_default(),
-            });
-        }
-    }
-
     fn prepared(
         &self,
         program: Program,
@@ -399,55 +224,6 @@ impl Endpoint {
             epoch,
             live: true,
         }
-    }
-
-    // Inlined, and the operation given by reference to where it is posted: each move of one copies a whole program.
-    #[inline(always)]
-    fn post_or_roll_back(
-        &mut self,
-        stream: &dyn Executor,
-        mut prepared: Prepared,
-    ) -> Result<Ticket> {
-        match try_post(stream, &mut prepared) {
-            Ok(ticket) => Ok(ticket),
-            Err(error) => {
-                self.rollback(prepared);
-                Err(error)
-            }
-        }
-    }
-
-    fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
-        let shared = Arc::clone(&self.shared);
-        let lane = shared.lane(prepared.side);
-        let ready = lane.begin_posting(next_call()).and_then(|posting| {
-            prepared.check_turn()?;
-            let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(prepared.side));
-            if waiting != 0 {
-                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", prepared.side.name());
-                return Err(Error::State { operation: "post", reason });
-            }
-            Ok(posting)
-        });
-        let _posting = match ready {
-            Ok(posting) => posting,
-            Err(error) => {
-                self.rollback(prepared);
-                return Err(error);
-            }
-        };
-        let ticket = prepared.ticket();
-        prepared.hand_over();
-        lane.last_stream.store(0, Ordering::Relaxed);
-        let cookie = Cookie {
-            side: prepared.side,
-            is_wait: false,
-            waits_turn: false,
-            count: prepared.count,
-        };
-        // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
-        let _ = execute(&prepared.program, &*shared, cookie.to_bits());
-        Ok(ticket)
     }
 
     fn check_state(&self, operation: &'static str, least: State) -> Result<()> {

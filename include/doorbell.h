@@ -1,0 +1,971 @@
+/*
+ * doorbell: queue a transfer on a stream the way you queue a kernel.
+ *
+ * The C interface of the library, for C11 and C++17. `examples/loop.c` is a whole program that uses it.
+ *
+ * Linking
+ *   cargo build --release    makes target/release/libdoorbell.a and target/release/libdoorbell.so
+ *   static:   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
+ *   shared:   cc -I include program.c -L target/release -ldoorbell -Wl,-rpath,$PWD/target/release
+ *   The system libraries are those that `cargo rustc --lib --crate-type staticlib -- --print native-static-libs` prints.
+ *
+ * Results
+ *   A call that returns `int` gives 0 or a positive number when it succeeds, and one of the negative DOORBELL_E* codes when
+ *   it does not. doorbell_last_error() then has a text that names the argument and the limit. A call that fails has changed
+ *   nothing, unless its comment says otherwise.
+ *
+ * Handles
+ *   Objects are known by pointers to types that are not defined here. A call that makes one writes it through its last
+ *   handle argument, and writes NULL there if it fails. Each has one call that destroys it, and that takes NULL, too.
+ *   Destroying a handle does not end what other objects and work in flight still need of it: devices, domains, regions,
+ *   endpoints, streams, events and tickets may be destroyed in any order, with work queued on them.
+ *   A null handle is DOORBELL_EINVAL anywhere else. A handle that was destroyed, is of another type, or is none at all is
+ *   DOORBELL_EHANDLE if the library was built with debug assertions, as `cargo build` does; in release builds it is
+ *   undefined behaviour, as with free().
+ *
+ * Threads
+ *   The comment of each call has a line `Threads:`.
+ *     any                      from any thread at any time, with the same objects in other threads as well.
+ *     one at a time for NAME   two threads may not use this object at once; any thread may have its turn. Where two meet,
+ *                              the second gets DOORBELL_EBUSY, and nothing happens.
+ *     alone with NAME          the call ends the object: no other call with it may be under way, or come later.
+ *   No call may be made from a signal handler, or in a child after fork() without exec().
+ *
+ * Ownership
+ *   What a call is given, such as slices, work requests, texts and bytes, it has read when it returns. Texts that are given
+ *   are UTF-8. Texts that are returned as `const char *` belong to the library.
+ *
+ * Text buffers
+ *   A call with `char *text, size_t capacity` writes as snprintf() does: at most `capacity` bytes, with a zero at the end,
+ *   and returns the length that the whole text has without that zero. With a capacity of 0 the pointer may be NULL.
+ *
+ * Structs that begin with `struct_size`
+ *   They may grow at their end in later versions. The field is the size that your header has; the functions that fill such
+ *   a struct set it. What a later library knows beyond that takes its default.
+ *
+ * Panics of the Rust code do not cross this interface: they become DOORBELL_EPANIC.
+ */
+#ifndef DOORBELL_H
+#define DOORBELL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------------- version */
+
+#define DOORBELL_VERSION_MAJOR 0
+#define DOORBELL_VERSION_MINOR 1
+#define DOORBELL_VERSION_PATCH 0
+
+/*
+ * The version of the library: major << 24 | minor << 12 | patch. Until 1.0, another minor version is another interface.
+ * Threads: any.
+ */
+uint32_t doorbell_version(void);
+
+/*
+ * The version of the library as a text, such as "0.1.0".
+ * Threads: any.
+ */
+const char *doorbell_version_text(void);
+
+/* -------------------------------------------------------------------------------------------------------- errors */
+
+enum doorbell_error {
+	DOORBELL_OK = 0,
+	/* An argument makes no sense: a null pointer, a flag that does not exist, an impossible struct_size. */
+	DOORBELL_EINVAL = -1,
+	/* A handle was destroyed, is of another type, or is none. Debug builds of the library only. */
+	DOORBELL_EHANDLE = -2,
+	/* Another thread uses the object at this moment. */
+	DOORBELL_EBUSY = -3,
+	/* The library panicked, which is a bug of it. What the call was about can only be destroyed. */
+	DOORBELL_EPANIC = -4,
+	/* A number is outside its limits; the text has them. */
+	DOORBELL_ERANGE = -10,
+	/* An address or offset has the wrong alignment. */
+	DOORBELL_EALIGNMENT = -11,
+	/* A span of bytes leaves its region. */
+	DOORBELL_EBOUNDS = -12,
+	/* A program does not fit its fixed space. */
+	DOORBELL_EPROGRAM = -13,
+	/* Objects of different devices or protection domains meet. */
+	DOORBELL_EFOREIGN = -14,
+	/* The send or receive queue is full. */
+	DOORBELL_EFULL = -15,
+	/* The object is not in a state for this: not connected, deregistered, not in its turn. */
+	DOORBELL_ESTATE = -16,
+	/* The deadline of the call passed. What was waited for goes on. */
+	DOORBELL_ETIMEOUT = -17,
+	/* Work that was queued on the stream earlier has failed; see doorbell_stream_synchronize. */
+	DOORBELL_EASYNC = -18,
+	/* The endpoint has failed; see doorbell_last_failure. */
+	DOORBELL_EWORK = -19,
+	/* The operating system refused; the text has its reason. */
+	DOORBELL_ESYSTEM = -20,
+	/* Bytes or a text make no sense: an address, a greeting of a stranger. */
+	DOORBELL_EMALFORMED = -21
+};
+
+/* What ended an endpoint: doorbell_failure.cause. */
+enum doorbell_cause {
+	/* The device completed a work request in error: wc_status, syndrome and vendor_syndrome say how. */
+	DOORBELL_CAUSE_COMPLETION = 0,
+	/* A wait on a stream took longer than timeout_ms, and was released. */
+	DOORBELL_CAUSE_DEADLINE = 1,
+	/* The queue pair is in its error state: the peer failed, or its request was refused. */
+	DOORBELL_CAUSE_QUEUE_PAIR = 2,
+	/* A completion queue overran. */
+	DOORBELL_CAUSE_OVERRUN = 3,
+	/* A stream failed, or was aborted, before it executed the operation. */
+	DOORBELL_CAUSE_DISCARDED = 4,
+	/* doorbell_endpoint_abort. */
+	DOORBELL_CAUSE_ABORTED = 5
+};
+
+/* How an operation, and with it its endpoint, failed. */
+typedef struct doorbell_failure {
+	uint64_t wr_id;           /* the number of the work request to blame, if has_wr_id is 1 */
+	uint32_t has_wr_id;       /* 0 or 1 */
+	uint32_t qpn;             /* the number of the endpoint's queue pair; 0 for a wait for a value */
+	uint32_t cause;           /* DOORBELL_CAUSE_* */
+	uint32_t wc_status;       /* enum ibv_wc_status of verbs.h, if cause is DOORBELL_CAUSE_COMPLETION */
+	uint32_t syndrome;        /* as in the error CQE */
+	uint32_t vendor_syndrome; /* as in the error CQE */
+	int64_t timeout_ms;       /* if cause is DOORBELL_CAUSE_DEADLINE */
+} doorbell_failure;
+
+/*
+ * The text of the last failure of a call in this thread; "" if there was none. Successful calls leave it as it is. It is the
+ * library's, and stays until the next failure in this thread.
+ * Threads: any.
+ */
+const char *doorbell_last_error(void);
+
+/*
+ * Writes the details of the last failure of a call in this thread if that returned DOORBELL_EWORK. 1 if so, 0 if it was
+ * another kind of failure, or none.
+ * Threads: any.
+ */
+int doorbell_last_failure(doorbell_failure *failure);
+
+/*
+ * The name of a code, such as "DOORBELL_ETIMEOUT"; "unknown" for numbers that are none. It is the library's, for ever.
+ * Threads: any.
+ */
+const char *doorbell_error_name(int code);
+
+/* ------------------------------------------------------------------------------------------------------ timeouts */
+
+/* Timeouts are in milliseconds, from 0, or one of these. */
+
+/* No timeout: wait for ever. */
+#define DOORBELL_NO_TIMEOUT (-1)
+/* The wait_timeout_ms that the endpoint was made with; 30 s where no endpoint takes part. */
+#define DOORBELL_DEFAULT_TIMEOUT (-2)
+
+/* ------------------------------------------------------------------------------------------------------- devices */
+
+/* A NIC, or a software one. */
+typedef struct doorbell_device doorbell_device;
+
+/* A protection domain. Regions and endpoints of different ones do not work together; most programs need one. */
+typedef struct doorbell_domain doorbell_domain;
+
+/*
+ * How many devices there are on this machine. The software ConnectX, "softcx", is always there.
+ * Threads: any.
+ */
+int doorbell_device_count(void);
+
+/*
+ * The name of the device of that index, from 0, best first: a text buffer.
+ * Threads: any.
+ */
+int doorbell_device_name(uint32_t index, char *name, size_t capacity);
+
+/*
+ * Opens a device by its name. Each call makes a device of its own of "softcx", with an engine thread.
+ * Threads: any.
+ */
+int doorbell_device_open(const char *name, doorbell_device **device);
+
+/*
+ * Ends the handle; the device itself is closed when nothing made from it is left. NULL is allowed.
+ * Threads: alone with device.
+ */
+int doorbell_device_close(doorbell_device *device);
+
+/*
+ * Lets a device without silicon of its own do some of its work in this thread. 1 if there was some, 0 if not. No program
+ * needs this call; a loop that polls memory is quicker with it.
+ * Threads: any.
+ */
+int doorbell_device_progress(const doorbell_device *device);
+
+/*
+ * Makes a protection domain.
+ * Threads: any.
+ */
+int doorbell_domain_create(const doorbell_device *device, doorbell_domain **domain);
+
+/*
+ * Ends the handle; the domain ends with the last region and endpoint in it. NULL is allowed.
+ * Threads: alone with domain.
+ */
+int doorbell_domain_destroy(doorbell_domain *domain);
+
+/* ------------------------------------------------------------------------------------------------------- regions */
+
+/* What may be done to a region, and what a peer may do through an endpoint: flags with the values of ibv_access_flags. */
+enum doorbell_access {
+	/* The device may write for this side: receives, results of reads and atomics. */
+	DOORBELL_ACCESS_LOCAL_WRITE = 1,
+	DOORBELL_ACCESS_REMOTE_WRITE = 2,
+	DOORBELL_ACCESS_REMOTE_READ = 4,
+	DOORBELL_ACCESS_REMOTE_ATOMIC = 8,
+	DOORBELL_ACCESS_ALL = 15
+};
+
+/* Memory that is registered with a device. Work in flight holds what it needs of it. */
+typedef struct doorbell_region doorbell_region;
+
+/* What a peer needs to read or write a region: to be sent there as it is. */
+typedef struct doorbell_remote {
+	uint64_t addr; /* of the first byte, over there; add an offset for others */
+	uint64_t len_bytes;
+	uint32_t rkey;
+	uint32_t reserved; /* 0 */
+} doorbell_remote;
+
+/*
+ * Allocates `len_bytes` (1 to 1 TiB) of zeroed, page-aligned memory, and registers it. The memory is the region's: it is
+ * freed after doorbell_region_destroy, when no work in flight needs it any more.
+ * Threads: any.
+ */
+int doorbell_region_alloc(const doorbell_domain *domain, uint64_t len_bytes, uint32_t access_flags,
+			  doorbell_region **region);
+
+/*
+ * Registers memory of the caller's. It must stay valid until doorbell_region_deregister has returned; without that call,
+ * until the region is destroyed and all work that names it is done.
+ * Threads: any.
+ */
+int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_t len_bytes, uint32_t access_flags,
+			     doorbell_region **region);
+
+/*
+ * Takes the region from the device. When this returns, the device does not touch the memory any more; work in flight that
+ * names it fails. 1 if the region was registered, 0 if it no longer was. The handle remains, to be destroyed. Before the
+ * caller frees the memory, doorbell_stream_wait_value32 and its like must be done with the region, too.
+ * Threads: any.
+ */
+int doorbell_region_deregister(const doorbell_region *region);
+
+/*
+ * Ends the handle; the region is deregistered when no work in flight needs it any more. NULL is allowed.
+ * Threads: alone with region.
+ */
+int doorbell_region_destroy(doorbell_region *region);
+
+/*
+ * The first byte; NULL if the call fails. It is the region's, and valid as long as its handle. The device, and through it a
+ * peer, may write there at any time.
+ * Threads: any.
+ */
+void *doorbell_region_pointer(const doorbell_region *region);
+
+/*
+ * The length; 0 if the call fails.
+ * Threads: any.
+ */
+uint64_t doorbell_region_len_bytes(const doorbell_region *region);
+
+/*
+ * What a peer needs to know.
+ * Threads: any.
+ */
+int doorbell_region_remote(const doorbell_region *region, doorbell_remote *remote);
+
+/* ----------------------------------------------------------------------------------------------------- endpoints */
+
+/* One end of a reliable connection: a send and a receive queue, each with its completions. */
+typedef struct doorbell_endpoint doorbell_endpoint;
+
+/* How an endpoint is made. Begin with doorbell_endpoint_config_init. */
+typedef struct doorbell_endpoint_config {
+	uint32_t struct_size;
+	uint32_t send_depth;       /* work requests of the send queue, 1 to 16384; default 128 */
+	uint32_t recv_depth;       /* of the receive queue, 1 to 16384; default 128 */
+	uint32_t max_segments;     /* slices of a work request, 1 to 16; default 4 */
+	uint32_t max_inline_bytes; /* inline bytes of a work request, 0 to 476; default 64 */
+	uint32_t blueflame;        /* 1: a doorbell carries its WQE to the device; default 0 */
+	int64_t wait_timeout_ms;   /* of waits on streams, from 1, or DOORBELL_NO_TIMEOUT; default 30000. When it passes, the
+				      wait is released and the endpoint fails. */
+	uint32_t mtu_bytes;        /* 256, 512, 1024, 2048 or 4096; the smaller one of both ends counts; default 4096 */
+	uint32_t timeout;          /* of an answer, as verbs code it: 4.096 us * 2^timeout, 0 is for ever; default 14 */
+	uint32_t retry_count;      /* repetitions without progress, 0 to 7; default 7 */
+	uint32_t rnr_retry;        /* the same where the peer has no receive, 0 to 6; 7 is without end; default 7 */
+	uint32_t min_rnr_timer;    /* how long a sender waits for a receive of ours, as verbs code it, 0 to 31; default 1 */
+	uint32_t max_reads;        /* reads and atomics on their way at once, 1 to 16; default 16 */
+	uint32_t access_flags;     /* what the peer may do, if the region allows it; default DOORBELL_ACCESS_ALL */
+	uint32_t reserved;         /* 0 */
+} doorbell_endpoint_config;
+
+#define DOORBELL_ADDRESS_BYTES 48
+#define DOORBELL_ADDRESS_TEXT_BYTES 97
+
+/* What the peer needs to connect: opaque bytes, to be carried there by any means. */
+typedef struct doorbell_address {
+	uint8_t bytes[DOORBELL_ADDRESS_BYTES];
+} doorbell_address;
+
+/* Who rings the device. */
+enum doorbell_control {
+	/* The stream itself. */
+	DOORBELL_CONTROL_DIRECT = 0,
+	/* A thread of the library, when the stream says so. */
+	DOORBELL_CONTROL_PROXY = 1,
+	/* The application's thread, after it has waited for the stream. */
+	DOORBELL_CONTROL_SYNC = 2
+};
+
+/*
+ * Fills a configuration with the defaults: doorbell_endpoint_config_init(&config, sizeof config).
+ * Threads: any.
+ */
+int doorbell_endpoint_config_init(doorbell_endpoint_config *config, uint32_t struct_size);
+
+/*
+ * Makes an endpoint. A `config` of NULL is the defaults. Receives can be posted at once, everything else when it is
+ * connected.
+ * Threads: any.
+ */
+int doorbell_endpoint_create(const doorbell_domain *domain, const doorbell_endpoint_config *config,
+			     doorbell_endpoint **endpoint);
+
+/*
+ * Ends an endpoint. Work that has not left it is dropped; what streams still have of it is kept until they are done. NULL is
+ * allowed. DOORBELL_EBUSY while another thread is in a call with it, and it is not destroyed then.
+ * Threads: alone with endpoint.
+ */
+int doorbell_endpoint_destroy(doorbell_endpoint *endpoint);
+
+/*
+ * The address for the peer. It changes with every reset.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_address(const doorbell_endpoint *endpoint, doorbell_address *address);
+
+/*
+ * An address as hexadecimal digits: a text buffer of DOORBELL_ADDRESS_TEXT_BYTES. DOORBELL_EMALFORMED if it is none.
+ * Threads: any.
+ */
+int doorbell_address_to_text(const doorbell_address *address, char *text, size_t capacity);
+
+/*
+ * An address from hexadecimal digits. DOORBELL_EMALFORMED if they are none.
+ * Threads: any.
+ */
+int doorbell_address_from_text(const char *text, doorbell_address *address);
+
+/*
+ * Connects to the peer's endpoint. Both sides do so, in any order. DOORBELL_EMALFORMED for bytes that are no address or one
+ * of another version; DOORBELL_ESTATE if it is connected already, or the peer is not there; DOORBELL_EWORK if it has failed.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_connect(doorbell_endpoint *endpoint, const doorbell_address *peer);
+
+/*
+ * 1 if doorbell_endpoint_connect was done and nothing has failed since, else 0.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_is_connected(const doorbell_endpoint *endpoint);
+
+/*
+ * Brings the endpoint back to where it was when it was made, with a new address: its failure is forgotten, work in flight and
+ * prepared operations are dropped. Waits, for up to five seconds, until streams are done with it; DOORBELL_ETIMEOUT if they
+ * are not, and nothing has changed then. A wait that is not going to end needs doorbell_endpoint_abort first.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_reset(doorbell_endpoint *endpoint);
+
+/*
+ * Fails the endpoint: releases every wait of a stream for it, and flushes what is in flight. reset and connect bring it back.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_abort(doorbell_endpoint *endpoint);
+
+/*
+ * The number of its queue pair.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_qpn(const doorbell_endpoint *endpoint);
+
+/*
+ * The control path in force: DOORBELL_CONTROL_* to `control`, which may be NULL, and a text buffer with the reasons why it is
+ * this one and none that is better.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_path(const doorbell_endpoint *endpoint, uint32_t *control, char *text, size_t capacity);
+
+/*
+ * The first failure since the endpoint was made or reset: details to `failure`, which may be NULL, and a text buffer. The
+ * length of the text, or 0 if nothing has failed, and then nothing is written.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_failure(const doorbell_endpoint *endpoint, doorbell_failure *failure, char *text,
+			      size_t capacity);
+
+/* ---------------------------------------------------------------------------------------------------- rendezvous */
+
+/* A way to exchange addresses and keys for programs that have none of their own: short messages over TCP. */
+
+/* Waits for peers at a TCP address. */
+typedef struct doorbell_listener doorbell_listener;
+
+/* A connection with a peer. After a call that failed its state is unknown: destroy it. */
+typedef struct doorbell_channel doorbell_channel;
+
+/*
+ * Listens at an address such as "127.0.0.1:7471"; port 0 is a free one.
+ * Threads: any.
+ */
+int doorbell_listener_create(const char *address, doorbell_listener **listener);
+
+/*
+ * The address at which it listens, with its port: a text buffer.
+ * Threads: any.
+ */
+int doorbell_listener_address(const doorbell_listener *listener, char *text, size_t capacity);
+
+/*
+ * Waits for a peer. DOORBELL_EMALFORMED if who comes is none, or one of another version.
+ * Threads: any.
+ */
+int doorbell_listener_accept(const doorbell_listener *listener, int64_t timeout_ms, doorbell_channel **channel);
+
+/*
+ * Stops listening. Channels stay. NULL is allowed.
+ * Threads: alone with listener.
+ */
+int doorbell_listener_destroy(doorbell_listener *listener);
+
+/*
+ * Goes to the peer that listens at `address`; if none does yet, tries until `timeout_ms` have passed.
+ * Threads: any.
+ */
+int doorbell_channel_connect(const char *address, int64_t timeout_ms, doorbell_channel **channel);
+
+/*
+ * Gives the peer a message of up to 1 MiB and takes the peer's, which must fit `capacity`, else DOORBELL_ERANGE. Its length
+ * in bytes. Both sides make the call. `message` and `answer` may be the same memory. Messages of no bytes are a barrier.
+ * Threads: one at a time for channel.
+ */
+int doorbell_channel_exchange(doorbell_channel *channel, const void *message, size_t len_bytes, void *answer,
+			      size_t capacity, int64_t timeout_ms);
+
+/*
+ * Ends a connection. NULL is allowed.
+ * Threads: alone with channel.
+ */
+int doorbell_channel_destroy(doorbell_channel *channel);
+
+/* ------------------------------------------------------------------------------------------------------- streams */
+
+/* An in-order queue of work with the semantics of a CUDA stream. */
+typedef struct doorbell_stream doorbell_stream;
+
+/* A kernel of a host stream. It must return: no longjmp, no pthread_exit, no C++ exception out of it. */
+typedef void (*doorbell_kernel)(void *argument);
+
+/*
+ * Makes a stream that a thread of the library executes. The name, for errors and debuggers, may be NULL. `capacity` is the
+ * entries of its queue, 1 to 65536, rounded up to a power of two; 0 is the default, 1024. Calls that queue wait while it is
+ * full.
+ * Threads: any.
+ */
+int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_stream **stream);
+
+/*
+ * Ends the handle. What is queued is still executed, without anybody waiting for it, as with cudaStreamDestroy: arguments of
+ * kernels must stay valid until then. NULL is allowed.
+ * Threads: alone with stream.
+ */
+int doorbell_stream_destroy(doorbell_stream *stream);
+
+/*
+ * Queues a call of `kernel(argument)` in the stream's thread. What `argument` points to stays the caller's, who keeps it
+ * valid until the kernel has run. A kernel whose stream failed or was aborted before its turn is never called. A kernel may
+ * queue work, on its own stream too, but not wait for that stream: DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void *argument);
+
+/*
+ * Waits, spinning, until everything queued so far is done. DOORBELL_ETIMEOUT: the stream goes on.
+ * DOORBELL_EASYNC: work that was queued earlier failed. Any call with a stream may report this, as in CUDA, and then queues
+ * nothing itself. A kernel that failed is reported by every call from then on; a wait that was released, by at most one: who
+ * knows for sure is its ticket, and doorbell_endpoint_failure.
+ * Threads: any.
+ */
+int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
+
+/*
+ * 1 if everything queued so far is done, 0 if not.
+ * Threads: any.
+ */
+int doorbell_stream_query(doorbell_stream *stream);
+
+/*
+ * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
+ * Endpoints whose operations were discarded have failed.
+ * Threads: any.
+ */
+int doorbell_stream_abort(doorbell_stream *stream);
+
+/* -------------------------------------------------------------------------------------------------------- events */
+
+enum doorbell_event_flags {
+	/* doorbell_event_synchronize sleeps instead of spinning, as with cudaEventBlockingSync. */
+	DOORBELL_EVENT_BLOCKING = 1,
+	/* The event takes no time, as with cudaEventDisableTiming. */
+	DOORBELL_EVENT_NO_TIMING = 2
+};
+
+/* A mark that streams pass. One that was never recorded counts as passed. */
+typedef struct doorbell_event doorbell_event;
+
+/*
+ * Makes an event. `flags`: DOORBELL_EVENT_*, or 0.
+ * Threads: any.
+ */
+int doorbell_event_create(uint32_t flags, doorbell_event **event);
+
+/*
+ * Ends the handle; records and waits in streams go on. NULL is allowed.
+ * Threads: alone with event.
+ */
+int doorbell_event_destroy(doorbell_event *event);
+
+/*
+ * Makes the event stand for the work queued on the stream so far. It may be recorded again and again.
+ * Threads: any.
+ */
+int doorbell_stream_record(doorbell_stream *stream, doorbell_event *event);
+
+/*
+ * Lets what is queued on the stream later wait for the work that the event stands for at this moment.
+ * Threads: any.
+ */
+int doorbell_stream_wait_event(doorbell_stream *stream, const doorbell_event *event);
+
+/*
+ * 1 if the work that the event stands for is done, 0 if not. DOORBELL_EASYNC if that work was discarded.
+ * Threads: any.
+ */
+int doorbell_event_query(const doorbell_event *event);
+
+/*
+ * Waits until the work that the event stands for is done. DOORBELL_EASYNC if that work was discarded.
+ * Threads: any.
+ */
+int doorbell_event_synchronize(const doorbell_event *event, int64_t timeout_ms);
+
+/*
+ * Nanoseconds between the moments when the streams passed two events. DOORBELL_ESTATE if one was not passed or takes no time,
+ * or if `end` passed first.
+ * Threads: any.
+ */
+int doorbell_event_elapsed_ns(const doorbell_event *start, const doorbell_event *end, uint64_t *elapsed_ns);
+
+/* ------------------------------------------------------------------------------------------------- work requests */
+
+#define DOORBELL_SLICES_MAX 16
+
+/* A part of a region: what a work request sends from, or receives into. */
+typedef struct doorbell_slice {
+	const doorbell_region *region;
+	uint64_t offset;
+	uint64_t len_bytes; /* less than 2 GiB */
+} doorbell_slice;
+
+/* The two queues of an endpoint, each with its completions. */
+enum doorbell_side {
+	/* Sends, writes, reads and atomics. */
+	DOORBELL_SIDE_SEND = 0,
+	/* Receives. */
+	DOORBELL_SIDE_RECV = 1
+};
+
+enum doorbell_operation {
+	/* Nothing, in its turn. */
+	DOORBELL_OP_NOP = 0,
+	/* Sends to the peer's next receive. */
+	DOORBELL_OP_SEND = 1,
+	/* Writes to remote_addr of the peer, in the region of rkey. */
+	DOORBELL_OP_WRITE = 2,
+	/* Reads from there, as much as the slices hold. */
+	DOORBELL_OP_READ = 3,
+	/* Replaces the 8 bytes there by `operand` if they equal `compare`; what they were goes to the one slice, of 8 bytes. */
+	DOORBELL_OP_COMPARE_SWAP = 4,
+	/* Adds `operand` to the 8 bytes there; what they were goes to the one slice, of 8 bytes. */
+	DOORBELL_OP_FETCH_ADD = 5,
+	/* In completions only: a receive that took a send. */
+	DOORBELL_OP_RECV = 6,
+	/* In completions only: a receive that took the immediate data of a write. */
+	DOORBELL_OP_RECV_WRITE = 7
+};
+
+enum doorbell_work_flags {
+	/* Success makes no completion; it is known when a later, signaled one is there. Failure always makes one. */
+	DOORBELL_WORK_UNSIGNALED = 1,
+	/* The peer's completion is a solicited one. */
+	DOORBELL_WORK_SOLICITED = 2,
+	/* The device waits for earlier reads and atomics first. */
+	DOORBELL_WORK_FENCE = 4,
+	/* Sends and writes: carries `imm` to the peer's completion. A write then takes one of the peer's receives. */
+	DOORBELL_WORK_IMM = 8,
+	/* Sends and writes: `inline_bytes` are copied now, and go; there are no slices. */
+	DOORBELL_WORK_INLINE = 16
+};
+
+/* A work request for the send queue. The functions below make them; what they do not set is 0. */
+typedef struct doorbell_work {
+	uint32_t struct_size;
+	uint32_t opcode; /* DOORBELL_OP_NOP to DOORBELL_OP_FETCH_ADD */
+	uint32_t flags;  /* DOORBELL_WORK_* */
+	uint32_t imm;    /* in host order */
+	uint64_t wr_id;  /* comes back with the completion */
+	const doorbell_slice *slices;
+	const void *inline_bytes;
+	uint32_t slice_count; /* up to max_segments of the endpoint */
+	uint32_t inline_len_bytes;
+	uint64_t remote_addr; /* a multiple of 8 for the atomics */
+	uint32_t rkey;
+	uint32_t reserved; /* 0 */
+	uint64_t compare;
+	uint64_t operand;
+} doorbell_work;
+
+/* What a completion says. */
+typedef struct doorbell_completion {
+	uint64_t wr_id;
+	uint32_t operation; /* DOORBELL_OP_* */
+	uint32_t len_bytes; /* received, read, or sent */
+	uint32_t imm;       /* if has_imm is 1 */
+	uint32_t has_imm;
+} doorbell_completion;
+
+/* A work request of that operation, and no more. The slices must stay until it was queued, posted or prepared. */
+static inline doorbell_work doorbell_work_init(uint32_t opcode, const doorbell_slice *slices, uint32_t slice_count)
+{
+	doorbell_work work;
+	work.struct_size = (uint32_t)sizeof(work);
+	work.opcode = opcode;
+	work.flags = 0;
+	work.imm = 0;
+	work.wr_id = 0;
+	work.slices = slices;
+	work.inline_bytes = NULL;
+	work.slice_count = slice_count;
+	work.inline_len_bytes = 0;
+	work.remote_addr = 0;
+	work.rkey = 0;
+	work.reserved = 0;
+	work.compare = 0;
+	work.operand = 0;
+	return work;
+}
+
+/* A send of the slices, one after the other. */
+static inline doorbell_work doorbell_work_send(const doorbell_slice *slices, uint32_t slice_count)
+{
+	return doorbell_work_init(DOORBELL_OP_SEND, slices, slice_count);
+}
+
+/* A send of bytes that are copied when it is queued, posted or prepared. */
+static inline doorbell_work doorbell_work_send_inline(const void *bytes, uint32_t len_bytes)
+{
+	doorbell_work work = doorbell_work_init(DOORBELL_OP_SEND, NULL, 0);
+	work.flags = DOORBELL_WORK_INLINE;
+	work.inline_bytes = bytes;
+	work.inline_len_bytes = len_bytes;
+	return work;
+}
+
+/* A write of the slices, one after the other. */
+static inline doorbell_work doorbell_work_write(const doorbell_slice *slices, uint32_t slice_count,
+						uint64_t remote_addr, uint32_t rkey)
+{
+	doorbell_work work = doorbell_work_init(DOORBELL_OP_WRITE, slices, slice_count);
+	work.remote_addr = remote_addr;
+	work.rkey = rkey;
+	return work;
+}
+
+/* A write of bytes that are copied when it is queued, posted or prepared. */
+static inline doorbell_work doorbell_work_write_inline(const void *bytes, uint32_t len_bytes, uint64_t remote_addr,
+						       uint32_t rkey)
+{
+	doorbell_work work = doorbell_work_send_inline(bytes, len_bytes);
+	work.opcode = DOORBELL_OP_WRITE;
+	work.remote_addr = remote_addr;
+	work.rkey = rkey;
+	return work;
+}
+
+/* A read that fills the slices in turn. */
+static inline doorbell_work doorbell_work_read(const doorbell_slice *slices, uint32_t slice_count,
+					       uint64_t remote_addr, uint32_t rkey)
+{
+	doorbell_work work = doorbell_work_write(slices, slice_count, remote_addr, rkey);
+	work.opcode = DOORBELL_OP_READ;
+	return work;
+}
+
+/* A compare and swap; `result` is one slice of 8 bytes. Words are in host order. */
+static inline doorbell_work doorbell_work_compare_swap(const doorbell_slice *result, uint64_t remote_addr,
+						       uint32_t rkey, uint64_t compare, uint64_t swap)
+{
+	doorbell_work work = doorbell_work_write(result, 1, remote_addr, rkey);
+	work.opcode = DOORBELL_OP_COMPARE_SWAP;
+	work.compare = compare;
+	work.operand = swap;
+	return work;
+}
+
+/* A fetch and add; `result` is one slice of 8 bytes. Words are in host order. */
+static inline doorbell_work doorbell_work_fetch_add(const doorbell_slice *result, uint64_t remote_addr, uint32_t rkey,
+						    uint64_t add)
+{
+	doorbell_work work = doorbell_work_write(result, 1, remote_addr, rkey);
+	work.opcode = DOORBELL_OP_FETCH_ADD;
+	work.operand = add;
+	return work;
+}
+
+/* ----------------------------------------------------------------------------------------- operations on streams */
+
+/* Tells what became of a queued operation. Every `ticket` below may be NULL: no ticket is made then. */
+typedef struct doorbell_ticket doorbell_ticket;
+
+/* An operation that is ready to be given to a stream. */
+typedef struct doorbell_prepared doorbell_prepared;
+
+/*
+ * Queues a work request on the stream: it goes out when the stream comes to it, without the caller.
+ * DOORBELL_EWORK if the endpoint has failed, DOORBELL_ESTATE if it is not connected, DOORBELL_EFULL, DOORBELL_ERANGE,
+ * DOORBELL_EBOUNDS, DOORBELL_EFOREIGN; DOORBELL_EASYNC as in doorbell_stream_synchronize.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_stream_queue_send(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_work *work,
+			       doorbell_ticket **ticket);
+
+/*
+ * Queues a write: doorbell_stream_queue_send of a doorbell_work_write.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_stream_queue_write(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_slice *slices,
+				uint32_t slice_count, uint64_t remote_addr, uint32_t rkey, doorbell_ticket **ticket);
+
+/*
+ * Queues a read: doorbell_stream_queue_send of a doorbell_work_read.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_stream_queue_read(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_slice *slices,
+			       uint32_t slice_count, uint64_t remote_addr, uint32_t rkey, doorbell_ticket **ticket);
+
+/*
+ * Queues a receive: it is posted when the stream comes to it.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_stream_queue_recv(doorbell_stream *stream, doorbell_endpoint *endpoint, uint64_t wr_id,
+			       const doorbell_slice *slices, uint32_t slice_count, doorbell_ticket **ticket);
+
+/*
+ * Lets what is queued on the stream later wait for the next completion of one of the endpoint's queues (DOORBELL_SIDE_*).
+ * When `timeout_ms` have passed since the stream came to it, or the endpoint fails, the wait is released.
+ * DOORBELL_ESTATE if there is no further completion to come: every signaled work request and every receive makes one.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_stream_wait_cq(doorbell_stream *stream, doorbell_endpoint *endpoint, uint32_t queue_side,
+			    int64_t timeout_ms, doorbell_ticket **ticket);
+
+/*
+ * Makes a work request ready for a stream.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_prepare_send(doorbell_endpoint *endpoint, const doorbell_work *work, doorbell_prepared **prepared);
+
+/*
+ * Makes a receive ready for a stream.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_prepare_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbell_slice *slices,
+			  uint32_t slice_count, doorbell_prepared **prepared);
+
+/*
+ * Makes a wait for the next completion ready for a stream.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_prepare_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_side, int64_t timeout_ms,
+			     doorbell_prepared **prepared);
+
+/*
+ * Gives a prepared operation to a stream. Operations of one queue go in the order in which they were prepared, waits in any.
+ * On success `prepared` is gone; on an error it remains, to be given again or destroyed.
+ * Threads: alone with prepared.
+ */
+int doorbell_stream_post(doorbell_stream *stream, doorbell_prepared *prepared, doorbell_ticket **ticket);
+
+/*
+ * Gives `count` prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success all of
+ * them are gone, and `tickets`, which may be NULL, has as many tickets; on an error all of them remain.
+ * Threads: alone with each of prepared.
+ */
+int doorbell_stream_post_all(doorbell_stream *stream, doorbell_prepared *const *prepared, size_t count,
+			     doorbell_ticket **tickets);
+
+/*
+ * Takes a prepared operation of the endpoint back, and ends it. The newest of its queue leaves no trace, another is cancelled
+ * as by doorbell_prepared_destroy.
+ * Threads: one at a time for endpoint, alone with prepared.
+ */
+int doorbell_prepared_rollback(doorbell_endpoint *endpoint, doorbell_prepared *prepared);
+
+/*
+ * Cancels a prepared operation: a send becomes a no-operation in its place, the completion of a wait passes uncollected, and
+ * after a receive those prepared behind it are refused. NULL is allowed.
+ * Threads: alone with prepared.
+ */
+int doorbell_prepared_destroy(doorbell_prepared *prepared);
+
+/*
+ * The bytecode of a prepared operation for people: which store is the doorbell record, which the UAR, which poll waits for
+ * what. A text buffer.
+ * Threads: one at a time for prepared.
+ */
+int doorbell_prepared_disassemble(const doorbell_prepared *prepared, char *text, size_t capacity);
+
+/* ----------------------------------------------------------------------------------------------- words of memory */
+
+/* When a word lets a wait go, as with cuStreamWaitValue32. */
+enum doorbell_wait_condition {
+	/* (int32_t)(word - value) >= 0 */
+	DOORBELL_WAIT_GEQ = 0,
+	/* (word & value) != 0 */
+	DOORBELL_WAIT_AND = 1,
+	/* ~(word | value) != 0 */
+	DOORBELL_WAIT_NOR = 2
+};
+
+/*
+ * Lets what is queued on the stream later wait until the 32-bit word at `offset` of the region, a multiple of 4, meets a
+ * condition (DOORBELL_WAIT_*). When `timeout_ms` have passed since the stream came to it, the wait is released, and the
+ * ticket has failed.
+ * Threads: any.
+ */
+int doorbell_stream_wait_value32(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
+				 uint32_t wait_condition, uint32_t value, int64_t timeout_ms,
+				 doorbell_ticket **ticket);
+
+/*
+ * Stores a 32-bit word, after everything that was queued on the stream before.
+ * Threads: any.
+ */
+int doorbell_stream_write_value32(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
+				  uint32_t value, doorbell_ticket **ticket);
+
+/*
+ * Waits for a word in the calling thread. What was stored before the word is visible afterwards.
+ * Threads: any.
+ */
+int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32_t wait_condition, uint32_t value,
+			  int64_t timeout_ms);
+
+/* ------------------------------------------------------------------------------------- the CPU-synchronous twins */
+
+/*
+ * Posts a work request now, from this thread. Errors as of doorbell_stream_queue_send; DOORBELL_ESTATE if operations of this
+ * queue are still on a stream, or prepared: this one would overtake them.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_post_send(doorbell_endpoint *endpoint, const doorbell_work *work, doorbell_ticket **ticket);
+
+/*
+ * Posts a receive now, from this thread. Errors as of doorbell_post_send, but it needs no connection.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_post_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbell_slice *slices,
+		       uint32_t slice_count, doorbell_ticket **ticket);
+
+/*
+ * Takes the next completion of a queue (DOORBELL_SIDE_*), if it is there: 1 and the completion, or 0. Each goes once to
+ * whoever asks first, a wait on a stream or this call. DOORBELL_EWORK for one in error; doorbell_last_failure has its wr_id.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_poll_cq(doorbell_endpoint *endpoint, uint32_t queue_side, doorbell_completion *completion);
+
+/*
+ * Waits, spinning with back-off, for the next completion of a queue. DOORBELL_ETIMEOUT: the endpoint is as it was.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_side, int64_t timeout_ms,
+		     doorbell_completion *completion);
+
+/* ------------------------------------------------------------------------------------------------------- tickets */
+
+/* The state of a queued operation. */
+enum doorbell_status {
+	/* Prepared, and not yet given to a stream. */
+	DOORBELL_STATUS_PREPARED = 0,
+	/* In a stream's queue. */
+	DOORBELL_STATUS_QUEUED = 1,
+	/* The stream has rung the doorbell; of a wait: the stream waits now. */
+	DOORBELL_STATUS_RUNG = 2,
+	/* Done. */
+	DOORBELL_STATUS_COMPLETE = 3,
+	/* It failed, or its endpoint failed first, or its wait was released. */
+	DOORBELL_STATUS_FAILED = 4,
+	/* Destroyed or rolled back before a stream had it. */
+	DOORBELL_STATUS_CANCELLED = 5
+};
+
+/* What is known of an operation that is complete. */
+typedef struct doorbell_details {
+	uint32_t len_bytes; /* received, read, or sent */
+	uint32_t imm;       /* if has_imm is 1 */
+	uint32_t has_imm;
+	uint32_t reserved; /* 0 */
+} doorbell_details;
+
+/*
+ * The state of the operation, DOORBELL_STATUS_*. If it is DOORBELL_STATUS_FAILED, the reason goes to `failure`, which may be
+ * NULL.
+ * Threads: any.
+ */
+int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);
+
+/*
+ * Bytes and immediate data of a work request or receive that is complete: 1. Before that, for waits, and when its queue has
+ * used the place again: 0.
+ * Threads: any.
+ */
+int doorbell_ticket_details(const doorbell_ticket *ticket, doorbell_details *details);
+
+/*
+ * Ends a ticket; the operation goes on. A ticket keeps queue memory of its endpoint, so do not collect them. NULL is allowed.
+ * Threads: alone with ticket.
+ */
+int doorbell_ticket_destroy(doorbell_ticket *ticket);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DOORBELL_H */

@@ -1,0 +1,183 @@
+//! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Shared;
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::side::{Found, Lane, Wait};
+use crate::endpoint::watchdog::{self, Watched};
+use crate::soft::State;
+use crate::{Cause, Error, Result, WorkError};
+
+/// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
+/// and go with every operation.
+const LINGER_NS: u64 = 100_000_000;
+
+impl Shared {
+    /// The failure of this life, if there is one.
+    #[inline]
+    pub(in crate::endpoint) fn failure(&self) -> Option<WorkError> {
+        if self.has_failed.load(Ordering::Acquire) {
+            return *self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        None
+    }
+
+    #[inline]
+    pub(in crate::endpoint) fn check_alive(&self) -> Result<()> {
+        self.failure()
+            .map_or(Ok(()), |failure| Err(Error::Work(failure)))
+    }
+
+    /// Records a failure of the life that is now; only the first counts. The watchdog then breaks the endpoint down.
+    pub(in crate::endpoint) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
+        self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
+    }
+
+    /// Records a failure, unless the life that it was found in is over.
+    fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.epoch.load(Ordering::Relaxed) != epoch {
+            return;
+        }
+        if failure.is_none() {
+            *failure = Some(WorkError {
+                qpn: self.qp.qpn(),
+                wr_id,
+                cause,
+            });
+        }
+        self.has_failed.store(true, Ordering::Release);
+        drop(failure);
+        self.activate();
+    }
+
+    /// After a failure: nothing may be waited for any more.
+    fn break_down(&self) {
+        if !self.broken_down.load(Ordering::Relaxed) {
+            self.qp.fail();
+            // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect.
+            self.broken_down.store(true, Ordering::Release);
+        }
+        self.reap();
+        for lane in &self.lanes {
+            lane.release_waiters();
+            // Nobody need wait for a turn any more.
+            self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
+        }
+    }
+
+    /// Processes new completions of both queues. Whether there were any. A queue that another thread is at is left to it.
+    #[inline]
+    pub(in crate::endpoint) fn reap(&self) -> bool {
+        self.reap_by(Lane::reap)
+    }
+
+    /// [`Shared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
+    pub(in crate::endpoint) fn reap_fully(&self) {
+        self.reap_by(Lane::reap_fully);
+    }
+
+    #[inline]
+    fn reap_by(&self, reap: impl Fn(&Lane, &dyn Fn(Found)) -> bool) -> bool {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let [send, recv] = &self.lanes;
+        let flushed = std::cell::Cell::new(false);
+        let failed = |found: Found| {
+            // A flush tells that something else has failed, and the completion that says what may be in the other queue.
+            if found.flushed {
+                flushed.set(true);
+            } else {
+                self.fail_in(epoch, found.wr_id, found.cause);
+            }
+        };
+        let mut new = reap(send, &failed) | reap(recv, &failed);
+        if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
+            // Fully: another thread may be about to process just that completion.
+            new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
+            self.fail_in(epoch, None, Cause::QueuePair);
+        }
+        new
+    }
+
+    /// [`Shared::reap`], and a look at what the device says of the queue pair itself.
+    pub(in crate::endpoint) fn look_for_failure(&self) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        self.reap();
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        if self.qp.status().overrun() {
+            self.fail_in(epoch, None, Cause::Overrun);
+        } else if self.qp.status().state() == State::Error {
+            // A completion that says why was written before the state was set.
+            self.reap_fully();
+            self.fail_in(epoch, None, Cause::QueuePair);
+        }
+    }
+
+    /// Has the watchdog look at this endpoint, if it does not.
+    #[inline]
+    pub(in crate::endpoint) fn activate(&self) {
+        // SeqCst, as the store and the look at `on_streams` where the watchdog stops watching: one of the two sees the other.
+        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
+            self.last_active_ns.store(now_ns(), Ordering::Relaxed);
+            watchdog::watch(self.weak.clone());
+        }
+    }
+
+    /// The deadline that has passed, if one has.
+    fn overdue(&self, now_ns: u64) -> Option<Duration> {
+        for lane in &self.lanes {
+            for index in lane.under_way() {
+                let record = lane.record(index);
+                // One whose completion is there is over; its stream was only slow to see it.
+                if !lane.is_waiting(index) || lane.cq.cqe(index).is_some() {
+                    continue;
+                }
+                let started = record.wait_started_ns.load(Ordering::Relaxed);
+                let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
+                if started != 0 && now_ns.saturating_sub(started) > timeout {
+                    lane.set_wait(index, Wait::GivenUp);
+                    return Some(Duration::from_nanos(timeout));
+                }
+            }
+            let started = lane.turn_started_ns.load(Ordering::Acquire);
+            let timeout = lane.turn_timeout_ns;
+            if started != 0 && now_ns.saturating_sub(started) > timeout {
+                return Some(Duration::from_nanos(timeout));
+            }
+        }
+        None
+    }
+}
+
+impl Watched for Shared {
+    fn look(&self) -> bool {
+        let now = now_ns();
+        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look_for_failure();
+        if !self.has_failed.load(Ordering::Acquire)
+            && let Some(timeout) = self.overdue(now)
+        {
+            self.fail(None, Cause::Deadline(timeout));
+        }
+        if self.has_failed.load(Ordering::Acquire) {
+            self.break_down();
+        }
+        if self.on_streams.load(Ordering::Acquire) > 0 {
+            self.last_active_ns.store(now, Ordering::Relaxed);
+            return true;
+        }
+        if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
+            return true;
+        }
+        self.watched.store(false, Ordering::SeqCst);
+        // Whoever became active just before the store found `watched` set: look once more.
+        let missed = self.on_streams.load(Ordering::SeqCst) > 0;
+        missed && !self.watched.swap(true, Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,94 @@
+//! The lives of an endpoint: each reset ends one and starts the next.
+#![allow(unsafe_code)] // clears the doorbell record
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::Shared;
+use crate::endpoint::Side;
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::side::{Ends, Lane, Standing};
+use crate::{Error, Result, WorkError};
+
+/// How an earlier life of an endpoint ended, for the tickets of that time.
+#[derive(Debug, Clone)]
+pub(super) struct Past {
+    epoch: u32,
+    /// Of each side: work requests, and waits.
+    ends: [(Ends, Ends); 2],
+    failure: Option<WorkError>,
+}
+
+/// Lives that are remembered. A ticket that is older has seen this many resets.
+const PASTS: usize = 64;
+
+impl Shared {
+    /// Waits until no stream has a program of this endpoint.
+    pub(in crate::endpoint) fn quiesce(&self, timeout: Duration) -> Result<()> {
+        let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
+        while self.on_streams.load(Ordering::Acquire) > 0 {
+            if now_ns() > deadline {
+                return Err(Error::Timeout {
+                    operation: "reset: programs of the endpoint are still on a stream; this",
+                    timeout,
+                });
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.
+    pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
+        let _life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        // First, so that no flush of the old life arrives in the new one.
+        self.qp.reset()?;
+        let past = Past {
+            epoch: self.epoch.load(Ordering::Relaxed),
+            ends: [self.lanes[0].ends(), self.lanes[1].ends()],
+            failure: self.failure(),
+        };
+        let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
+        if pasts.len() == PASTS {
+            pasts.remove(0);
+        }
+        pasts.push(past);
+        drop(pasts);
+        self.lanes.iter().for_each(Lane::reset);
+        self.set_rung(Side::Send, 0);
+        self.set_rung(Side::Recv, 0);
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        *failure = None;
+        self.has_failed.store(false, Ordering::Release);
+        self.broken_down.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Clears the doorbell records, as after creation.
+    pub(in crate::endpoint) fn reset_records(&self) {
+        for word in 0..2 {
+            // SAFETY: the record has two words, which live as long as `qp`.
+            unsafe { AtomicU32::from_ptr(self.qp.memory().record.add(word)) }
+                .store(0, Ordering::Release);
+        }
+    }
+
+    /// How an operation of an earlier life ended: well, or with that life's failure.
+    pub(in crate::endpoint) fn standing_in_the_past(
+        &self,
+        epoch: u32,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+    ) -> (Standing, Option<WorkError>) {
+        let pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else {
+            return (Standing::Failed, None);
+        };
+        let (requests, waits) = &past.ends[side as usize];
+        let standing = if is_wait { waits } else { requests }.of(count);
+        (standing, past.failure)
+    }
+}

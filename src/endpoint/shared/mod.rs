@@ -1,0 +1,268 @@
+//! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
+#![allow(unsafe_code)] // promises the memory behind the targets to executors
+
+mod failure;
+mod life;
+mod owner;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use crate::endpoint::side::Lane;
+use crate::endpoint::watchdog;
+use crate::endpoint::{EndpointConfig, Side};
+use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
+use crate::peer::{Dword, Role, Target, Targets};
+use crate::region::ProtectionDomain;
+use crate::soft::{QueuePair, QueuePairConfig};
+use crate::{Error, Result, WorkError};
+
+use life::Past;
+pub(super) use owner::Cookie;
+
+pub(super) struct Shared {
+    /// First, so that the device forgets the queue pair before the regions that its work names are let go.
+    pub(super) qp: QueuePair,
+    pub(super) domain: ProtectionDomain,
+    targets: Targets,
+    bases: Vec<NonNull<u8>>,
+    /// Where executed programs leave their count: send and receive.
+    progress: Arc<[AtomicU32; 2]>,
+    pub(super) progress_words: [Dword; 2],
+    pub(super) lanes: [Lane; 2],
+    pub(super) send_wqebbs: u32,
+    /// The first failure. The flag is set after it, and stays until a reset.
+    failure: Mutex<Option<WorkError>>,
+    has_failed: AtomicBool,
+    /// Set when the device does nothing more for this life but flush.
+    broken_down: AtomicBool,
+    /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
+    pub(super) epoch: AtomicU32,
+    /// Held while the watchdog looks and while a new life starts: a verdict on the old one must not hit the new one.
+    life: Mutex<()>,
+    pasts: Mutex<Vec<Past>>,
+    /// Programs that streams have and have not finished.
+    pub(super) on_streams: AtomicU32,
+    watched: AtomicBool,
+    last_active_ns: AtomicU64,
+    weak: Weak<Shared>,
+}
+
+// SAFETY: the raw addresses are those of rings and pages that live as long as `self`; what may be done with them is agreed
+// in the rooms that do it (`mlx5`, `soft`, `stream`).
+unsafe impl Send for Shared {}
+// SAFETY: as above; all other state is atomics and locks.
+unsafe impl Sync for Shared {}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("qpn", &self.qp.qpn())
+            .field("failure", &self.failure())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The targets of an endpoint's programs that the queues need to know.
+pub(super) struct QueueTargets {
+    pub(super) send_record: Dword,
+    pub(super) recv_record: Dword,
+    pub(super) uar: [crate::peer::Block; 2],
+}
+
+impl Shared {
+    pub(super) fn new(
+        domain: &ProtectionDomain,
+        config: &EndpointConfig,
+    ) -> Result<(Arc<Shared>, QueueTargets)> {
+        watchdog::start()?;
+        let send_wqebbs = config.send_wqebbs();
+        let recv_wqes = config.recv_depth.next_power_of_two();
+        // Twice the depth: what is in flight, and as much that nobody has collected yet.
+        let cqes = |depth: u32| (2 * depth).next_power_of_two();
+        let (send_cqes, recv_cqes) = (cqes(config.send_depth), cqes(config.recv_depth));
+        let qp = QueuePair::new(
+            domain.device().soft(),
+            &QueuePairConfig {
+                pd: domain.number(),
+                send_wqebbs,
+                recv_wqes,
+                recv_stride_bytes: 16 * config.max_segments.next_power_of_two(),
+                send_cqes,
+                recv_cqes,
+            },
+        )?;
+        let memory = *qp.memory();
+        let progress = Arc::new([const { AtomicU32::new(0) }; 2]);
+        let mut targets = Targets::new();
+        let mut bases = Vec::new();
+        let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
+            bases.push(NonNull::new(base).ok_or(Error::System {
+                operation: "queue memory",
+                errno: libc::ENOMEM,
+            })?);
+            Ok(targets.register(name, role, len_bytes))
+        };
+        let record = register("dbrec", Role::DoorbellRecord, 8, memory.record.cast())?;
+        let uar = [
+            register("uar0", Role::Uar, 256, memory.uar[0])?,
+            register("uar1", Role::Uar, 256, memory.uar[1])?,
+        ];
+        let send_cq = register(
+            "send_cq",
+            Role::Completions,
+            u64::from(send_cqes) * 64,
+            memory.send_cq,
+        )?;
+        let recv_cq = register(
+            "recv_cq",
+            Role::Completions,
+            u64::from(recv_cqes) * 64,
+            memory.recv_cq,
+        )?;
+        let send_marks = register(
+            "send_marks",
+            Role::Marks,
+            u64::from(send_cqes) * 4,
+            memory.send_marks.cast(),
+        )?;
+        let recv_marks = register(
+            "recv_marks",
+            Role::Marks,
+            u64::from(recv_cqes) * 4,
+            memory.recv_marks.cast(),
+        )?;
+        let counts = register(
+            "progress",
+            Role::Memory,
+            8,
+            Arc::as_ptr(&progress).cast_mut().cast(),
+        )?;
+        let cq_config = |recv: bool| CqRingConfig {
+            ring: if recv { memory.recv_cq } else { memory.send_cq },
+            cqe_count: if recv { recv_cqes } else { send_cqes },
+            record: if recv {
+                memory.recv_cq_record
+            } else {
+                memory.send_cq_record
+            },
+            marks: if recv {
+                memory.recv_marks
+            } else {
+                memory.send_marks
+            },
+            completions: if recv { recv_cq } else { send_cq },
+            marks_target: if recv { recv_marks } else { send_marks },
+        };
+        // SAFETY: all of it is memory of `qp`, sized as given here, and `qp` lives in the same object as the rings.
+        let rings = unsafe {
+            [
+                CqRing::new(cq_config(false))?,
+                CqRing::new(cq_config(true))?,
+            ]
+        };
+        rings.iter().for_each(CqRing::reset);
+        let [send_ring, recv_ring] = rings;
+        let turn_timeout_ns = timeout_ns(config.wait_timeout);
+        let lanes = [
+            Lane::new(Side::Send, config.send_depth, turn_timeout_ns, send_ring),
+            Lane::new(Side::Recv, config.recv_depth, turn_timeout_ns, recv_ring),
+        ];
+        let queue_targets = QueueTargets {
+            // The record's first word is the receive queue's.
+            send_record: record.dword(4)?,
+            recv_record: record.dword(0)?,
+            uar: [uar[0].block(0, 256)?, uar[1].block(0, 256)?],
+        };
+        let progress_words = [counts.dword(0)?, counts.dword(4)?];
+        let shared = Arc::new_cyclic(|weak| Shared {
+            qp,
+            domain: domain.clone(),
+            targets,
+            bases,
+            progress,
+            progress_words,
+            lanes,
+            send_wqebbs,
+            failure: Mutex::default(),
+            has_failed: AtomicBool::new(false),
+            broken_down: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            life: Mutex::default(),
+            pasts: Mutex::default(),
+            on_streams: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+            last_active_ns: AtomicU64::new(0),
+            weak: weak.clone(),
+        });
+        Ok((shared, queue_targets))
+    }
+
+    #[inline]
+    pub(super) fn lane(&self, side: Side) -> &Lane {
+        &self.lanes[side as usize]
+    }
+
+    pub(super) fn targets_id(&self) -> u64 {
+        self.targets.id()
+    }
+
+    pub(super) fn target_table(&self) -> &Targets {
+        &self.targets
+    }
+
+    /// Running count of work requests that were executed, as the programs themselves left it.
+    #[inline]
+    pub(super) fn rung(&self, side: Side) -> u32 {
+        self.progress[side as usize].load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_rung(&self, side: Side, count: u32) {
+        self.progress[side as usize].store(count, Ordering::Release);
+    }
+
+    /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
+    pub(super) fn nop_over(&self, posted: Posted, signaled: bool) {
+        // SAFETY: the ring is that of `qp`; the request was prepared and never handed to a stream, so it was not rung; and
+        // its `Prepared`, which calls this once, is the only one to know of it.
+        unsafe {
+            SendQueue::nop_over_raw(
+                self.qp.memory().send_ring,
+                self.send_wqebbs,
+                self.qp.qpn(),
+                posted,
+                signaled,
+            );
+        }
+    }
+
+    /// The bytes of a posted work request, as long as its control segment says.
+    pub(super) fn wqe(&self, posted: Posted) -> Vec<u8> {
+        let ring = self.qp.memory().send_ring.cast::<u64>();
+        let first = posted.index & (self.send_wqebbs - 1);
+        let mut bytes = Vec::with_capacity(posted.wqebbs as usize * WQEBB_BYTES);
+        for word in 0..posted.wqebbs * 8 {
+            let at = (first * 8 + word) % (self.send_wqebbs * 8);
+            // SAFETY: inside the ring, which is page-aligned and lives as long as `qp`. As an atomic, because the poster may
+            // have taken the place again, if the operation was not dropped in time: then the bytes are of no use, and no more.
+            let word =
+                unsafe { AtomicU64::from_ptr(ring.add(at as usize)) }.load(Ordering::Relaxed);
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
+        let len_bytes = bytes
+            .first_chunk()
+            .map_or(0, |control| usize::from(Wqe::ctrl(control).ds) * 16);
+        bytes.truncate(len_bytes);
+        bytes
+    }
+}
+
+/// A timeout as nanoseconds; none is longer than any time.
+pub(super) fn timeout_ns(timeout: Option<Duration>) -> u64 {
+    timeout.map_or(u64::MAX, |timeout| {
+        u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
+    })
+}

@@ -1,0 +1,111 @@
+//! The endpoint as executors see it.
+#![allow(unsafe_code)] // promises the memory behind the targets
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use crate::Cause;
+use crate::endpoint::Side;
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::side::Wait;
+use crate::peer::{TargetId, Targets};
+use crate::stream::{Outcome, Owner};
+
+/// What an executor hands back: which program it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::endpoint) struct Cookie {
+    pub(in crate::endpoint) side: Side,
+    pub(in crate::endpoint) is_wait: bool,
+    /// The program begins with a wait for its turn behind another stream.
+    pub(in crate::endpoint) waits_turn: bool,
+    /// Running count of the work request, or running index of the completion.
+    pub(in crate::endpoint) count: u32,
+}
+
+impl Cookie {
+    pub(in crate::endpoint) fn to_bits(self) -> u64 {
+        u64::from(self.count)
+            | (self.side as u64) << 32
+            | u64::from(self.is_wait) << 33
+            | u64::from(self.waits_turn) << 34
+    }
+
+    fn from_bits(bits: u64) -> Cookie {
+        Cookie {
+            side: if bits & 1 << 32 == 0 {
+                Side::Send
+            } else {
+                Side::Recv
+            },
+            is_wait: bits & 1 << 33 != 0,
+            waits_turn: bits & 1 << 34 != 0,
+            count: bits as u32,
+        }
+    }
+}
+
+// SAFETY: `bases` holds, for each target of `targets` in the order of their numbers, memory of `qp` or `progress` of the
+// length registered in `new`; both live as long as `self` and do not move.
+unsafe impl Owner for Shared {
+    fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+        self.bases
+            .get(self.targets.iter().position(|known| known.id() == target)?)
+            .copied()
+    }
+
+    #[inline]
+    fn progress(&self) -> bool {
+        self.qp.device().progress()
+    }
+
+    #[inline]
+    fn rung(&self) {
+        self.qp.rung();
+    }
+
+    fn started(&self, cookie: u64) {
+        let cookie = Cookie::from_bits(cookie);
+        let lane = self.lane(cookie.side);
+        if cookie.is_wait {
+            lane.record(cookie.count)
+                .wait_started_ns
+                .store(now_ns(), Ordering::Relaxed);
+            lane.set_wait(cookie.count, Wait::Started);
+        } else if cookie.waits_turn {
+            lane.turn_started_ns.store(now_ns(), Ordering::Release);
+        }
+    }
+
+    fn finished(&self, cookie: u64, outcome: Outcome) {
+        let cookie = Cookie::from_bits(cookie);
+        let lane = self.lane(cookie.side);
+        if cookie.waits_turn {
+            lane.turn_started_ns.store(0, Ordering::Release);
+        }
+        if cookie.is_wait {
+            let given_up = outcome != Outcome::Done || self.has_failed.load(Ordering::Acquire);
+            lane.set_wait(
+                cookie.count,
+                if given_up { Wait::GivenUp } else { Wait::Done },
+            );
+        }
+        if outcome == Outcome::Discarded {
+            if cookie.is_wait {
+                // The program that would have cleared the mark was not executed.
+                lane.cq.abort_peek(cookie.count);
+            }
+            self.fail(None, Cause::Discarded);
+        }
+        self.on_streams.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    #[inline]
+    fn released(&self, _cookie: u64) -> bool {
+        self.broken_down.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,321 @@
+//! One queue of an endpoint with its completion queue: what poster, reaper, stream and watchdog share of it.
+//!
+//! Three cursors run over the completions. `seen`: processed, work requests before it are done. `taken`: given to a wait or
+//! a poll, each completion once. `freed`: given back to the device, which may write there again.
+
+mod held;
+mod reaper;
+mod standing;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::endpoint::Side;
+use crate::endpoint::ledger::Ledger;
+use crate::mlx5::{CqRing, Syndrome};
+use crate::{Error, Result};
+
+pub(super) use held::{Held, Work};
+use reaper::Cursor;
+pub(super) use reaper::Found;
+use standing::WaitWord;
+pub(super) use standing::{Ends, Standing, Wait};
+
+/// What a ticket can learn of a work request after it is done, until the place is used again.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The running count of the work request; together with `state` it says whether the rest is of this one.
+    seq: AtomicU32,
+    /// Tells work requests apart that had the same running count, because the earlier one was taken back.
+    serial: AtomicU32,
+    /// Running count of ring entries at its start, by which completions find it.
+    index: AtomicU32,
+    state: AtomicU8,
+    imm_valid: AtomicBool,
+    len_bytes: AtomicU32,
+    imm: AtomicU32,
+    wr_id: AtomicU64,
+}
+
+const POSTED: u8 = 0;
+const CANCELLED: u8 = 1;
+const SUCCEEDED: u8 = 2;
+const FAILED: u8 = 3;
+
+/// What is known of one completion until it is freed, and of the wait that took it.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// The number of its work request; valid if it is known.
+    wr_id: AtomicU64,
+    /// The wait that took it, see [`WaitWord`].
+    wait: AtomicU64,
+    /// When the stream began to wait; 0 while it does not.
+    pub(super) wait_started_ns: AtomicU64,
+    pub(super) wait_timeout_ns: AtomicU64,
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) side: Side,
+    pub(super) depth: u32,
+    pub(super) ledger: Ledger<Work>,
+    pub(super) cq: CqRing,
+    /// Running count of work requests handed to a stream or rung by the CPU, in order.
+    pub(super) queued: AtomicU32,
+    /// The number of the call that hands work requests over, 0 while none does; never waited for.
+    posting: AtomicU64,
+    /// The stream of the last hand-over; 0 for the CPU.
+    pub(super) last_stream: AtomicU64,
+    /// When a stream began to wait for its turn behind another stream; 0 while none does.
+    pub(super) turn_started_ns: AtomicU64,
+    pub(super) turn_timeout_ns: u64,
+    /// Completions that can come: signaled sends, or receives.
+    pub(super) expected: AtomicU32,
+    pub(super) taken: AtomicU32,
+    /// Completions found, stored before they are processed; `seen` is stored after.
+    arrived: AtomicU32,
+    seen: AtomicU32,
+    freed: AtomicU32,
+    /// Running index of the first completion in error; above 32 bits while there is none.
+    failed_at: AtomicU64,
+    cursor: Mutex<Cursor>,
+    /// Running count of ring entries that the device is done with.
+    pub(super) consumed: AtomicU32,
+    outcomes: Box<[Outcome]>,
+    records: Box<[Record]>,
+    /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
+    known: Box<[AtomicBool]>,
+    serials: AtomicU32,
+}
+
+impl Lane {
+    pub(super) fn new(side: Side, depth: u32, turn_timeout_ns: u64, cq: CqRing) -> Lane {
+        let outcome = |_| Outcome {
+            seq: AtomicU32::new(u32::MAX),
+            serial: AtomicU32::new(0),
+            index: AtomicU32::new(0),
+            state: AtomicU8::new(POSTED),
+            imm_valid: AtomicBool::new(false),
+            len_bytes: AtomicU32::new(0),
+            imm: AtomicU32::new(0),
+            wr_id: AtomicU64::new(0),
+        };
+        let record = |_| Record {
+            wr_id: AtomicU64::new(0),
+            wait: AtomicU64::new(WaitWord::NONE.0),
+            wait_started_ns: AtomicU64::new(0),
+            wait_timeout_ns: AtomicU64::new(0),
+        };
+        let slots = depth.next_power_of_two();
+        Lane {
+            side,
+            depth,
+            ledger: Ledger::new(depth),
+            queued: AtomicU32::new(0),
+            posting: AtomicU64::new(0),
+            last_stream: AtomicU64::new(0),
+            turn_started_ns: AtomicU64::new(0),
+            turn_timeout_ns,
+            expected: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            arrived: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
+            freed: AtomicU32::new(0),
+            failed_at: AtomicU64::new(u64::MAX),
+            cursor: Mutex::default(),
+            consumed: AtomicU32::new(0),
+            outcomes: (0..slots).map(outcome).collect(),
+            records: (0..cq.cqe_count()).map(record).collect(),
+            known: (0..cq.cqe_count())
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            serials: AtomicU32::new(0),
+            cq,
+        }
+    }
+
+    #[inline]
+    fn outcome(&self, seq: u32) -> &Outcome {
+        &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
+    }
+
+    #[inline]
+    pub(super) fn record(&self, index: u32) -> &Record {
+        &self.records[index as usize & (self.records.len() - 1)]
+    }
+
+    #[inline]
+    fn known(&self, index: u32) -> &AtomicBool {
+        &self.known[index as usize & (self.known.len() - 1)]
+    }
+
+    /// Whether a further work request and its completion have a place. Exact for the poster.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
+        // application has not collected stays in the completion queue, too.
+        // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
+        // arrived, too. So one may be counted twice, and none is missed.
+        let in_flight = self.ledger.in_flight();
+        let freed = self.freed.load(Ordering::Acquire);
+        let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
+        in_flight < self.depth && in_flight + uncollected < self.cq.cqe_count()
+    }
+
+    pub(super) fn full(&self) -> Error {
+        if self.ledger.in_flight() < self.depth {
+            // The completion queue is what is full: nobody waits for or polls what was signaled.
+            let queue = if self.side == Side::Send {
+                "send completion"
+            } else {
+                "receive completion"
+            };
+            return Error::QueueFull {
+                queue,
+                depth: self.cq.cqe_count(),
+            };
+        }
+        Error::QueueFull {
+            queue: self.side.name(),
+            depth: self.depth,
+        }
+    }
+
+    #[inline]
+    fn next_serial(&self) -> u32 {
+        // The poster's alone, so a load and a store will do.
+        let serial = self.serials.load(Ordering::Relaxed);
+        self.serials
+            .store(serial.wrapping_add(1), Ordering::Relaxed);
+        serial
+    }
+
+    /// Enters a work request; `index` is the running count of ring entries at its start. Gives its serial.
+    #[inline]
+    pub(super) fn enter(&self, index: u32, work: Work) -> u32 {
+        let seq = self.ledger.posted();
+        let serial = self.next_serial();
+        let outcome = self.outcome(seq);
+        outcome.seq.store(seq, Ordering::Relaxed);
+        outcome.serial.store(serial, Ordering::Relaxed);
+        outcome.index.store(index, Ordering::Relaxed);
+        outcome.state.store(POSTED, Ordering::Relaxed);
+        // Release inside: the reaper that sees the entry sees the outcome's index.
+        self.ledger.post(work);
+        serial
+    }
+
+    /// Takes the newest work request back, of which the device never heard.
+    pub(super) fn take_back(&self) {
+        let seq = self.ledger.posted().wrapping_sub(1);
+        drop(self.ledger.unpost());
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn cancel(&self, seq: u32) {
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn is_cancelled(&self, seq: u32) -> bool {
+        let outcome = self.outcome(seq);
+        outcome.state.load(Ordering::Acquire) == CANCELLED
+            && outcome.seq.load(Ordering::Relaxed) == seq
+    }
+
+    /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
+    /// Another thread at it is an error, not a reason to wait.
+    pub(super) fn begin_posting(&self, call: u64) -> Result<Option<Posting<'_>>> {
+        let found = self
+            .posting
+            .compare_exchange(0, call, Ordering::Acquire, Ordering::Relaxed);
+        if found == Err(call) {
+            return Ok(None);
+        }
+        if found.is_err() {
+            let reason = format!(
+                "another thread hands work to the {} queue of this endpoint right now",
+                self.side.name()
+            );
+            return Err(Error::State {
+                operation: "stream_post",
+                reason,
+            });
+        }
+        Ok(Some(Posting(&self.posting)))
+    }
+
+    /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.
+    pub(super) fn untake(&self, index: u32) {
+        // Under the reaper's lock, and the mark with it: a reaper between the two would give the completion back to the device.
+        let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set_wait(index, Wait::Cancelled);
+        self.cq.abort_peek(index);
+        self.taken.store(index, Ordering::Release);
+    }
+
+    /// Running indices of completions that were taken and not given back.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
+        let freed = self.freed.load(Ordering::Acquire);
+        let count = self
+            .taken
+            .load(Ordering::Acquire)
+            .wrapping_sub(freed)
+            .min(self.cq.cqe_count());
+        (0..count).map(move |ahead| freed.wrapping_add(ahead))
+    }
+
+    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`].
+    pub(super) fn release_waiters(&self) {
+        for index in self.under_way() {
+            if self.cq.is_marked(index) {
+                self.cq.release_waiter(index, Syndrome::WrFlush);
+            }
+        }
+    }
+
+    /// Starts over, for an endpoint that is reset: nobody else is at it.
+    pub(super) fn reset(&self) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        *cursor = Cursor::default();
+        self.ledger.clear();
+        self.cq.reset();
+        for counter in [
+            &self.queued,
+            &self.expected,
+            &self.taken,
+            &self.arrived,
+            &self.seen,
+            &self.freed,
+            &self.consumed,
+        ] {
+            counter.store(0, Ordering::Release);
+        }
+        self.failed_at.store(u64::MAX, Ordering::Release);
+        self.last_stream.store(0, Ordering::Relaxed);
+        self.turn_started_ns.store(0, Ordering::Relaxed);
+        for outcome in &self.outcomes {
+            outcome.seq.store(u32::MAX, Ordering::Relaxed);
+        }
+        for record in &self.records {
+            record.wait.store(WaitWord::NONE.0, Ordering::Relaxed);
+            record.wait_started_ns.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The right to hand over work, see [`Lane::begin_posting`].
+#[derive(Debug)]
+pub(super) struct Posting<'a>(&'a AtomicU64);
+
+/// A number for a call that hands work over, never 0.
+pub(super) fn next_call() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Drop for Posting<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,193 @@
+//! The reaper: completions processed in order, work requests done, and completions given back or handed out.
+
+use std::sync::atomic::Ordering;
+use std::sync::{PoisonError, TryLockError};
+
+use super::{CANCELLED, FAILED, Lane, SUCCEEDED};
+use crate::Cause;
+use crate::endpoint::{Completion, Operation};
+use crate::mlx5::{Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome};
+
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    pub(super) seen: u32,
+    pub(super) freed: u32,
+    /// An error completion was seen.
+    pub(super) failed: bool,
+}
+
+/// An error completion, as found by [`Lane::reap`].
+#[derive(Debug, Clone, Copy)]
+pub(in crate::endpoint) struct Found {
+    pub(in crate::endpoint) wr_id: Option<u64>,
+    pub(in crate::endpoint) cause: Cause,
+    pub(in crate::endpoint) flushed: bool,
+}
+
+impl Lane {
+    /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
+    /// was new. Returns at once if another thread is at it.
+    #[inline]
+    pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Found)) -> bool {
+        match self.cursor.try_lock() {
+            Ok(mut cursor) => self.reap_with(&mut cursor, failed),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.reap_with(&mut poisoned.into_inner(), failed)
+            }
+            Err(TryLockError::WouldBlock) => false,
+        }
+    }
+
+    /// [`Lane::reap`] that waits for the other thread.
+    pub(in crate::endpoint) fn reap_fully(&self, failed: &dyn Fn(Found)) -> bool {
+        self.reap_with(
+            &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
+            failed,
+        )
+    }
+
+    #[inline]
+    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Found)) -> bool {
+        let first = cursor.seen;
+        while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
+            let Some(cqe) = self.cq.cqe(cursor.seen) else {
+                break;
+            };
+            if cqe.opcode.is_error() && !cursor.failed {
+                cursor.failed = true;
+                // Everything from this completion on has failed; see `wait_standing`.
+                self.failed_at
+                    .store(u64::from(cursor.seen), Ordering::Release);
+            }
+            self.arrived
+                .store(cursor.seen.wrapping_add(1), Ordering::Relaxed);
+            // Release inside, where the work request leaves the ledger: orders the store before it.
+            self.process(cursor.seen, &cqe, failed);
+            cursor.seen = cursor.seen.wrapping_add(1);
+        }
+        let new = cursor.seen != first;
+        if new {
+            self.seen.store(cursor.seen, Ordering::Release);
+        }
+        let freed = cursor.freed;
+        let taken = self.taken.load(Ordering::Acquire);
+        while cursor.freed != cursor.seen
+            && cursor.freed != taken
+            && !self.cq.is_marked(cursor.freed)
+        {
+            cursor.freed = cursor.freed.wrapping_add(1);
+        }
+        if cursor.freed != freed {
+            self.cq.set_consumer_index(cursor.freed);
+            self.freed.store(cursor.freed, Ordering::Release);
+        }
+        new
+    }
+
+    /// Enters a completion: the work requests up to its own are done.
+    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Found)) {
+        let record = self.record(index);
+        let done = self.ledger.done();
+        let in_flight = self.ledger.posted().wrapping_sub(done);
+        let error = cqe.opcode.is_error();
+        // What the watchdog wrote to let a waiter go is of no work request: its counter means nothing.
+        let ours = error && cqe.vendor_syndrome == RELEASED_VENDOR_SYNDROME;
+        let own = (0..in_flight).find(|ahead| {
+            !ours
+                && self
+                    .outcome(done.wrapping_add(*ahead))
+                    .index
+                    .load(Ordering::Relaxed) as u16
+                    == cqe.wqe_counter
+        });
+        let mut wr_id = None;
+        if let Some(ahead) = own {
+            for count in 0..=ahead {
+                let seq = done.wrapping_add(count);
+                let Some(work) = self.ledger.reap() else {
+                    break;
+                };
+                let outcome = self.outcome(seq);
+                outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
+                self.consumed.store(work.end, Ordering::Release);
+                let last = count == ahead;
+                if last {
+                    wr_id = Some(work.wr_id);
+                }
+                if outcome.state.load(Ordering::Relaxed) == CANCELLED {
+                    continue;
+                }
+                if last {
+                    outcome.len_bytes.store(cqe.byte_count, Ordering::Relaxed);
+                    outcome.imm.store(cqe.imm, Ordering::Relaxed);
+                    let imm =
+                        matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
+                    outcome.imm_valid.store(imm, Ordering::Relaxed);
+                }
+                // Release: who sees the state sees the fields. The regions are let go after it, at the end of the round.
+                outcome.state.store(
+                    if error && last { FAILED } else { SUCCEEDED },
+                    Ordering::Release,
+                );
+            }
+        }
+        record.wr_id.store(wr_id.unwrap_or(0), Ordering::Relaxed);
+        self.known(index).store(wr_id.is_some(), Ordering::Relaxed);
+        if error {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            failed(Found {
+                wr_id,
+                cause,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
+            });
+        }
+    }
+
+    /// Takes the next completion for the caller, if it is there.
+    pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Found>> {
+        let index = self.taken.load(Ordering::Relaxed);
+        // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
+        if self.seen.load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
+            return None;
+        }
+        // Seen and not taken, so not freed: the CQE and its record are still there.
+        let cqe = self.cq.cqe(index)?;
+        let record = self.record(index);
+        let wr_id = self
+            .known(index)
+            .load(Ordering::Relaxed)
+            .then(|| record.wr_id.load(Ordering::Relaxed));
+        self.taken.store(index.wrapping_add(1), Ordering::Release);
+        if cqe.opcode.is_error() {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            return Some(Err(Found {
+                wr_id,
+                cause,
+                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
+            }));
+        }
+        let operation = match cqe.opcode {
+            CqeOpcode::Req => {
+                Operation::Post(Opcode::from_raw(cqe.send_opcode).unwrap_or(Opcode::Nop))
+            }
+            CqeOpcode::RespWriteImm => Operation::ReceiveWrite,
+            _ => Operation::Receive,
+        };
+        let imm = matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm)
+            .then_some(cqe.imm);
+        Some(Ok(Completion {
+            wr_id: wr_id.unwrap_or(0),
+            operation,
+            len_bytes: cqe.byte_count,
+            imm,
+        }))
+    }
+}

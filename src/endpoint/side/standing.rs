@@ -1,0 +1,231 @@
+//! How operations stand: work requests, and waits for completions.
+
+use std::sync::atomic::Ordering;
+
+use super::{CANCELLED, FAILED, Lane, SUCCEEDED};
+
+/// How a ticket stands in its own queue, apart from what befell the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::endpoint) enum Standing {
+    Prepared,
+    Queued,
+    Rung,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+/// The states of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::endpoint) enum Wait {
+    Prepared,
+    Queued,
+    Started,
+    Done,
+    GivenUp,
+    Cancelled,
+}
+
+/// A wait in one word: its state, the running index of its completion, and a serial that tells waits apart which had the same
+/// index, because the earlier one was taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WaitWord(pub(super) u64);
+
+impl WaitWord {
+    pub(super) const NONE: WaitWord = WaitWord(u64::MAX);
+
+    fn new(serial: u32, index: u32, state: Wait) -> WaitWord {
+        WaitWord(u64::from(serial) << 40 | u64::from(index) << 8 | state as u64)
+    }
+
+    fn with(self, state: Wait) -> WaitWord {
+        WaitWord(self.0 & !0xff | state as u64)
+    }
+
+    fn is_for(self, index: u32) -> bool {
+        self != WaitWord::NONE && (self.0 >> 8) as u32 == index
+    }
+
+    /// 24 bits.
+    fn serial(self) -> u32 {
+        (self.0 >> 40) as u32
+    }
+
+    fn standing(self) -> Standing {
+        const STANDINGS: [Standing; 6] = [
+            Standing::Prepared,
+            Standing::Queued,
+            Standing::Rung,
+            Standing::Done,
+            Standing::Failed,
+            Standing::Cancelled,
+        ];
+        STANDINGS
+            .get((self.0 & 0xff) as usize)
+            .copied()
+            .unwrap_or(Standing::Failed)
+    }
+}
+
+/// How the operations of one kind stood when a life of the endpoint ended: well before `failed_from`, badly from there on, but for
+/// the exceptions.
+#[derive(Debug, Clone, Default)]
+pub(in crate::endpoint) struct Ends {
+    failed_from: u32,
+    exceptions: Vec<(u32, Standing)>,
+}
+
+impl Ends {
+    /// `standings` of the newest operations, newest first; those before them ended well. `next` is the count of the next one.
+    fn new(next: u32, standings: impl Iterator<Item = (u32, Standing)> + Clone) -> Ends {
+        let failed_from = standings
+            .clone()
+            .filter(|(_, standing)| !matches!(standing, Standing::Done | Standing::Cancelled))
+            .last()
+            .map_or(next, |(count, _)| count);
+        let exceptions = standings
+            .filter(|(count, standing)| match standing {
+                Standing::Cancelled => true,
+                Standing::Done => (count.wrapping_sub(failed_from) as i32) >= 0,
+                _ => false,
+            })
+            .collect();
+        Ends {
+            failed_from,
+            exceptions,
+        }
+    }
+
+    pub(in crate::endpoint) fn of(&self, count: u32) -> Standing {
+        let exception = self.exceptions.iter().find(|(other, _)| *other == count);
+        match exception {
+            Some((_, standing)) => *standing,
+            None if (self.failed_from.wrapping_sub(count) as i32) > 0 => Standing::Done,
+            None => Standing::Failed,
+        }
+    }
+}
+
+impl Lane {
+    /// How the work request of this running count stands; `rung` counts those that were executed.
+    pub(in crate::endpoint) fn standing(&self, seq: u32, serial: u32, rung: u32) -> Standing {
+        let outcome = self.outcome(seq);
+        let state = outcome.state.load(Ordering::Acquire);
+        if outcome.seq.load(Ordering::Relaxed) != seq {
+            // The place is used again, which it is only after success: a failed endpoint takes no more.
+            return Standing::Done;
+        }
+        if outcome.serial.load(Ordering::Relaxed) != serial {
+            // It was taken back, and another one has its count.
+            return Standing::Cancelled;
+        }
+        match state {
+            CANCELLED => Standing::Cancelled,
+            SUCCEEDED => Standing::Done,
+            FAILED => Standing::Failed,
+            _ if (rung.wrapping_sub(seq) as i32) > 0 => Standing::Rung,
+            _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => {
+                Standing::Queued
+            }
+            _ => Standing::Prepared,
+        }
+    }
+
+    /// What came in with a receive, or how much was sent, while it is still known.
+    pub(in crate::endpoint) fn details(
+        &self,
+        seq: u32,
+        serial: u32,
+    ) -> Option<(u64, u32, Option<u32>)> {
+        let outcome = self.outcome(seq);
+        let done = outcome.state.load(Ordering::Acquire) == SUCCEEDED;
+        let imm = outcome
+            .imm_valid
+            .load(Ordering::Relaxed)
+            .then(|| outcome.imm.load(Ordering::Relaxed));
+        let found = (
+            outcome.wr_id.load(Ordering::Relaxed),
+            outcome.len_bytes.load(Ordering::Relaxed),
+            imm,
+        );
+        let same = outcome.seq.load(Ordering::Acquire) == seq
+            && outcome.serial.load(Ordering::Relaxed) == serial;
+        (done && same).then_some(found)
+    }
+
+    /// Starts a wait for the completion of this running index. Gives its serial.
+    pub(in crate::endpoint) fn enter_wait(&self, index: u32, timeout_ns: u64) -> u32 {
+        let serial = self.next_serial() & 0xff_ffff;
+        let record = self.record(index);
+        record.wait_started_ns.store(0, Ordering::Relaxed);
+        record.wait_timeout_ns.store(timeout_ns, Ordering::Relaxed);
+        let word = WaitWord::new(serial, index, Wait::Prepared);
+        record.wait.store(word.0, Ordering::Release);
+        serial
+    }
+
+    /// Sets the state of the wait for this running index, unless the place belongs to a later one already.
+    pub(in crate::endpoint) fn set_wait(&self, index: u32, state: Wait) {
+        let wait = &self.record(index).wait;
+        let mut old = wait.load(Ordering::Acquire);
+        while WaitWord(old).is_for(index) {
+            let new = WaitWord(old).with(state);
+            match wait.compare_exchange_weak(old, new.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// Whether a stream is in the wait for this running index.
+    pub(in crate::endpoint) fn is_waiting(&self, index: u32) -> bool {
+        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        wait.is_for(index) && wait.standing() == Standing::Rung
+    }
+
+    /// How the wait for this running index stands. A wait is over when its completion is there, in error or not: exact after
+    /// a full reap.
+    pub(in crate::endpoint) fn wait_standing(&self, index: u32, serial: u32) -> Standing {
+        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        let standing = if !wait.is_for(index) {
+            // The place is used again, so the wait is over.
+            Standing::Done
+        } else if wait.serial() != serial {
+            // It was taken back, and another one has its index.
+            Standing::Cancelled
+        } else {
+            wait.standing()
+        };
+        let failed_at = self.failed_at.load(Ordering::Acquire);
+        let failed = u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0);
+        if standing == Standing::Done && failed {
+            Standing::Failed
+        } else {
+            standing
+        }
+    }
+
+    /// How work requests and waits stand at the end of a life.
+    pub(in crate::endpoint) fn ends(&self) -> (Ends, Ends) {
+        let posted = self.ledger.posted();
+        let requests = (1..=self.outcomes.len() as u32).filter_map(|back| {
+            let seq = posted.wrapping_sub(back);
+            let outcome = self.outcome(seq);
+            let standing = match outcome.state.load(Ordering::Acquire) {
+                CANCELLED => Standing::Cancelled,
+                SUCCEEDED => Standing::Done,
+                _ => Standing::Failed,
+            };
+            (outcome.seq.load(Ordering::Relaxed) == seq).then_some((seq, standing))
+        });
+        let taken = self.taken.load(Ordering::Acquire);
+        let waits = (1..=self.records.len() as u32).filter_map(|back| {
+            let index = taken.wrapping_sub(back);
+            let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+            wait.is_for(index)
+                .then(|| (index, self.wait_standing(index, wait.serial())))
+        });
+        (Ends::new(posted, requests), Ends::new(taken, waits))
+    }
+}

@@ -1,0 +1,26 @@
+//! The C interface: what `include/doorbell.h` declares, one file for each of its sections.
+//!
+//! It is a user of the crate's public interface like any other, and adds only what C lacks: handles, codes for errors, checks of
+//! pointers, and a boundary that no panic crosses. Names are those of the header, so that a test can compare the two.
+//!
+//! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
+//!   writes what pointers point to.
+//! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
+//!   `rendezvous`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`.
+
+mod argument;
+mod boundary;
+mod cpu;
+mod device;
+mod endpoint;
+mod error;
+mod event;
+mod handle;
+mod queue;
+mod region;
+mod rendezvous;
+mod stream;
+mod ticket;
+mod value;
+mod version;
+mod work;

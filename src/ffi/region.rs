@@ -1,0 +1,213 @@
+//! Registered memory.
+#![allow(unsafe_code)] // exports functions to C, and takes its pointers
+#![allow(non_camel_case_types)] // the names are the header's
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+
+use crate::ffi::argument::{choice, out, out_handle};
+use crate::ffi::boundary::{Failure, guard, guard_or};
+use crate::ffi::device::doorbell_domain;
+use crate::ffi::handle::{Handle, destroy, get};
+use crate::{Access, Region};
+
+/// The device may write on behalf of this side: receives, results of reads and atomics.
+pub const DOORBELL_ACCESS_LOCAL_WRITE: u32 = 1;
+/// A peer may write.
+pub const DOORBELL_ACCESS_REMOTE_WRITE: u32 = 2;
+/// A peer may read.
+pub const DOORBELL_ACCESS_REMOTE_READ: u32 = 4;
+/// A peer may run atomics.
+pub const DOORBELL_ACCESS_REMOTE_ATOMIC: u32 = 8;
+/// All of them.
+pub const DOORBELL_ACCESS_ALL: u32 = 15;
+
+/// The rights of these flags.
+pub(super) fn access(flags: u32) -> Result<Access, Failure> {
+    if flags & !DOORBELL_ACCESS_ALL != 0 {
+        return Err(choice("access_flags", flags, DOORBELL_ACCESS_ALL));
+    }
+    let rights = [
+        (DOORBELL_ACCESS_LOCAL_WRITE, Access::LOCAL_WRITE),
+        (DOORBELL_ACCESS_REMOTE_WRITE, Access::REMOTE_WRITE),
+        (DOORBELL_ACCESS_REMOTE_READ, Access::REMOTE_READ),
+        (DOORBELL_ACCESS_REMOTE_ATOMIC, Access::REMOTE_ATOMIC),
+    ];
+    Ok(rights
+        .into_iter()
+        .filter(|(flag, _)| flags & flag != 0)
+        .fold(Access::LOCAL_READ, |all, (_, right)| all | right))
+}
+
+/// Registered memory.
+pub struct doorbell_region {
+    pub(super) inner: Region,
+}
+
+impl Handle for doorbell_region {
+    const NAME: &'static str = "doorbell_region";
+}
+
+/// [`crate::RemoteRegion`] for C: in memory its first 20 bytes are those of `RemoteRegion::to_bytes` on a little-endian machine.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct doorbell_remote {
+    pub addr: u64,
+    pub len_bytes: u64,
+    pub rkey: u32,
+    pub reserved: u32,
+}
+
+/// Allocates and registers memory.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_alloc(
+    domain: *const doorbell_domain,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let inner = Region::alloc(&domain.inner, len_bytes, access(access_flags)?)?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Registers memory of the caller's.
+///
+/// # Safety
+/// As the header says of pointers, and of the memory: it stays until the region is deregistered or all that holds it is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_register(
+    domain: *const doorbell_domain,
+    start: *mut c_void,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let start = NonNull::new(start.cast()).ok_or_else(|| Failure::null("start"))?;
+        if (start.as_ptr() as u64).checked_add(len_bytes).is_none() {
+            let reason = format!("{len_bytes} bytes from there leave the address space");
+            return Err(Failure::argument("start", reason));
+        }
+        let rights = access(access_flags)?;
+        // SAFETY: the caller's promise about the memory; a C program has no Rust references into it.
+        let inner = unsafe { Region::register(&domain.inner, start, len_bytes, rights) }?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Takes a region from its device.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_deregister(region: *const doorbell_region) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        Ok(region.inner.deregister().into())
+    })
+}
+
+/// Destroys the handle of a region.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_destroy(region: *mut doorbell_region) -> c_int {
+    // SAFETY: the caller's promise about handles.
+    guard(|| unsafe { destroy(region, "region") }.map(|()| 0))
+}
+
+/// The first byte of a region.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_pointer(region: *const doorbell_region) -> *mut c_void {
+    guard_or(null_mut(), || {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        Ok(region.inner.as_ptr().cast())
+    })
+}
+
+/// The length of a region.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_len_bytes(region: *const doorbell_region) -> u64 {
+    guard_or(0, || {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        Ok(region.inner.len_bytes())
+    })
+}
+
+/// What a peer needs to know of a region.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_remote(
+    region: *const doorbell_region,
+    remote: *mut doorbell_remote,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, region) = unsafe { (out(remote, "remote")?, get(region, "region")?) };
+        let remote = region.inner.remote();
+        place.write(doorbell_remote {
+            addr: remote.addr,
+            len_bytes: remote.len_bytes,
+            rkey: remote.rkey,
+            reserved: 0,
+        });
+        Ok(0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RemoteRegion;
+
+    #[test]
+    fn rights_are_those_of_the_library() {
+        for flags in 0..=DOORBELL_ACCESS_ALL {
+            assert_eq!(access(flags).unwrap(), Access::from_bits(flags).unwrap());
+        }
+        assert!(access(16).is_err());
+    }
+
+    #[test]
+    fn a_remote_region_crosses_between_c_and_rust() {
+        let ours = doorbell_remote {
+            addr: 0x1122_3344_5566_7788,
+            len_bytes: 4096,
+            rkey: 0xabcd,
+            reserved: 0,
+        };
+        let mut bytes = [0; RemoteRegion::BYTES];
+        // SAFETY: the struct has 24 bytes, all of them initialised.
+        unsafe {
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping((&raw const ours).cast(), bytes.len());
+        }
+        let theirs = RemoteRegion::from_bytes(&bytes);
+        assert_eq!(
+            (theirs.addr, theirs.len_bytes, theirs.rkey),
+            (ours.addr, ours.len_bytes, ours.rkey)
+        );
+    }
+}

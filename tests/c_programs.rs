@@ -1,0 +1,104 @@
+//! C programs over the C interface: compiled here, linked with the static library, and run.
+
+mod c_toolchain;
+mod waived;
+
+use std::path::Path;
+use std::process::Command;
+
+use c_toolchain::{build, compiler, has, library, root, run, scratch, succeed};
+
+/// Whether the library looks handles up; it is built as this test is.
+const DEBUG_LIBRARY: &str = if cfg!(debug_assertions) {
+    "-DDEBUG_LIBRARY=1"
+} else {
+    "-DDEBUG_LIBRARY=0"
+};
+
+#[test]
+fn every_call_does_what_it_says() {
+    let program = build(&root().join("tests/c/operations.c"), "operations", &[]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
+fn misuse_is_an_error_and_breaks_nothing() {
+    let source = root().join("tests/c/misuse.c");
+    let program = build(&source, "misuse", &[DEBUG_LIBRARY]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
+fn the_first_program_of_the_readme_runs() {
+    let program = build(&root().join("examples/first.c"), "first", &[]);
+    let output = run(&mut Command::new(program));
+    assert!(
+        output.starts_with("64 bytes arrived; control path: direct"),
+        "{output}"
+    );
+}
+
+#[test]
+fn the_example_runs_both_loops_and_checks_every_byte() {
+    let program = build(&root().join("examples/loop.c"), "loop", &["-O2"]);
+    for (arguments, bytes) in [
+        (&["64", "200", "10"][..], 2 * 64 * 200),
+        // Longer than a packet, no kernel time, and a last batch that is not full.
+        (&["10000", "31", "0"], 2 * 10_000 * 31),
+        (&["1", "1"], 2),
+    ] {
+        let output = run(Command::new(&program).args(arguments));
+        let last = format!("all {bytes} bytes arrived as they were sent");
+        assert_eq!(output.lines().last(), Some(last.as_str()), "{output}");
+        for name in ["sync ", "async "] {
+            let row = output.lines().find(|line| line.starts_with(name));
+            let row: Vec<&str> = row.unwrap_or("").split_whitespace().collect();
+            assert_eq!(row.get(1), Some(&arguments[1]), "{output}");
+            assert_eq!(row.get(4), Some(&"0"), "{output}");
+        }
+    }
+    for wrong in [&["0"][..], &["x"], &["64", "-1"]] {
+        let status = Command::new(&program).args(wrong).output().unwrap().status;
+        assert_eq!(status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+/// The shared library, from C++, which finds it by its name.
+#[test]
+fn a_program_in_cpp_links_with_the_shared_library() {
+    let test = "a_program_in_cpp_links_with_the_shared_library";
+    if !has("g++") {
+        return waived::waived(test, "g++ is not installed");
+    }
+    let source = scratch("shared.cpp");
+    std::fs::write(
+        &source,
+        "#include <doorbell.h>\n#include <cstdio>\nint main() {\n\
+         doorbell_device *device = nullptr;\n\
+         if (doorbell_device_open(\"softcx\", &device) < 0) return 1;\n\
+         doorbell_work work = doorbell_work_send_inline(\"x\", 1);\n\
+         if (doorbell_post_send(nullptr, &work, nullptr) != DOORBELL_EINVAL) return 2;\n\
+         std::puts(doorbell_last_error());\n\
+         return doorbell_device_close(device);\n}\n",
+    )
+    .unwrap();
+    let shared = library("so");
+    let folder = shared.parent().unwrap();
+    let program = scratch("shared");
+    let mut command = compiler("g++", "c++17");
+    command.arg(&source).arg("-L").arg(folder);
+    command.arg("-ldoorbell");
+    command.arg(format!("-Wl,-rpath,{}", folder.display()));
+    // Both libraries are in that folder, and -l prefers the shared one.
+    succeed(command.arg("-o").arg(&program));
+    // Cargo's own value of the variable has folders with older copies in them, and comes before the program's.
+    let search = |name: &Path| {
+        let mut command = Command::new(name);
+        command.env("LD_LIBRARY_PATH", folder);
+        command
+    };
+    let linked = succeed(search(Path::new("ldd")).arg(&program));
+    assert!(linked.contains("deps/libdoorbell.so"), "{linked}");
+    let output = run(&mut search(&program));
+    assert_eq!(output, "`endpoint`: it is a null pointer\n");
+}

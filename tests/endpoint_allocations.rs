@@ -1,0 +1,80 @@
+//! Preparing, queueing, waiting, posting and polling allocate nothing: a counting allocator is the witness.
+#![allow(unsafe_code)] // Reason: an allocator that counts
+#![cfg(not(loom))]
+
+mod rig;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use doorbell::{EndpointConfig, Executor, HostStream, Side, Status, Work, stream_post};
+use rig::{Pair, SOON, softcx};
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+struct Counting;
+
+// SAFETY: all work is the system allocator's; the counter allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// One test: the counter is the process's, all threads counted, the watchdog's, the engine's and the stream's as well.
+#[test]
+fn nothing_on_the_way_allocates() {
+    for blueflame in [false, true] {
+        let config = EndpointConfig {
+            blueflame,
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&softcx(), &config);
+        let region = pair.region(8192);
+        let remote = region.remote();
+        let stream = HostStream::new("quiet").unwrap();
+        let data = [region.slice(0, 32).unwrap(), region.slice(64, 32).unwrap()];
+        let into = [region.slice(4096, 64).unwrap()];
+        let bytes = [5; 64];
+        let write = Work::write(&data, remote.addr + 1024, remote.rkey);
+        let mut queued = |_| {
+            let receive = pair.b.stream_queue_recv(&stream, 1, &into).unwrap();
+            let sent = pair
+                .a
+                .stream_queue_send(&stream, &Work::send(&data))
+                .unwrap();
+            let prepared = pair.a.prepare_send(&write.signaled(false)).unwrap();
+            stream_post(&stream, prepared).map_err(drop).unwrap();
+            let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+            stream_post(&stream, wait).map_err(drop).unwrap();
+            pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+            stream.synchronize(SOON).unwrap();
+            let prepared = pair.a.prepare_send(&write).unwrap();
+            pair.a.rollback(prepared);
+            drop(pair.a.prepare_send(&write).unwrap());
+            assert!(sent.status() == Status::Complete && receive.status() == Status::Complete);
+            let receive = pair.b.post_recv(2, &into).unwrap();
+            pair.a.post_send(&Work::send_inline(&bytes)).unwrap();
+            while pair.a.poll_cq(Side::Send).unwrap().is_none() {}
+            pair.b.wait_cq(Side::Recv, SOON).unwrap();
+            assert_eq!(receive.details(), Some((64, None)));
+        };
+        // Lists of the device and of the watchdog grow to what they need.
+        (0..300).for_each(&mut queued);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        assert!(before > 0, "the allocator counts");
+        (0..1000).for_each(&mut queued);
+        let after = ALLOCATIONS.load(Ordering::Relaxed);
+        assert_eq!(after - before, 0, "allocations in 1000 rounds");
+    }
+}

@@ -1,0 +1,786 @@
+//! Ten thousand random faults. Each ends in bounded time with the error that it should have, and after reset and connect the same
+//! endpoints work. The seed is printed; `DOORBELL_SEED` repeats a run, `DOORBELL_FAULTS` sets the number of faults.
+#![cfg(not(loom))]
+
+#[path = "rig/deaf.rs"]
+mod deaf;
+mod rig;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use doorbell::region::Faults;
+use doorbell::{
+    Access, Cause, Condition, Device, EndpointConfig, Error, Executor, HostStream, Region, Side,
+    Status, Ticket, WcStatus, Work, WorkError, stream_post, stream_wait_value32,
+};
+
+use deaf::DeafStream;
+use rig::{Limit, Pair, Random, SOON, from_env, softcx};
+
+const WORKERS: u64 = 6;
+/// No single fault takes this long.
+const BOUND: Duration = Duration::from_secs(60);
+/// The deadline of a wait that is going to miss it.
+const SHORT: Option<Duration> = Some(Duration::from_millis(2));
+
+/// Gives up late.
+fn patient() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: 16,
+        recv_depth: 16,
+        timeout: 8,
+        retry_count: 7,
+        rnr_retry: 7,
+        mtu_bytes: 1024,
+        ..EndpointConfig::default()
+    }
+}
+
+/// Gives up soon.
+fn hasty() -> EndpointConfig {
+    EndpointConfig {
+        timeout: 5,
+        retry_count: 1,
+        rnr_retry: 1,
+        ..patient()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Lossy,
+    WrongKey,
+    BeyondTheRegion,
+    NoRight,
+    LongerThanTheReceive,
+    ReceiveIntoReadOnly,
+    ReadIntoReadOnly,
+    MisalignedAtomic,
+    DeregisteredHere,
+    DeregisteredThere,
+    DeregisteredInFlight,
+    NoReceive,
+    NoReceiveForEver,
+    LateReceive,
+    NothingToComplete,
+    FrozenNic,
+    FrozenNicTwoStreams,
+    KernelPanics,
+    StreamAborted,
+    EndpointAborted,
+    EndpointDropped,
+    PeerDropped,
+    PeerReset,
+    WordNeverComes,
+}
+
+const FAULTS: [Fault; 24] = [
+    Fault::Lossy,
+    Fault::WrongKey,
+    Fault::BeyondTheRegion,
+    Fault::NoRight,
+    Fault::LongerThanTheReceive,
+    Fault::ReceiveIntoReadOnly,
+    Fault::ReadIntoReadOnly,
+    Fault::MisalignedAtomic,
+    Fault::DeregisteredHere,
+    Fault::DeregisteredThere,
+    Fault::DeregisteredInFlight,
+    Fault::NoReceive,
+    Fault::NoReceiveForEver,
+    Fault::LateReceive,
+    Fault::NothingToComplete,
+    Fault::FrozenNic,
+    Fault::FrozenNicTwoStreams,
+    Fault::KernelPanics,
+    Fault::StreamAborted,
+    Fault::EndpointAborted,
+    Fault::EndpointDropped,
+    Fault::PeerDropped,
+    Fault::PeerReset,
+    Fault::WordNeverComes,
+];
+
+/// Two pairs of one device, memory, and streams to work with.
+struct Bench {
+    device: Device,
+    patient: Pair,
+    hasty: Pair,
+    region: Region,
+    hasty_region: Region,
+    stream: HostStream,
+    deaf: DeafStream,
+    random: Random,
+}
+
+const HALF: u64 = 64 << 10;
+
+impl Bench {
+    fn new(seed: u64) -> Bench {
+        let device = softcx();
+        let patient = Pair::new(&device, &patient());
+        let hasty = Pair::new(&device, &hasty());
+        Bench {
+            region: patient.region(2 * HALF),
+            hasty_region: hasty.region(2 * HALF),
+            patient,
+            hasty,
+            device,
+            stream: HostStream::new("stream").unwrap(),
+            deaf: DeafStream(HostStream::new("deaf").unwrap()),
+            random: Random(seed),
+        }
+    }
+
+    fn run(&mut self, fault: Fault) {
+        match fault {
+            Fault::Lossy => self.lossy(),
+            Fault::WrongKey => {
+                let rkey = self.region.remote().rkey ^ (1 << self.random.below(24));
+                self.refused_there(self.region.remote().addr, rkey, 64);
+            }
+            Fault::BeyondTheRegion => {
+                let remote = self.region.remote();
+                let len = 1 + self.random.below(3000);
+                let over = 1 + self.random.below(len);
+                self.refused_there(remote.addr + 2 * HALF - len + over, remote.rkey, len);
+            }
+            Fault::NoRight => {
+                let closed =
+                    Region::alloc(&self.patient.domain, 4096, Access::LOCAL_WRITE).unwrap();
+                self.refused_there(closed.remote().addr, closed.remote().rkey, 64);
+                assert!(closed.is_filled_with(0, 4096, 0).unwrap());
+            }
+            Fault::LongerThanTheReceive => self.receive_error(false),
+            Fault::ReceiveIntoReadOnly => self.receive_error(true),
+            Fault::ReadIntoReadOnly => {
+                let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
+                let remote = self.region.remote();
+                let into = [closed.slice(0, 64).unwrap()];
+                let work = Work::read(&into, remote.addr, remote.rkey);
+                let failure = fails(
+                    &mut self.patient,
+                    executor(&self.stream, &self.deaf, &mut self.random),
+                    &mut self.random,
+                    work,
+                );
+                expect(failure, WcStatus::LocProtErr);
+            }
+            Fault::MisalignedAtomic => {
+                let remote = self.region.remote();
+                let into = [self.region.slice(0, 8).unwrap()];
+                let addr = remote.addr + 1 + self.random.below(7);
+                let work = Work::fetch_add(&into, addr, remote.rkey, 1);
+                let failure = fails(
+                    &mut self.patient,
+                    executor(&self.stream, &self.deaf, &mut self.random),
+                    &mut self.random,
+                    work,
+                );
+                expect(failure, WcStatus::RemInvReqErr);
+                peer_fails(&mut self.patient);
+            }
+            Fault::DeregisteredHere => self.deregistered_here(),
+            Fault::DeregisteredThere => {
+                let gone = self.patient.region(64);
+                let remote = gone.remote();
+                if self.random.below(2) == 0 {
+                    gone.deregister();
+                }
+                drop(gone);
+                self.refused_there(remote.addr, remote.rkey, 64);
+            }
+            Fault::DeregisteredInFlight => self.deregistered_in_flight(),
+            Fault::NoReceive => {
+                let bytes = [1; 16];
+                let work = Work::send_inline(&bytes);
+                let failure = fails(
+                    &mut self.hasty,
+                    executor(&self.stream, &self.deaf, &mut self.random),
+                    &mut self.random,
+                    work,
+                );
+                expect(failure, WcStatus::RnrRetryExcErr);
+            }
+            Fault::NoReceiveForEver => {
+                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let bytes = [1; 16];
+                let sent = self
+                    .patient
+                    .a
+                    .stream_queue_send(stream, &Work::send_inline(&bytes))
+                    .unwrap();
+                let wait = self
+                    .patient
+                    .a
+                    .stream_wait_cq_for(stream, Side::Send, SHORT)
+                    .unwrap();
+                missed(&self.patient.a, stream, &[sent, wait]);
+            }
+            Fault::LateReceive => {
+                let bytes = [7; 16];
+                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let pair = &mut self.patient;
+                pair.a
+                    .stream_queue_send(stream, &Work::send_inline(&bytes))
+                    .unwrap();
+                pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                std::thread::sleep(Duration::from_micros(self.random.below(500)));
+                let into = [self.region.slice(0, 16).unwrap()];
+                pair.b.post_recv(5, &into).unwrap();
+                assert_eq!(pair.b.wait_cq(Side::Recv, SOON).unwrap().wr_id, 5);
+                stream.synchronize(SOON).unwrap();
+                assert!(self.region.is_filled_with(0, 16, 7).unwrap());
+                return;
+            }
+            Fault::NothingToComplete => {
+                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let b = &mut self.patient.b;
+                let into = [self.region.slice(0, 16).unwrap()];
+                let receive = b.stream_queue_recv(stream, 5, &into).unwrap();
+                let wait = b.stream_wait_cq_for(stream, Side::Recv, SHORT).unwrap();
+                missed(b, stream, &[receive, wait]);
+            }
+            Fault::FrozenNic => {
+                self.device.set_frozen(true);
+                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let a = &mut self.patient.a;
+                let sent = a.stream_queue_send(stream, &Work::nop()).unwrap();
+                let wait = a.stream_wait_cq_for(stream, Side::Send, SHORT).unwrap();
+                let behind = a.stream_queue_send(stream, &Work::nop()).unwrap();
+                missed(a, stream, &[sent, wait, behind]);
+                self.device.set_frozen(false);
+            }
+            Fault::FrozenNicTwoStreams => self.frozen_two_streams(),
+            Fault::KernelPanics => {
+                self.stream
+                    .launch(|| std::panic::resume_unwind(Box::new("a kernel that fails")))
+                    .unwrap();
+                let queued = self.patient.a.stream_queue_send(&self.stream, &Work::nop());
+                let wait = queued
+                    .is_ok()
+                    .then(|| self.patient.a.stream_wait_cq(&self.stream, Side::Send));
+                let error = self.stream.synchronize(SOON).unwrap_err();
+                assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
+                match queued {
+                    Ok(queued) => {
+                        let failure = failure_of(&self.patient.a);
+                        assert_eq!(failure.cause, Cause::Discarded);
+                        assert_eq!(queued.status(), Status::Failed(failure));
+                        if let Some(Ok(wait)) = wait {
+                            assert_eq!(wait.status(), Status::Failed(failure));
+                        }
+                    }
+                    Err(error) => assert!(matches!(error, Error::Asynchronous { .. })),
+                }
+                self.stream = HostStream::new("stream").unwrap();
+            }
+            Fault::StreamAborted => {
+                let into = [self.region.slice(0, 16).unwrap()];
+                let b = &mut self.patient.b;
+                let receive = b.stream_queue_recv(&self.stream, 5, &into).unwrap();
+                let wait = b.stream_wait_cq(&self.stream, Side::Recv).unwrap();
+                let behind = b.stream_queue_recv(&self.stream, 6, &into).unwrap();
+                std::thread::sleep(Duration::from_micros(self.random.below(200)));
+                self.stream.abort();
+                synchronized(&self.stream);
+                let failure = failure_of(b);
+                assert_eq!(failure.cause, Cause::Discarded);
+                for ticket in [receive, wait, behind] {
+                    assert_eq!(ticket.status(), Status::Failed(failure));
+                }
+            }
+            Fault::EndpointAborted => {
+                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let into = [self.region.slice(0, 16).unwrap()];
+                let b = &mut self.patient.b;
+                b.stream_queue_recv(stream, 5, &into).unwrap();
+                let wait = b.stream_wait_cq(stream, Side::Recv).unwrap();
+                std::thread::sleep(Duration::from_micros(self.random.below(200)));
+                b.abort();
+                synchronized(stream);
+                let failure = failure_of(b);
+                assert_eq!(failure.cause, Cause::Aborted);
+                assert_eq!(wait.status(), Status::Failed(failure));
+            }
+            Fault::EndpointDropped => self.endpoint_dropped(),
+            Fault::PeerDropped => {
+                let config = hasty();
+                self.hasty.b = doorbell::Endpoint::new(&self.hasty.domain, &config).unwrap();
+                self.peer_gone();
+            }
+            Fault::PeerReset => {
+                self.hasty.b.reset().unwrap();
+                self.peer_gone();
+            }
+            Fault::WordNeverComes => {
+                let word = self.patient.region(4);
+                let ticket = stream_wait_value32(
+                    &self.stream,
+                    &word,
+                    0,
+                    Condition::GreaterOrEqual(1),
+                    SHORT,
+                )
+                .unwrap();
+                let error = self.stream.synchronize(SOON).unwrap_err();
+                assert!(matches!(error, Error::Asynchronous { .. }));
+                let status = ticket.status();
+                assert!(
+                    matches!(status, Status::Failed(e) if matches!(e.cause, Cause::Deadline(_))),
+                    "{status:?}"
+                );
+                return;
+            }
+        }
+        self.patient.reset();
+        self.hasty.reset();
+    }
+
+    /// Both pairs transfer, in every direction, all bytes.
+    fn works(&mut self) {
+        let pairs = [
+            (&mut self.patient, &self.region),
+            (&mut self.hasty, &self.hasty_region),
+        ];
+        for (pair, region) in pairs {
+            let value = self.random.next() as u8;
+            let stream = executor(&self.stream, &self.deaf, &mut self.random);
+            region.fill(0, 512, value).unwrap();
+            region.fill(HALF, 1024, !value).unwrap();
+            for at in [0, 256] {
+                let (from, to) = if at == 0 {
+                    (&mut pair.a, &mut pair.b)
+                } else {
+                    (&mut pair.b, &mut pair.a)
+                };
+                let into = [region.slice(HALF + at, 256).unwrap()];
+                to.post_recv(1, &into).unwrap();
+                let data = [region.slice(at, 256).unwrap()];
+                from.stream_queue_send(stream, &Work::send(&data)).unwrap();
+                from.stream_wait_cq(stream, Side::Send).unwrap();
+                to.stream_wait_cq(stream, Side::Recv).unwrap();
+            }
+            stream.synchronize(SOON).unwrap();
+            assert!(region.is_filled_with(HALF, 512, value).unwrap());
+            assert!(region.is_filled_with(HALF + 512, 512, !value).unwrap());
+            assert_eq!((pair.a.failure(), pair.b.failure()), (None, None));
+        }
+    }
+
+    fn lossy(&mut self) {
+        let random = &mut self.random;
+        let share = |random: &mut Random, most: f64| random.below(1000) as f64 / 1000.0 * most;
+        self.device.set_faults(Faults {
+            loss: share(random, 0.05),
+            duplicate: share(random, 0.3),
+            reorder: share(random, 0.3),
+            delay_ns: random.below(20_000),
+            seed: random.next(),
+        });
+        let stream = executor(&self.stream, &self.deaf, random);
+        let len = 1 + random.below(8000);
+        let value = random.next() as u8;
+        self.region.fill(0, len, value).unwrap();
+        self.region.fill(HALF, len, !value).unwrap();
+        let remote = self.region.remote();
+        let pair = &mut self.patient;
+        let (near, far) = (
+            [self.region.slice(0, len).unwrap()],
+            [self.region.slice(HALF, len).unwrap()],
+        );
+        match random.below(4) {
+            0 => {
+                pair.b.post_recv(1, &far).unwrap();
+                pair.a
+                    .stream_queue_send(stream, &Work::send(&near))
+                    .unwrap();
+                pair.b.stream_wait_cq(stream, Side::Recv).unwrap();
+            }
+            1 => drop(
+                pair.a
+                    .stream_queue_write(stream, &near, remote.addr + HALF, remote.rkey)
+                    .unwrap(),
+            ),
+            2 => drop(
+                pair.a
+                    .stream_queue_read(stream, &far, remote.addr, remote.rkey)
+                    .unwrap(),
+            ),
+            _ => {
+                // However often the request comes, it is carried out once.
+                let word = 2 * HALF - 8;
+                self.region.write(word, &[0; 8]).unwrap();
+                let result = [self.region.slice(word - 8, 8).unwrap()];
+                for _ in 0..4 {
+                    let work = Work::fetch_add(&result, remote.addr + word, remote.rkey, 1);
+                    pair.a.stream_queue_send(stream, &work).unwrap();
+                    pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                }
+                stream.synchronize(SOON).unwrap();
+                assert_eq!(self.region.load_u32(word), Ok(4));
+                self.region.fill(HALF, len, value).unwrap();
+                pair.a.stream_queue_send(stream, &Work::nop()).unwrap();
+            }
+        }
+        pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert!(self.region.is_filled_with(HALF, len, value).unwrap());
+        self.device.set_faults(Faults::default());
+    }
+
+    /// A write, a read or an atomic that the peer refuses.
+    fn refused_there(&mut self, addr: u64, rkey: u32, len: u64) {
+        let near = [self.region.slice(HALF, len).unwrap()];
+        let word = [self.region.slice(HALF, 8).unwrap()];
+        let work = match self.random.below(4) {
+            0 => Work::write(&near, addr, rkey),
+            1 => Work::write(&near, addr, rkey).imm(3),
+            2 => Work::read(&near, addr, rkey),
+            _ if len >= 8 && addr.is_multiple_of(8) && len == 64 => {
+                Work::compare_swap(&word, addr, rkey, 1, 2)
+            }
+            _ => Work::write(&near, addr, rkey),
+        };
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let failure = fails(&mut self.patient, stream, &mut self.random, work);
+        expect(failure, WcStatus::RemAccessErr);
+        peer_fails(&mut self.patient);
+    }
+
+    /// A send whose receive cannot take it.
+    fn receive_error(&mut self, read_only: bool) {
+        let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
+        let into = if read_only {
+            [closed.slice(0, 64).unwrap()]
+        } else {
+            [self.region.slice(HALF, 63).unwrap()]
+        };
+        self.patient.b.post_recv(44, &into).unwrap();
+        let data = [self.region.slice(0, 64).unwrap()];
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let failure = fails(
+            &mut self.patient,
+            stream,
+            &mut self.random,
+            Work::send(&data),
+        );
+        let (here, there) = if read_only {
+            (WcStatus::RemOpErr, WcStatus::LocProtErr)
+        } else {
+            (WcStatus::RemInvReqErr, WcStatus::LocLenErr)
+        };
+        expect(failure, here);
+        let failure = failure_of(&self.patient.b);
+        assert_eq!(failure.wr_id, Some(44));
+        expect(failure, there);
+    }
+
+    fn deregistered_here(&mut self) {
+        let gone = self.patient.region(64);
+        let remote = self.region.remote();
+        let data = [gone.slice(0, 64).unwrap()];
+        let work = Work::write(&data, remote.addr, remote.rkey).wr_id(9);
+        let prepared = self.patient.a.prepare_send(&work).unwrap();
+        gone.deregister();
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let ticket = stream_post(stream, prepared).unwrap();
+        let failure = failure_of(&self.patient.a);
+        assert_eq!(failure.wr_id, Some(9));
+        expect(failure, WcStatus::LocProtErr);
+        assert_eq!(ticket.status(), Status::Failed(failure));
+    }
+
+    /// Either it came in time, or it is refused: on whichever end the region was.
+    fn deregistered_in_flight(&mut self) {
+        let gone = self.patient.region(256 << 10);
+        let kept = self.patient.region(256 << 10);
+        let here = self.random.below(2) == 0;
+        let (near, far) = if here { (&gone, &kept) } else { (&kept, &gone) };
+        let data = [near.slice(0, 256 << 10).unwrap()];
+        let remote = far.remote();
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let a = &mut self.patient.a;
+        let ticket = a
+            .stream_queue_write(stream, &data, remote.addr, remote.rkey)
+            .unwrap();
+        let waited = a.stream_wait_cq(stream, Side::Send);
+        std::thread::sleep(Duration::from_micros(self.random.below(150)));
+        gone.deregister();
+        synchronized(stream);
+        match ticket.status() {
+            Status::Complete => assert_eq!(waited.unwrap().status(), Status::Complete),
+            Status::Failed(failure) => expect(
+                failure,
+                if here {
+                    WcStatus::LocProtErr
+                } else {
+                    WcStatus::RemAccessErr
+                },
+            ),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Two streams in turn on one queue of a NIC that hangs: both are let go, the one that waits for its turn as well.
+    fn frozen_two_streams(&mut self) {
+        self.device.set_frozen(true);
+        let word = self.patient.region(4);
+        let second = DeafStream(HostStream::new("second").unwrap());
+        let a = &mut self.patient.a;
+        let one = a.stream_queue_send(&self.deaf, &Work::nop()).unwrap();
+        let wait = a.stream_wait_cq_for(&self.deaf, Side::Send, SHORT).unwrap();
+        // Never executed: its stream is held behind the wait until that is given up.
+        let two = a.stream_queue_send(&self.deaf, &Work::nop()).unwrap();
+        let three = a.stream_queue_send(&second, &Work::nop()).unwrap();
+        missed(a, &self.deaf, &[one, wait, two, three]);
+        synchronized(&second);
+        self.device.set_frozen(false);
+        drop(word);
+    }
+
+    /// The endpoint goes, its work stays with the streams, and ends.
+    fn endpoint_dropped(&mut self) {
+        let mut doomed = Pair::new(&self.device, &hasty());
+        let region = doomed.region(4096);
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let into = [region.slice(0, 64).unwrap()];
+        let data = [region.slice(64, 64).unwrap()];
+        let mut tickets = Vec::new();
+        let mut kept = Vec::new();
+        let rounds = 1 + self.random.below(4);
+        for _ in 0..rounds {
+            tickets.push(doomed.b.post_recv(1, &into).unwrap());
+            tickets.push(
+                doomed
+                    .a
+                    .stream_queue_send(stream, &Work::send(&data))
+                    .unwrap(),
+            );
+            tickets.push(doomed.a.stream_wait_cq(stream, Side::Send).unwrap());
+            tickets.push(doomed.b.stream_wait_cq(stream, Side::Recv).unwrap());
+        }
+        kept.push(doomed.a.prepare_send(&Work::send(&data)).unwrap());
+        let Pair { domain, a, b } = doomed;
+        match self.random.below(4) {
+            0 => drop((a, b, domain)),
+            1 => drop((b, region, a)),
+            2 => {
+                drop(kept.pop());
+                drop((region, a, domain, b));
+            }
+            _ => {
+                drop(tickets.split_off(2));
+                drop((domain, b, a));
+            }
+        }
+        synchronized(stream);
+        assert!(tickets.iter().all(Ticket::is_over));
+    }
+
+    fn peer_gone(&mut self) {
+        let bytes = [1; 16];
+        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let work = Work::send_inline(&bytes);
+        let failure = fails(&mut self.hasty, stream, &mut self.random, work);
+        expect(failure, WcStatus::RetryExcErr);
+    }
+}
+
+fn executor<'a>(
+    stream: &'a HostStream,
+    deaf: &'a DeafStream,
+    random: &mut Random,
+) -> &'a dyn Executor {
+    if random.below(2) == 0 { stream } else { deaf }
+}
+
+/// Everything on the stream ends; a wait that was given up is reported.
+fn synchronized(stream: &dyn Executor) {
+    match stream.synchronize(SOON) {
+        Ok(()) | Err(Error::Asynchronous { .. }) => {}
+        Err(other) => panic!("{other:?}"),
+    }
+    // A failure that came after the report.
+    let _ = stream.query();
+}
+
+/// Posts work that must fail, in one of the ways to post and to wait.
+fn fails(pair: &mut Pair, stream: &dyn Executor, random: &mut Random, work: Work<'_>) -> WorkError {
+    let wr_id = random.next();
+    let work = work.wr_id(wr_id).signaled(random.below(2) == 0);
+    let way = random.below(3);
+    let ticket = match way {
+        0 => pair.a.stream_queue_send(stream, &work).unwrap(),
+        1 => pair.a.post_send(&work).unwrap(),
+        _ => {
+            let prepared = pair.a.prepare_send(&work).unwrap();
+            stream_post(stream, prepared).unwrap()
+        }
+    };
+    // It may have failed before the next of these calls, which then say so.
+    let _ = pair.a.post_send(&Work::nop());
+    if way == 1 && random.below(2) == 0 {
+        match pair.a.wait_cq(Side::Send, SOON) {
+            Err(Error::Work(found)) => assert_eq!(found.qpn, pair.a.qpn()),
+            other => panic!("{other:?}"),
+        }
+    } else {
+        let wait = pair.a.stream_wait_cq(stream, Side::Send);
+        synchronized(stream);
+        match wait {
+            Ok(wait) => assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}"),
+            Err(Error::Work(_)) => {}
+            // Unsignaled, and nothing behind it.
+            Err(Error::State { .. }) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    let failure = failure_of(&pair.a);
+    assert_eq!(failure.wr_id, Some(wr_id));
+    assert_eq!(failure.qpn, pair.a.qpn());
+    assert_eq!(ticket.status(), Status::Failed(failure));
+    let refused = pair.a.post_send(&Work::nop()).unwrap_err();
+    assert_eq!(refused, Error::Work(failure));
+    failure
+}
+
+fn expect(failure: WorkError, expected: WcStatus) {
+    match failure.cause {
+        Cause::Completion { status, .. } => assert_eq!(status, expected),
+        other => panic!("{other:?} instead of {expected:?}"),
+    }
+}
+
+/// The failure, which comes in bounded time.
+fn failure_of(endpoint: &doorbell::Endpoint) -> WorkError {
+    let started = Instant::now();
+    loop {
+        if let Some(failure) = endpoint.failure() {
+            return failure;
+        }
+        assert!(started.elapsed() < BOUND / 2, "no failure");
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// The peer of a refused request is in error, without a completion of its own.
+fn peer_fails(pair: &mut Pair) {
+    let failure = failure_of(&pair.b);
+    assert_eq!((failure.wr_id, failure.cause), (None, Cause::QueuePair));
+}
+
+/// A wait misses its deadline: the stream goes on, and everything of the endpoint has failed with that.
+fn missed(endpoint: &doorbell::Endpoint, stream: &dyn Executor, tickets: &[Ticket]) {
+    synchronized(stream);
+    let failure = failure_of(endpoint);
+    assert_eq!(failure.cause, Cause::Deadline(SHORT.unwrap()));
+    for ticket in tickets {
+        assert_eq!(ticket.status(), Status::Failed(failure));
+    }
+}
+
+#[test]
+fn ten_thousand_faults_end_in_time_with_the_right_error() {
+    let seed = from_env("DOORBELL_SEED", 0x00d0_0bbe_1100);
+    let faults = from_env("DOORBELL_FAULTS", 10_000);
+    println!("DOORBELL_SEED={seed} DOORBELL_FAULTS={faults}");
+    let counts = Mutex::new(BTreeMap::<Fault, (u64, Duration)>::new());
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let counts = &counts;
+            scope.spawn(move || {
+                let limit = Limit::new("faults", BOUND);
+                let mut bench = Bench::new(seed ^ worker << 56);
+                for number in (worker..faults).step_by(WORKERS as usize) {
+                    limit.step(number, BOUND);
+                    let fault = *bench.random.pick(&FAULTS);
+                    let started = Instant::now();
+                    let run = std::panic::AssertUnwindSafe(|| {
+                        bench.run(fault);
+                        bench.works();
+                    });
+                    if std::panic::catch_unwind(run).is_err() {
+                        // At once: what the other workers say later only hides it.
+                        eprintln!(
+                            "DOORBELL_SEED={seed}: fault {number}, {fault:?}, worker {worker}"
+                        );
+                        std::process::abort();
+                    }
+                    let mut counts = counts.lock().unwrap();
+                    let (count, time) = counts.entry(fault).or_default();
+                    *count += 1;
+                    *time += started.elapsed();
+                }
+            });
+        }
+    });
+    let counts = counts.into_inner().unwrap();
+    assert_eq!(counts.values().map(|(count, _)| count).sum::<u64>(), faults);
+    for (fault, (count, time)) in counts {
+        println!("{fault:?}: {count}, {:?} each", time / count as u32);
+    }
+}
+
+/// What a wait protects is not sent when the wait is given up: the doorbell behind it comes too late for this life of the endpoint.
+#[test]
+fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
+    let limit = Limit::new("behind a wait", BOUND);
+    let mut pair = Pair::new(&softcx(), &patient());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let stream = HostStream::new("host").unwrap();
+    let deaf = DeafStream(HostStream::new("deaf").unwrap());
+    let data = [region.slice(0, 8).unwrap()];
+    region.fill(0, 8, 7).unwrap();
+    for round in 0..300 {
+        limit.step(round, BOUND);
+        let stream: &dyn Executor = if round % 2 == 0 { &stream } else { &deaf };
+        let short = Some(Duration::from_millis(1));
+        pair.a.stream_queue_recv(stream, 1, &[]).unwrap();
+        pair.a
+            .stream_wait_cq_for(stream, Side::Recv, short)
+            .unwrap();
+        let sent = pair
+            .a
+            .stream_queue_write(stream, &data, remote.addr + 2048, remote.rkey);
+        synchronized(stream);
+        assert!(matches!(failure_of(&pair.a).cause, Cause::Deadline(_)));
+        if let Ok(sent) = sent {
+            assert!(matches!(sent.status(), Status::Failed(_)));
+        }
+        pair.reset();
+        assert!(region.is_filled_with(2048, 8, 0).unwrap(), "round {round}");
+    }
+}
+
+/// One endpoint of a batch has failed: nothing of the batch is given, and the others' operations can be given without it.
+#[test]
+fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
+    let device = softcx();
+    let stream = HostStream::new("batch").unwrap();
+    let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));
+    let mut list: Vec<_> = pairs
+        .iter_mut()
+        .map(|pair| pair.a.prepare_send(&Work::nop()).unwrap())
+        .collect();
+    let tickets: Vec<_> = list.iter().map(doorbell::Prepared::ticket).collect();
+    pairs[1].a.abort();
+    let error = doorbell::stream_post_all(&stream, &mut list).unwrap_err();
+    assert!(matches!(error, Error::Work(e) if e.cause == Cause::Aborted));
+    assert_eq!(list.len(), 3);
+    let before = tickets.iter().map(Ticket::status).collect::<Vec<_>>();
+    assert_eq!((before[0], before[2]), (Status::Prepared, Status::Prepared));
+    assert!(matches!(before[1], Status::Failed(_)));
+    drop(list.remove(1));
+    doorbell::stream_post_all(&stream, &mut list).unwrap();
+    for at in [0, 2] {
+        pairs[at].a.wait_cq(Side::Send, SOON).unwrap();
+        assert_eq!(tickets[at].status(), Status::Complete);
+    }
+    pairs[1].reset();
+    pairs[1].a.post_send(&Work::nop()).unwrap();
+    pairs[1].a.wait_cq(Side::Send, SOON).unwrap();
+}

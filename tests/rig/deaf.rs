@@ -1,0 +1,85 @@
+//! A stream that has nothing but memory: what programs belong to cannot tell it that a wait is to be given up. As on a GPU.
+#![allow(dead_code, unsafe_code)] // Reason: each test uses a part; `Owner` is an unsafe trait.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell::peer::{TargetId, Targets};
+use doorbell::stream::{Outcome, Owner, Submission};
+use doorbell::{Event, Executor, HostStream, Result};
+
+pub struct DeafStream(pub HostStream);
+
+struct Deaf(Arc<dyn Owner>);
+
+// SAFETY: targets and memory are those of the owner inside, which lives as long.
+unsafe impl Owner for Deaf {
+    fn targets(&self) -> &Targets {
+        self.0.targets()
+    }
+
+    fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+        self.0.base(target)
+    }
+
+    // No `progress` and no `rung`: a GPU stores and polls, and nothing else. No `released`: it is never told.
+
+    fn started(&self, cookie: u64) {
+        self.0.started(cookie);
+    }
+
+    fn finished(&self, cookie: u64, outcome: Outcome) {
+        self.0.finished(cookie, outcome);
+    }
+}
+
+fn deafen(submission: Submission) -> Submission {
+    Submission {
+        owner: Arc::new(Deaf(submission.owner)),
+        ..submission
+    }
+}
+
+impl Executor for DeafStream {
+    fn id(&self) -> u64 {
+        self.0.id()
+    }
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
+        let mut wrapped = batch.iter().cloned().map(deafen).collect();
+        self.0.submit(&mut wrapped)?;
+        batch.clear();
+        Ok(())
+    }
+
+    #[allow(clippy::result_large_err)] // as the trait
+    fn submit_one(
+        &self,
+        submission: Submission,
+    ) -> std::result::Result<(), (Submission, doorbell::Error)> {
+        self.0
+            .submit_one(deafen(submission.clone()))
+            .map_err(|(_, error)| (submission, error))
+    }
+
+    fn record(&self, event: &Event) -> Result<()> {
+        self.0.record(event)
+    }
+
+    fn wait_event(&self, event: &Event) -> Result<()> {
+        self.0.wait_event(event)
+    }
+
+    fn query(&self) -> Result<bool> {
+        self.0.query()
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.0.synchronize(timeout)
+    }
+}
