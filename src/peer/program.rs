@@ -30,6 +30,8 @@ pub struct Program {
     targets: u64,
     /// Units in use; what lies behind is left over and means nothing.
     len: u32,
+    /// Keeps the units, which are words of 8 bytes for those who read them, aligned to 8.
+    reserved: u32,
     // Last, so that a short program, which most are, is in use in one piece.
     units: [[u8; UNIT_BYTES]; UNIT_LIMIT],
 }
@@ -48,6 +50,7 @@ impl Program {
             units: [[0; UNIT_BYTES]; UNIT_LIMIT],
             targets: id,
             len: 0,
+            reserved: 0,
         }
     }
 
