@@ -198,3 +198,39 @@ fn words_of_a_deregistered_region_are_refused() {
         );
     }
 }
+
+/// An operation that another thread gives to a stream belongs to the life that it was prepared in, or is refused.
+#[test]
+fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
+    use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side};
+    use doorbell::{Work, stream_post};
+    let domain = Device::open("softcx").unwrap().protection_domain();
+    let config = EndpointConfig::default();
+    let mut a = Endpoint::new(&domain, &config).unwrap();
+    let mut b = Endpoint::new(&domain, &config).unwrap();
+    let region = Region::alloc(&domain, 4096, Access::ALL).unwrap();
+    let stream = HostStream::new("posts").unwrap();
+    let remote = region.remote();
+    for _ in 0..2000 {
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        let slices = [region.slice(0, 8).unwrap()];
+        let write = Work::write(&slices, remote.addr + 64, remote.rkey);
+        let prepared = a.prepare_send(&write).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(stream_post(&stream, prepared)));
+            a.reset().unwrap();
+        });
+        b.reset().unwrap();
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        a.stream_queue_send(&stream, &write).unwrap();
+        a.stream_wait_cq(&stream, Side::Send).unwrap();
+        stream
+            .synchronize(Some(std::time::Duration::from_secs(20)))
+            .unwrap();
+        assert_eq!(a.failure(), None);
+        a.reset().unwrap();
+        b.reset().unwrap();
+    }
+}

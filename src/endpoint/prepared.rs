@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::endpoint::shared::{Cookie, Shared};
+use crate::endpoint::shared::{Cookie, Entered, Shared};
 use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Side, Ticket};
 use crate::mlx5::Posted;
@@ -58,6 +58,7 @@ impl Prepared {
     /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
     /// nothing in the library reads it back.
     pub fn wqe(&self) -> Option<Vec<u8>> {
+        let _life = self.shared.hold_life();
         match self.kind {
             Kind::Send { posted, .. }
                 if self.shared.epoch.load(Ordering::Acquire) == self.epoch =>
@@ -156,21 +157,22 @@ impl Prepared {
         } else {
             lane.begin_posting(next_call())?
         };
+        // Before the look at whose turn it is: a reset that comes after that look waits for this operation.
+        let entered = shared.enter_stream()?;
         self.check_turn()?;
         let submission = self.submission(stream.id())?;
         let queued = lane.queued.load(Ordering::Relaxed);
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.enter_queued();
-        shared.on_streams.fetch_add(1, Ordering::AcqRel);
         shared.activate();
         if let Err((_, error)) = stream.submit_one(submission) {
-            shared.on_streams.fetch_sub(1, Ordering::AcqRel);
             self.enter_prepared();
             if !self.is_wait() {
                 lane.queued.store(queued, Ordering::Release);
             }
             return Err(error);
         }
+        entered.stay();
         if !self.is_wait() {
             lane.last_stream.store(stream.id(), Ordering::Relaxed);
         }
@@ -302,6 +304,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     // Until the stream has the batch: what another thread gives to it meanwhile would come before what was handed over here.
     let mut postings = Vec::with_capacity(prepared.len());
     let call = next_call();
+    let mut entered = Vec::with_capacity(prepared.len());
     let mut handed = 0;
     let mut undo = Vec::with_capacity(prepared.len());
     let result = (|| {
@@ -310,6 +313,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             if !operation.is_wait() {
                 postings.extend(lane.begin_posting(call)?);
             }
+            entered.push(shared.enter_stream()?);
             operation.check_turn()?;
             batch.push(operation.submission(stream.id())?);
             undo.push((
@@ -320,7 +324,6 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             if !operation.is_wait() {
                 lane.last_stream.store(stream.id(), Ordering::Relaxed);
             }
-            shared.on_streams.fetch_add(1, Ordering::AcqRel);
             shared.activate();
             handed += 1;
         }
@@ -329,7 +332,6 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     if let Err(error) = result {
         for (operation, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
             operation.take_back();
-            operation.shared.on_streams.fetch_sub(1, Ordering::AcqRel);
             if !operation.is_wait() {
                 operation.lane().queued.store(queued, Ordering::Release);
                 operation
@@ -340,6 +342,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         }
         return Err(error);
     }
+    entered.into_iter().for_each(Entered::stay);
     Ok(prepared
         .drain(..)
         .map(|operation| operation.ticket())

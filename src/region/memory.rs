@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::peer::{Role, Target, Targets};
 use crate::region::ProtectionDomain;
@@ -30,7 +30,7 @@ struct Registered {
     _pages: Option<Pages>,
 }
 
-// SAFETY: the region's memory is reached by raw copies and atomics only, never by references, from whatever thread.
+// SAFETY: this process reaches the region's memory by atomics only, from whatever thread, and the device as hardware would.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
@@ -61,7 +61,7 @@ impl Region {
     /// [`Error::Range`] for a length of 0 or over [`REGION_BYTES_MAX`]; [`Error::State`] when the device takes no more.
     pub fn alloc(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
         check_len(len_bytes)?;
-        let pages = Pages::new(len_bytes as usize);
+        let pages = Pages::new(len_bytes as usize)?;
         Region::new(domain, pages.start(), len_bytes, access, Some(pages))
     }
 
@@ -188,8 +188,8 @@ impl Region {
     /// [`Error::OutOfBounds`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let at = self.check("bytes", offset, bytes.len() as u64)?;
-        // SAFETY: within the region, which is alive; `bytes` cannot overlap it, for nobody gets a reference into it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+        // SAFETY: within the region, which is alive.
+        unsafe { copy_to(at, bytes) };
         Ok(())
     }
 
@@ -199,8 +199,8 @@ impl Region {
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let at = self.check("bytes", offset, bytes.len() as u64)?;
-        // SAFETY: as in `write`.
-        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+        // SAFETY: within the region, which is alive.
+        unsafe { copy_from(at, bytes) };
         Ok(())
     }
 
@@ -210,8 +210,12 @@ impl Region {
     /// [`Error::OutOfBounds`].
     pub fn fill(&self, offset: u64, len_bytes: u64, value: u8) -> Result<()> {
         let at = self.check("len_bytes", offset, len_bytes)?;
-        // SAFETY: within the region, which is alive.
-        unsafe { std::ptr::write_bytes(at, value, len_bytes as usize) };
+        let word = [value; 64];
+        for start in (0..len_bytes as usize).step_by(word.len()) {
+            let piece = word.len().min(len_bytes as usize - start);
+            // SAFETY: within the region, which is alive.
+            unsafe { copy_to(at.add(start), &word[..piece]) };
+        }
         Ok(())
     }
 
@@ -305,6 +309,57 @@ impl fmt::Debug for Region {
             .field("key", &format_args!("{:#x}", self.inner.key))
             .field("registered", &self.is_registered())
             .finish()
+    }
+}
+
+/// Copies into memory that others may read or write at the same time: by relaxed atomics, words where they are aligned.
+///
+/// # Safety
+/// `at` is valid for writes of `bytes.len()` bytes.
+unsafe fn copy_to(at: *mut u8, bytes: &[u8]) {
+    let head = at.align_offset(8).min(bytes.len());
+    let (head, rest) = bytes.split_at(head);
+    let (words, tail) = rest.as_chunks::<8>();
+    // SAFETY: the caller's promise; the words begin behind the head, where `at` is aligned, and the tail behind them.
+    unsafe {
+        let middle = at.add(head.len());
+        let end = middle.add(words.len() * 8);
+        for (i, byte) in head.iter().enumerate() {
+            AtomicU8::from_ptr(at.add(i)).store(*byte, Ordering::Relaxed);
+        }
+        for (i, word) in words.iter().enumerate() {
+            AtomicU64::from_ptr(middle.add(i * 8).cast())
+                .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        for (i, byte) in tail.iter().enumerate() {
+            AtomicU8::from_ptr(end.add(i)).store(*byte, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies out of memory that others may write at the same time; see [`copy_to`].
+///
+/// # Safety
+/// `at` is valid for reads of `bytes.len()` bytes.
+unsafe fn copy_from(at: *mut u8, bytes: &mut [u8]) {
+    let head = at.align_offset(8).min(bytes.len());
+    let (head, rest) = bytes.split_at_mut(head);
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    // SAFETY: as in `copy_to`.
+    unsafe {
+        let middle = at.add(head.len());
+        let end = middle.add(words.len() * 8);
+        for (i, byte) in head.iter_mut().enumerate() {
+            *byte = AtomicU8::from_ptr(at.add(i)).load(Ordering::Relaxed);
+        }
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = AtomicU64::from_ptr(middle.add(i * 8).cast())
+                .load(Ordering::Relaxed)
+                .to_ne_bytes();
+        }
+        for (i, byte) in tail.iter_mut().enumerate() {
+            *byte = AtomicU8::from_ptr(end.add(i)).load(Ordering::Relaxed);
+        }
     }
 }
 

@@ -299,6 +299,8 @@ impl Device {
     #[inline]
     pub fn rung(&self) {
         let nic = self.nic();
+        // Orders the doorbell before the look at the hint: a hint that is there already may be taken before the doorbell is seen.
+        fence(Ordering::SeqCst);
         if nic.rung.load(Ordering::Relaxed) != ANYBODY {
             nic.rung.store(ANYBODY, Ordering::Release);
         }

@@ -5,15 +5,17 @@
 //! records, UAR registers, the last word of a CQE) are atomics.
 #![allow(unsafe_code)] // shared memory is what this file is about
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
-    len_bytes: usize,
+    layout: Layout,
 }
 
 /// Alignment and granularity of [`Pages`].
@@ -26,20 +28,24 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     /// At least `len_bytes` of memory, rounded up to whole pages.
-    pub fn new(len_bytes: usize) -> Pages {
-        let len_bytes = len_bytes.max(1).next_multiple_of(PAGE_BYTES);
-        let layout = Pages::layout(len_bytes);
+    ///
+    /// # Errors
+    /// [`Error::System`] with ENOMEM if there is not so much.
+    pub fn new(len_bytes: usize) -> Result<Pages> {
+        let none = Error::System {
+            operation: "allocation of device memory",
+            errno: libc::ENOMEM,
+        };
+        let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES) else {
+            return Err(none);
+        };
+        let Ok(layout) = Layout::from_size_align(len_bytes, PAGE_BYTES) else {
+            return Err(none);
+        };
         // SAFETY: the layout has a size of at least one page.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else {
-            handle_alloc_error(layout)
-        };
-        Pages { start, len_bytes }
-    }
-
-    fn layout(len_bytes: usize) -> Layout {
-        // PAGE_BYTES is a power of two; a size near isize::MAX is the only other error, and that allocation fails anyway.
-        Layout::from_size_align(len_bytes, PAGE_BYTES).unwrap_or(Layout::new::<[u8; PAGE_BYTES]>())
+        let start = NonNull::new(start).ok_or(none)?;
+        Ok(Pages { start, layout })
     }
 
     /// First byte.
@@ -49,7 +55,7 @@ impl Pages {
 
     /// Length, a multiple of [`PAGE_BYTES`].
     pub fn len_bytes(&self) -> usize {
-        self.len_bytes
+        self.layout.size()
     }
 
     /// The byte at `offset`.
@@ -57,7 +63,7 @@ impl Pages {
     /// # Panics
     /// If `offset` is past the end: the layout of driver memory is computed, never given from outside.
     pub fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= self.len_bytes);
+        assert!(offset <= self.len_bytes());
         self.start.as_ptr().wrapping_add(offset)
     }
 }
@@ -65,7 +71,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with the same layout.
-        unsafe { dealloc(self.start.as_ptr(), Pages::layout(self.len_bytes)) }
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 
@@ -255,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_ring_reads_round_its_end() {
-        let pages = Pages::new(1);
+        let pages = Pages::new(1).unwrap();
         for i in 0..256usize {
             // SAFETY: within the page.
             unsafe { *pages.at(i) = i as u8 };
@@ -269,6 +275,23 @@ mod tests {
         ring.read(0, &mut long);
         assert_eq!(long[255], 255);
         assert_eq!(long[256..], [0; 44]);
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        for len_bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            let refused = Pages::new(len_bytes);
+            assert!(
+                matches!(
+                    refused,
+                    Err(Error::System {
+                        errno: libc::ENOMEM,
+                        ..
+                    })
+                ),
+                "{refused:?}"
+            );
+        }
     }
 
     #[test]

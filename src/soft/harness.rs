@@ -214,7 +214,7 @@ impl End {
         };
         send_cq.reset();
         recv_cq.reset();
-        let memory = Pages::new(shape.memory_bytes);
+        let memory = Pages::new(shape.memory_bytes).unwrap();
         let base = memory.start().as_ptr() as usize;
         let key = device
             .register(pd, base, memory.len_bytes() as u64, shape.access)

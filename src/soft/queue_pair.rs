@@ -145,7 +145,7 @@ impl QueuePair {
         let send_cq_record = place(8);
         let recv_cq_record = place(8);
         let uar = end.next_multiple_of(PAGE_BYTES);
-        let pages = Pages::new(uar + PAGE_BYTES);
+        let pages = Pages::new(uar + PAGE_BYTES)?;
         let memory = QueuePairMemory {
             send_ring: pages.at(send_ring),
             recv_ring: pages.at(recv_ring),

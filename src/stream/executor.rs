@@ -1,4 +1,5 @@
 //! The trait of everything that executes programs in order.
+#![allow(unsafe_code)] // declares an unsafe trait; there is no unsafe block in here
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +59,12 @@ impl fmt::Debug for Submission {
 /// of this trait: [`Error::Asynchronous`]. A call that reports one queues nothing. There are two kinds:
 /// - sticky: a kernel failed. What is queued behind it is discarded, and every later call reports it.
 /// - passing: a wait was released, or a program's owner had no memory for it. It is reported by one call, and the stream goes on.
-pub trait Executor: Send + Sync {
+///
+/// # Safety
+/// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that
+/// it accepted at most once, in the order of submission, calls [`Owner::finished`] exactly once for each, and executes nothing that was
+/// not submitted to it.
+pub unsafe trait Executor: Send + Sync {
     /// A number of its own in this process.
     fn id(&self) -> u64;
 

@@ -96,7 +96,7 @@ impl End {
         };
         cq.reset();
         // Never freed: the device may use it as long as it lives. Kept in sight, so that leak checkers do not count it.
-        let memory: &'static Pages = Box::leak(Box::new(Pages::new(memory_bytes)));
+        let memory: &'static Pages = Box::leak(Box::new(Pages::new(memory_bytes).unwrap()));
         KEPT.lock().unwrap().push(memory);
         let (start, len_bytes) = (memory.start().as_ptr(), memory.len_bytes() as u64);
         // SAFETY: it was just leaked.

@@ -168,7 +168,7 @@ impl Watched for Shared {
         if self.has_failed.load(Ordering::Acquire) {
             self.break_down();
         }
-        if self.on_streams.load(Ordering::Acquire) > 0 {
+        if self.on_streams.load(Ordering::SeqCst) > 0 {
             self.last_active_ns.store(now, Ordering::Relaxed);
             return true;
         }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // clears the doorbell record
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Shared;
@@ -23,16 +23,63 @@ pub(super) struct Past {
 /// Lives that are remembered. A ticket that is older has seen this many resets.
 const PASTS: usize = 64;
 
+/// An operation that counts as one on a stream; on drop it does not, unless it stays.
+pub(in crate::endpoint) struct Entered<'a>(&'a Shared);
+
+impl Entered<'_> {
+    /// The stream has it, and [`Shared`]'s own `finished` takes it off the count.
+    pub(in crate::endpoint) fn stay(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.on_streams.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// As long as this lives, nothing is given to streams.
+pub(in crate::endpoint) struct Closing(Arc<Shared>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // Release: who sees it sees the new life.
+        self.0.closing.store(false, Ordering::SeqCst);
+    }
+}
+
 impl Shared {
     /// As long as this is held, no new life begins.
     pub(in crate::endpoint) fn hold_life(&self) -> MutexGuard<'_, ()> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no stream has a program of this endpoint.
-    pub(in crate::endpoint) fn quiesce(&self, timeout: Duration) -> Result<()> {
+    /// Counts an operation that is about to be given to a stream.
+    ///
+    /// # Errors
+    /// [`Error::State`] while the endpoint is being reset.
+    pub(in crate::endpoint) fn enter_stream(&self) -> Result<Entered<'_>> {
+        // SeqCst, as in `close`: either the reset sees this operation, or this sees the reset. The watchdog's look before it
+        // stops watching pairs with it, too.
+        self.on_streams.fetch_add(1, Ordering::SeqCst);
+        let entered = Entered(self);
+        if self.closing.load(Ordering::SeqCst) {
+            let reason = "the endpoint is being reset".into();
+            return Err(Error::State {
+                operation: "stream_post",
+                reason,
+            });
+        }
+        Ok(entered)
+    }
+
+    /// Lets no more operations through to streams, and waits until they are done with those that they have.
+    pub(in crate::endpoint) fn close(self: &Arc<Self>, timeout: Duration) -> Result<Closing> {
+        self.closing.store(true, Ordering::SeqCst);
+        let closing = Closing(Arc::clone(self));
         let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
-        while self.on_streams.load(Ordering::Acquire) > 0 {
+        while self.on_streams.load(Ordering::SeqCst) > 0 {
             if now_ns() > deadline {
                 return Err(Error::Timeout {
                     operation: "reset: programs of the endpoint are still on a stream; this",
@@ -41,7 +88,7 @@ impl Shared {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        Ok(())
+        Ok(closing)
     }
 
     /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.

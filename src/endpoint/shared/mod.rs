@@ -20,6 +20,7 @@ use crate::region::ProtectionDomain;
 use crate::soft::{QueuePair, QueuePairConfig};
 use crate::{Error, Result, WorkError};
 
+pub(super) use life::Entered;
 use life::Past;
 pub(super) use owner::Cookie;
 
@@ -45,7 +46,9 @@ pub(super) struct Shared {
     life: Mutex<()>,
     pasts: Mutex<Vec<Past>>,
     /// Programs that streams have and have not finished.
-    pub(super) on_streams: AtomicU32,
+    on_streams: AtomicU32,
+    /// A reset is under way: nothing more is given to streams.
+    closing: AtomicBool,
     watched: AtomicBool,
     last_active_ns: AtomicU64,
     weak: Weak<Shared>,
@@ -194,6 +197,7 @@ impl Shared {
             life: Mutex::default(),
             pasts: Mutex::default(),
             on_streams: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             last_active_ns: AtomicU64::new(0),
             weak: weak.clone(),
