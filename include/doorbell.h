@@ -251,8 +251,8 @@ int doorbell_region_alloc(const doorbell_domain *domain, uint64_t len_bytes, uin
 			  doorbell_region **region);
 
 /*
- * Registers memory of the caller's. It must stay valid until doorbell_region_deregister has returned; without that call,
- * until the region is destroyed and all work that names it is done.
+ * Registers memory of the caller's. It must stay valid until the region is destroyed and all work that names it is done,
+ * waits for and stores of its words on streams included.
  * Threads: any.
  */
 int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_t len_bytes, uint32_t access_flags,

@@ -2,10 +2,13 @@
 #![cfg(not(loom))]
 
 mod rig;
+mod waived;
 
 use std::time::{Duration, Instant};
 
 use doorbell::{EndpointConfig, Executor, HostStream, Side, Work};
+use waived::waived;
+
 use rig::{Limit, Pair, SOON, from_env, softcx};
 
 /// Bytes of this process that are in memory.
@@ -87,7 +90,17 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
         pairs[0].a.memory_bytes()
     );
     assert!(pairs[0].a.memory_bytes() < 128 << 10);
-    if count >= 100 {
+    if std::env::var_os("DOORBELL_SANITIZER").is_some() {
+        waived(
+            "scale (resident bytes of an endpoint)",
+            "a sanitizer's own memory is counted with it",
+        );
+    } else if count < 100 {
+        waived(
+            "scale (resident bytes of an endpoint)",
+            "too few pairs to tell",
+        );
+    } else {
         assert!(each < 128 << 10, "{each} bytes resident an endpoint");
     }
 

@@ -80,7 +80,7 @@ pub unsafe extern "C" fn doorbell_region_alloc(
 /// Registers memory of the caller's.
 ///
 /// # Safety
-/// As the header says of pointers, and of the memory: it stays until the region is deregistered or all that holds it is gone.
+/// As the header says of pointers, and of the memory: it stays until all that holds it is gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_region_register(
     domain: *const doorbell_domain,

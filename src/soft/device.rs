@@ -16,7 +16,7 @@ use crate::{Error, Result};
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
-/// How long it sleeps at most. A doorbell by an executor that cannot ring the bell (a GPU) is seen this late at worst.
+/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
 const SLEEP: Duration = Duration::from_millis(1);
 /// The same for a device with nothing to do for [`DOZE_AFTER`].
 const DOZE: Duration = Duration::from_millis(10);
