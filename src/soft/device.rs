@@ -16,6 +16,9 @@ use crate::{Error, Result};
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
+/// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
+/// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
 const SLEEP: Duration = Duration::from_millis(1);
 /// The same for a device with nothing to do for [`DOZE_AFTER`].
@@ -124,14 +127,17 @@ impl Nic {
     fn run(&self) {
         let mut seen = 0;
         let mut idle_since = None;
+        let mut nap = NAP;
         while !self.stop.load(Ordering::Acquire) {
             let driven = self.driven.load(Ordering::Relaxed);
             if driven != seen {
                 seen = driven;
                 idle_since = None;
-                std::thread::sleep(NAP);
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(LONGEST_NAP);
                 continue;
             }
+            nap = NAP;
             let worked = self
                 .try_lock()
                 .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
