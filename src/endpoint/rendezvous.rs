@@ -13,6 +13,8 @@ const VERSION: u16 = 1;
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 /// How often a call looks whether its peer has come.
 const RETRY: Duration = Duration::from_millis(5);
+/// How long who comes may take to greet: others wait behind it.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits for a peer at an address.
 #[derive(Debug)]
@@ -44,16 +46,30 @@ impl Listener {
             .map_err(|error| system("getsockname", &error))
     }
 
-    /// Waits for a peer.
+    /// Waits for a peer. A stranger that comes first is sent away: whoever can reach the port must not keep the peer out.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if none comes; [`Error::Malformed`] if what comes is none, or one of another version.
+    /// [`Error::Timeout`] if none comes; [`Error::Malformed`] if only such came that are none, or of another version.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         let deadline = Deadline::new("accept", timeout);
+        let mut stranger = None;
         loop {
+            let left = match deadline.left() {
+                Ok(left) => left,
+                Err(passed) => return Err(stranger.unwrap_or(passed)),
+            };
             match self.socket.accept() {
-                Ok((stream, _)) => return Channel::new(stream, &deadline),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => deadline.nap()?,
+                Ok((stream, _)) => match Channel::new(stream, &deadline.within(PATIENCE)) {
+                    Ok(channel) => return Ok(channel),
+                    // Says nothing that the end of this call would not say.
+                    Err(Error::Timeout { .. }) => {}
+                    Err(error) => stranger = Some(error),
+                },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(left.min(RETRY));
+                }
+                // It left before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(system("accept", &error)),
             }
         }
@@ -121,10 +137,23 @@ impl Channel {
     }
 
     fn put(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
-        let timed = self.stream.set_write_timeout(Some(deadline.left()?));
-        timed
-            .and_then(|()| self.stream.write_all(bytes))
-            .map_err(|error| deadline.or_system("send to a peer", &error))
+        let mut put = 0;
+        while put < bytes.len() {
+            // Set anew for each piece: a peer that takes a byte at a time has the same deadline.
+            let timed = self.stream.set_write_timeout(Some(deadline.left()?));
+            match timed.and_then(|()| self.stream.write(&bytes[put..])) {
+                Ok(0) => {
+                    return Err(Error::State {
+                        operation: "send to a peer",
+                        reason: "the peer has gone".into(),
+                    });
+                }
+                Ok(count) => put += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(deadline.or_system("send to a peer", &error)),
+            }
+        }
+        Ok(())
     }
 
     fn get(&mut self, bytes: &mut [u8], deadline: &Deadline) -> Result<()> {
@@ -230,6 +259,14 @@ impl Deadline {
             operation,
             at,
             timeout,
+        }
+    }
+
+    /// For a part of the same operation, which may not take all of its time.
+    fn within(&self, part: Duration) -> Deadline {
+        Deadline {
+            at: self.at.min(Instant::now() + part),
+            ..*self
         }
     }
 
@@ -348,6 +385,23 @@ mod tests {
             Channel::connect("nowhere", soon),
             Err(Error::Malformed { .. })
         ));
+    }
+
+    #[test]
+    fn strangers_that_come_first_do_not_keep_the_peer_out() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.address().unwrap();
+        let mut garbage = TcpStream::connect(address).unwrap();
+        garbage.write_all(b"GET / HTTP").unwrap();
+        let silent = TcpStream::connect(address).unwrap();
+        let peer = std::thread::spawn(move || {
+            let mut channel = Channel::connect(&address.to_string(), SOON).unwrap();
+            channel.exchange(b"ping", SOON).unwrap()
+        });
+        let mut channel = listener.accept(SOON).unwrap();
+        assert_eq!(channel.exchange(b"pong", SOON).unwrap(), b"ping");
+        assert_eq!(peer.join().unwrap(), b"pong");
+        drop((garbage, silent));
     }
 
     #[test]

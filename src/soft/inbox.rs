@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,16 +29,23 @@ const SLOTS: usize = 256;
 const SLOT_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
 const LANE_BYTES: usize = 4096 + SLOTS * SLOT_BYTES;
 const INBOX_BYTES: usize = 4096 + LANES * LANE_BYTES;
+/// How the kernel shows the descriptor of an inbox in `/proc`.
+const INBOX_LINK: &[u8] = b"/memfd:doorbell-inbox";
 
 /// Set in `LaneHead::owner` by a writer that closed its end.
 const CLOSED: u64 = 1 << 63;
+/// Set in `LaneHead::owner` while a writer moves in: `owner_started` is not its own yet.
+const CLAIMING: u64 = 1 << 62;
+/// Set in `LaneHead::owner` while the reader frees the lane: nobody may take it over.
+const SWEEPING: u64 = 1 << 61;
 
+/// All of it is atomic: any process that may open the inbox may write there at any time.
 #[repr(C)]
 struct InboxHead {
-    magic: u64,
-    version: u32,
+    magic: AtomicU64,
+    version: AtomicU32,
     _reserved: u32,
-    port: u64,
+    port: AtomicU64,
     bell: Bell,
     /// Bit `i`: lane `i` has a writer, or had one.
     claimed: AtomicU32,
@@ -45,12 +53,43 @@ struct InboxHead {
 
 #[repr(C)]
 struct LaneHead {
-    /// 0 while free; else the writer's process id, with [`CLOSED`] when it is done.
+    /// 0 while free; else the writer's process id, with [`CLOSED`], [`CLAIMING`] or [`SWEEPING`].
     owner: AtomicU64,
     /// When the writer's process started, so that a later process of the same number is not taken for it.
     owner_started: AtomicU64,
     _pad: [u64; 6],
     cursors: Cursors,
+}
+
+impl LaneHead {
+    /// Whether the process of this value of `owner` is dead. In doubt it lives: two writers would spoil a lane.
+    fn is_dead(&self, owner: u64) -> bool {
+        match started(owner as u32) {
+            Ok(None) => true,
+            Ok(Some(at)) => {
+                owner & CLAIMING == 0 && at != self.owner_started.load(Ordering::Acquire)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Makes this process the owner in place of `owner`, which is 0 or dead. The cursors stay: the counts of a dead writer
+    /// go on, and the slot that it did not publish is written anew.
+    fn claim(&self, owner: u64) -> bool {
+        let pid = u64::from(std::process::id());
+        let swap = |from, to| {
+            self.owner
+                .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        if !swap(owner, pid | CLAIMING) {
+            return false;
+        }
+        // The mark keeps others from judging us by the start of the last owner.
+        let at = started(pid as u32).ok().flatten().unwrap_or(0);
+        self.owner_started.store(at, Ordering::Release);
+        swap(pid | CLAIMING, pid)
+    }
 }
 
 /// Who an inbox belongs to: what a peer needs to find it.
@@ -142,15 +181,38 @@ fn host() -> u64 {
     })
 }
 
-/// When a process started, in clock ticks since boot; `None` if there is none of this number.
-fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold blanks and parentheses; field 22 is counted from behind its end.
-    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if matches!(fields.first(), Some(&"Z" | &"X")) {
-        None
-    } else {
-        fields.get(19)?.parse().ok()
+/// When a process started, in clock ticks since boot; `None` if there is none of this number that still runs.
+///
+/// # Errors
+/// If the kernel does not say, for want of descriptors for example.
+fn started(pid: u32) -> std::io::Result<Option<u64>> {
+    let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error)
+            if error.kind() == std::io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(libc::ESRCH) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    // The name may hold any bytes, blanks and parentheses too; field 3 is the first behind its end.
+    let stat = String::from_utf8_lossy(&stat);
+    let fields: Vec<_> = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace()
+        .collect();
+    let number = |field: usize| {
+        let text = fields.get(field - 3)?;
+        text.parse::<u64>().ok()
+    };
+    match (fields.first(), number(20), number(22)) {
+        (Some(&"X"), ..) => Ok(None),
+        // A process whose first thread has ended is shown as a zombie, too, while its other threads go on.
+        (Some(&"Z"), threads, _) if threads.unwrap_or(0) <= 1 => Ok(None),
+        (_, _, Some(at)) => Ok(Some(at)),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
     }
 }
 
@@ -219,13 +281,11 @@ impl Inbox {
             fd: fd as u32,
             port: random()?,
         };
-        // SAFETY: nobody else knows of the mapping yet.
-        unsafe {
-            let head = mapping.start.cast::<InboxHead>().as_ptr();
-            (*head).port = address.port;
-            (*head).version = VERSION;
-            (*head).magic = MAGIC;
-        }
+        let head = mapping.head();
+        head.port.store(address.port, Ordering::Relaxed);
+        head.version.store(VERSION, Ordering::Relaxed);
+        // Release: whoever finds the magic number finds the others.
+        head.magic.store(MAGIC, Ordering::Release);
         Ok(Inbox {
             mapping: Arc::new(mapping),
             address,
@@ -276,7 +336,6 @@ impl Inbox {
     /// Frees lanes whose writer has closed them or is dead, once they are read empty. Whether a writer lives is asked for one
     /// lane in a call: it takes the kernel some microseconds to say.
     pub(crate) fn sweep(&self) {
-        let claimed = self.claimed();
         let asked = self.next_sweep.get();
         self.next_sweep.set((asked + 1) % LANES);
         for lane in 0..LANES {
@@ -285,20 +344,17 @@ impl Inbox {
             if owner == 0 {
                 continue;
             }
-            let pid = owner as u32;
-            if claimed & (1 << lane) == 0 {
-                // Being claimed right now, or its writer died of that.
-                if lane == asked && started(pid).is_none() {
-                    let _ =
-                        head.owner
-                            .compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
-                }
-                continue;
-            }
-            let dead = || started(pid) != Some(head.owner_started.load(Ordering::Acquire));
-            let gone =
-                owner & CLOSED != 0 || (lane == asked && pid != std::process::id() && dead());
-            if gone && matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt)) {
+            let foreign = owner as u32 != std::process::id();
+            let gone = owner & CLOSED != 0 || (lane == asked && foreign && head.is_dead(owner));
+            let empty = || matches!(head.cursors.filled(SLOTS as u64), Ok(None) | Err(Corrupt));
+            // The mark comes first: from here on nobody can take the lane over, and who has done so is left alone.
+            let mark = || {
+                let marked = owner | SWEEPING;
+                head.owner
+                    .compare_exchange(owner, marked, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            };
+            if gone && empty() && mark() {
                 head.cursors.drain();
                 self.mapping
                     .head()
@@ -351,24 +407,33 @@ impl Lane {
             ));
         }
         let path = format!("/proc/{}/fd/{}", to.pid, to.fd);
+        let gone = |error| {
+            no(format!(
+                "process {} or its device is gone ({error})",
+                to.pid
+            ))
+        };
+        let another = || {
+            no(format!(
+                "process {}'s device is gone: its descriptor is another file now",
+                to.pid
+            ))
+        };
+        // Looked at before it is opened: an address may be forged, and to open a device or a terminal may do something.
+        let target = std::fs::read_link(&path).map_err(gone)?;
+        if !target.as_os_str().as_bytes().starts_with(INBOX_LINK) {
+            return Err(another());
+        }
         let file = File::options()
             .read(true)
             .write(true)
             .open(path)
-            .map_err(|error| {
-                no(format!(
-                    "process {} or its device is gone ({error})",
-                    to.pid
-                ))
-            })?;
+            .map_err(gone)?;
         let file = OwnedFd::from(file);
         // SAFETY: a plain call on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(no(format!(
-                "process {}'s device is gone: its descriptor is another file now",
-                to.pid
-            )));
+            return Err(another());
         }
         let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?)
             .metadata()
@@ -380,36 +445,31 @@ impl Lane {
         }
         let mapping = Mapping::new(&file)?;
         let head = mapping.head();
-        if head.magic != MAGIC || head.port != to.port {
+        if head.magic.load(Ordering::Acquire) != MAGIC
+            || head.port.load(Ordering::Relaxed) != to.port
+        {
             return Err(no(format!("process {}'s device is gone", to.pid)));
         }
-        if head.version != VERSION {
+        let version = head.version.load(Ordering::Relaxed);
+        if version != VERSION {
             return Err(no(format!(
-                "the peer's fabric has version {}, this one {VERSION}",
-                head.version
+                "the peer's fabric has version {version}, this one {VERSION}"
             )));
         }
-        let pid = std::process::id();
-        for lane in 0..LANES {
-            let lane_head = mapping.lane(lane);
-            if lane_head
-                .owner
-                .compare_exchange(
-                    0,
-                    u64::from(pid) | CLOSED,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                )
-                .is_ok()
-            {
-                // Until `claimed` shows the lane, nobody sweeps it; the owner is marked open only when all is in place.
-                lane_head
-                    .owner_started
-                    .store(started(pid).unwrap_or(0), Ordering::Release);
-                lane_head.owner.store(pid.into(), Ordering::Release);
-                head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
-                return Ok(Lane { mapping, lane });
-            }
+        let free = |lane: usize| mapping.lane(lane).claim(0);
+        // The reader frees the lanes of dead processes, too, but one at a time: many may have died since.
+        let taken_over = |lane: usize| {
+            let lane = mapping.lane(lane);
+            let owner = lane.owner.load(Ordering::Acquire);
+            let taken = owner != 0 && owner & SWEEPING == 0;
+            taken && lane.is_dead(owner) && lane.claim(owner)
+        };
+        let lane = (0..LANES)
+            .find(|&lane| free(lane))
+            .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
+        if let Some(lane) = lane {
+            head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
+            return Ok(Lane { mapping, lane });
         }
         Err(no(format!(
             "all {LANES} lanes into the peer's device are taken"
@@ -553,6 +613,48 @@ mod tests {
             })
             .contains("host")
         );
+    }
+
+    #[test]
+    fn the_lane_of_a_dead_process_is_taken_over_unless_it_is_being_freed() {
+        // No process has this number.
+        const DEAD: u64 = (u32::MAX - 1) as u64;
+        let inbox = Inbox::new().unwrap();
+        let lanes: Vec<_> = (0..LANES)
+            .map(|_| Lane::open(&inbox.address()).unwrap())
+            .collect();
+        assert!(send(&lanes[7], 5));
+        let owner = &inbox.mapping.lane(7).owner;
+        owner.store(DEAD | SWEEPING, Ordering::Release);
+        assert!(Lane::open(&inbox.address()).is_err());
+        for mark in [0, CLAIMING, CLOSED] {
+            owner.store(DEAD | mark, Ordering::Release);
+            let lane = Lane::open(&inbox.address()).unwrap();
+            assert_eq!(lane.lane, 7);
+            assert!(send(&lane, 6));
+            // What the dead one had published arrives before.
+            assert_eq!(receive(&inbox, 7), Some(5));
+            assert_eq!(receive(&inbox, 7), Some(6));
+            assert!(send(&lane, 5));
+        }
+        // A process of the same number that started later is another one.
+        let owner = &inbox.mapping.lane(9);
+        owner.owner_started.fetch_add(1, Ordering::AcqRel);
+        assert_eq!(Lane::open(&inbox.address()).unwrap().lane, 9);
+    }
+
+    #[test]
+    fn a_lane_that_is_being_claimed_is_not_swept_while_its_process_lives() {
+        let inbox = Inbox::new().unwrap();
+        let lane = Lane::open(&inbox.address()).unwrap();
+        let head = inbox.mapping.lane(0);
+        // The parent: alive, and not this process.
+        let claiming = u64::from(std::os::unix::process::parent_id()) | CLAIMING;
+        head.owner.store(claiming, Ordering::Release);
+        inbox.sweep();
+        assert_eq!(head.owner.load(Ordering::Acquire), claiming);
+        assert_eq!(inbox.claimed(), 1);
+        drop(lane);
     }
 
     #[test]
