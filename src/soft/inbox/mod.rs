@@ -6,19 +6,24 @@
 //! that dies in the middle of a slot has not published it, and blocks nobody.
 #![allow(unsafe_code)] // memory shared with other processes
 
+mod lane;
+mod process;
+
 use std::cell::Cell;
-use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::Result;
 use crate::soft::bell::Bell;
 use crate::soft::cursor::{Corrupt, Cursors};
 use crate::soft::dma;
 use crate::soft::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
-use crate::{Error, Result};
+
+pub(crate) use lane::Lane;
+pub(crate) use process::random;
+use process::{host, last_error, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
@@ -162,69 +167,6 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this length; nobody holds a reference into it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
-    }
-}
-
-fn last_error(operation: &'static str) -> Error {
-    Error::System {
-        operation,
-        errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
-    }
-}
-
-/// A number for this boot of this host.
-fn host() -> u64 {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // FNV-1a, only to make 64 bits of a text.
-    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-/// When a process started, in clock ticks since boot; `None` if there is none of this number that still runs.
-///
-/// # Errors
-/// If the kernel does not say, for want of descriptors for example.
-fn started(pid: u32) -> std::io::Result<Option<u64>> {
-    let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat,
-        Err(error)
-            if error.kind() == std::io::ErrorKind::NotFound
-                || error.raw_os_error() == Some(libc::ESRCH) =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(error),
-    };
-    // The name may hold any bytes, blanks and parentheses too; field 3 is the first behind its end.
-    let stat = String::from_utf8_lossy(&stat);
-    let fields: Vec<_> = stat
-        .rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_whitespace()
-        .collect();
-    let number = |field: usize| {
-        let text = fields.get(field - 3)?;
-        text.parse::<u64>().ok()
-    };
-    match (fields.first(), number(20), number(22)) {
-        (Some(&"X"), ..) => Ok(None),
-        // A process whose first thread has ended is shown as a zombie, too, while its other threads go on.
-        (Some(&"Z"), threads, _) if threads.unwrap_or(0) <= 1 => Ok(None),
-        (_, _, Some(at)) => Ok(Some(at)),
-        _ => Err(std::io::ErrorKind::InvalidData.into()),
-    }
-}
-
-/// 64 random bits from the kernel.
-pub(crate) fn random() -> Result<u64> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the buffer has room for the 8 bytes asked for.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got == 8 {
-        Ok(u64::from_ne_bytes(bytes))
-    } else {
-        Err(last_error("getrandom"))
     }
 }
 
@@ -383,133 +325,10 @@ impl std::ops::Deref for InboxBell {
     }
 }
 
-/// The writing end of a lane into another device's inbox.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    mapping: Mapping,
-    lane: usize,
-}
-
-impl Lane {
-    /// Claims a lane.
-    ///
-    /// # Errors
-    /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
-    pub(crate) fn open(to: &PortAddress) -> Result<Lane> {
-        let no = |reason: String| Error::State {
-            operation: "connect",
-            reason,
-        };
-        if to.host != host() {
-            return Err(no(
-                "the peer's software NIC is on another host; it reaches processes of one host only"
-                    .into(),
-            ));
-        }
-        let path = format!("/proc/{}/fd/{}", to.pid, to.fd);
-        let gone = |error| {
-            no(format!(
-                "process {} or its device is gone ({error})",
-                to.pid
-            ))
-        };
-        let another = || {
-            no(format!(
-                "process {}'s device is gone: its descriptor is another file now",
-                to.pid
-            ))
-        };
-        // Looked at before it is opened: an address may be forged, and to open a device or a terminal may do something.
-        let target = std::fs::read_link(&path).map_err(gone)?;
-        if !target.as_os_str().as_bytes().starts_with(INBOX_LINK) {
-            return Err(another());
-        }
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(gone)?;
-        let file = OwnedFd::from(file);
-        // SAFETY: a plain call on an open descriptor.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(another());
-        }
-        let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?)
-            .metadata()
-            .map_or(0, |meta| meta.len());
-        if size != INBOX_BYTES as u64 {
-            return Err(no(
-                "the peer's inbox has another size: another version of the library".into(),
-            ));
-        }
-        let mapping = Mapping::new(&file)?;
-        let head = mapping.head();
-        if head.magic.load(Ordering::Acquire) != MAGIC
-            || head.port.load(Ordering::Relaxed) != to.port
-        {
-            return Err(no(format!("process {}'s device is gone", to.pid)));
-        }
-        let version = head.version.load(Ordering::Relaxed);
-        if version != VERSION {
-            return Err(no(format!(
-                "the peer's fabric has version {version}, this one {VERSION}"
-            )));
-        }
-        let free = |lane: usize| mapping.lane(lane).claim(0);
-        // The reader frees the lanes of dead processes, too, but one at a time: many may have died since.
-        let taken_over = |lane: usize| {
-            let lane = mapping.lane(lane);
-            let owner = lane.owner.load(Ordering::Acquire);
-            let taken = owner != 0 && owner & SWEEPING == 0;
-            taken && lane.is_dead(owner) && lane.claim(owner)
-        };
-        let lane = (0..LANES)
-            .find(|&lane| free(lane))
-            .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
-        if let Some(lane) = lane {
-            head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
-            return Ok(Lane { mapping, lane });
-        }
-        Err(no(format!(
-            "all {LANES} lanes into the peer's device are taken"
-        )))
-    }
-
-    /// Writes a packet. `false` if the lane is full. `fill` puts the payload into the slot, which has room for
-    /// [`MAX_PAYLOAD_BYTES`]; if it fails the packet is dropped.
-    pub(crate) fn send(&self, header: &Header, fill: impl FnOnce(*mut u8) -> bool) -> bool {
-        let cursors = &self.mapping.lane(self.lane).cursors;
-        let Some(count) = cursors.free(SLOTS as u64) else {
-            return false;
-        };
-        let slot = self.mapping.slot(self.lane, count);
-        if fill(slot.wrapping_add(HEADER_BYTES)) {
-            // SAFETY: a slot within the mapping, ours until it is published.
-            unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
-            cursors.publish(count);
-        }
-        true
-    }
-
-    /// Wakes the engine over there, if it sleeps.
-    pub(crate) fn ring(&self) {
-        self.mapping.head().bell.ring();
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.mapping
-            .lane(self.lane)
-            .owner
-            .fetch_or(CLOSED, Ordering::AcqRel);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
     use crate::soft::packet::Kind;
 
     fn packet(psn: u32) -> Header {

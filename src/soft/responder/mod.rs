@@ -1,5 +1,7 @@
 //! The responder of a reliable connection: takes requests in order, moves their data, and answers.
 
+mod answers;
+
 use std::collections::VecDeque;
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
@@ -16,8 +18,6 @@ const MAX_ANSWERS: usize = 16;
 const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
 /// Packets of one message after which it is acknowledged so far: well within a requester's window.
 const ACK_EVERY: u32 = 64;
-/// Response packets that one queue pair sends before others have their turn.
-const BURST: usize = 32;
 
 /// A message that arrives in several packets.
 #[derive(Debug)]
@@ -35,21 +35,6 @@ enum Arriving {
         missing: u32,
         total: u32,
     },
-}
-
-/// An answer that is still to be sent.
-#[derive(Debug)]
-enum Answer {
-    /// Response packets of a read; `done_bytes` have been sent.
-    Read {
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
-    },
-    /// Anything of one packet.
-    Packet(Kind, u32, AckCode, u64),
 }
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -423,91 +408,6 @@ impl Qp {
         self.enter_error(context);
     }
 
-    fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
-        self.responder
-            .answers
-            .push_back(Answer::Packet(kind, psn, code, operand));
-    }
-
-    /// Whether an answer or an acknowledgement is to be sent.
-    #[inline]
-    pub(crate) fn owes_answer(&self) -> bool {
-        self.responder.owes_ack || !self.responder.answers.is_empty()
-    }
-
-    /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
-    #[inline]
-    pub(crate) fn send_answers(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(remote) = self.remote else {
-            self.responder.answers.clear();
-            self.responder.owes_ack = false;
-            return false;
-        };
-        let mut sent = 0;
-        while let Some(answer) = self.responder.answers.pop_front() {
-            if sent == BURST || context.wire.congested(remote.to) {
-                self.responder.answers.push_front(answer);
-                return true;
-            }
-            sent += 1;
-            match answer {
-                Answer::Packet(kind, psn, code, operand) => {
-                    self.send(context, kind, psn, Payload::Empty, |header| {
-                        header.code = code;
-                        header.operand = operand;
-                    });
-                }
-                Answer::Read {
-                    psn,
-                    addr,
-                    rkey,
-                    total,
-                    done_bytes,
-                } => {
-                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
-                }
-            }
-        }
-        if std::mem::take(&mut self.responder.owes_ack) {
-            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.send(context, Kind::Ack, psn, Payload::Empty, |_| {});
-        }
-        false
-    }
-
-    fn send_read_packet(
-        &mut self,
-        context: &mut Context<'_>,
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
-    ) {
-        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
-        let at = addr.wrapping_add(done_bytes.into());
-        let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
-            // The region went away in the middle of a read; what would have come behind it has no meaning any more.
-            self.responder.answers.clear();
-            self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
-            return self.enter_error(context);
-        };
-        self.send(context, Kind::ReadResponse, psn, payload, |header| {
-            header.payload_bytes = payload_bytes as u16
-        });
-        let done_bytes = done_bytes + payload_bytes;
-        if done_bytes < total {
-            let psn = psn_add(psn, 1);
-            self.responder.answers.push_front(Answer::Read {
-                psn,
-                addr,
-                rkey,
-                total,
-                done_bytes,
-            });
-        }
-    }
-
     /// Completes in error the receives that are posted.
     pub(crate) fn flush_receives(&mut self, context: &mut Context<'_>) {
         if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
@@ -516,16 +416,6 @@ impl Qp {
         while let Some((index, _)) = self.take_receive(context) {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
-    }
-}
-
-fn read_answer(header: &Header) -> Answer {
-    Answer::Read {
-        psn: header.psn,
-        addr: header.addr,
-        rkey: header.rkey,
-        total: header.total_bytes,
-        done_bytes: 0,
     }
 }
 
@@ -606,3 +496,4 @@ mod access {
     }
 }
 use access::apply_atomic;
+use answers::{Answer, read_answer};

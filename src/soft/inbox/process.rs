@@ -1,0 +1,67 @@
+//! What the kernel knows: this host, its processes, and random numbers.
+#![allow(unsafe_code)] // one system call
+
+use crate::{Error, Result};
+
+pub(super) fn last_error(operation: &'static str) -> Error {
+    Error::System {
+        operation,
+        errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+    }
+}
+
+/// A number for this boot of this host.
+pub(super) fn host() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // FNV-1a, only to make 64 bits of a text.
+    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// When a process started, in clock ticks since boot; `None` if there is none of this number that still runs.
+///
+/// # Errors
+/// If the kernel does not say, for want of descriptors for example.
+pub(super) fn started(pid: u32) -> std::io::Result<Option<u64>> {
+    let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error)
+            if error.kind() == std::io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(libc::ESRCH) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    // The name may hold any bytes, blanks and parentheses too; field 3 is the first behind its end.
+    let stat = String::from_utf8_lossy(&stat);
+    let fields: Vec<_> = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace()
+        .collect();
+    let number = |field: usize| {
+        let text = fields.get(field - 3)?;
+        text.parse::<u64>().ok()
+    };
+    match (fields.first(), number(20), number(22)) {
+        (Some(&"X"), ..) => Ok(None),
+        // A process whose first thread has ended is shown as a zombie, too, while its other threads go on.
+        (Some(&"Z"), threads, _) if threads.unwrap_or(0) <= 1 => Ok(None),
+        (_, _, Some(at)) => Ok(Some(at)),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// 64 random bits from the kernel.
+pub(crate) fn random() -> Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer has room for the 8 bytes asked for.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == 8 {
+        Ok(u64::from_ne_bytes(bytes))
+    } else {
+        Err(last_error("getrandom"))
+    }
+}
