@@ -79,11 +79,10 @@ impl<T> Ledger<T> {
     #[inline]
     pub(super) fn post(&self, value: T) -> u32 {
         let count = self.posted.load(Ordering::Relaxed);
+        let entry = self.entry(count);
         // SAFETY: not in flight: the reaper left this place before `done` passed it (acquired by the poster's look at
         // `in_flight`), and does not come back before `posted` shows it.
-        let old = self
-            .entry(count)
-            .with_mut(|entry| unsafe { (*entry).replace(value) });
+        let old = entry.with_mut(|entry| unsafe { (*entry).replace(value) });
         // Release: orders the entry before the count that shows it to the reaper.
         self.posted.store(count.wrapping_add(1), Ordering::Release);
         drop(old);
