@@ -1,0 +1,175 @@
+//! What goes wrong, seen by programs over an unmodified libibverbs behind both doors: statuses, loss, death, and leaks.
+//! The programs are in `tests/verbs/`; each checks everything itself and ends with 0 if it was right.
+
+mod door;
+mod waived;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use door::{Door, verbs_program};
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// A running program; killed when a test ends before it.
+struct Running {
+    name: String,
+    child: Child,
+    output: PathBuf,
+}
+
+impl Running {
+    fn start(mut command: Command, name: &str) -> Running {
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.output"));
+        let file = std::fs::File::create(&output).unwrap();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Running {
+            name: name.to_owned(),
+            child,
+            output,
+        }
+    }
+
+    /// What it said, once it has ended well.
+    fn finish(mut self) -> String {
+        let begun = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if begun.elapsed() > LIMIT => break None,
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        };
+        let output = std::fs::read_to_string(&self.output).unwrap();
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "{}: {status:?}\n{output}",
+            self.name
+        );
+        output
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Behind both doors, and on both links.
+fn everywhere(test: &str, source: &str, arguments: &[&str], expected: &str) {
+    let Some(program) = verbs_program(test, source) else {
+        return;
+    };
+    for door in Door::ALL {
+        for link in ["ib", "eth"] {
+            let name = format!("{test}.{door:?}.{link}");
+            let fabric = format!("{test}-{}", std::process::id());
+            let mut command = door.run(&["--link", link, "--fabric", &fabric], &program);
+            command.args(arguments);
+            let output = Running::start(command, &name).finish();
+            assert!(output.contains(expected), "{name}\n{output}");
+        }
+    }
+}
+
+#[test]
+fn every_status_is_raised_and_reported_right() {
+    everywhere(
+        "every_status_is_raised_and_reported_right",
+        "verbs/statuses.c",
+        &[],
+        "every status was right",
+    );
+}
+
+#[test]
+fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
+    everywhere(
+        "a_client_killed_in_mid_flood_leaves_the_others_unharmed",
+        "verbs/flood.c",
+        &["5"],
+        "5 killed, the others unharmed",
+    );
+}
+
+#[test]
+fn a_thousand_cycles_leak_nothing() {
+    let test = "a_thousand_cycles_leak_nothing";
+    let Some(program) = verbs_program(test, "verbs/cycles.c") else {
+        return;
+    };
+    for door in Door::ALL {
+        let fabric = format!("{test}-{}", std::process::id());
+        let mut command = door.run(&["--fabric", &fabric], &program);
+        command.arg("1000");
+        let output = Running::start(command, &format!("{test}.{door:?}")).finish();
+        assert!(output.starts_with("1000 cycles"), "{output}");
+    }
+}
+
+/// What the wire does, and how many rounds of it.
+const WIRES: [(&str, &str); 4] = [
+    ("reorder=0.2", "200"),
+    ("loss=0.01,duplicate=0.01,reorder=0.01", "200"),
+    ("loss=0.05,duplicate=0.05,reorder=0.1", "100"),
+    ("loss=0.2,duplicate=0.1,reorder=0.2", "60"),
+];
+
+/// Two processes, each with a run of its own.
+#[test]
+fn every_byte_is_right_over_a_lossy_wire() {
+    let test = "every_byte_is_right_over_a_lossy_wire";
+    let Some(program) = verbs_program(test, "verbs/lossy.c") else {
+        return;
+    };
+    for door in Door::ALL {
+        for (number, (fault, rounds)) in WIRES.iter().enumerate() {
+            let fabric = format!("{test}-{}-{door:?}-{number}", std::process::id());
+            // Short: it is the name of a socket.
+            let socket = std::env::temp_dir().join(format!("{}-{door:?}", std::process::id()));
+            let _ = std::fs::remove_file(&socket);
+            let start = |role: &str, seed: &str| {
+                let fault = format!("{fault},seed={seed}");
+                let mut command = door.run(&["--fabric", &fabric, "--fault", &fault], &program);
+                command.arg(role).arg(&socket).arg(rounds);
+                Running::start(command, &format!("{test}.{door:?}.{number}.{role}"))
+            };
+            let ends = [start("listen", "1"), start("connect", "2")];
+            for end in ends {
+                let output = end.finish();
+                assert!(output.contains("every byte right"), "{output}");
+            }
+            let _ = std::fs::remove_file(&socket);
+        }
+    }
+}
+
+/// Two processes of one run.
+#[test]
+fn every_byte_is_right_between_two_clients_of_one_run() {
+    let test = "every_byte_is_right_between_two_clients_of_one_run";
+    let Some(program) = verbs_program(test, "verbs/lossy.c") else {
+        return;
+    };
+    for door in Door::ALL {
+        let fabric = format!("{test}-{}-{door:?}", std::process::id());
+        let socket = std::env::temp_dir().join(format!("{}-{door:?}-both", std::process::id()));
+        let _ = std::fs::remove_file(&socket);
+        let fault = "loss=0.05,duplicate=0.05,reorder=0.1,seed=3";
+        let mut command = door.run(&["--fabric", &fabric, "--fault", fault], &program);
+        command.arg("both").arg(&socket).arg("100");
+        let output = Running::start(command, &format!("{test}.{door:?}")).finish();
+        assert!(output.contains("every byte right"), "{output}");
+        let _ = std::fs::remove_file(&socket);
+    }
+}
