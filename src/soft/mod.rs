@@ -9,7 +9,7 @@
 
 mod bell;
 #[allow(dead_code)] // filled and used by the doors next
-mod client;
+pub(crate) mod client;
 mod core;
 mod cq;
 mod cursor;
@@ -27,7 +27,7 @@ mod queue_pair;
 mod requester;
 mod responder;
 #[allow(dead_code)] // as client
-mod space;
+pub(crate) mod space;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod wire;
