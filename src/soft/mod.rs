@@ -15,6 +15,7 @@ mod cq;
 mod cursor;
 mod device;
 mod dma;
+mod fabric;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;
