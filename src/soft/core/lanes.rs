@@ -2,11 +2,13 @@
 
 use super::Core;
 use crate::Result;
+use crate::soft::copies::Copies;
 use crate::soft::gather::Source;
 use crate::soft::inbox::{Arrival, Lane, PortAddress};
 use crate::soft::keys::Keys;
 use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES};
 use crate::soft::qp::Remote;
+use crate::soft::space::Place;
 use crate::soft::wire::Destination;
 
 /// Packets taken from one lane before others have their turn.
@@ -87,7 +89,7 @@ impl Core {
                 let mut filled = true;
                 if source.len_bytes() as usize <= MAX_PAYLOAD_BYTES
                     && !lane.send(&packet.header, |slot| {
-                        filled = fill(&self.keys, &source, slot);
+                        filled = fill(&self.keys, &mut self.copies, &source, slot);
                         filled
                     })
                 {
@@ -118,7 +120,7 @@ impl Core {
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-fn fill(keys: &Keys, source: &Source<'_>, slot: *mut u8) -> bool {
+fn fill(keys: &Keys, copies: &mut Copies, source: &Source<'_>, slot: *mut u8) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
-    unsafe { source.copy_to(keys, 0, slot, source.len_bytes()) }.is_ok()
+    unsafe { source.copy_to(keys, copies, 0, Place::local(slot), source.len_bytes()) }.is_ok()
 }

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use self::doorbells::Uar;
 use crate::Result;
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::gather::{Gather, Source};
 use crate::soft::inbox::{Inbox, Lane};
@@ -15,6 +16,7 @@ use crate::soft::keys::Keys;
 use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Faults, Wire};
 
 /// Timers and failed queue pairs are looked at this often.
@@ -30,7 +32,9 @@ macro_rules! context {
         &mut Context {
             now_ns: $now_ns,
             cqs: &mut $core.cqs,
-            keys: &$core.keys,
+            srqs: &mut $core.srqs,
+            keys: &mut $core.keys,
+            copies: &mut $core.copies,
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
@@ -46,7 +50,9 @@ pub(crate) struct Core {
     generations: Vec<u8>,
     free_qps: VecDeque<usize>,
     cqs: Vec<Option<Cq>>,
+    srqs: Vec<Option<Srq>>,
     pub(crate) keys: Keys,
+    copies: Copies,
     wire: Wire,
     pub(crate) counters: Counters,
     gather: Box<Gather>,
@@ -80,7 +86,9 @@ impl Core {
             generations: Vec::new(),
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             keys: Keys::default(),
+            copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
             gather: Box::default(),
