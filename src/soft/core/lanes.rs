@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::Core;
 use crate::Result;
 use crate::soft::client::AddressVector;
+use crate::soft::copies::Copies;
 use crate::soft::fabric::{Fabric, NODES, node_of};
 use crate::soft::gather::Source;
 use crate::soft::inbox::{Arrival, Lane, PortAddress};
@@ -12,6 +13,7 @@ use crate::soft::keys::Keys;
 use crate::soft::options::Link;
 use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Packet};
 use crate::soft::qp::Remote;
+use crate::soft::space::Place;
 use crate::soft::wire::Destination;
 
 /// Packets taken from one lane before others have their turn.
@@ -232,7 +234,7 @@ impl Core {
             let before = queue.len();
             if let Some(Way { lane, .. }) = way {
                 while let Some(packet) = queue.front() {
-                    if !pass(&self.keys, lane, packet) {
+                    if !pass(&self.keys, &mut self.copies, lane, packet) {
                         break;
                     }
                     queue.pop_front();
@@ -264,14 +266,14 @@ impl Core {
 
 /// Puts a packet on a lane. `false` if there is no room.
 #[inline]
-fn pass(keys: &Keys, lane: &Lane, packet: &Packet) -> bool {
+fn pass(keys: &Keys, copies: &mut Copies, lane: &Lane, packet: &Packet) -> bool {
     let source = Source::of(&packet.payload, packet.header.payload_bytes);
     if source.len_bytes() as usize > MAX_PAYLOAD_BYTES {
         return true;
     }
     let mut filled = true;
     let sent = lane.send(&packet.header, |slot| {
-        filled = fill(keys, &source, slot);
+        filled = fill(keys, copies, &source, slot);
         filled
     });
     if !filled && packet.header.kind == Kind::ReadResponse {
@@ -283,7 +285,7 @@ fn pass(keys: &Keys, lane: &Lane, packet: &Packet) -> bool {
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-fn fill(keys: &Keys, source: &Source<'_>, slot: *mut u8) -> bool {
+fn fill(keys: &Keys, copies: &mut Copies, source: &Source<'_>, slot: *mut u8) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
-    unsafe { source.copy_to(keys, 0, slot, source.len_bytes()) }.is_ok()
+    unsafe { source.copy_to(keys, copies, 0, Place::local(slot), source.len_bytes()) }.is_ok()
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use self::doorbells::Uar;
 use self::lanes::Ways;
 use crate::Result;
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::fabric::Fabric;
 use crate::soft::gather::{Gather, Source};
@@ -18,6 +19,7 @@ use crate::soft::options::Link;
 use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Faults, Wire};
 
 /// Timers and failed queue pairs are looked at this often.
@@ -33,7 +35,9 @@ macro_rules! context {
         &mut Context {
             now_ns: $now_ns,
             cqs: &mut $core.cqs,
-            keys: &$core.keys,
+            srqs: &mut $core.srqs,
+            keys: &mut $core.keys,
+            copies: &mut $core.copies,
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
@@ -50,7 +54,9 @@ pub(crate) struct Core {
     first_generation: u8,
     free_qps: VecDeque<usize>,
     cqs: Vec<Option<Cq>>,
+    srqs: Vec<Option<Srq>>,
     pub(crate) keys: Keys,
+    copies: Copies,
     wire: Wire,
     pub(crate) counters: Counters,
     gather: Box<Gather>,
@@ -86,7 +92,9 @@ impl Core {
             first_generation: 0,
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             keys: Keys::default(),
+            copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
             gather: Box::default(),

@@ -70,7 +70,7 @@ impl Core {
     }
 
     pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
-        self.uars[slot] = Some(Uar::new(parts.uar));
+        self.uars[slot] = parts.uar.map(Uar::new);
         self.qps[slot].insert(Box::new(Qp::new(parts)))
     }
 
