@@ -28,16 +28,15 @@ impl Cq {
     #[inline]
     pub(crate) fn push(&mut self, cqe: &Cqe) -> bool {
         // The record holds 24 bits of the consumer's count.
-        let used = self.producer.wrapping_sub(self.record.load()) & 0xff_ffff;
-        if self.overrun || used >= self.cqe_count {
+        let room = self.record.load().is_ok_and(|consumer| {
+            self.producer.wrapping_sub(consumer) & 0xff_ffff < self.cqe_count
+        });
+        let owner = self.producer & self.cqe_count != 0;
+        let at = (self.producer & (self.cqe_count - 1)) as usize * 64;
+        if self.overrun || !room || self.ring.write_cqe(at, &cqe.encode(owner)).is_err() {
             self.overrun = true;
             return false;
         }
-        let owner = self.producer & self.cqe_count != 0;
-        self.ring.write_cqe(
-            (self.producer & (self.cqe_count - 1)) as usize * 64,
-            &cqe.encode(owner),
-        );
         self.producer = self.producer.wrapping_add(1);
         true
     }

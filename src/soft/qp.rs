@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
+use crate::soft::client::{Event, EventSink, Transport};
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::dma::{RecordWord, Register, Ring};
 use crate::soft::gather::Gather;
-use crate::soft::keys::{Access, Keys};
+use crate::soft::keys::{Access, Accessor, Keys};
 use crate::soft::packet::{Header, Kind, Packet, Payload};
 use crate::soft::requester::Requester;
 use crate::soft::responder::Responder;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Destination, Wire};
 use crate::{Error, Result};
 
@@ -26,6 +29,8 @@ pub enum State {
     ReadyToReceive = 2,
     /// Ready to send.
     ReadyToSend = 3,
+    /// Nothing more is begun from the send queue; receiving goes on.
+    SendQueueDrained = 4,
     /// The send queue failed, receiving goes on. For unreliable queue pairs; a reliable one goes to [`State::Error`].
     SendQueueError = 5,
     /// Everything posted is flushed.
@@ -38,6 +43,7 @@ impl State {
             1 => State::Init,
             2 => State::ReadyToReceive,
             3 => State::ReadyToSend,
+            4 => State::SendQueueDrained,
             5 => State::SendQueueError,
             6 => State::Error,
             _ => State::Reset,
@@ -199,7 +205,9 @@ pub struct Counters {
 pub(crate) struct Context<'a> {
     pub(crate) now_ns: u64,
     pub(crate) cqs: &'a mut [Option<Cq>],
-    pub(crate) keys: &'a Keys,
+    pub(crate) srqs: &'a mut [Option<Srq>],
+    pub(crate) keys: &'a mut Keys,
+    pub(crate) copies: &'a mut Copies,
     pub(crate) wire: &'a mut Wire,
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
@@ -221,7 +229,14 @@ impl Context<'_> {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) qpn: u32,
+    pub(crate) transport: Transport,
     pub(crate) pd: u32,
+    /// Put into every CQE.
+    pub(crate) user_index: u32,
+    /// The shared receive queue from which it takes, instead of its own.
+    pub(crate) srq: Option<usize>,
+    /// Who hears what becomes of it. An embedded device's owner looks at its [`Status`].
+    pub(crate) events: Option<Arc<dyn EventSink>>,
     pub(crate) send_cq: usize,
     pub(crate) recv_cq: usize,
     pub(crate) send_ring: Ring,
@@ -230,7 +245,8 @@ pub(crate) struct Parts {
     pub(crate) recv_wqes: u32,
     pub(crate) recv_stride_bytes: u32,
     pub(crate) recv_record: RecordWord,
-    pub(crate) uar: [Register; 2],
+    /// Its own registers, or none if it is one of many on a page.
+    pub(crate) uar: Option<[Register; 2]>,
 }
 
 /// A queue pair.
@@ -271,6 +287,14 @@ impl Qp {
 
     pub(crate) fn state(&self) -> State {
         self.status.state()
+    }
+
+    /// Who it is to the key table.
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.parts.pd,
+            qpn: self.parts.qpn,
+        }
     }
 
     pub(crate) fn set_state(&mut self, state: State) {
@@ -323,6 +347,7 @@ impl Qp {
                 CqeOpcode::Req
             },
             qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
             wqe_counter,
             byte_count,
             send_opcode: opcode,
@@ -338,6 +363,7 @@ impl Qp {
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
         let cqe = Cqe {
             qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
             timestamp: context.now_ns,
             ..cqe
         };
@@ -349,6 +375,23 @@ impl Qp {
         if !pushed {
             self.status.overrun.store(1, Ordering::Release);
             self.set_state(State::Error);
+        }
+    }
+
+    /// Tells its owner.
+    pub(crate) fn notify(&self, event: Event) {
+        if let Some(events) = &self.parts.events {
+            events.event(event);
+        }
+    }
+
+    /// The memory of its queues or records is gone.
+    pub(crate) fn lose_queue(&mut self) {
+        if self.state() != State::Error {
+            self.set_state(State::Error);
+            self.notify(Event::QpFatal {
+                qpn: self.parts.qpn,
+            });
         }
     }
 

@@ -16,18 +16,16 @@ pub(super) struct Port {
 /// Entries of the table of GIDs; the second one is empty.
 pub(super) const GIDS: u32 = 2;
 
+/// The identity of node 0; the low bits are the node's number.
+const GUID: u64 = 0x5c0f_7c00_0000_0000;
+
 impl Port {
-    pub(super) fn of(_device: &Device) -> Port {
-        let node = 1u16;
-        let mut gid = [0; 16];
-        gid[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
-        let guid = 0x5c0f_7c00_0000_0000 | u64::from(node);
-        gid[8..].copy_from_slice(&guid.to_be_bytes());
+    pub(super) fn of(device: &Device) -> Port {
         Port {
-            link: Link::InfiniBand,
-            lid: node,
-            gid,
-            guid,
+            link: device.link(),
+            lid: device.lid(),
+            gid: device.gid(),
+            guid: GUID | u64::from(device.node()),
         }
     }
 

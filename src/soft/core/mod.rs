@@ -4,17 +4,22 @@ mod doorbells;
 mod lanes;
 mod objects;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use self::doorbells::Uar;
+use self::lanes::Ways;
 use crate::Result;
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
+use crate::soft::fabric::Fabric;
 use crate::soft::gather::{Gather, Source};
-use crate::soft::inbox::{Inbox, Lane};
+use crate::soft::inbox::Inbox;
 use crate::soft::keys::Keys;
+use crate::soft::options::Link;
 use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Faults, Wire};
 
 /// Timers and failed queue pairs are looked at this often.
@@ -30,7 +35,9 @@ macro_rules! context {
         &mut Context {
             now_ns: $now_ns,
             cqs: &mut $core.cqs,
-            keys: &$core.keys,
+            srqs: &mut $core.srqs,
+            keys: &mut $core.keys,
+            copies: &mut $core.copies,
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
@@ -44,9 +51,12 @@ pub(crate) struct Core {
     qps: Vec<Option<Box<Qp>>>,
     uars: Vec<Option<Uar>>,
     generations: Vec<u8>,
+    first_generation: u8,
     free_qps: VecDeque<usize>,
     cqs: Vec<Option<Cq>>,
+    srqs: Vec<Option<Srq>>,
     pub(crate) keys: Keys,
+    copies: Copies,
     wire: Wire,
     pub(crate) counters: Counters,
     gather: Box<Gather>,
@@ -63,9 +73,10 @@ pub(crate) struct Core {
     failed: Vec<usize>,
     /// Queue pairs that wait for room on a lane.
     held: Vec<usize>,
+    /// The fabric that the device was made on. It goes before the inbox: nobody is to look for one that is gone.
+    fabric: Option<Fabric>,
     inbox: Inbox,
-    lanes: Vec<Option<(Lane, u64, usize)>>,
-    lane_of: HashMap<u64, usize>,
+    ways: Ways,
     next_tick_ns: u64,
     next_sweep_ns: u64,
     /// A stuck device, for tests of what waits for it.
@@ -78,9 +89,12 @@ impl Core {
             qps: Vec::new(),
             uars: Vec::new(),
             generations: Vec::new(),
+            first_generation: 0,
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             keys: Keys::default(),
+            copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
             gather: Box::default(),
@@ -94,12 +108,36 @@ impl Core {
             failed: Vec::new(),
             held: Vec::new(),
             inbox: Inbox::new()?,
-            lanes: Vec::new(),
-            lane_of: HashMap::new(),
+            fabric: None,
+            ways: Ways::default(),
             next_tick_ns: 0,
             next_sweep_ns: 0,
             frozen: false,
         })
+    }
+
+    /// A device with a place on a fabric.
+    pub(crate) fn on_fabric(name: &str, link: Link) -> Result<Core> {
+        let mut core = Core::new()?;
+        core.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
+        core.ways = Ways::to_nodes();
+        // Numbers of the node's last device are not met again at once.
+        core.first_generation = core.inbox.address().port as u8;
+        Ok(core)
+    }
+
+    pub(crate) fn fabric(&self) -> Option<&Fabric> {
+        self.fabric.as_ref()
+    }
+
+    /// The bits of a queue pair number that are its place in the table.
+    #[inline]
+    fn slot_mask(&self) -> u32 {
+        if self.fabric.is_some() {
+            0x3fff
+        } else {
+            0xffff
+        }
     }
 
     pub(crate) fn inbox(&self) -> &Inbox {
@@ -156,7 +194,7 @@ impl Core {
                 break;
             }
         }
-        worked | self.fill_lanes()
+        worked | self.fill_lanes(now_ns)
     }
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.
@@ -234,7 +272,7 @@ impl Core {
 
     #[inline]
     fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        let slot = (header.dst_qpn & 0xffff) as usize;
+        let slot = (header.dst_qpn & self.slot_mask()) as usize;
         let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
         let Some(qp) = receiver.filter(|qp| {
             qp.parts.qpn == header.dst_qpn
@@ -318,6 +356,7 @@ impl Core {
         if now_ns >= self.next_sweep_ns {
             self.next_sweep_ns = now_ns + SWEEP_NS;
             self.inbox.sweep();
+            self.sweep_nodes();
         }
         worked
     }

@@ -310,9 +310,13 @@ impl Qp {
                 .gather
                 .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
                 .is_ok();
-        let payload = context
-            .gather
-            .payload(context.keys, self.parts.pd, offset, payload_bytes);
+        let payload = context.gather.payload(
+            context.keys,
+            context.copies,
+            self.parts.pd,
+            offset,
+            payload_bytes,
+        );
         let Some(payload) = payload.ok().filter(|_| loaded) else {
             // The region went away after the work request was begun.
             message.failed = Some(Syndrome::LocalProt);
