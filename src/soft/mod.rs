@@ -23,6 +23,7 @@ mod harness;
 mod inbox;
 #[allow(dead_code)] // as client
 mod keys;
+mod mapping;
 mod options;
 mod packet;
 #[allow(dead_code)] // as client
@@ -36,6 +37,7 @@ mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod transitions;
 mod wire;
 
 pub use device::{Device, PortId};
