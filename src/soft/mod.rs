@@ -17,6 +17,7 @@ mod cursor;
 mod device;
 #[allow(dead_code)] // as client
 mod dma;
+mod fabric;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;

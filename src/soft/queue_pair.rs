@@ -307,6 +307,19 @@ impl QueuePair {
         core.ready_to_send(self.slot)
     }
 
+    /// INIT to RTR and RTS, by the address of a node of the fabric.
+    #[cfg(test)]
+    pub(crate) fn connect_by_path(
+        &self,
+        path: &crate::soft::client::AddressVector,
+        qpn: u32,
+        psns: (u32, u32),
+    ) {
+        let mut core = self.device.lock();
+        core.aim_qp(self.slot, path, qpn);
+        core.start_qp(self.slot, psns);
+    }
+
     /// Any state to ERR. When this returns, everything posted is flushed, and the device writes to the completion queues
     /// only to flush what is posted later.
     pub fn fail(&self) {

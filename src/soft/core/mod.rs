@@ -13,13 +13,16 @@ use std::collections::{HashMap, VecDeque};
 
 use self::clients::Owner;
 use self::doorbells::Uar;
+use self::lanes::Ways;
 use self::pages::UarPage;
 use crate::Result;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
+use crate::soft::fabric::Fabric;
 use crate::soft::gather::{Gather, Source};
-use crate::soft::inbox::{Inbox, Lane};
+use crate::soft::inbox::Inbox;
 use crate::soft::keys::Keys;
+use crate::soft::options::Link;
 use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
@@ -58,6 +61,7 @@ pub(crate) struct Core {
     qps: Vec<Option<Box<Qp>>>,
     uars: Vec<Option<Uar>>,
     generations: Vec<u8>,
+    first_generation: u8,
     free_qps: VecDeque<usize>,
     cqs: Vec<Option<Cq>>,
     srqs: Vec<Option<Srq>>,
@@ -87,9 +91,10 @@ pub(crate) struct Core {
     failed: Vec<usize>,
     /// Queue pairs that wait for room on a lane.
     held: Vec<usize>,
+    /// The fabric that the device was made on. It goes before the inbox: nobody is to look for one that is gone.
+    fabric: Option<Fabric>,
     inbox: Inbox,
-    lanes: Vec<Option<(Lane, u64, usize)>>,
-    lane_of: HashMap<u64, usize>,
+    ways: Ways,
     next_tick_ns: u64,
     ticks: u32,
     next_sweep_ns: u64,
@@ -103,6 +108,7 @@ impl Core {
             qps: Vec::new(),
             uars: Vec::new(),
             generations: Vec::new(),
+            first_generation: 0,
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
             srqs: Vec::new(),
@@ -127,13 +133,37 @@ impl Core {
             failed: Vec::new(),
             held: Vec::new(),
             inbox: Inbox::new()?,
-            lanes: Vec::new(),
-            lane_of: HashMap::new(),
+            fabric: None,
+            ways: Ways::default(),
             next_tick_ns: 0,
             ticks: 0,
             next_sweep_ns: 0,
             frozen: false,
         })
+    }
+
+    /// A device with a place on a fabric.
+    pub(crate) fn on_fabric(name: &str, link: Link) -> Result<Core> {
+        let mut core = Core::new()?;
+        core.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
+        core.ways = Ways::to_nodes();
+        // Numbers of the node's last device are not met again at once.
+        core.first_generation = core.inbox.address().port as u8;
+        Ok(core)
+    }
+
+    pub(crate) fn fabric(&self) -> Option<&Fabric> {
+        self.fabric.as_ref()
+    }
+
+    /// The bits of a queue pair number that are its place in the table.
+    #[inline]
+    fn slot_mask(&self) -> u32 {
+        if self.fabric.is_some() {
+            0x3fff
+        } else {
+            0xffff
+        }
     }
 
     pub(crate) fn inbox(&self) -> &Inbox {
@@ -194,7 +224,7 @@ impl Core {
         if self.overran {
             self.spread_overruns();
         }
-        worked | self.fill_lanes()
+        worked | self.fill_lanes(now_ns)
     }
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.
@@ -272,7 +302,7 @@ impl Core {
 
     #[inline]
     fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        let slot = (header.dst_qpn & 0xffff) as usize;
+        let slot = (header.dst_qpn & self.slot_mask()) as usize;
         let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
         let Some(qp) = receiver.filter(|qp| {
             qp.parts.qpn == header.dst_qpn
@@ -361,6 +391,7 @@ impl Core {
         if now_ns >= self.next_sweep_ns {
             self.next_sweep_ns = now_ns + SWEEP_NS;
             self.inbox.sweep();
+            self.sweep_nodes();
         }
         worked
     }

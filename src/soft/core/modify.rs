@@ -1,11 +1,10 @@
 //! Changing and asking the state of a client's queue pair.
 
 use super::Core;
-use crate::soft::client::{AddressVector, Errno, QpAttributes, Transport, mask};
+use crate::soft::client::{Errno, QpAttributes, Transport, mask};
 use crate::soft::keys::Access;
-use crate::soft::qp::{Attributes, Qp, Remote, State};
+use crate::soft::qp::{Attributes, Qp, State};
 use crate::soft::transitions;
-use crate::soft::wire::Destination;
 
 /// Reads and atomics on their way at once.
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
@@ -146,17 +145,6 @@ impl Core {
             self.count_sends(slot);
         }
         self.enlist(slot);
-    }
-
-    /// Sets where a queue pair's packets go.
-    fn aim_qp(&mut self, slot: usize, _path: &AddressVector, qpn: u32) {
-        if let Some(Some(qp)) = self.qps.get_mut(slot) {
-            qp.remote = Some(Remote {
-                to: Destination::Local,
-                qpn,
-                connection: 0,
-            });
-        }
     }
 
     pub(crate) fn query_qp(&self, client: u32, qpn: u32) -> Result<QpAttributes, Errno> {

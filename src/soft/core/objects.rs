@@ -5,11 +5,13 @@ use super::{Context, Core, context};
 use crate::soft::cq::Cq;
 use crate::soft::inbox::PortAddress;
 use crate::soft::qp::{Attributes, Parts, Qp, Remote, State};
-use crate::soft::wire::Destination;
 use crate::{Error, Result};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
 const MAX_QPS: usize = 1 << 16;
+/// Queue pairs of a device on a fabric: 14 bits of the number, under 4 of a generation and 6 of the node. The last ones would,
+/// on the last node, have the number that stands for multicast.
+const MAX_QPS_OF_NODE: usize = (1 << 14) - 1;
 
 impl Core {
     pub(crate) fn create_pd(&mut self) -> u32 {
@@ -39,22 +41,32 @@ impl Core {
     /// Reserves a queue pair number: slot, and the number itself.
     pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
         // A freed slot is used again last: late packets for its old number should find nobody.
+        let max = if self.fabric.is_some() {
+            MAX_QPS_OF_NODE
+        } else {
+            MAX_QPS
+        };
         let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
-            if self.qps.len() == MAX_QPS {
+            if self.qps.len() == max {
                 return Err(Error::State {
                     operation: "create_qp",
-                    reason: format!("the device has {MAX_QPS} queue pairs"),
+                    reason: format!("the device has {max} queue pairs"),
                 });
             }
             self.qps.push(None);
             self.uars.push(None);
-            self.generations.push(0);
+            self.generations.push(self.first_generation);
             self.qps.len() - 1
         } else {
             self.free_qps.pop_front().unwrap_or_default()
         };
         self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
-        Ok((slot, u32::from(self.generations[slot]) << 16 | slot as u32))
+        let generation = u32::from(self.generations[slot]);
+        let qpn = match &self.fabric {
+            Some(fabric) => u32::from(fabric.node()) << 18 | (generation & 0xf) << 14,
+            None => generation << 16,
+        };
+        Ok((slot, qpn | slot as u32))
     }
 
     pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
@@ -130,12 +142,19 @@ impl Core {
         qp.requester.connect(psn);
         qp.responder.connect(remote.0);
         qp.set_state(State::ReadyToReceive);
-        if let Destination::Lane(lane) = to
-            && let Some(Some((_, _, users))) = self.lanes.get_mut(lane)
-        {
-            *users += 1;
-        }
+        self.enter_lane(to);
         Ok(())
+    }
+
+    /// INIT to RTS, with the PSN to send from and the one to expect.
+    #[cfg(test)]
+    pub(crate) fn start_qp(&mut self, slot: usize, psns: (u32, u32)) {
+        if let Ok(qp) = self.transition(slot, State::ReadyToReceive) {
+            qp.requester.connect(psns.0);
+            qp.responder.connect(psns.1);
+            qp.set_state(State::ReadyToSend);
+        }
+        self.enlist(slot);
     }
 
     /// RTR to RTS.
