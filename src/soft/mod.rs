@@ -24,6 +24,7 @@ mod harness;
 mod inbox;
 #[allow(dead_code)] // as client
 mod keys;
+mod mapping;
 mod options;
 mod packet;
 #[allow(dead_code)] // as client
@@ -37,6 +38,7 @@ pub(crate) mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod transitions;
 mod wire;
 
 pub use device::{Device, PortId};
