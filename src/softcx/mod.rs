@@ -8,6 +8,8 @@ mod abi;
 mod channel;
 pub(crate) mod context;
 mod events;
+#[cfg(fuzzing)]
+pub mod hostile;
 mod objects;
 mod pages;
 mod port;
