@@ -192,6 +192,11 @@ impl RecordWord {
         RecordWord(place)
     }
 
+    /// Whether it is in another process.
+    pub(crate) fn is_far(self) -> bool {
+        !self.0.space.is_local()
+    }
+
     /// The count that the driver wrote. Acquire: pairs with the release fence before the driver's store of the record, so
     /// that the WQEs it counts are visible. (A system call orders as much, and more.)
     ///

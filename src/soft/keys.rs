@@ -216,6 +216,68 @@ impl Keys {
         true
     }
 
+    /// The region of that key.
+    pub(crate) fn region(&self, key: u32) -> Option<Region> {
+        let entry = self.slots.get((key >> 8) as usize)?.as_ref()?;
+        let Kind::Region { windows, .. } = entry.kind else {
+            return None;
+        };
+        (entry.key == key).then_some(Region {
+            pd: entry.pd,
+            start: entry.start,
+            len_bytes: entry.len_bytes,
+            iova: entry.iova,
+            access: entry.access,
+            windows,
+        })
+    }
+
+    /// Puts other memory or rights under a key. `false`, and nothing has changed, if windows are bound to the region.
+    pub(crate) fn change_region(&mut self, key: u32, region: &Region) -> bool {
+        let Some(entry) = self.entry_mut(key).filter(|entry| entry.key == key) else {
+            return false;
+        };
+        if !matches!(entry.kind, Kind::Region { bound: 0, .. }) {
+            return false;
+        }
+        *entry = Entry {
+            key,
+            pd: region.pd,
+            start: region.start,
+            len_bytes: region.len_bytes,
+            iova: region.iova,
+            access: region.access,
+            qpn: 0,
+            kind: Kind::Region {
+                bound: 0,
+                windows: region.windows,
+            },
+        };
+        true
+    }
+
+    /// Takes a window out, whatever its low 8 bits are now. Whether it was there.
+    pub(crate) fn remove_window(&mut self, key: u32) -> bool {
+        match self.entry_mut(key) {
+            Some(entry) if entry.is_window() => {
+                let key = entry.key;
+                self.deregister(key)
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a region out by its slot, for an owner that is gone.
+    pub(crate) fn remove_region(&mut self, key: u32) -> bool {
+        match self.entry_mut(key) {
+            Some(entry) if !entry.is_window() => {
+                let key = entry.key;
+                self.deregister(key)
+            }
+            _ => false,
+        }
+    }
+
     fn unbind_from(&mut self, region: Option<usize>) {
         if let Some(Some(entry)) = region.and_then(|slot| self.slots.get_mut(slot))
             && let Kind::Region { bound, .. } = &mut entry.kind

@@ -9,7 +9,7 @@
 
 mod bell;
 #[allow(dead_code)] // filled and used by the doors next
-mod client;
+pub(crate) mod client;
 mod copies;
 mod core;
 mod cq;
@@ -24,6 +24,7 @@ mod harness;
 mod inbox;
 #[allow(dead_code)] // as client
 mod keys;
+mod mapping;
 mod options;
 mod packet;
 #[allow(dead_code)] // as client
@@ -32,11 +33,12 @@ mod queue_pair;
 mod requester;
 mod responder;
 #[allow(dead_code)] // as client
-mod space;
+pub(crate) mod space;
 #[allow(dead_code)] // as client
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod transitions;
 mod wire;
 
 pub use device::{Device, PortId};

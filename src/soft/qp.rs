@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
-use crate::soft::client::{Event, EventSink, Transport};
+use crate::soft::client::{Event, EventSink, QpAttributes, Transport};
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::dma::{RecordWord, Register, Ring};
@@ -38,16 +38,18 @@ pub enum State {
 }
 
 impl State {
-    fn from_byte(byte: u8) -> State {
-        match byte {
+    /// The state of that number.
+    pub(crate) fn parse(byte: u8) -> Option<State> {
+        Some(match byte {
+            0 => State::Reset,
             1 => State::Init,
             2 => State::ReadyToReceive,
             3 => State::ReadyToSend,
             4 => State::SendQueueDrained,
             5 => State::SendQueueError,
             6 => State::Error,
-            _ => State::Reset,
-        }
+            _ => return None,
+        })
     }
 
     /// Whether a modify call may go from `self` to `to` for a reliable connection (IBTA 10.3.1; the kernel's
@@ -86,7 +88,7 @@ impl Status {
 
     /// The state as the device last set it.
     pub fn state(&self) -> State {
-        State::from_byte(self.state.load(Ordering::Acquire))
+        State::parse(self.state.load(Ordering::Acquire)).unwrap_or(State::Reset)
     }
 
     /// Whether a completion queue overran: completions were lost.
@@ -211,6 +213,8 @@ pub(crate) struct Context<'a> {
     pub(crate) wire: &'a mut Wire,
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
+    /// Set when a completion queue lost a completion.
+    pub(crate) overran: &'a mut bool,
 }
 
 impl Context<'_> {
@@ -220,6 +224,7 @@ impl Context<'_> {
             .get_mut(cq)
             .and_then(Option::as_mut)
             .is_some_and(|queue| queue.push(cqe));
+        *self.overran |= !pushed;
         self.counters.completions += u64::from(pushed);
         pushed
     }
@@ -247,6 +252,8 @@ pub(crate) struct Parts {
     pub(crate) recv_record: RecordWord,
     /// Its own registers, or none if it is one of many on a page.
     pub(crate) uar: Option<[Register; 2]>,
+    /// That page, then.
+    pub(crate) page: usize,
 }
 
 /// A queue pair.
@@ -255,6 +262,8 @@ pub(crate) struct Qp {
     pub(crate) parts: Parts,
     pub(crate) status: Arc<Status>,
     pub(crate) attributes: Attributes,
+    /// Attributes as a client set them.
+    pub(crate) asked: Box<QpAttributes>,
     pub(crate) remote: Option<Remote>,
     /// The connection number that this end expects in packets.
     pub(crate) connection: u32,
@@ -266,6 +275,8 @@ pub(crate) struct Qp {
     pub(crate) timed: bool,
     /// Waits for room on a lane, and stands in no list of those with something to send until there is some.
     pub(crate) held: bool,
+    /// Its memory cannot be reached, so there is nothing to flush.
+    lost: bool,
 }
 
 impl Qp {
@@ -274,6 +285,7 @@ impl Qp {
             parts,
             status: Arc::default(),
             attributes: Attributes::default(),
+            asked: Box::default(),
             remote: None,
             connection: 0,
             requester: Requester::default(),
@@ -282,6 +294,7 @@ impl Qp {
             answering: false,
             timed: false,
             held: false,
+            lost: false,
         }
     }
 
@@ -307,6 +320,8 @@ impl Qp {
         self.responder = Responder::default();
         self.remote = None;
         self.connection = 0;
+        self.lost = false;
+        *self.asked = QpAttributes::default();
         self.status.overrun.store(0, Ordering::Release);
         self.set_state(State::Reset);
     }
@@ -374,7 +389,7 @@ impl Qp {
     fn check_overrun(&mut self, pushed: bool) {
         if !pushed {
             self.status.overrun.store(1, Ordering::Release);
-            self.set_state(State::Error);
+            self.fail_by_itself();
         }
     }
 
@@ -387,6 +402,17 @@ impl Qp {
 
     /// The memory of its queues or records is gone.
     pub(crate) fn lose_queue(&mut self) {
+        self.lost = true;
+        self.fail_by_itself();
+    }
+
+    /// Whether its memory is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Moves to the error state without a completion that would tell why.
+    pub(crate) fn fail_by_itself(&mut self) {
         if self.state() != State::Error {
             self.set_state(State::Error);
             self.notify(Event::QpFatal {
@@ -403,6 +429,9 @@ impl Qp {
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
     pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
+        if self.lost {
+            return;
+        }
         self.flush_sends(context);
         self.flush_receives(context);
     }

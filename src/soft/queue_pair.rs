@@ -184,6 +184,7 @@ impl QueuePair {
                 recv_stride_bytes: config.recv_stride_bytes,
                 recv_record: RecordWord::new(memory.record),
                 uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
+                page: 0,
             };
             let send_ring = Ring::new(memory.send_cq, config.send_cqes as usize * 64);
             let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);

@@ -106,7 +106,7 @@ impl Space {
         (done == total as isize).then_some(()).ok_or(Fault)
     }
 
-    fn pid(self) -> libc::pid_t {
+    pub(super) fn pid(self) -> libc::pid_t {
         if self.is_local() {
             std::process::id() as libc::pid_t
         } else {

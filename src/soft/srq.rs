@@ -20,6 +20,8 @@ pub(crate) struct Srq {
     /// Fewer posted receives than this are an event, once; 0 for none.
     pub(crate) limit: u32,
     pub(crate) events: Arc<dyn EventSink>,
+    /// Queue pairs that take from it.
+    pub(crate) users: u32,
     pub(crate) walk: Walk,
 }
 

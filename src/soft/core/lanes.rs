@@ -104,7 +104,6 @@ impl Core {
         Ok(Destination::Lane(at))
     }
 
-    #[allow(dead_code)] // the clients call it next
     /// Sets where a queue pair's packets go. The other end is not asked whether it is there, and agreed on no connection number.
     pub(crate) fn aim_qp(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
         let to = self.route(self.node_at(path));
@@ -125,6 +124,8 @@ impl Core {
             (Some(_), Some(node)) if (1..=NODES).contains(&node) => {
                 Destination::Lane(usize::from(node))
             }
+            // A device on no fabric is alone with itself.
+            (None, _) => Destination::Local,
             _ => Destination::Nowhere,
         }
     }

@@ -1,13 +1,20 @@
 //! The device itself: its objects, and one turn of its work. It has no clock and no thread; both are given to it.
 
+mod clients;
 mod doorbells;
 mod lanes;
+mod modify;
 mod objects;
+pub(crate) mod pages;
+pub(crate) mod queues;
+pub(crate) mod regions;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
+use self::clients::Owner;
 use self::doorbells::Uar;
 use self::lanes::Ways;
+use self::pages::UarPage;
 use crate::Result;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
@@ -24,6 +31,8 @@ use crate::soft::wire::{Faults, Wire};
 
 /// Timers and failed queue pairs are looked at this often.
 const TICK_NS: u64 = 20_000;
+/// Failed queue pairs of other processes are looked at once in so many ticks.
+const FAR_TICKS: u32 = 50;
 /// A full lane is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
 /// Lanes are looked over for dead writers this often.
@@ -41,6 +50,7 @@ macro_rules! context {
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
+            overran: &mut $core.overran,
         }
     };
 }
@@ -61,6 +71,14 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     gather: Box<Gather>,
     next_pd: u32,
+    clients: HashMap<u32, Owner>,
+    next_client: u32,
+    pages: Vec<Option<UarPage>>,
+    page_turns: u32,
+    /// Members of multicast groups.
+    multicast: HashMap<[u8; 16], Vec<usize>>,
+    /// A completion queue lost a completion since the last turn.
+    overran: bool,
     /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
     hot: Vec<usize>,
     cold: usize,
@@ -78,6 +96,7 @@ pub(crate) struct Core {
     inbox: Inbox,
     ways: Ways,
     next_tick_ns: u64,
+    ticks: u32,
     next_sweep_ns: u64,
     /// A stuck device, for tests of what waits for it.
     pub(crate) frozen: bool,
@@ -99,6 +118,12 @@ impl Core {
             counters: Counters::default(),
             gather: Box::default(),
             next_pd: 1,
+            clients: HashMap::new(),
+            next_client: 0,
+            pages: Vec::new(),
+            page_turns: 0,
+            multicast: HashMap::new(),
+            overran: false,
             hot: Vec::new(),
             cold: 0,
             looked_ns: 0,
@@ -111,6 +136,7 @@ impl Core {
             fabric: None,
             ways: Ways::default(),
             next_tick_ns: 0,
+            ticks: 0,
             next_sweep_ns: 0,
             frozen: false,
         })
@@ -178,6 +204,7 @@ impl Core {
             return false;
         }
         let mut worked = self.look_at_doorbells(now_ns);
+        worked |= self.look_at_pages();
         worked |= self.receive(now_ns);
         worked |= self.wire.advance(now_ns);
         if now_ns >= self.next_tick_ns {
@@ -193,6 +220,9 @@ impl Core {
             if !round {
                 break;
             }
+        }
+        if self.overran {
+            self.spread_overruns();
         }
         worked | self.fill_lanes(now_ns)
     }
@@ -345,10 +375,15 @@ impl Core {
             }
             self.enlist(slot);
         }
+        self.ticks = self.ticks.wrapping_add(1);
         for at in 0..self.failed.len() {
             let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
                 continue;
             };
+            // To look at the record of another process is a system call.
+            if qp.parts.recv_record.is_far() && !self.ticks.is_multiple_of(FAR_TICKS) {
+                continue;
+            }
             let before = self.counters.completions;
             qp.flush(context!(self, now_ns));
             worked |= self.counters.completions != before;

@@ -169,12 +169,35 @@ impl Core {
     pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
         if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
             // What was rung before this call counts as posted.
-            if let Some(Some(uar)) = self.uars.get(slot) {
-                ring(qp, uar, &mut self.counters);
+            match self.uars.get(slot) {
+                Some(Some(uar)) => {
+                    ring(qp, uar, &mut self.counters);
+                }
+                _ => self.count_sends(slot),
             }
+        }
+        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
             qp.enter_error(context!(self, now_ns));
         }
         self.enlist(slot);
+    }
+
+    /// Fails the queue pairs of clients whose completion queue lost a completion.
+    #[cold]
+    pub(super) fn spread_overruns(&mut self) {
+        self.overran = false;
+        for slot in 0..self.qps.len() {
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            let broken = |cq: usize| matches!(self.cqs.get(cq), Some(Some(cq)) if cq.is_overrun());
+            let concerned =
+                qp.parts.uar.is_none() && (broken(qp.parts.send_cq) || broken(qp.parts.recv_cq));
+            if concerned && !matches!(qp.state(), State::Reset | State::Init | State::Error) {
+                qp.fail_by_itself();
+                self.enlist(slot);
+            }
+        }
     }
 
     /// Any state to RESET.
@@ -190,7 +213,9 @@ impl Core {
             qp.held = false;
             qp.reset();
             let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
-            for cq in cqs {
+            // Completion queues of clients are shared, and cleaned by their drivers.
+            let own = qp.parts.uar.is_some();
+            for cq in cqs.into_iter().filter(|_| own) {
                 if let Some(Some(cq)) = self.cqs.get_mut(cq) {
                     cq.reset();
                 }

@@ -119,6 +119,18 @@ impl Requester {
         behind
     }
 
+    /// A doorbell of which only the record tells. Whether it announces anything.
+    pub(crate) fn announce_recorded(&mut self, recorded: u16, ring_wqebbs: u32) -> bool {
+        let before = self.announced;
+        self.announce(recorded, 0, recorded, ring_wqebbs);
+        self.announced != before
+    }
+
+    /// Whether work requests were begun that are not complete.
+    pub(crate) fn is_sending(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
     /// Whether there is something that could be sent, were it not for windows and waits.
     pub(crate) fn has_work(&self) -> bool {
         self.cursor < self.messages.len() || self.begun != self.announced
