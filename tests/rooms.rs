@@ -12,6 +12,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("peer", &[]),
     ("mlx5", &["peer", "status"]),
     ("soft", &["mlx5", "peer"]),
+    ("softcx", &["soft"]),
     ("stream", &["peer"]),
     ("region", &["soft", "stream", "peer"]),
     ("endpoint", &["region", "stream", "soft", "mlx5", "peer"]),

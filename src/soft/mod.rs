@@ -9,7 +9,7 @@
 
 mod bell;
 #[allow(dead_code)] // filled and used by the doors next
-mod client;
+pub(crate) mod client;
 mod copies;
 mod core;
 mod cq;
@@ -35,7 +35,7 @@ mod queue_pair;
 mod requester;
 mod responder;
 #[allow(dead_code)] // as client
-mod space;
+pub(crate) mod space;
 #[allow(dead_code)] // as client
 mod srq;
 #[cfg(all(test, not(loom)))]
