@@ -110,7 +110,7 @@ static void read_request(struct ibv_send_wr *request, struct ibv_sge *pieces, ui
 		[MLX5_OPCODE_RDMA_WRITE] = IBV_WR_RDMA_WRITE,	   [MLX5_OPCODE_RDMA_WRITE_IMM] = IBV_WR_RDMA_WRITE_WITH_IMM,
 		[MLX5_OPCODE_SEND] = IBV_WR_SEND,		   [MLX5_OPCODE_SEND_IMM] = IBV_WR_SEND_WITH_IMM,
 		[MLX5_OPCODE_RDMA_READ] = IBV_WR_RDMA_READ,	   [MLX5_OPCODE_ATOMIC_CS] = IBV_WR_ATOMIC_CMP_AND_SWP,
-		[MLX5_OPCODE_ATOMIC_FA] = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		[MLX5_OPCODE_ATOMIC_FA] = IBV_WR_ATOMIC_FETCH_AND_ADD, [MLX5_OPCODE_SEND_INVAL] = IBV_WR_SEND_WITH_INV,
 	};
 	const uint64_t opcode = word(), flags = word();
 	const uint32_t imm = (uint32_t)word();
@@ -121,12 +121,15 @@ static void read_request(struct ibv_send_wr *request, struct ibv_sge *pieces, ui
 
 	word(); /* libmlx5 knows the queue pair */
 	word(); /* and the index */
-	CHECK(opcode >= MLX5_OPCODE_RDMA_WRITE && opcode <= MLX5_OPCODE_ATOMIC_FA);
+	CHECK(opcode >= MLX5_OPCODE_SEND_INVAL && opcode <= MLX5_OPCODE_ATOMIC_FA);
 	memset(request, 0, sizeof(*request));
 	request->opcode = opcodes[opcode];
 	request->send_flags = (flags & 1 ? IBV_SEND_SIGNALED : 0u) | (flags & 2 ? IBV_SEND_SOLICITED : 0u) |
 			      (flags & 4 ? IBV_SEND_FENCE : 0u);
-	request->imm_data = htobe32(imm);
+	if (opcode == MLX5_OPCODE_SEND_INVAL)
+		request->invalidate_rkey = imm;
+	else
+		request->imm_data = htobe32(imm);
 	request->sg_list = pieces;
 	if (opcode == MLX5_OPCODE_ATOMIC_CS || opcode == MLX5_OPCODE_ATOMIC_FA) {
 		request->wr.atomic.remote_addr = raddr;

@@ -44,12 +44,13 @@ pub fn segment() -> impl Strategy<Value = DataSegment> {
 }
 
 /// Every opcode that the emitter knows.
-pub const OPCODES: [Opcode; 8] = [
+pub const OPCODES: [Opcode; 9] = [
     Opcode::Nop,
     Opcode::RdmaWrite,
     Opcode::RdmaWriteImm,
     Opcode::Send,
     Opcode::SendImm,
+    Opcode::SendInval,
     Opcode::RdmaRead,
     Opcode::AtomicCs,
     Opcode::AtomicFa,
@@ -114,6 +115,7 @@ impl Case {
             Opcode::RdmaWriteImm => SendRequest::write_imm(self.remote_addr, self.rkey, self.imm),
             Opcode::Send => SendRequest::send(),
             Opcode::SendImm => SendRequest::send_imm(self.imm),
+            Opcode::SendInval => SendRequest::send_inval(self.imm),
             Opcode::RdmaRead => SendRequest::read(self.remote_addr, self.rkey),
             Opcode::AtomicCs => {
                 SendRequest::compare_swap(self.remote_addr, self.rkey, self.compare, self.swap)
