@@ -23,6 +23,7 @@ extern "C" {
 /* Opcodes (mlx5dv.h: MLX5_OPCODE_*). */
 enum dbl_opcode {
 	DBL_OPCODE_NOP = 0x00,
+	DBL_OPCODE_SEND_INVAL = 0x01,
 	DBL_OPCODE_RDMA_WRITE = 0x08,
 	DBL_OPCODE_RDMA_WRITE_IMM = 0x09,
 	DBL_OPCODE_SEND = 0x0a,
@@ -102,7 +103,8 @@ static inline DBL_HD uint64_t dbl_be32x2(uint32_t first, uint32_t second)
 #define DBL_OPCODES_REMOTE                                                                                             \
 	(1u << DBL_OPCODE_RDMA_WRITE | 1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_RDMA_READ |                  \
 	 1u << DBL_OPCODE_ATOMIC_CS | 1u << DBL_OPCODE_ATOMIC_FA)
-#define DBL_OPCODES_IMM (1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_SEND_IMM)
+#define DBL_OPCODES_IMM                                                                                                \
+	(1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_SEND_IMM | 1u << DBL_OPCODE_SEND_INVAL)
 
 /* The control segment (mlx5dv.h: struct mlx5_wqe_ctrl_seg). Its first 8 bytes, as loaded, are also the doorbell. */
 static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32_t index, uint32_t qpn, uint32_t ds,

@@ -87,6 +87,7 @@ static const struct layout_entry layout[] = {
 	FIELD(dbl_sge, lkey),
 	FIELD(dbl_sge, addr),
 	{"opcode:NOP", DBL_OPCODE_NOP},
+	{"opcode:SEND_INVAL", DBL_OPCODE_SEND_INVAL},
 	{"opcode:RDMA_WRITE", DBL_OPCODE_RDMA_WRITE},
 	{"opcode:RDMA_WRITE_IMM", DBL_OPCODE_RDMA_WRITE_IMM},
 	{"opcode:SEND", DBL_OPCODE_SEND},

@@ -4,8 +4,8 @@ mod fixture;
 
 use doorbell::WcStatus;
 use doorbell::mlx5::{
-    Cqe, CqeOpcode, DataSegment, Doorbell, Opcode, Posted, Remote, RemoteAtomic, Segment,
-    SendRequest, Wqe, parse_recv,
+    Cqe, CqeOpcode, DataSegment, Datagram, Doorbell, Opcode, Posted, Remote, RemoteAtomic, Segment,
+    SendRequest, WindowOpening, WindowUpdate, Wqe, parse_recv,
 };
 use doorbell::peer::{Fence, PeerOp, Program, Role, Targets};
 use fixture::{Completions, Recv, Send};
@@ -344,8 +344,62 @@ fn bytecode() {
 }
 
 #[test]
+fn datagram() {
+    let wqe = hex("
+        0000070a 00123405 00000008 00000000
+        11111111 00000000 80abcdef 13020007
+        00000000 01005e000001 a5 40 40212345
+        fe800000000000005c0f7c0000000007
+        00000040 00001234 0000000010000000");
+    let wqe = Wqe::parse_datagram(&wqe).unwrap();
+    let expected = Datagram {
+        qkey: 0x1111_1111,
+        qpn: 0xab_cdef,
+        static_rate: 1,
+        sl: 3,
+        path_bits: 2,
+        lid: 7,
+        mac: [1, 0, 0x5e, 0, 0, 1],
+        traffic_class: 0xa5,
+        hop_limit: 0x40,
+        has_grh: true,
+        gid_index: 2,
+        flow_label: 0x1_2345,
+        gid: hex("fe800000000000005c0f7c0000000007").try_into().unwrap(),
+    };
+    assert_eq!(wqe.datagram, Some(expected));
+    assert_eq!(wqe.total_len(), 64);
+}
+
+#[test]
+fn window() {
+    let head = "00000025 0012340c 00000028 00050601";
+    let control = "90000000 00020000 0000000020386041".to_owned() + &"00".repeat(32);
+    let context = "00003000 12345602 0000000000000000 0000000000000000 0000000000001000".to_owned()
+        + &"00".repeat(32);
+    let klm = "00001000 00000a01 0000000000007000".to_owned() + &"00".repeat(48);
+    let wqe = hex(&format!("{head} {control} {context} {klm}"));
+    let expected = WindowUpdate {
+        key: 0x0005_0601,
+        variant: 2,
+        qpn: Some(0x12_3456),
+        opens: Some(WindowOpening {
+            region: 0xa01,
+            addr: 0x7000,
+            len_bytes: 0x1000,
+            iova: 0,
+            access: 6,
+        }),
+    };
+    assert_eq!(Wqe::parse(&wqe).unwrap().window, Some(expected));
+    assert_eq!(expected.new_key(), 0x0005_0602);
+}
+
+#[test]
 fn cqe() {
     let mut bytes = [0; 64];
+    bytes[22..24].copy_from_slice(&hex("0005"));
+    bytes[24..28].copy_from_slice(&hex("16abcdef"));
     bytes[32..36].copy_from_slice(&hex("01020304"));
     bytes[36..40].copy_from_slice(&hex("aabbccdd"));
     bytes[44..48].copy_from_slice(&hex("00001000"));
@@ -359,6 +413,10 @@ fn cqe() {
         wqe_counter: 0xbeef,
         byte_count: 0x1000,
         imm: 0xaabb_ccdd,
+        source_qpn: 0xab_cdef,
+        source_lid: 5,
+        sl: 6,
+        grh: 1,
         srqn_uidx: 0x0102_0304,
         syndrome: 0,
         vendor_syndrome: 0,

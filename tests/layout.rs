@@ -46,6 +46,7 @@ fn rust_lies_as_c() {
         ("dbl_sge.lkey", offset_of!(DataSegment, lkey)),
         ("dbl_sge.addr", offset_of!(DataSegment, addr)),
         ("opcode:NOP", Opcode::Nop as usize),
+        ("opcode:SEND_INVAL", Opcode::SendInval as usize),
         ("opcode:RDMA_WRITE", Opcode::RdmaWrite as usize),
         ("opcode:RDMA_WRITE_IMM", Opcode::RdmaWriteImm as usize),
         ("opcode:SEND", Opcode::Send as usize),

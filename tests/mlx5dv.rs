@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 
 use doorbell::WcStatus;
 use doorbell::mlx5::{
-    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Opcode, SendRequest, Syndrome, WQEBB_BYTES,
+    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Datagram, Opcode, SendRequest, Syndrome, WQEBB_BYTES,
+    WindowOpening, WindowUpdate, Wqe,
 };
 use fixture::{Recv, Send};
 use proptest::prelude::*;
@@ -129,6 +130,7 @@ fn case() -> impl Strategy<Value = Case> {
         Opcode::RdmaWriteImm,
         Opcode::Send,
         Opcode::SendImm,
+        Opcode::SendInval,
         Opcode::RdmaRead,
         Opcode::AtomicCs,
         Opcode::AtomicFa,
@@ -182,6 +184,7 @@ impl Case {
             Opcode::RdmaWriteImm => SendRequest::write_imm(self.remote_addr, self.rkey, self.imm),
             Opcode::Send => SendRequest::send(),
             Opcode::SendImm => SendRequest::send_imm(self.imm),
+            Opcode::SendInval => SendRequest::send_inval(self.imm),
             Opcode::RdmaRead => SendRequest::read(self.remote_addr, self.rkey),
             Opcode::AtomicCs => {
                 SendRequest::compare_swap(self.remote_addr, self.rkey, self.compare, self.swap)
@@ -286,6 +289,123 @@ fn receive_wqes() {
     }
 }
 
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+        .collect()
+}
+
+#[test]
+fn datagram_wqes() {
+    let Some(oracle) = oracle("datagram_wqes") else {
+        return;
+    };
+    let mut runner = runner();
+    let strategy = (
+        any::<[u8; 16]>(),
+        any::<[u8; 16]>(),
+        any::<u32>(),
+        any::<bool>(),
+    );
+    let mut questions = Vec::new();
+    let mut wanted = Vec::new();
+    for _ in 0..500 {
+        let (gid, bytes, qkey, has_grh) = strategy.new_tree(&mut runner).unwrap().current();
+        let word = |at: usize| u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]);
+        let want = Datagram {
+            qkey,
+            qpn: word(0),
+            static_rate: bytes[3] & 0xf,
+            sl: bytes[3] >> 4,
+            path_bits: bytes[4] & 0x7f,
+            lid: word(5) as u16,
+            mac: std::array::from_fn(|i| bytes[8 + i]),
+            traffic_class: bytes[14],
+            hop_limit: bytes[15],
+            has_grh,
+            gid_index: bytes[1],
+            flow_label: word(9) & 0xf_ffff,
+            gid,
+        };
+        questions.push(format!(
+            "ud {qkey:x} {:x} {:x} {:x} {:x} {:x} {} {:x} {:x} {:x} {:x} {:x} {} {}",
+            want.qpn,
+            want.static_rate,
+            want.sl,
+            want.path_bits,
+            want.lid,
+            hex(&want.mac),
+            want.traffic_class,
+            want.hop_limit,
+            u8::from(has_grh),
+            want.gid_index,
+            want.flow_label,
+            hex(&gid[..8]),
+            hex(&gid[8..]),
+        ));
+        wanted.push(want);
+    }
+    let theirs = ask(&oracle, &questions);
+    assert_eq!(theirs.len(), wanted.len());
+    for ((theirs, want), question) in theirs.iter().zip(&wanted).zip(&questions) {
+        let bytes = unhex(theirs);
+        let wqe = Wqe::parse_datagram(&bytes).unwrap();
+        assert_eq!(wqe.datagram.as_ref(), Some(want), "{question}");
+        assert_eq!(wqe.total_len(), 8);
+    }
+}
+
+#[test]
+fn window_wqes() {
+    let Some(oracle) = oracle("window_wqes") else {
+        return;
+    };
+    let mut runner = runner();
+    let strategy = (
+        any::<[u32; 4]>(),
+        any::<u64>(),
+        any::<u32>(),
+        0..16u32,
+        any::<u8>(),
+    );
+    let mut questions = Vec::new();
+    let mut wanted = Vec::new();
+    for _ in 0..500 {
+        let ([key, variant, qpn, region], addr, len, access, form) =
+            strategy.new_tree(&mut runner).unwrap().current();
+        let (kind, opens, zero) = (1 + (form & 1), form & 2 != 0, form & 4 != 0);
+        let (qpn, len) = (qpn & 0xff_ffff, if opens { len.max(1) } else { 0 });
+        questions.push(format!(
+            "umr {kind} {key:x} {variant:x} {qpn:x} {region:x} {addr:x} {len:x} {access:x} {}",
+            u8::from(zero)
+        ));
+        wanted.push(WindowUpdate {
+            key,
+            variant: variant as u8,
+            qpn: (kind == 2).then_some(if opens { qpn } else { 0xff_ffff }),
+            opens: opens.then_some(WindowOpening {
+                region,
+                addr,
+                len_bytes: len.into(),
+                iova: if zero { 0 } else { addr },
+                access,
+            }),
+        });
+    }
+    let theirs = ask(&oracle, &questions);
+    assert_eq!(theirs.len(), wanted.len());
+    for ((theirs, want), question) in theirs.iter().zip(&wanted).zip(&questions) {
+        let bytes = unhex(theirs);
+        assert_eq!(
+            Wqe::parse(&bytes).unwrap().window.as_ref(),
+            Some(want),
+            "{question}"
+        );
+        // Cut short, it is none.
+        assert!(Wqe::parse(&bytes[..bytes.len() - 16]).is_err());
+    }
+}
+
 #[test]
 fn cqes() {
     let Some(oracle) = oracle("cqes") else { return };
@@ -300,7 +420,7 @@ fn cqes() {
         let cqe = Cqe::parse(&bytes);
         errors += u32::from(cqe.opcode.is_error());
         ours.push(format!(
-            "{:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x}",
+            "{:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x}",
             cqe.opcode.raw(),
             cqe.qpn,
             cqe.wqe_counter,
@@ -314,6 +434,10 @@ fn cqes() {
             cqe.signature,
             u8::from(cqe.solicited),
             u8::from(cqe.owner),
+            cqe.source_lid,
+            cqe.source_qpn,
+            cqe.sl,
+            cqe.grh,
         ));
         questions.push(format!("cqe {}", hex(&bytes)));
     }
@@ -339,6 +463,7 @@ fn constants() {
         .collect();
     let opcodes = [
         ("NOP", Opcode::Nop),
+        ("SEND_INVAL", Opcode::SendInval),
         ("RDMA_WRITE", Opcode::RdmaWrite),
         ("RDMA_WRITE_IMM", Opcode::RdmaWriteImm),
         ("SEND", Opcode::Send),
@@ -379,6 +504,7 @@ fn constants() {
         .iter()
         .map(|status| (status.verbs_name().to_owned(), *status as u64));
     let others = [
+        ("MLX5_OPCODE_UMR", u64::from(WindowUpdate::OPCODE)),
         ("MLX5_SEND_WQE_BB", WQEBB_BYTES as u64),
         ("MLX5_INLINE_SEG", 0x8000_0000),
         ("MLX5_INVALID_LKEY", 0x100),

@@ -6,6 +6,8 @@
  *   wqe ...                                                inline N BYTES
  *   recv STRIDE N (LEN LKEY ADDR)*
  *   cqe BYTES                                              a CQE to be read with struct mlx5_cqe64 and struct mlx5_err_cqe
+ *   ud QKEY QPN RATE SL PATH LID MAC TCLASS HOP GRH SGID FLOW GID GID     a send of 8 bytes to an address
+ *   umr TYPE KEY NEW QPN REGION ADDR LENGTH ACCESS ZERO    binds a window; closes it where LENGTH is 0
  *   constants
  */
 #include <infiniband/mlx5dv.h>
@@ -108,7 +110,7 @@ static void wqe(void)
 		fm_ce_se |= MLX5_WQE_CTRL_SOLICITED;
 	if (flags & 4)
 		fm_ce_se |= MLX5_WQE_CTRL_FENCE;
-	if (opcode != MLX5_OPCODE_RDMA_WRITE_IMM && opcode != MLX5_OPCODE_SEND_IMM)
+	if (opcode != MLX5_OPCODE_RDMA_WRITE_IMM && opcode != MLX5_OPCODE_SEND_IMM && opcode != MLX5_OPCODE_SEND_INVAL)
 		imm = 0;
 	mlx5dv_set_ctrl_seg(ctrl, index, opcode, 0, qpn, fm_ce_se, (uint8_t)(at / 16), 0, htobe32(imm));
 	print(buffer, at);
@@ -137,13 +139,88 @@ static void cqe(void)
 	int failed;
 	bytes((uint8_t *)&cqe, sizeof(cqe));
 	failed = mlx5dv_get_cqe_opcode(&cqe) == MLX5_CQE_REQ_ERR || mlx5dv_get_cqe_opcode(&cqe) == MLX5_CQE_RESP_ERR;
-	printf("%x %x %x %x %x %x %x %x %" PRIx64 " %x %x %x %x\n", mlx5dv_get_cqe_opcode(&cqe),
+	printf("%x %x %x %x %x %x %x %x %" PRIx64 " %x %x %x %x %x %x %x %x\n", mlx5dv_get_cqe_opcode(&cqe),
 	       (failed ? be32toh(error->s_wqe_opcode_qpn) : be32toh(cqe.sop_drop_qpn)) & 0xffffff,
 	       be16toh(failed ? error->wqe_counter : cqe.wqe_counter), be32toh(cqe.byte_cnt), be32toh(cqe.imm_inval_pkey),
 	       be32toh(failed ? error->srqn : cqe.srqn_uidx), failed ? error->syndrome : 0,
 	       failed ? error->vendor_err_synd : 0, failed ? (uint64_t)0 : (uint64_t)be64toh(cqe.timestamp),
 	       (failed ? be32toh(error->s_wqe_opcode_qpn) : be32toh(cqe.sop_drop_qpn)) >> 24,
-	       failed ? error->signature : cqe.signature, mlx5dv_get_cqe_se(&cqe), mlx5dv_get_cqe_owner(&cqe));
+	       failed ? error->signature : cqe.signature, mlx5dv_get_cqe_se(&cqe), mlx5dv_get_cqe_owner(&cqe),
+	       failed ? 0 : be16toh(cqe.slid), failed ? 0 : be32toh(cqe.flags_rqpn) & 0xffffff,
+	       failed ? 0 : (be32toh(cqe.flags_rqpn) >> 24) & 0xf, failed ? 0 : (be32toh(cqe.flags_rqpn) >> 28) & 3);
+}
+
+static void datagram(void)
+{
+	static uint8_t buffer[80] __attribute__((aligned(64)));
+	struct mlx5_wqe_av *av = &((struct mlx5_wqe_datagram_seg *)(buffer + sizeof(struct mlx5_wqe_ctrl_seg)))->av;
+	uint32_t rate, grh, sgid;
+	uint64_t mac;
+	unsigned i;
+
+	av->key.qkey.qkey = htobe32((uint32_t)word());
+	av->dqp_dct = htobe32((uint32_t)word() | MLX5_EXTENDED_UD_AV);
+	rate = (uint32_t)word();
+	av->stat_rate_sl = (uint8_t)(rate << 4 | word());
+	av->fl_mlid = (uint8_t)word();
+	av->rlid = htobe16((uint16_t)word());
+	mac = word();
+	for (i = 0; i < 6; i++)
+		av->rmac[i] = (uint8_t)(mac >> (40 - 8 * i));
+	av->tclass = (uint8_t)word();
+	av->hop_limit = (uint8_t)word();
+	grh = (uint32_t)word();
+	sgid = (uint32_t)word();
+	av->grh_gid_fl = htobe32(grh << 30 | sgid << 20 | (uint32_t)word());
+	for (i = 0; i < 2; i++) {
+		uint64_t half = htobe64(word());
+		memcpy(av->rgid + 8 * i, &half, 8);
+	}
+	mlx5dv_set_data_seg((struct mlx5_wqe_data_seg *)(buffer + 64), 8, 5, 0x1000);
+	mlx5dv_set_ctrl_seg((struct mlx5_wqe_ctrl_seg *)buffer, 3, MLX5_OPCODE_SEND, 0, 9, 0, 5, 0, 0);
+	print(buffer, sizeof(buffer));
+}
+
+static void umr(void)
+{
+	static uint8_t buffer[192] __attribute__((aligned(64)));
+	struct mlx5_wqe_umr_ctrl_seg *control = (struct mlx5_wqe_umr_ctrl_seg *)(buffer + 16);
+	struct mlx5_wqe_mkey_context_seg *context = (struct mlx5_wqe_mkey_context_seg *)(control + 1);
+	struct mlx5_wqe_umr_klm_seg *klm = (struct mlx5_wqe_umr_klm_seg *)(context + 1);
+	uint64_t type = word(), mask = MLX5_WQE_UMR_CTRL_MKEY_MASK_FREE | MLX5_WQE_UMR_CTRL_MKEY_MASK_MKEY;
+	uint32_t key = (uint32_t)word(), new = (uint32_t)word() & 0xff, qpn = (uint32_t)word(), region = (uint32_t)word();
+	uint64_t addr = word(), length = word(), access = word(), zero = word();
+	size_t size = 128;
+
+	memset(buffer, 0, sizeof(buffer));
+	control->flags = MLX5_WQE_UMR_CTRL_FLAG_TRNSLATION_OFFSET | MLX5_WQE_UMR_CTRL_FLAG_INLINE;
+	if (type == 2)
+		mask |= MLX5_WQE_UMR_CTRL_MKEY_MASK_QPN;
+	if (length) {
+		mask |= MLX5_WQE_UMR_CTRL_MKEY_MASK_LEN | MLX5_WQE_UMR_CTRL_MKEY_MASK_START_ADDR |
+			MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_LOCAL_WRITE | MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_REMOTE_READ |
+			MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_REMOTE_WRITE | MLX5_WQE_UMR_CTRL_MKEY_MASK_ACCESS_ATOMIC;
+		control->klm_octowords = htobe16(2);
+		control->flags |= type == 2 ? MLX5_WQE_UMR_CTRL_FLAG_CHECK_FREE : 0;
+		context->access_flags =
+			(access & IBV_ACCESS_LOCAL_WRITE ? MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_LOCAL_WRITE : 0) |
+			(access & IBV_ACCESS_REMOTE_WRITE ? MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_WRITE : 0) |
+			(access & IBV_ACCESS_REMOTE_READ ? MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_REMOTE_READ : 0) |
+			(access & IBV_ACCESS_REMOTE_ATOMIC ? MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_ATOMIC : 0);
+		context->start_addr = htobe64(zero ? 0 : addr);
+		context->len = htobe64(length);
+		klm->byte_count = htobe32((uint32_t)length);
+		klm->mkey = htobe32(region);
+		klm->address = htobe64(addr);
+		size += 64;
+	} else {
+		context->free = MLX5_WQE_MKEY_CONTEXT_FREE;
+		control->flags |= type == 2 ? MLX5_WQE_UMR_CTRL_FLAG_CHECK_QPN : 0;
+	}
+	context->qpn_mkey = htobe32(new | (type == 1 || !length ? 0xffffff00 : qpn << 8));
+	control->mkey_mask = htobe64(mask);
+	mlx5dv_set_ctrl_seg((struct mlx5_wqe_ctrl_seg *)buffer, 0, MLX5_OPCODE_UMR, 0, qpn, 0, (uint8_t)(size / 16), 0, htobe32(key));
+	print(buffer, size);
 }
 
 #define CONSTANT(name) printf("%s=%" PRIx64 "\n", #name, (uint64_t)(name))
@@ -151,6 +228,8 @@ static void cqe(void)
 static void constants(void)
 {
 	CONSTANT(MLX5_OPCODE_NOP);
+	CONSTANT(MLX5_OPCODE_SEND_INVAL);
+	CONSTANT(MLX5_OPCODE_UMR);
 	CONSTANT(MLX5_OPCODE_RDMA_WRITE);
 	CONSTANT(MLX5_OPCODE_RDMA_WRITE_IMM);
 	CONSTANT(MLX5_OPCODE_SEND);
@@ -221,6 +300,10 @@ int main(void)
 			receive();
 		else if (strcmp(what, "cqe") == 0)
 			cqe();
+		else if (strcmp(what, "ud") == 0)
+			datagram();
+		else if (strcmp(what, "umr") == 0)
+			umr();
 		else if (strcmp(what, "constants") == 0)
 			constants();
 		else

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 /// Bytes with a control segment that makes sense often enough for the rest to be looked at.
 fn wqe_bytes() -> impl Strategy<Value = Vec<u8>> {
     let opcode = prop_oneof![
-        8 => prop::sample::select(vec![0u8, 8, 9, 10, 11, 16, 17, 18]),
+        8 => prop::sample::select(vec![0u8, 1, 8, 9, 10, 11, 16, 17, 18, 0x25]),
         1 => any::<u8>(),
     ];
     // Short inline segments often, so that several follow one another.
@@ -33,6 +33,8 @@ proptest! {
 
     #[test]
     fn wqes(bytes in wqe_bytes()) {
+        let datagram = Wqe::parse_datagram(&bytes);
+        prop_assert!(datagram.is_err() || bytes.len() >= 16);
         match Wqe::parse(&bytes) {
             Err(error) => prop_assert!(error.to_string().starts_with("malformed send WQE")),
             Ok(wqe) => {

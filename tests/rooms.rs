@@ -15,6 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     // Of the software NIC only the words that both have: states, rights, attributes.
     ("verbs", &["soft"]),
     ("nic", &["verbs", "soft"]),
+    ("softcx", &["soft"]),
     ("stream", &["peer"]),
     ("region", &["nic", "stream", "peer"]),
     ("endpoint", &["region", "stream", "nic", "mlx5", "peer"]),

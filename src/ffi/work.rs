@@ -120,7 +120,9 @@ impl From<Completion> for doorbell_completion {
             operation: match completion.operation {
                 Operation::Receive => DOORBELL_OP_RECV,
                 Operation::ReceiveWrite => DOORBELL_OP_RECV_WRITE,
-                Operation::Post(Opcode::Send | Opcode::SendImm) => DOORBELL_OP_SEND,
+                Operation::Post(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => {
+                    DOORBELL_OP_SEND
+                }
                 Operation::Post(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => DOORBELL_OP_WRITE,
                 Operation::Post(Opcode::RdmaRead) => DOORBELL_OP_READ,
                 Operation::Post(Opcode::AtomicCs) => DOORBELL_OP_COMPARE_SWAP,

@@ -90,8 +90,16 @@ pub struct Cqe {
     pub wqe_counter: u16,
     /// Bytes received or read.
     pub byte_count: u32,
-    /// Immediate data in host order.
+    /// Immediate data in host order; or the key that was closed.
     pub imm: u32,
+    /// The queue pair that it came from, 24 bits.
+    pub source_qpn: u32,
+    /// The LID that it came from.
+    pub source_lid: u16,
+    /// Service level, 4 bits; on Ethernet the kind of IP header in 2 bits (2: IPv4).
+    pub sl: u8,
+    /// Whether, and how, it had a GRH, 2 bits.
+    pub grh: u8,
     /// Shared receive queue or user index, 32 bits.
     pub srqn_uidx: u32,
     /// For an error: why, see [`Syndrome`]. Else 0.
@@ -119,6 +127,10 @@ impl Default for Cqe {
             wqe_counter: 0,
             byte_count: 0,
             imm: 0,
+            source_qpn: 0,
+            source_lid: 0,
+            sl: 0,
+            grh: 0,
             srqn_uidx: 0,
             syndrome: 0,
             vendor_syndrome: 0,
@@ -138,12 +150,22 @@ impl Cqe {
         let opcode = CqeOpcode::from_raw(op_own >> 4);
         let error = opcode.is_error();
         let timestamp = u64::from_be_bytes(std::array::from_fn(|i| bytes[48 + i]));
+        // An error CQE has no source.
+        let source = if error {
+            [0; 6]
+        } else {
+            std::array::from_fn(|i| bytes[22 + i])
+        };
         Self {
             opcode,
             qpn: u32::from_be_bytes([0, bytes[57], bytes[58], bytes[59]]),
             wqe_counter: u16::from_be_bytes([bytes[60], bytes[61]]),
             byte_count: u32::from_be_bytes([bytes[44], bytes[45], bytes[46], bytes[47]]),
             imm: u32::from_be_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]),
+            source_qpn: u32::from_be_bytes([0, source[3], source[4], source[5]]),
+            source_lid: u16::from_be_bytes([source[0], source[1]]),
+            sl: source[2] & 0xf,
+            grh: source[2] >> 4 & 3,
             srqn_uidx: u32::from_be_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]),
             vendor_syndrome: if error { bytes[54] } else { 0 },
             syndrome: if error { bytes[55] } else { 0 },
@@ -163,6 +185,11 @@ impl Cqe {
         if self.opcode.is_error() {
             put(54, &[self.vendor_syndrome, self.syndrome]);
         } else {
+            let source = u32::from(self.grh & 3) << 28
+                | u32::from(self.sl & 0xf) << 24
+                | self.source_qpn & 0xff_ffff;
+            put(22, &self.source_lid.to_be_bytes());
+            put(24, &source.to_be_bytes());
             put(36, &self.imm.to_be_bytes());
             put(44, &self.byte_count.to_be_bytes());
             put(48, &self.timestamp.to_be_bytes());

@@ -9,6 +9,7 @@
 
 mod cq_ring;
 mod cqe;
+mod datagram;
 mod limits;
 mod posted;
 mod recv_queue;
@@ -16,12 +17,14 @@ mod request;
 mod send_queue;
 mod shim;
 mod syndrome;
+mod window;
 mod wqe;
 mod wqe_text;
 
 pub(crate) use cq_ring::RELEASED_VENDOR_SYNDROME;
 pub use cq_ring::{CqRing, CqRingConfig};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
+pub use datagram::Datagram;
 pub use posted::{Commit, Posted};
 pub use recv_queue::{RecvCommit, RecvPosted, RecvQueue, RecvQueueConfig};
 pub use request::{DataSegment, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
@@ -29,6 +32,7 @@ pub use send_queue::{SendQueue, SendQueueConfig};
 #[doc(hidden)]
 pub use shim::layout;
 pub use syndrome::Syndrome;
+pub use window::{WindowOpening, WindowUpdate};
 pub use wqe::{
     Control, Doorbell, Remote, RemoteAtomic, Segment, Segments, WQEBB_BYTES, Wqe, parse_recv,
 };

@@ -10,6 +10,8 @@ pub const SEGMENT_BYTES_MAX: u32 = 0x7fff_ffff;
 pub enum Opcode {
     /// Nothing; takes its place in the ring.
     Nop = 0x00,
+    /// Sends, and closes a memory window of the remote side.
+    SendInval = 0x01,
     /// Writes to remote memory; the remote side does not notice.
     RdmaWrite = 0x08,
     /// Writes to remote memory and consumes a receive there, with immediate data.
@@ -31,6 +33,7 @@ impl Opcode {
     pub const fn from_raw(raw: u8) -> Option<Self> {
         Some(match raw {
             0x00 => Self::Nop,
+            0x01 => Self::SendInval,
             0x08 => Self::RdmaWrite,
             0x09 => Self::RdmaWriteImm,
             0x0a => Self::Send,
@@ -46,6 +49,7 @@ impl Opcode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nop => "NOP",
+            Self::SendInval => "SEND_INVAL",
             Self::RdmaWrite => "RDMA_WRITE",
             Self::RdmaWriteImm => "RDMA_WRITE_IMM",
             Self::Send => "SEND",
@@ -71,10 +75,10 @@ impl Opcode {
         matches!(self, Self::AtomicCs | Self::AtomicFa)
     }
 
-    /// Whether it carries immediate data.
+    /// Whether it carries immediate data, or the key to close in its place.
     #[inline]
     pub const fn has_imm(self) -> bool {
-        matches!(self, Self::RdmaWriteImm | Self::SendImm)
+        matches!(self, Self::RdmaWriteImm | Self::SendImm | Self::SendInval)
     }
 
     /// Whether its local memory is where data comes to, not from.
@@ -169,6 +173,12 @@ impl<'a> SendRequest<'a> {
     #[inline]
     pub const fn send_imm(imm: u32) -> Self {
         Self::new(Opcode::SendImm, 0, 0).imm(imm)
+    }
+
+    /// Sends to the remote side's next receive, and closes its memory window of this key.
+    #[inline]
+    pub const fn send_inval(rkey: u32) -> Self {
+        Self::new(Opcode::SendInval, 0, 0).imm(rkey)
     }
 
     /// Writes to remote memory.

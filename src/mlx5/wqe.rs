@@ -1,7 +1,7 @@
 //! Work queue entries, parsed: the reader that the software NIC and the disassembler use. It shares nothing with the emitter but the
 //! format, and takes any bytes whatever.
 
-use super::{DataSegment, Opcode};
+use super::{DataSegment, Datagram, Opcode, WindowUpdate};
 use crate::{Error, Result};
 
 /// A basic block of the send ring, in bytes (mlx5dv.h, `MLX5_SEND_WQE_BB`).
@@ -13,11 +13,11 @@ const INLINE: u32 = 0x8000_0000;
 /// mlx5dv.h, `MLX5_INVALID_LKEY`: ends a receive list.
 const INVALID_LKEY: u32 = 0x100;
 
-fn be32(bytes: &[u8; 16], at: usize) -> u32 {
+pub(super) fn be32(bytes: &[u8; 16], at: usize) -> u32 {
     (u128::from_be_bytes(*bytes) >> (96 - 8 * at)) as u32
 }
 
-fn be64(bytes: &[u8; 16], at: usize) -> u64 {
+pub(super) fn be64(bytes: &[u8; 16], at: usize) -> u64 {
     (u128::from_be_bytes(*bytes) >> (64 - 8 * at)) as u64
 }
 
@@ -150,6 +150,10 @@ pub struct Wqe<'a> {
     pub remote: Option<Remote>,
     /// The operands, for the atomics.
     pub atomic: Option<RemoteAtomic>,
+    /// Where it goes, for a WQE that was read as one of a datagram queue pair.
+    pub datagram: Option<Datagram>,
+    /// What it does to a memory window, for UMR.
+    pub window: Option<WindowUpdate>,
     /// The segments behind control, remote and atomic, checked.
     payload: &'a [[u8; SEGMENT_BYTES]],
     payload_offset: usize,
@@ -170,6 +174,20 @@ impl<'a> Wqe<'a> {
     /// [`Error::Malformed`] if the bytes are fewer than the WQE says it has, or it lacks a segment that its opcode needs, or an inline
     /// segment is longer than what is left.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
+        Self::parse_of(bytes, false)
+    }
+
+    /// As [`Wqe::parse`], for a WQE of a datagram queue pair: an address stands behind its control segment, and nothing in the WQE
+    /// itself says so.
+    ///
+    /// # Errors
+    /// As [`Wqe::parse`], or if the address is missing.
+    pub fn parse_datagram(bytes: &'a [u8]) -> Result<Self> {
+        Self::parse_of(bytes, true)
+    }
+
+    #[inline]
+    fn parse_of(bytes: &'a [u8], is_datagram: bool) -> Result<Self> {
         let (segments, _) = bytes.as_chunks::<SEGMENT_BYTES>();
         let Some(control) = segments.first().map(Control::parse) else {
             return Err(malformed(format!(
@@ -191,13 +209,29 @@ impl<'a> Wqe<'a> {
             ctrl: control,
             remote: None,
             atomic: None,
+            datagram: None,
+            window: None,
             payload: &[],
             payload_offset: 0,
             total_len: 0,
         };
+        if control.opcode_raw == WindowUpdate::OPCODE {
+            wqe.window = WindowUpdate::parse(control.imm, rest);
+            return match wqe.window {
+                Some(_) => Ok(wqe),
+                None => Err(malformed("UMR without its segments".to_owned())),
+            };
+        }
         let Some(opcode) = control.opcode.filter(|opcode| *opcode != Opcode::Nop) else {
             return Ok(wqe);
         };
+        if is_datagram {
+            let Some((address, behind)) = rest.split_first_chunk::<3>() else {
+                return Err(malformed(format!("{} without an address", opcode.name())));
+            };
+            wqe.datagram = Some(Datagram::parse(address));
+            rest = behind;
+        }
         let mut next = |what: &str| match rest.split_first() {
             Some((first, behind)) => {
                 rest = behind;

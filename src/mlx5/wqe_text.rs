@@ -7,7 +7,11 @@ use super::{Segment, Wqe};
 impl fmt::Display for Wqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let control = &self.ctrl;
-        let opcode = control.opcode.map_or("unknown", |opcode| opcode.name());
+        let opcode = match (control.opcode, self.window) {
+            (Some(opcode), _) => opcode.name(),
+            (None, Some(_)) => "UMR",
+            (None, None) => "unknown",
+        };
         writeln!(f, "control")?;
         writeln!(f, "   0  opmod     {:#04x}", control.opmod)?;
         writeln!(f, "   1  index     {}", control.index)?;

@@ -3,9 +3,14 @@
 //! Every number that a client gives is looked up among its own objects; one of another client's is as unknown as one that
 //! never was. Errors are errno values, because that is what goes back to the process.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use crate::soft::Device;
+use crate::soft::core::Core;
+use crate::soft::core::pages::{ARM, DOORBELLS};
+use crate::soft::core::queues::Need;
+use crate::soft::core::regions::Rights;
+use crate::soft::device::Device;
+use crate::soft::dma::Register;
 use crate::soft::space::Space;
 
 /// A positive errno.
@@ -182,7 +187,6 @@ pub(crate) struct QpAttributes {
 }
 
 /// Bits of a modify call (`ibv_qp_attr_mask`).
-#[allow(dead_code)]
 pub(crate) mod mask {
     pub(crate) const STATE: u32 = 1 << 0;
     pub(crate) const CUR_STATE: u32 = 1 << 1;
@@ -213,72 +217,113 @@ pub(crate) mod mask {
 pub(crate) struct Client {
     device: Device,
     id: u32,
+    space: Space,
 }
 
-#[allow(unused_variables, clippy::unused_self, clippy::needless_pass_by_value)]
 impl Client {
     /// Opens a context for the process whose memory `space` is. `events` hears what the device has to say.
     pub(crate) fn open(device: &Device, space: Space, events: Arc<dyn EventSink>) -> Client {
         Client {
             device: device.clone(),
-            id: 0,
+            id: device.lock().add_client(space, events),
+            space,
         }
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.device.lock()
+    }
+
+    fn check_all(&self, needs: &[Need]) -> Result<(), Errno> {
+        needs.iter().try_for_each(|need| need.check(self.space))
     }
 
     /// Adds a UAR page: registers at 0x800, 0x900, 0xa00, 0xb00 ring queue pairs, the one at 0x20 arms completion queues.
     ///
     /// # Safety
-    /// `page` is 4096 bytes of memory shared with the client, valid until the number is freed or the client is dropped.
+    /// `page` is 4096 bytes of memory shared with the client, aligned to 8 bytes and valid until the number is freed or the
+    /// client is dropped.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn alloc_uar(&self, page: *mut u8) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        // SAFETY: within the page, whose life the caller promises.
+        let register = |at: usize| unsafe { Register::new(page.add(at).cast()) };
+        self.core()
+            .add_uar(self.id, DOORBELLS.map(register), register(ARM))
     }
 
     /// EBUSY while a queue uses it.
     pub(crate) fn free_uar(&self, uar: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().free_uar(self.id, uar)
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        self.core().alloc_pd(self.id)
     }
 
     /// EBUSY while something is in it.
     pub(crate) fn dealloc_pd(&self, pd: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().dealloc_pd(self.id, pd)
+    }
+
+    /// EINVAL for an empty range or one past the end of the address space, EFAULT for one that is not mapped.
+    fn check_range(&self, range: MrRange, writable: bool) -> Result<(), Errno> {
+        let MrRange {
+            start,
+            len_bytes,
+            iova,
+        } = range;
+        let wraps = start.checked_add(len_bytes).is_none() || iova.checked_add(len_bytes).is_none();
+        if len_bytes == 0 || wraps {
+            return Err(libc::EINVAL);
+        }
+        self.space
+            .check(start, len_bytes, writable)
+            .map_err(|_| libc::EFAULT)
     }
 
     /// The key, local and remote. EFAULT unless the whole range is mapped (and writable, if the access says so); EINVAL for
     /// remote write or atomics without local write.
     pub(crate) fn reg_mr(&self, pd: u32, range: MrRange, access: u32) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        let rights = Rights::parse(access)?;
+        self.check_range(range, rights.writes())?;
+        self.core().reg_mr(self.id, pd, range, rights)
     }
 
-    /// The key from now on. On failure the region is as it was.
+    /// The key from now on. On failure the region is as it was. EBUSY while a memory window is bound to it.
     pub(crate) fn rereg_mr(&self, key: u32, change: MrChange) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        let rights = change.access.map(Rights::parse).transpose()?;
+        let (old, written) = self.core().mr_range(self.id, key)?;
+        let writable = rights.map_or(written, Rights::writes);
+        // What stays as it is was looked at when it was registered.
+        if change.range.is_some() || writable != written {
+            self.check_range(change.range.unwrap_or(old), writable)?;
+        }
+        self.core().rereg_mr(self.id, key, &change, rights)
     }
 
     /// EBUSY while a memory window is bound to it. When this returns, the device does not touch the memory any more.
     pub(crate) fn dereg_mr(&self, key: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().dereg_mr(self.id, key)
     }
 
     /// A memory window of type 1 or 2 (`ibv_mw_type`): its key.
     pub(crate) fn alloc_mw(&self, pd: u32, kind: u8) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        self.core().alloc_mw(self.id, pd, kind)
     }
 
     pub(crate) fn dealloc_mw(&self, key: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().dealloc_mw(self.id, key)
     }
 
+    /// EINVAL for sizes that are none or memory that is not aligned, EFAULT for memory that is not mapped.
     pub(crate) fn create_cq(&self, parts: CqParts) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        let ring = CqParts::ring_need(parts.ring, parts.cqes, parts.cqe_bytes)?;
+        self.check_all(&[ring, parts.record_need()])?;
+        self.core().create_client_cq(self.id, parts)
     }
 
     /// Moves to another ring: writes a RESIZE CQE (opcode 5, `MLX5_CQE_RESIZE_CQ`) as the last one into the old ring, and goes on in the new one;
-    /// see `mlx5_resize_cq` in libmlx5, which copies what is between.
+    /// see `mlx5_resize_cq` in libmlx5, which copies what is between. EINVAL if one of the rings has no room for all.
     pub(crate) fn resize_cq(
         &self,
         cqn: u32,
@@ -286,41 +331,45 @@ impl Client {
         cqes: u32,
         cqe_bytes: u32,
     ) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.check_all(&[CqParts::ring_need(ring, cqes, cqe_bytes)?])?;
+        self.core().resize_cq(self.id, cqn, ring, cqes, cqe_bytes)
     }
 
     /// Sets moderation; accepted and without effect on a device without interrupts.
-    pub(crate) fn modify_cq(&self, cqn: u32, count: u16, period_us: u16) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+    pub(crate) fn modify_cq(&self, cqn: u32, _count: u16, _period_us: u16) -> Result<(), Errno> {
+        self.core().check_cq(self.id, cqn)
     }
 
     /// EBUSY while a queue pair completes to it.
     pub(crate) fn destroy_cq(&self, cqn: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().destroy_client_cq(self.id, cqn)
     }
 
+    /// Errors as of [`Client::create_cq`].
     pub(crate) fn create_srq(&self, parts: SrqParts) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        self.check_all(&parts.needs()?)?;
+        self.core().create_srq(self.id, &parts)
     }
 
-    /// Arms the limit event.
+    /// Arms the limit event. EINVAL for a limit that is not below the number of entries.
     pub(crate) fn set_srq_limit(&self, srqn: u32, limit: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().set_srq_limit(self.id, srqn, limit)
     }
 
     /// The limit: 0 after its event.
     pub(crate) fn srq_limit(&self, srqn: u32) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        self.core().srq_limit(self.id, srqn)
     }
 
     /// EBUSY while a queue pair takes from it.
     pub(crate) fn destroy_srq(&self, srqn: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().destroy_srq(self.id, srqn)
     }
 
-    /// A queue pair in the RESET state: its number.
+    /// A queue pair in the RESET state: its number. Errors as of [`Client::create_cq`]; ENOMEM if the device has all it can.
     pub(crate) fn create_qp(&self, parts: &QpParts) -> Result<u32, Errno> {
-        Err(libc::ENOSYS)
+        self.check_all(&parts.needs()?)?;
+        self.core().create_client_qp(self.id, parts)
     }
 
     /// Changes what `mask` names; checks transition, required and optional attributes as the kernel's `ib_modify_qp_is_ok`
@@ -331,25 +380,43 @@ impl Client {
         attributes: &QpAttributes,
         mask: u32,
     ) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        let now_ns = self.device.now_ns();
+        self.core()
+            .modify_qp(self.id, qpn, attributes, mask, now_ns)
     }
 
     /// The attributes as last set, with the state as it is.
     pub(crate) fn query_qp(&self, qpn: u32) -> Result<QpAttributes, Errno> {
-        Err(libc::ENOSYS)
+        self.core().query_qp(self.id, qpn)
     }
 
     /// When this returns, the device writes nothing more for it.
     pub(crate) fn destroy_qp(&self, qpn: u32) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+        self.core().destroy_client_qp(self.id, qpn)
     }
 
-    /// Joins a multicast group (UD only), and leaves it.
-    pub(crate) fn attach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+    /// Joins a multicast group (UD only), and leaves it. The LID of the group is not used: groups are known by their GID.
+    pub(crate) fn attach_multicast(
+        &self,
+        qpn: u32,
+        gid: [u8; 16],
+        _mlid: u16,
+    ) -> Result<(), Errno> {
+        self.core().attach_multicast(self.id, qpn, gid)
     }
 
-    pub(crate) fn detach_multicast(&self, qpn: u32, gid: [u8; 16], mlid: u16) -> Result<(), Errno> {
-        Err(libc::ENOSYS)
+    pub(crate) fn detach_multicast(
+        &self,
+        qpn: u32,
+        gid: [u8; 16],
+        _mlid: u16,
+    ) -> Result<(), Errno> {
+        self.core().detach_multicast(self.id, qpn, gid)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.core().remove_client(self.id);
     }
 }

@@ -6,8 +6,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::soft::core::Core;
+use crate::soft::fabric::{Fabric, gid_of};
 use crate::soft::inbox::{InboxBell, PortAddress};
 use crate::soft::keys::Access;
+use crate::soft::options::{Link, Options};
 use crate::soft::qp::{Counters, Status};
 use crate::soft::wire::Faults;
 use crate::{Error, Result};
@@ -208,7 +210,21 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        let nic = Device::nic_of(Core::new()?);
+        Device::with(Core::new()?)
+    }
+
+    /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
+    pub fn on_fabric(options: &Options) -> Result<Device> {
+        let mut core = Core::on_fabric(&options.fabric, options.link)?;
+        core.set_faults(options.faults);
+        Device::with(core)
+    }
+
+    fn with(core: Core) -> Result<Device> {
+        let nic = Device::nic_of(core);
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
             .name("softcx-engine".into())
@@ -234,6 +250,19 @@ impl Device {
             stop: AtomicBool::new(false),
             driven: AtomicU64::new(0),
             rung: AtomicUsize::new(NOBODY),
+        })
+    }
+
+    /// As [`Device::on_fabric`], without an engine.
+    #[cfg(test)]
+    pub(crate) fn on_fabric_without_engine(options: &Options) -> Result<Device> {
+        let mut core = Core::on_fabric(&options.fabric, options.link)?;
+        core.set_faults(options.faults);
+        Ok(Device {
+            engine: Arc::new(Engine {
+                nic: Device::nic_of(core),
+                thread: None,
+            }),
         })
     }
 
@@ -326,6 +355,29 @@ impl Device {
                 .fetch_update(Ordering::AcqRel, Ordering::Relaxed, hint);
         }
         nic.bell.ring();
+    }
+
+    /// Its number on its fabric, 1 to 63; 0 for a device on none.
+    pub fn node(&self) -> u16 {
+        self.lock().fabric().map_or(0, Fabric::node)
+    }
+
+    /// The kind of its link.
+    pub fn link(&self) -> Link {
+        self.lock().fabric().map_or(Link::default(), Fabric::link)
+    }
+
+    /// Its LID on an InfiniBand link: the number of its node. 0 on Ethernet, which has none.
+    pub fn lid(&self) -> u16 {
+        match self.link() {
+            Link::InfiniBand => self.node(),
+            Link::Ethernet => 0,
+        }
+    }
+
+    /// Its GID: link-local with an EUI-64 of its node on InfiniBand, the address 127.0.0.NODE on Ethernet.
+    pub fn gid(&self) -> [u8; 16] {
+        gid_of(self.link(), self.node())
     }
 
     /// Where other devices of this host reach this one.

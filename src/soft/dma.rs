@@ -9,6 +9,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::soft::space::{Fault, Place};
 use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
@@ -78,78 +79,139 @@ impl Drop for Pages {
 /// A ring of 64-byte blocks or strides in driver memory, read by the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ring {
-    start: *mut u8,
+    start: Place,
     len_bytes: usize,
 }
 
-// SAFETY: the creator promises (`Ring::new`) that the memory outlives the device object that holds the ring; the device
-// only runs under its core's lock.
-unsafe impl Send for Ring {}
-
 impl Ring {
     /// # Safety
-    /// `start` is 64-byte aligned and valid for reads and writes of `len_bytes`, a power of two, until the device object
-    /// that holds the ring is destroyed.
+    /// In the space of this process, `start` is 64-byte aligned and valid for reads and writes of `len_bytes`, a power of two,
+    /// until the device object that holds the ring is destroyed.
     pub(crate) unsafe fn new(start: *mut u8, len_bytes: usize) -> Ring {
+        Ring {
+            start: Place::local(start),
+            len_bytes,
+        }
+    }
+
+    /// A ring of a client. Nothing is asked of one in another process: what is not mapped is a fault when it is used.
+    ///
+    /// # Safety
+    /// As for [`Ring::new`] if the place is one of this process.
+    pub(crate) unsafe fn at(start: Place, len_bytes: usize) -> Ring {
         Ring { start, len_bytes }
     }
 
-    /// Its length, a power of two.
+    /// Its length, a power of two, or 0.
     pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
     /// Copies bytes out, from `offset` on, going round at the end. `offset` is taken modulo the ring's length; no more
     /// than one round is copied.
+    ///
+    /// # Errors
+    /// [`Fault`] if the memory of another process cannot be read, or there is none.
     #[inline]
-    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> std::result::Result<(), Fault> {
+        if self.len_bytes == 0 {
+            return Err(Fault);
+        }
         let offset = offset & (self.len_bytes - 1);
         let total = out.len().min(self.len_bytes);
         let head = total.min(self.len_bytes - offset);
+        let Some(start) = self.start.pointer() else {
+            let (first, rest) = out[..total].split_at_mut(head);
+            let at = self.start.behind(offset as u64);
+            return at
+                .space
+                .gather(&mut [(at.addr, first), (self.start.addr, rest)]);
+        };
         // SAFETY: `offset + head` and `total - head` stay within the ring; `out` has room for `total`; a ring and a local
         // buffer do not overlap.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.start.add(offset), out.as_mut_ptr(), head);
-            std::ptr::copy_nonoverlapping(self.start, out.as_mut_ptr().add(head), total - head);
+            std::ptr::copy_nonoverlapping(start.add(offset), out.as_mut_ptr(), head);
+            std::ptr::copy_nonoverlapping(start, out.as_mut_ptr().add(head), total - head);
         }
+        Ok(())
     }
 
-    /// Writes a CQE: bytes 0 to 55, then the last 8 with release order, so that who sees the owner bit sees the rest.
+    /// Writes a CQE at `offset`, a multiple of 64: bytes 0 to 55, then the last 8 with release order, so that who sees the
+    /// owner bit sees the rest.
+    ///
+    /// # Errors
+    /// [`Fault`] if the memory of another process cannot be written, or there is none.
     #[inline]
-    pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) {
+    pub(crate) fn write_cqe(
+        &self,
+        offset: usize,
+        cqe: &[u8; 64],
+    ) -> std::result::Result<(), Fault> {
+        if self.len_bytes < 64 {
+            return Err(Fault);
+        }
         let offset = offset & (self.len_bytes - 1) & !63;
+        let Some(start) = self.start.pointer() else {
+            // The kernel copies one piece after the other; inside of a piece the order is anybody's. So the byte with the owner
+            // bit is a piece of its own.
+            let at = self.start.behind(offset as u64);
+            let (body, owner) = cqe.split_at(63);
+            return at
+                .space
+                .scatter(&[(at.addr, body), (at.addr.wrapping_add(63), owner)]);
+        };
         let last = u64::from_ne_bytes([
             cqe[56], cqe[57], cqe[58], cqe[59], cqe[60], cqe[61], cqe[62], cqe[63],
         ]);
         // SAFETY: `offset` is a multiple of 64 within the ring, whose length is one as well; the last 8 bytes are aligned.
         unsafe {
-            let at = self.start.add(offset);
+            let at = start.add(offset);
             std::ptr::copy_nonoverlapping(cqe.as_ptr(), at, 56);
             AtomicU64::from_ptr(at.add(56).cast()).store(last, Ordering::Release);
         }
+        Ok(())
     }
 }
 
 /// A 32-bit big-endian word of a doorbell record.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RecordWord(*mut u32);
-
-// SAFETY: as for `Ring`.
-unsafe impl Send for RecordWord {}
+pub(crate) struct RecordWord(Place);
 
 impl RecordWord {
     /// # Safety
     /// As for [`Ring::new`]: aligned, and valid until the device object that holds it is destroyed.
     pub(crate) unsafe fn new(at: *mut u32) -> RecordWord {
-        RecordWord(at)
+        RecordWord(Place::local(at.cast()))
+    }
+
+    /// A word of a client's record.
+    ///
+    /// # Safety
+    /// As for [`RecordWord::new`] if the place is one of this process.
+    pub(crate) unsafe fn at(place: Place) -> RecordWord {
+        RecordWord(place)
+    }
+
+    /// Whether it is in another process.
+    pub(crate) fn is_far(self) -> bool {
+        !self.0.space.is_local()
     }
 
     /// The count that the driver wrote. Acquire: pairs with the release fence before the driver's store of the record, so
-    /// that the WQEs it counts are visible.
+    /// that the WQEs it counts are visible. (A system call orders as much, and more.)
+    ///
+    /// # Errors
+    /// [`Fault`] if the memory of another process cannot be read.
     #[inline]
-    pub(crate) fn load(self) -> u32 {
+    pub(crate) fn load(self) -> std::result::Result<u32, Fault> {
+        let Some(word) = self.0.pointer() else {
+            let mut bytes = [0; 4];
+            self.0.space.read(self.0.addr, &mut bytes)?;
+            return Ok(u32::from_be_bytes(bytes));
+        };
         // SAFETY: promised at construction.
-        u32::from_be(unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Acquire))
+        let word = unsafe { AtomicU32::from_ptr(word.cast()) };
+        Ok(u32::from_be(word.load(Ordering::Acquire)))
     }
 }
 
@@ -157,7 +219,8 @@ impl RecordWord {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Register(*mut u64);
 
-// SAFETY: as for `Ring`.
+// SAFETY: the creator promises (`Register::new`) that the memory outlives the device object that holds it; the device only
+// runs under its core's lock.
 unsafe impl Send for Register {}
 
 impl Register {
@@ -269,10 +332,10 @@ mod tests {
         // SAFETY: 256 bytes of a page that outlives the ring.
         let ring = unsafe { Ring::new(pages.at(0), 256) };
         let mut out = [0; 8];
-        ring.read(252 + 512, &mut out);
+        ring.read(252 + 512, &mut out).unwrap();
         assert_eq!(out, [252, 253, 254, 255, 0, 1, 2, 3]);
         let mut long = [0; 300];
-        ring.read(0, &mut long);
+        ring.read(0, &mut long).unwrap();
         assert_eq!(long[255], 255);
         assert_eq!(long[256..], [0; 44]);
     }

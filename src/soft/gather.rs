@@ -2,9 +2,11 @@
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 use crate::mlx5::{Segment, Syndrome, Wqe, parse_recv};
-use crate::soft::dma::{self, Ring};
+use crate::soft::copies::{BadEnd, Copies};
+use crate::soft::dma::Ring;
 use crate::soft::keys::{Access, Keys, Refused};
 use crate::soft::packet::{INLINE_BYTES, Payload, Span};
+use crate::soft::space::{Fault, Place};
 
 /// Largest WQE: a receive of 64 segments of 16 bytes. One of the send ring has 63 at most (`ds` has 6 bits).
 const WQE_BYTES: usize = 1024;
@@ -86,14 +88,16 @@ impl Gather {
     ) -> Result<Request, Syndrome> {
         self.of = None;
         let start = index as usize * 64;
-        ring.read(start, &mut self.bytes[..64]);
+        ring.read(start, &mut self.bytes[..64])
+            .map_err(|Fault| Syndrome::LocalQpOp)?;
         let ds = usize::from(self.bytes[7] & 0x3f);
         if ds == 0 || ds.div_ceil(4) > limit_wqebbs as usize {
             return Err(Syndrome::LocalQpOp);
         }
         let len_bytes = ds * 16;
         if len_bytes > 64 {
-            ring.read(start + 64, &mut self.bytes[64..len_bytes]);
+            ring.read(start + 64, &mut self.bytes[64..len_bytes])
+                .map_err(|Fault| Syndrome::LocalQpOp)?;
         }
         let wqe = Wqe::parse(&self.bytes[..len_bytes]).map_err(|_| Syndrome::LocalQpOp)?;
         if wqe.ctrl.qpn != qpn || wqe.ctrl.index != index as u16 {
@@ -133,13 +137,47 @@ impl Gather {
     }
 
     /// Reads a receive WQE. Its capacity in bytes.
-    pub(crate) fn load_recv(&mut self, ring: &Ring, offset: usize, stride_bytes: u32) -> u64 {
+    ///
+    /// # Errors
+    /// [`Fault`] if the ring cannot be read.
+    pub(crate) fn load_recv(
+        &mut self,
+        ring: &Ring,
+        offset: usize,
+        stride_bytes: u32,
+    ) -> Result<u64, Fault> {
+        self.read_recv(ring, offset, stride_bytes)
+            .map(|stride| self.parse_recv(0, stride))
+    }
+
+    /// Reads a WQE of a shared receive queue: its capacity in bytes, and the index of the next one.
+    ///
+    /// # Errors
+    /// [`Fault`] if the ring cannot be read.
+    pub(crate) fn load_shared_recv(
+        &mut self,
+        ring: &Ring,
+        offset: usize,
+        stride_bytes: u32,
+    ) -> Result<(u64, u16), Fault> {
+        let stride = self.read_recv(ring, offset, stride_bytes)?;
+        // The next segment is 16 bytes; its index stands behind two reserved ones.
+        let next = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
+        Ok((self.parse_recv(16.min(stride), stride), next))
+    }
+
+    fn read_recv(&mut self, ring: &Ring, offset: usize, stride_bytes: u32) -> Result<usize, Fault> {
         self.of = None;
         self.count = 0;
         let stride = (stride_bytes as usize).min(WQE_BYTES);
-        ring.read(offset, &mut self.bytes[..stride]);
+        ring.read(offset, &mut self.bytes[..stride])?;
+        Ok(stride)
+    }
+
+    fn parse_recv(&mut self, start: usize, end: usize) -> u64 {
         let mut capacity = 0;
-        for (part, s) in self.parts.iter_mut().zip(parse_recv(&self.bytes[..stride])) {
+        let segments = parse_recv(&self.bytes[start..end]);
+        for (part, s) in self.parts.iter_mut().zip(segments) {
             *part = Part::Memory(Span {
                 lkey: s.lkey,
                 len_bytes: s.len_bytes,
@@ -167,6 +205,7 @@ impl Gather {
     pub(crate) fn payload(
         &self,
         keys: &Keys,
+        copies: &mut Copies,
         pd: u32,
         mut offset: u32,
         len_bytes: u32,
@@ -176,7 +215,7 @@ impl Gather {
         }
         if len_bytes as usize <= INLINE_BYTES {
             let mut bytes = [0; INLINE_BYTES];
-            self.copy(keys, pd, offset, &mut bytes[..len_bytes as usize])?;
+            self.copy(keys, copies, pd, offset, &mut bytes[..len_bytes as usize])?;
             return Ok(Payload::Inline(bytes));
         }
         let start = offset;
@@ -200,7 +239,7 @@ impl Gather {
                     keys.resolve_span(&spans[used], pd, Access::LOCAL_READ)?;
                     used += 1;
                 }
-                _ => return self.by_value(keys, pd, start, len_bytes),
+                _ => return self.by_value(keys, copies, pd, start, len_bytes),
             }
             left -= piece;
             offset = 0;
@@ -215,18 +254,20 @@ impl Gather {
     fn by_value(
         &self,
         keys: &Keys,
+        copies: &mut Copies,
         pd: u32,
         offset: u32,
         len_bytes: u32,
     ) -> Result<Payload, Refused> {
         let mut bytes = vec![0; len_bytes as usize].into_boxed_slice();
-        self.copy(keys, pd, offset, &mut bytes)?;
+        self.copy(keys, copies, pd, offset, &mut bytes)?;
         Ok(Payload::Heap(bytes))
     }
 
     fn copy(
         &self,
         keys: &Keys,
+        copies: &mut Copies,
         pd: u32,
         mut offset: u32,
         mut into: &mut [u8],
@@ -248,7 +289,7 @@ impl Gather {
                     let from =
                         keys.resolve(span.lkey, pd, addr, piece as u64, Access::LOCAL_READ)?;
                     // SAFETY: resolved for `piece` bytes just above, under the device's lock.
-                    unsafe { dma::copy_out(from, now) };
+                    unsafe { copies.load(from, now) }.map_err(|Fault| Refused)?;
                 }
                 Part::Inline { at, .. } => {
                     let at = usize::from(*at) + offset as usize;
@@ -266,6 +307,7 @@ impl Gather {
     pub(crate) fn scatter(
         &self,
         keys: &Keys,
+        copies: &mut Copies,
         pd: u32,
         mut offset: u32,
         source: &Source<'_>,
@@ -294,7 +336,7 @@ impl Gather {
                 )
                 .map_err(|Refused| ScatterError::Target)?;
             // SAFETY: resolved for `piece` bytes just above, under the device's lock.
-            unsafe { source.copy_to(keys, done, into, piece) }?;
+            unsafe { source.copy_to(keys, copies, done, into, piece) }?;
             done += piece;
             offset = 0;
         }
@@ -357,25 +399,35 @@ impl<'a> Source<'a> {
     pub(crate) unsafe fn copy_to(
         &self,
         keys: &Keys,
+        copies: &mut Copies,
         mut offset: u32,
-        mut into: *mut u8,
+        mut into: Place,
         mut len_bytes: u32,
     ) -> Result<(), ScatterError> {
+        let failed = |end| match end {
+            BadEnd::From => ScatterError::Source,
+            BadEnd::Into => ScatterError::Target,
+        };
+        let no_target = |Fault| ScatterError::Target;
         match self {
             // SAFETY: the caller's promise; slicing checks the source.
             Source::Bytes(bytes) => unsafe {
-                dma::copy_in(into, &bytes[offset as usize..(offset + len_bytes) as usize])
+                let bytes = &bytes[offset as usize..(offset + len_bytes) as usize];
+                copies.store(into, bytes).map_err(no_target)?;
             },
             // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
             Source::Lane { start, .. } => unsafe {
-                let from = start.add(offset as usize);
+                let from = Place::local(start.add(offset as usize));
                 if len_bytes <= 8 {
                     // By way of a local copy, so that words arrive whole.
                     let mut word = [0; 8];
-                    dma::copy_out(from, &mut word[..len_bytes as usize]);
-                    dma::copy_in(into, &word[..len_bytes as usize]);
+                    let word = &mut word[..len_bytes as usize];
+                    copies.load(from, word).map_err(no_target)?;
+                    copies.store(into, word).map_err(no_target)?;
                 } else {
-                    dma::copy_across(from, into, len_bytes as usize);
+                    copies
+                        .copy(from, into, len_bytes as usize)
+                        .map_err(failed)?;
                 }
             },
             Source::Memory { pd, spans } => {
@@ -395,10 +447,8 @@ impl<'a> Source<'a> {
                         )
                         .map_err(|Refused| ScatterError::Source)?;
                     // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
-                    unsafe {
-                        dma::copy_across(from, into, piece as usize);
-                        into = into.add(piece as usize);
-                    }
+                    unsafe { copies.copy(from, into, piece as usize) }.map_err(failed)?;
+                    into = into.behind(piece.into());
                     len_bytes -= piece;
                     offset = 0;
                 }

@@ -10,7 +10,11 @@ use crate::mlx5::{
     SendQueueConfig, SendRequest, Syndrome,
 };
 use crate::peer::{At, PeerOp, Program, Role, Targets};
-use crate::soft::{Access, Attributes, Device, Faults, Pages, QueuePair, QueuePairConfig, State};
+use crate::soft::client::AddressVector;
+use crate::soft::fabric::gid_of;
+use crate::soft::{
+    Access, Attributes, Device, Faults, Link, Options, Pages, QueuePair, QueuePairConfig, State,
+};
 
 /// Simulated time of one turn.
 const TURN_NS: u64 = 2_000;
@@ -38,6 +42,31 @@ impl World {
                 .collect(),
             now_ns: 0,
         }
+    }
+
+    /// Devices on a fabric of their own, which is forgotten again: who has joined stays.
+    pub(crate) fn on_fabric(devices: usize, link: Link) -> World {
+        World {
+            devices: (0..devices).map(|_| World::node(link)).collect(),
+            now_ns: 0,
+        }
+    }
+
+    /// A device on the fabric of this test.
+    pub(crate) fn node(link: Link) -> Device {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default().replace(':', "_");
+        let fabric = format!(
+            "{}-{}",
+            std::process::id(),
+            &test[test.len().saturating_sub(50)..]
+        );
+        let options = Options {
+            fabric,
+            link,
+            ..Options::default()
+        };
+        Device::on_fabric_without_engine(&options).unwrap()
     }
 
     /// Devices that run by themselves, in the time of the world outside.
@@ -239,6 +268,23 @@ impl End {
     pub(crate) fn connect(&self, other: &End) {
         self.qp.init(self.shape.attributes).unwrap();
         self.qp.connect(&other.qp.local()).unwrap();
+    }
+
+    /// Connects to a queue pair by LID or GID, as a program with the verbs would; both ends start at PSN 0.
+    pub(crate) fn aim(&self, node: u16, qpn: u32) {
+        let device = self.qp.device();
+        let path = AddressVector {
+            dlid: if device.link() == Link::InfiniBand {
+                node
+            } else {
+                0
+            },
+            dgid: gid_of(device.link(), node),
+            is_global: true,
+            ..AddressVector::default()
+        };
+        self.qp.init(self.shape.attributes).unwrap();
+        self.qp.connect_by_path(&path, qpn, (0, 0));
     }
 
     /// Reset of the queue pair and of everything that belongs to the driver.

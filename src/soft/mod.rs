@@ -9,27 +9,38 @@
 
 mod bell;
 #[allow(dead_code)] // filled and used by the doors next
-mod client;
+pub(crate) mod client;
+mod copies;
 mod core;
 mod cq;
 mod cursor;
 mod device;
+#[allow(dead_code)] // as client
 mod dma;
+#[cfg(all(test, not(loom)))]
+mod driver;
+mod fabric;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;
 mod inbox;
+#[allow(dead_code)] // as client
 mod keys;
+mod mapping;
 mod options;
 mod packet;
+#[allow(dead_code)] // as client
 mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
 #[allow(dead_code)] // as client
-mod space;
+pub(crate) mod space;
+#[allow(dead_code)] // as client
+mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod transitions;
 mod wire;
 
 pub use device::{Device, PortId};

@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
+use crate::soft::client::{Event, EventSink, QpAttributes, Transport};
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::dma::{RecordWord, Register, Ring};
 use crate::soft::gather::Gather;
-use crate::soft::keys::{Access, Keys};
+use crate::soft::keys::{Access, Accessor, Keys};
 use crate::soft::packet::{Header, Kind, Packet, Payload};
 use crate::soft::requester::Requester;
 use crate::soft::responder::Responder;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Destination, Wire};
 use crate::{Error, Result};
 
@@ -26,6 +29,8 @@ pub enum State {
     ReadyToReceive = 2,
     /// Ready to send.
     ReadyToSend = 3,
+    /// Nothing more is begun from the send queue; receiving goes on.
+    SendQueueDrained = 4,
     /// The send queue failed, receiving goes on. For unreliable queue pairs; a reliable one goes to [`State::Error`].
     SendQueueError = 5,
     /// Everything posted is flushed.
@@ -33,15 +38,18 @@ pub enum State {
 }
 
 impl State {
-    fn from_byte(byte: u8) -> State {
-        match byte {
+    /// The state of that number.
+    pub(crate) fn parse(byte: u8) -> Option<State> {
+        Some(match byte {
+            0 => State::Reset,
             1 => State::Init,
             2 => State::ReadyToReceive,
             3 => State::ReadyToSend,
+            4 => State::SendQueueDrained,
             5 => State::SendQueueError,
             6 => State::Error,
-            _ => State::Reset,
-        }
+            _ => return None,
+        })
     }
 
     /// Whether a modify call may go from `self` to `to` for a reliable connection (IBTA 10.3.1; the kernel's
@@ -80,7 +88,7 @@ impl Status {
 
     /// The state as the device last set it.
     pub fn state(&self) -> State {
-        State::from_byte(self.state.load(Ordering::Acquire))
+        State::parse(self.state.load(Ordering::Acquire)).unwrap_or(State::Reset)
     }
 
     /// Whether a completion queue overran: completions were lost.
@@ -199,10 +207,14 @@ pub struct Counters {
 pub(crate) struct Context<'a> {
     pub(crate) now_ns: u64,
     pub(crate) cqs: &'a mut [Option<Cq>],
-    pub(crate) keys: &'a Keys,
+    pub(crate) srqs: &'a mut [Option<Srq>],
+    pub(crate) keys: &'a mut Keys,
+    pub(crate) copies: &'a mut Copies,
     pub(crate) wire: &'a mut Wire,
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
+    /// Set when a completion queue lost a completion.
+    pub(crate) overran: &'a mut bool,
 }
 
 impl Context<'_> {
@@ -212,6 +224,7 @@ impl Context<'_> {
             .get_mut(cq)
             .and_then(Option::as_mut)
             .is_some_and(|queue| queue.push(cqe));
+        *self.overran |= !pushed;
         self.counters.completions += u64::from(pushed);
         pushed
     }
@@ -221,7 +234,14 @@ impl Context<'_> {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) qpn: u32,
+    pub(crate) transport: Transport,
     pub(crate) pd: u32,
+    /// Put into every CQE.
+    pub(crate) user_index: u32,
+    /// The shared receive queue from which it takes, instead of its own.
+    pub(crate) srq: Option<usize>,
+    /// Who hears what becomes of it. An embedded device's owner looks at its [`Status`].
+    pub(crate) events: Option<Arc<dyn EventSink>>,
     pub(crate) send_cq: usize,
     pub(crate) recv_cq: usize,
     pub(crate) send_ring: Ring,
@@ -230,7 +250,10 @@ pub(crate) struct Parts {
     pub(crate) recv_wqes: u32,
     pub(crate) recv_stride_bytes: u32,
     pub(crate) recv_record: RecordWord,
-    pub(crate) uar: [Register; 2],
+    /// Its own registers, or none if it is one of many on a page.
+    pub(crate) uar: Option<[Register; 2]>,
+    /// That page, then.
+    pub(crate) page: usize,
 }
 
 /// A queue pair.
@@ -239,6 +262,8 @@ pub(crate) struct Qp {
     pub(crate) parts: Parts,
     pub(crate) status: Arc<Status>,
     pub(crate) attributes: Attributes,
+    /// Attributes as a client set them.
+    pub(crate) asked: Box<QpAttributes>,
     pub(crate) remote: Option<Remote>,
     /// The connection number that this end expects in packets.
     pub(crate) connection: u32,
@@ -250,6 +275,8 @@ pub(crate) struct Qp {
     pub(crate) timed: bool,
     /// Waits for room on a lane, and stands in no list of those with something to send until there is some.
     pub(crate) held: bool,
+    /// Its memory cannot be reached, so there is nothing to flush.
+    lost: bool,
 }
 
 impl Qp {
@@ -258,6 +285,7 @@ impl Qp {
             parts,
             status: Arc::default(),
             attributes: Attributes::default(),
+            asked: Box::default(),
             remote: None,
             connection: 0,
             requester: Requester::default(),
@@ -266,11 +294,20 @@ impl Qp {
             answering: false,
             timed: false,
             held: false,
+            lost: false,
         }
     }
 
     pub(crate) fn state(&self) -> State {
         self.status.state()
+    }
+
+    /// Who it is to the key table.
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.parts.pd,
+            qpn: self.parts.qpn,
+        }
     }
 
     pub(crate) fn set_state(&mut self, state: State) {
@@ -283,6 +320,8 @@ impl Qp {
         self.responder = Responder::default();
         self.remote = None;
         self.connection = 0;
+        self.lost = false;
+        *self.asked = QpAttributes::default();
         self.status.overrun.store(0, Ordering::Release);
         self.set_state(State::Reset);
     }
@@ -323,6 +362,7 @@ impl Qp {
                 CqeOpcode::Req
             },
             qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
             wqe_counter,
             byte_count,
             send_opcode: opcode,
@@ -338,6 +378,7 @@ impl Qp {
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
         let cqe = Cqe {
             qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
             timestamp: context.now_ns,
             ..cqe
         };
@@ -348,7 +389,35 @@ impl Qp {
     fn check_overrun(&mut self, pushed: bool) {
         if !pushed {
             self.status.overrun.store(1, Ordering::Release);
+            self.fail_by_itself();
+        }
+    }
+
+    /// Tells its owner.
+    pub(crate) fn notify(&self, event: Event) {
+        if let Some(events) = &self.parts.events {
+            events.event(event);
+        }
+    }
+
+    /// The memory of its queues or records is gone.
+    pub(crate) fn lose_queue(&mut self) {
+        self.lost = true;
+        self.fail_by_itself();
+    }
+
+    /// Whether its memory is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Moves to the error state without a completion that would tell why.
+    pub(crate) fn fail_by_itself(&mut self) {
+        if self.state() != State::Error {
             self.set_state(State::Error);
+            self.notify(Event::QpFatal {
+                qpn: self.parts.qpn,
+            });
         }
     }
 
@@ -360,6 +429,9 @@ impl Qp {
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
     pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
+        if self.lost {
+            return;
+        }
         self.flush_sends(context);
         self.flush_receives(context);
     }

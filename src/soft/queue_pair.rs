@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::soft::client::Transport;
 use crate::soft::cq::Cq;
 use crate::soft::device::{Device, PortId};
 use crate::soft::dma::{PAGE_BYTES, Pages, RecordWord, Register, Ring};
@@ -166,7 +167,11 @@ impl QueuePair {
         let (parts, send_cq_parts, recv_cq_parts) = unsafe {
             let parts = Parts {
                 qpn,
+                transport: Transport::Rc,
                 pd: config.pd,
+                user_index: 0,
+                srq: None,
+                events: None,
                 send_cq: 0,
                 recv_cq: 0,
                 send_ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
@@ -178,7 +183,8 @@ impl QueuePair {
                 recv_wqes: config.recv_wqes,
                 recv_stride_bytes: config.recv_stride_bytes,
                 recv_record: RecordWord::new(memory.record),
-                uar: memory.uar.map(|register| Register::new(register.cast())),
+                uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
+                page: 0,
             };
             let send_ring = Ring::new(memory.send_cq, config.send_cqes as usize * 64);
             let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);
@@ -299,6 +305,19 @@ impl QueuePair {
             theirs,
         )?;
         core.ready_to_send(self.slot)
+    }
+
+    /// INIT to RTR and RTS, by the address of a node of the fabric.
+    #[cfg(test)]
+    pub(crate) fn connect_by_path(
+        &self,
+        path: &crate::soft::client::AddressVector,
+        qpn: u32,
+        psns: (u32, u32),
+    ) {
+        let mut core = self.device.lock();
+        core.aim_qp(self.slot, path, qpn);
+        core.start_qp(self.slot, psns);
     }
 
     /// Any state to ERR. When this returns, everything posted is flushed, and the device writes to the completion queues

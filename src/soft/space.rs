@@ -5,6 +5,39 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Space(libc::pid_t);
 
+/// An address in a space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) space: Space,
+    pub(crate) addr: u64,
+}
+
+impl Place {
+    /// An address of this process.
+    pub(crate) fn local(at: *const u8) -> Place {
+        Place {
+            space: Space::LOCAL,
+            addr: at.expose_provenance() as u64,
+        }
+    }
+
+    /// The place `bytes` behind this one.
+    pub(crate) fn behind(self, bytes: u64) -> Place {
+        Place {
+            addr: self.addr.wrapping_add(bytes),
+            ..self
+        }
+    }
+
+    /// The address as a pointer, if it is one of this process.
+    #[inline]
+    pub(crate) fn pointer(self) -> Option<*mut u8> {
+        self.space
+            .is_local()
+            .then(|| std::ptr::with_exposed_provenance_mut(self.addr as usize))
+    }
+}
+
 /// Memory that is not mapped, or not so that the access is allowed; or the process is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fault;
@@ -25,44 +58,73 @@ impl Space {
 
     /// Reads from a client's memory, also one's own, without trusting the address: the kernel copies, and says if it cannot.
     pub(crate) fn read(self, addr: u64, into: &mut [u8]) -> Result<(), Fault> {
-        let (pid, len) = (self.pid(), into.len());
-        let local = libc::iovec {
-            iov_base: into.as_mut_ptr().cast(),
-            iov_len: len,
-        };
-        let remote = libc::iovec {
-            iov_base: addr as usize as *mut libc::c_void,
-            iov_len: len,
-        };
-        // SAFETY: `local` is a buffer of this function's caller; the kernel checks `remote`.
-        let done =
-            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-        (done == len as isize).then_some(()).ok_or(Fault)
+        self.gather(&mut [(addr, into)])
     }
 
     /// Writes to a client's memory, also one's own, without trusting the address.
     pub(crate) fn write(self, addr: u64, from: &[u8]) -> Result<(), Fault> {
-        let (pid, len) = (self.pid(), from.len());
-        let local = libc::iovec {
-            iov_base: from.as_ptr().cast_mut().cast(),
-            iov_len: len,
-        };
-        let remote = libc::iovec {
-            iov_base: addr as usize as *mut libc::c_void,
-            iov_len: len,
-        };
-        // SAFETY: `local` is only read; the kernel checks `remote`, and that it is memory of ours is the caller's concern as
-        // it is when a process gives the kernel a pointer.
-        let done =
-            unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
-        (done == len as isize).then_some(()).ok_or(Fault)
+        self.scatter(&[(addr, from)])
     }
 
-    fn pid(self) -> libc::pid_t {
+    /// Reads several pieces with one system call, one after the other.
+    pub(crate) fn gather<const N: usize>(
+        self,
+        pieces: &mut [(u64, &mut [u8]); N],
+    ) -> Result<(), Fault> {
+        let mut total = 0;
+        let mut sides = [[EMPTY; N]; 2];
+        for (at, (addr, into)) in pieces.iter_mut().enumerate() {
+            total += into.len();
+            sides[0][at] = vector(into.as_mut_ptr(), into.len());
+            sides[1][at] = vector(foreign(*addr), into.len());
+        }
+        let [own, theirs] = &sides;
+        // SAFETY: the vectors are as long as said; `own` are exclusive borrows; the kernel checks `theirs`.
+        let done = unsafe {
+            let (own, theirs) = (own.as_ptr(), theirs.as_ptr());
+            libc::process_vm_readv(self.pid(), own, N as u64, theirs, N as u64, 0)
+        };
+        (done == total as isize).then_some(()).ok_or(Fault)
+    }
+
+    /// Writes several pieces with one system call, one after the other.
+    pub(crate) fn scatter<const N: usize>(self, pieces: &[(u64, &[u8]); N]) -> Result<(), Fault> {
+        let mut total = 0;
+        let mut sides = [[EMPTY; N]; 2];
+        for (at, (addr, from)) in pieces.iter().enumerate() {
+            total += from.len();
+            sides[0][at] = vector(from.as_ptr().cast_mut(), from.len());
+            sides[1][at] = vector(foreign(*addr), from.len());
+        }
+        let [own, theirs] = &sides;
+        // SAFETY: the vectors are as long as said; `own` is only read; the kernel checks `theirs`, and that it is memory of
+        // ours is the caller's concern as it is when a process gives the kernel a pointer.
+        let done = unsafe {
+            let (own, theirs) = (own.as_ptr(), theirs.as_ptr());
+            libc::process_vm_writev(self.pid(), own, N as u64, theirs, N as u64, 0)
+        };
+        (done == total as isize).then_some(()).ok_or(Fault)
+    }
+
+    pub(super) fn pid(self) -> libc::pid_t {
         if self.is_local() {
             std::process::id() as libc::pid_t
         } else {
             self.0
         }
     }
+}
+
+const EMPTY: libc::iovec = vector(std::ptr::null_mut(), 0);
+
+const fn vector(start: *mut u8, len_bytes: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: start.cast(),
+        iov_len: len_bytes,
+    }
+}
+
+/// An address for the kernel alone to use.
+fn foreign(addr: u64) -> *mut u8 {
+    std::ptr::without_provenance_mut(addr as usize)
 }

@@ -47,6 +47,8 @@ pub(crate) enum Destination {
     Local,
     /// The lane with this index into another device.
     Lane(usize),
+    /// No device has this address: packets are lost.
+    Nowhere,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub(crate) struct Wire {
     late: BinaryHeap<Late>,
     order: u64,
     outgoing: Vec<VecDeque<Packet>>,
+    /// The lanes for which something waits.
+    waiting: Vec<usize>,
 }
 
 impl Wire {
@@ -110,7 +114,8 @@ impl Wire {
     fn deliver(&mut self, to: Destination, packet: Packet) {
         match to {
             Destination::Local => self.local.push(packet),
-            Destination::Lane(lane) => self.lane(lane).push_back(packet),
+            Destination::Lane(lane) => self.queue(lane, packet),
+            Destination::Nowhere => {}
         }
     }
 
@@ -171,24 +176,50 @@ impl Wire {
         self.spare = packets;
     }
 
-    /// What waits for a lane, oldest first.
-    pub(crate) fn lane(&mut self, lane: usize) -> &mut VecDeque<Packet> {
+    #[inline]
+    fn queue(&mut self, lane: usize, packet: Packet) {
         if self.outgoing.len() <= lane {
             self.outgoing.resize_with(lane + 1, VecDeque::new);
         }
-        &mut self.outgoing[lane]
+        if self.outgoing[lane].is_empty() {
+            self.waiting.push(lane);
+        }
+        self.outgoing[lane].push_back(packet);
+    }
+
+    /// A lane for which something waits, by its place in the list of those.
+    #[inline]
+    pub(crate) fn waiting(&self, at: usize) -> Option<usize> {
+        self.waiting.get(at).copied()
+    }
+
+    /// What waits for a lane, oldest first.
+    pub(crate) fn lane(&mut self, lane: usize) -> Option<&mut VecDeque<Packet>> {
+        self.outgoing.get_mut(lane)
+    }
+
+    /// Takes the lane at this place off the list if nothing waits for it. Whether it was taken off.
+    #[inline]
+    pub(crate) fn forget_empty(&mut self, at: usize) -> bool {
+        let empty = self
+            .waiting(at)
+            .is_some_and(|lane| self.outgoing.get(lane).is_none_or(VecDeque::is_empty));
+        if empty {
+            self.waiting.swap_remove(at);
+        }
+        empty
     }
 
     /// Whether anything waits for room on a lane.
     pub(crate) fn any_for_lanes(&self) -> bool {
-        self.outgoing.iter().any(|queue| !queue.is_empty())
+        !self.waiting.is_empty()
     }
 
     /// Whether a requester should wait before it sends more this way: its packets would only pile up here.
     #[inline]
     pub(crate) fn congested(&self, to: Destination) -> bool {
         match to {
-            Destination::Local => false,
+            Destination::Local | Destination::Nowhere => false,
             Destination::Lane(lane) => self
                 .outgoing
                 .get(lane)

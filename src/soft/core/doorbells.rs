@@ -143,7 +143,11 @@ pub(super) fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
         }
         rung = true;
         counters.doorbells += 1;
-        let recorded = qp.parts.send_record.load() as u16;
+        let Ok(recorded) = qp.parts.send_record.load() else {
+            qp.lose_queue();
+            continue;
+        };
+        let recorded = recorded as u16;
         let wqebbs = u16::from(doorbell.ds).div_ceil(4);
         let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
         if qp

@@ -1,37 +1,153 @@
 //! Packets from other devices and to them.
 
+use std::collections::HashMap;
+
 use super::Core;
 use crate::Result;
+use crate::soft::client::AddressVector;
+use crate::soft::copies::Copies;
+use crate::soft::fabric::{Fabric, NODES, node_of};
 use crate::soft::gather::Source;
 use crate::soft::inbox::{Arrival, Lane, PortAddress};
 use crate::soft::keys::Keys;
-use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES};
+use crate::soft::options::Link;
+use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Packet};
 use crate::soft::qp::Remote;
+use crate::soft::space::Place;
 use crate::soft::wire::Destination;
 
 /// Packets taken from one lane before others have their turn.
 const BURST: usize = 128;
+
+/// How soon a node whose lane could not be opened is tried again.
+const REOPEN_NS: u64 = 10_000_000;
+
+/// The way into another device.
+#[derive(Debug)]
+pub(super) struct Way {
+    lane: Lane,
+    port: u64,
+    /// Queue pairs that use it. The way to a node of a fabric stays without any.
+    users: usize,
+}
+
+/// The ways out of a device. On a fabric the first ones are those to its nodes, by number.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    ways: Vec<Option<Way>>,
+    by_port: HashMap<u64, usize>,
+    /// By node: not before this time, and not to this port.
+    closed: Vec<(u64, u64)>,
+    nodes: usize,
+}
+
+impl Ways {
+    pub(super) fn to_nodes() -> Ways {
+        let nodes = usize::from(NODES) + 1;
+        Ways {
+            ways: std::iter::repeat_with(|| None).take(nodes).collect(),
+            by_port: HashMap::new(),
+            closed: vec![(0, 0); nodes],
+            nodes,
+        }
+    }
+
+    /// Opens the way to a node, or opens it anew if another device has the number now.
+    fn open_to_node(&mut self, fabric: &Fabric, node: usize, now_ns: u64) -> Option<&Way> {
+        let port = fabric.port(node as u16);
+        let way = self.ways.get_mut(node)?;
+        if way.as_ref().is_none_or(|way| way.port != port) {
+            *way = None;
+            let closed = self.closed.get_mut(node)?;
+            if port == 0 || (closed.1 == port && now_ns < closed.0) {
+                return None;
+            }
+            let opened = fabric
+                .address(node as u16)
+                .map(|to| (to.port, Lane::open(&to)));
+            match opened {
+                Some((port, Ok(lane))) => {
+                    *way = Some(Way {
+                        lane,
+                        port,
+                        users: 0,
+                    });
+                }
+                _ => *closed = (now_ns + REOPEN_NS, port),
+            }
+        }
+        way.as_ref()
+    }
+}
 
 impl Core {
     pub(super) fn destination(&mut self, port: &PortAddress) -> Result<Destination> {
         if *port == self.inbox.address() {
             return Ok(Destination::Local);
         }
-        if let Some(&lane) = self.lane_of.get(&port.port) {
+        let ways = &mut self.ways;
+        if let Some(&lane) = ways.by_port.get(&port.port) {
             return Ok(Destination::Lane(lane));
         }
-        let opened = Lane::open(port)?;
-        let lane = self
-            .lanes
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.lanes.len());
-        if lane == self.lanes.len() {
-            self.lanes.push(None);
+        let lane = Lane::open(port)?;
+        let free = ways.ways.iter().skip(ways.nodes).position(Option::is_none);
+        let at = free.map_or(ways.ways.len(), |free| ways.nodes + free);
+        if at == ways.ways.len() {
+            ways.ways.push(None);
         }
-        self.lanes[lane] = Some((opened, port.port, 0));
-        self.lane_of.insert(port.port, lane);
-        Ok(Destination::Lane(lane))
+        ways.ways[at] = Some(Way {
+            lane,
+            port: port.port,
+            users: 0,
+        });
+        ways.by_port.insert(port.port, at);
+        Ok(Destination::Lane(at))
+    }
+
+    /// Sets where a queue pair's packets go. The other end is not asked whether it is there, and agreed on no connection number.
+    pub(crate) fn aim_qp(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
+        let to = self.route(self.node_at(path));
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.remote = Some(Remote {
+                to,
+                qpn,
+                connection: 0,
+            });
+            qp.connection = 0;
+        }
+    }
+
+    /// Where packets for a node of the fabric go, whether it is there or not: a device that comes later is found, too.
+    pub(crate) fn route(&self, node: Option<u16>) -> Destination {
+        match (&self.fabric, node) {
+            (Some(fabric), Some(node)) if node == fabric.node() => Destination::Local,
+            (Some(_), Some(node)) if (1..=NODES).contains(&node) => {
+                Destination::Lane(usize::from(node))
+            }
+            // A device on no fabric is alone with itself.
+            (None, _) => Destination::Local,
+            _ => Destination::Nowhere,
+        }
+    }
+
+    /// The node that an address vector leads to.
+    pub(crate) fn node_at(&self, path: &AddressVector) -> Option<u16> {
+        let link = self.fabric.as_ref()?.link();
+        let by_gid = || path.is_global.then(|| node_of(link, &path.dgid)).flatten();
+        match link {
+            // Within a subnet the LID routes, also where there is a GRH.
+            Link::InfiniBand if (1..=NODES).contains(&path.dlid) => Some(path.dlid),
+            _ => by_gid(),
+        }
+    }
+
+    /// Counts a queue pair that uses this way.
+    pub(super) fn enter_lane(&mut self, to: Destination) {
+        if let Destination::Lane(lane) = to
+            && let Some(Some(way)) = self.ways.ways.get_mut(lane)
+        {
+            way.users += 1;
+        }
     }
 
     pub(super) fn leave_lane(&mut self, slot: usize) {
@@ -42,12 +158,37 @@ impl Core {
         else {
             return;
         };
-        if let Some(Some((_, port, users))) = self.lanes.get_mut(lane) {
-            *users -= 1;
-            if *users == 0 {
-                self.lane_of.remove(port);
-                self.wire.lane(lane).clear();
-                self.lanes[lane] = None;
+        if lane < self.ways.nodes {
+            return;
+        }
+        let Some(entry) = self.ways.ways.get_mut(lane) else {
+            return;
+        };
+        if let Some(way) = entry {
+            way.users -= 1;
+            if way.users == 0 {
+                self.ways.by_port.remove(&way.port);
+                if let Some(queue) = self.wire.lane(lane) {
+                    queue.clear();
+                }
+                *entry = None;
+            }
+        }
+    }
+
+    /// Closes the ways to nodes that are no more. One that died in silence is looked for only where packets wait for room.
+    pub(super) fn sweep_nodes(&mut self) {
+        let Some(fabric) = &self.fabric else { return };
+        for node in 1..self.ways.nodes {
+            let Some(Some(way)) = self.ways.ways.get(node) else {
+                continue;
+            };
+            let stuck = self.wire.lane(node).is_some_and(|queue| !queue.is_empty());
+            let gone =
+                fabric.port(node as u16) != way.port || (stuck && fabric.is_vacant(node as u16));
+            if gone {
+                self.ways.closed[node] = (u64::MAX, way.port);
+                self.ways.ways[node] = None;
             }
         }
     }
@@ -76,32 +217,40 @@ impl Core {
     }
 
     /// Moves packets into the lanes of other devices.
-    pub(super) fn fill_lanes(&mut self) -> bool {
+    #[inline]
+    pub(super) fn fill_lanes(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
-        for (index, lane) in self.lanes.iter().enumerate() {
-            let Some((lane, ..)) = lane else { continue };
-            let queue = self.wire.lane(index);
+        let mut at = 0;
+        while let Some(index) = self.wire.waiting(at) {
+            let way = match &self.fabric {
+                Some(fabric) if index < self.ways.nodes => {
+                    self.ways.open_to_node(fabric, index, now_ns)
+                }
+                _ => self.ways.ways.get(index).and_then(Option::as_ref),
+            };
+            let Some(queue) = self.wire.lane(index) else {
+                at += 1;
+                continue;
+            };
             let before = queue.len();
-            while let Some(packet) = queue.front() {
-                let source = Source::of(&packet.payload, packet.header.payload_bytes);
-                let mut filled = true;
-                if source.len_bytes() as usize <= MAX_PAYLOAD_BYTES
-                    && !lane.send(&packet.header, |slot| {
-                        filled = fill(&self.keys, &source, slot);
-                        filled
-                    })
-                {
-                    break;
+            if let Some(Way { lane, .. }) = way {
+                while let Some(packet) = queue.front() {
+                    if !pass(&self.keys, &mut self.copies, lane, packet) {
+                        break;
+                    }
+                    queue.pop_front();
                 }
-                if !filled && packet.header.kind == Kind::ReadResponse {
-                    // The slot is still there.
-                    lane.send(&packet.header.refused(), |_| true);
+                if queue.len() != before {
+                    lane.ring();
                 }
-                queue.pop_front();
+            } else {
+                // Nobody is there: lost, as in a switch that has no such port.
+                self.counters.packets_dropped += before as u64;
+                queue.clear();
             }
-            if queue.len() != before {
-                worked = true;
-                lane.ring();
+            worked |= queue.len() != before;
+            if !self.wire.forget_empty(at) {
+                at += 1;
             }
         }
         if worked && !self.held.is_empty() {
@@ -116,9 +265,28 @@ impl Core {
     }
 }
 
+/// Puts a packet on a lane. `false` if there is no room.
+#[inline]
+fn pass(keys: &Keys, copies: &mut Copies, lane: &Lane, packet: &Packet) -> bool {
+    let source = Source::of(&packet.payload, packet.header.payload_bytes);
+    if source.len_bytes() as usize > MAX_PAYLOAD_BYTES {
+        return true;
+    }
+    let mut filled = true;
+    let sent = lane.send(&packet.header, |slot| {
+        filled = fill(keys, copies, &source, slot);
+        filled
+    });
+    if !filled && packet.header.kind == Kind::ReadResponse {
+        // The slot is still there.
+        lane.send(&packet.header.refused(), |_| true);
+    }
+    sent
+}
+
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.
 #[allow(unsafe_code)] // a slot is raw memory
-fn fill(keys: &Keys, source: &Source<'_>, slot: *mut u8) -> bool {
+fn fill(keys: &Keys, copies: &mut Copies, source: &Source<'_>, slot: *mut u8) -> bool {
     // SAFETY: the slot has room for MAX_PAYLOAD_BYTES and is ours until it is published; the caller compared the length.
-    unsafe { source.copy_to(keys, 0, slot, source.len_bytes()) }.is_ok()
+    unsafe { source.copy_to(keys, copies, 0, Place::local(slot), source.len_bytes()) }.is_ok()
 }

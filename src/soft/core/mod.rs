@@ -1,24 +1,38 @@
 //! The device itself: its objects, and one turn of its work. It has no clock and no thread; both are given to it.
 
+mod clients;
 mod doorbells;
 mod lanes;
+mod modify;
 mod objects;
+pub(crate) mod pages;
+pub(crate) mod queues;
+pub(crate) mod regions;
 
 use std::collections::{HashMap, VecDeque};
 
+use self::clients::Owner;
 use self::doorbells::Uar;
+use self::lanes::Ways;
+use self::pages::UarPage;
 use crate::Result;
+use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
+use crate::soft::fabric::Fabric;
 use crate::soft::gather::{Gather, Source};
-use crate::soft::inbox::{Inbox, Lane};
+use crate::soft::inbox::Inbox;
 use crate::soft::keys::Keys;
+use crate::soft::options::Link;
 use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
+use crate::soft::srq::Srq;
 use crate::soft::wire::{Faults, Wire};
 
 /// Timers and failed queue pairs are looked at this often.
 const TICK_NS: u64 = 20_000;
+/// Failed queue pairs of other processes are looked at once in so many ticks.
+const FAR_TICKS: u32 = 50;
 /// A full lane is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
 /// Lanes are looked over for dead writers this often.
@@ -30,10 +44,13 @@ macro_rules! context {
         &mut Context {
             now_ns: $now_ns,
             cqs: &mut $core.cqs,
-            keys: &$core.keys,
+            srqs: &mut $core.srqs,
+            keys: &mut $core.keys,
+            copies: &mut $core.copies,
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
+            overran: &mut $core.overran,
         }
     };
 }
@@ -44,13 +61,24 @@ pub(crate) struct Core {
     qps: Vec<Option<Box<Qp>>>,
     uars: Vec<Option<Uar>>,
     generations: Vec<u8>,
+    first_generation: u8,
     free_qps: VecDeque<usize>,
     cqs: Vec<Option<Cq>>,
+    srqs: Vec<Option<Srq>>,
     pub(crate) keys: Keys,
+    copies: Copies,
     wire: Wire,
     pub(crate) counters: Counters,
     gather: Box<Gather>,
     next_pd: u32,
+    clients: HashMap<u32, Owner>,
+    next_client: u32,
+    pages: Vec<Option<UarPage>>,
+    page_turns: u32,
+    /// Members of multicast groups.
+    multicast: HashMap<[u8; 16], Vec<usize>>,
+    /// A completion queue lost a completion since the last turn.
+    overran: bool,
     /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
     hot: Vec<usize>,
     cold: usize,
@@ -63,10 +91,12 @@ pub(crate) struct Core {
     failed: Vec<usize>,
     /// Queue pairs that wait for room on a lane.
     held: Vec<usize>,
+    /// The fabric that the device was made on. It goes before the inbox: nobody is to look for one that is gone.
+    fabric: Option<Fabric>,
     inbox: Inbox,
-    lanes: Vec<Option<(Lane, u64, usize)>>,
-    lane_of: HashMap<u64, usize>,
+    ways: Ways,
     next_tick_ns: u64,
+    ticks: u32,
     next_sweep_ns: u64,
     /// A stuck device, for tests of what waits for it.
     pub(crate) frozen: bool,
@@ -78,13 +108,22 @@ impl Core {
             qps: Vec::new(),
             uars: Vec::new(),
             generations: Vec::new(),
+            first_generation: 0,
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             keys: Keys::default(),
+            copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
             gather: Box::default(),
             next_pd: 1,
+            clients: HashMap::new(),
+            next_client: 0,
+            pages: Vec::new(),
+            page_turns: 0,
+            multicast: HashMap::new(),
+            overran: false,
             hot: Vec::new(),
             cold: 0,
             looked_ns: 0,
@@ -94,12 +133,37 @@ impl Core {
             failed: Vec::new(),
             held: Vec::new(),
             inbox: Inbox::new()?,
-            lanes: Vec::new(),
-            lane_of: HashMap::new(),
+            fabric: None,
+            ways: Ways::default(),
             next_tick_ns: 0,
+            ticks: 0,
             next_sweep_ns: 0,
             frozen: false,
         })
+    }
+
+    /// A device with a place on a fabric.
+    pub(crate) fn on_fabric(name: &str, link: Link) -> Result<Core> {
+        let mut core = Core::new()?;
+        core.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
+        core.ways = Ways::to_nodes();
+        // Numbers of the node's last device are not met again at once.
+        core.first_generation = core.inbox.address().port as u8;
+        Ok(core)
+    }
+
+    pub(crate) fn fabric(&self) -> Option<&Fabric> {
+        self.fabric.as_ref()
+    }
+
+    /// The bits of a queue pair number that are its place in the table.
+    #[inline]
+    fn slot_mask(&self) -> u32 {
+        if self.fabric.is_some() {
+            0x3fff
+        } else {
+            0xffff
+        }
     }
 
     pub(crate) fn inbox(&self) -> &Inbox {
@@ -140,6 +204,7 @@ impl Core {
             return false;
         }
         let mut worked = self.look_at_doorbells(now_ns);
+        worked |= self.look_at_pages();
         worked |= self.receive(now_ns);
         worked |= self.wire.advance(now_ns);
         if now_ns >= self.next_tick_ns {
@@ -156,7 +221,10 @@ impl Core {
                 break;
             }
         }
-        worked | self.fill_lanes()
+        if self.overran {
+            self.spread_overruns();
+        }
+        worked | self.fill_lanes(now_ns)
     }
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.
@@ -234,7 +302,7 @@ impl Core {
 
     #[inline]
     fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        let slot = (header.dst_qpn & 0xffff) as usize;
+        let slot = (header.dst_qpn & self.slot_mask()) as usize;
         let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
         let Some(qp) = receiver.filter(|qp| {
             qp.parts.qpn == header.dst_qpn
@@ -307,10 +375,16 @@ impl Core {
             }
             self.enlist(slot);
         }
+        self.ticks = self.ticks.wrapping_add(1);
         for at in 0..self.failed.len() {
             let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
                 continue;
             };
+            // To look at the record of another process is a system call.
+            let waits = qp.parts.recv_record.is_far() && !qp.requester.has_work();
+            if waits && !self.ticks.is_multiple_of(FAR_TICKS) {
+                continue;
+            }
             let before = self.counters.completions;
             qp.flush(context!(self, now_ns));
             worked |= self.counters.completions != before;
@@ -318,6 +392,7 @@ impl Core {
         if now_ns >= self.next_sweep_ns {
             self.next_sweep_ns = now_ns + SWEEP_NS;
             self.inbox.sweep();
+            self.sweep_nodes();
         }
         worked
     }

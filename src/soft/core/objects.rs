@@ -5,11 +5,13 @@ use super::{Context, Core, context};
 use crate::soft::cq::Cq;
 use crate::soft::inbox::PortAddress;
 use crate::soft::qp::{Attributes, Parts, Qp, Remote, State};
-use crate::soft::wire::Destination;
 use crate::{Error, Result};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
 const MAX_QPS: usize = 1 << 16;
+/// Queue pairs of a device on a fabric: 14 bits of the number, under 4 of a generation and 6 of the node. The last ones would,
+/// on the last node, have the number that stands for multicast.
+const MAX_QPS_OF_NODE: usize = (1 << 14) - 1;
 
 impl Core {
     pub(crate) fn create_pd(&mut self) -> u32 {
@@ -39,26 +41,36 @@ impl Core {
     /// Reserves a queue pair number: slot, and the number itself.
     pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
         // A freed slot is used again last: late packets for its old number should find nobody.
+        let max = if self.fabric.is_some() {
+            MAX_QPS_OF_NODE
+        } else {
+            MAX_QPS
+        };
         let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
-            if self.qps.len() == MAX_QPS {
+            if self.qps.len() == max {
                 return Err(Error::State {
                     operation: "create_qp",
-                    reason: format!("the device has {MAX_QPS} queue pairs"),
+                    reason: format!("the device has {max} queue pairs"),
                 });
             }
             self.qps.push(None);
             self.uars.push(None);
-            self.generations.push(0);
+            self.generations.push(self.first_generation);
             self.qps.len() - 1
         } else {
             self.free_qps.pop_front().unwrap_or_default()
         };
         self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
-        Ok((slot, u32::from(self.generations[slot]) << 16 | slot as u32))
+        let generation = u32::from(self.generations[slot]);
+        let qpn = match &self.fabric {
+            Some(fabric) => u32::from(fabric.node()) << 18 | (generation & 0xf) << 14,
+            None => generation << 16,
+        };
+        Ok((slot, qpn | slot as u32))
     }
 
     pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
-        self.uars[slot] = Some(Uar::new(parts.uar));
+        self.uars[slot] = parts.uar.map(Uar::new);
         self.qps[slot].insert(Box::new(Qp::new(parts)))
     }
 
@@ -130,12 +142,19 @@ impl Core {
         qp.requester.connect(psn);
         qp.responder.connect(remote.0);
         qp.set_state(State::ReadyToReceive);
-        if let Destination::Lane(lane) = to
-            && let Some(Some((_, _, users))) = self.lanes.get_mut(lane)
-        {
-            *users += 1;
-        }
+        self.enter_lane(to);
         Ok(())
+    }
+
+    /// INIT to RTS, with the PSN to send from and the one to expect.
+    #[cfg(test)]
+    pub(crate) fn start_qp(&mut self, slot: usize, psns: (u32, u32)) {
+        if let Ok(qp) = self.transition(slot, State::ReadyToReceive) {
+            qp.requester.connect(psns.0);
+            qp.responder.connect(psns.1);
+            qp.set_state(State::ReadyToSend);
+        }
+        self.enlist(slot);
     }
 
     /// RTR to RTS.
@@ -150,12 +169,35 @@ impl Core {
     pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
         if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
             // What was rung before this call counts as posted.
-            if let Some(Some(uar)) = self.uars.get(slot) {
-                ring(qp, uar, &mut self.counters);
+            match self.uars.get(slot) {
+                Some(Some(uar)) => {
+                    ring(qp, uar, &mut self.counters);
+                }
+                _ => self.count_sends(slot),
             }
+        }
+        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
             qp.enter_error(context!(self, now_ns));
         }
         self.enlist(slot);
+    }
+
+    /// Fails the queue pairs of clients whose completion queue lost a completion.
+    #[cold]
+    pub(super) fn spread_overruns(&mut self) {
+        self.overran = false;
+        for slot in 0..self.qps.len() {
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            let broken = |cq: usize| matches!(self.cqs.get(cq), Some(Some(cq)) if cq.is_overrun());
+            let concerned =
+                qp.parts.uar.is_none() && (broken(qp.parts.send_cq) || broken(qp.parts.recv_cq));
+            if concerned && !matches!(qp.state(), State::Reset | State::Init | State::Error) {
+                qp.fail_by_itself();
+                self.enlist(slot);
+            }
+        }
     }
 
     /// Any state to RESET.
@@ -171,7 +213,9 @@ impl Core {
             qp.held = false;
             qp.reset();
             let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
-            for cq in cqs {
+            // Completion queues of clients are shared, and cleaned by their drivers.
+            let own = qp.parts.uar.is_some();
+            for cq in cqs.into_iter().filter(|_| own) {
                 if let Some(Some(cq)) = self.cqs.get_mut(cq) {
                     cq.reset();
                 }

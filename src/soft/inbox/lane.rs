@@ -13,6 +13,15 @@ use super::{
 use crate::soft::packet::{HEADER_BYTES, Header};
 use crate::{Error, Result};
 
+/// Whether this descriptor of a process is an inbox; `None` if the kernel does not say.
+pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
+    match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
+        Ok(target) => Some(target.as_os_str().as_bytes().starts_with(INBOX_LINK)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(false),
+        Err(_) => None,
+    }
+}
+
 /// The writing end of a lane into another device's inbox.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -98,7 +107,7 @@ impl Lane {
             .find(|&lane| free(lane))
             .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
         if let Some(lane) = lane {
-            head.claimed.fetch_or(1 << lane, Ordering::AcqRel);
+            head.claimed.fetch_or(1u64 << lane, Ordering::AcqRel);
             return Ok(Lane { mapping, lane });
         }
         Err(no(format!(

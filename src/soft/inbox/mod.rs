@@ -21,15 +21,14 @@ use crate::soft::cursor::{Corrupt, Cursors};
 use crate::soft::dma;
 use crate::soft::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
 
-pub(crate) use lane::Lane;
-pub(crate) use process::random;
-use process::{host, last_error, started};
+pub(crate) use lane::{Lane, is_inbox};
+pub(crate) use process::{host, last_error, random, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 1;
-/// Devices that may send to one device.
-const LANES: usize = 32;
+pub(crate) const VERSION: u32 = 2;
+/// Devices that may send to one device: all other nodes of a fabric, and one more.
+const LANES: usize = 64;
 const SLOTS: usize = 256;
 const SLOT_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
 const LANE_BYTES: usize = 4096 + SLOTS * SLOT_BYTES;
@@ -53,7 +52,7 @@ struct InboxHead {
     port: AtomicU64,
     bell: Bell,
     /// Bit `i`: lane `i` has a writer, or had one.
-    claimed: AtomicU32,
+    claimed: AtomicU64,
 }
 
 #[repr(C)]
@@ -242,7 +241,7 @@ impl Inbox {
 
     /// Lanes that have a writer, as bits.
     #[inline]
-    pub(crate) fn claimed(&self) -> u32 {
+    pub(crate) fn claimed(&self) -> u64 {
         self.mapping.head().claimed.load(Ordering::Acquire)
     }
 
@@ -301,7 +300,7 @@ impl Inbox {
                 self.mapping
                     .head()
                     .claimed
-                    .fetch_and(!(1 << lane), Ordering::AcqRel);
+                    .fetch_and(!(1u64 << lane), Ordering::AcqRel);
                 // Release: the next owner finds the lane empty.
                 head.owner.store(0, Ordering::Release);
             }

@@ -3,7 +3,7 @@
 
 use crate::{Error, Result};
 
-pub(super) fn last_error(operation: &'static str) -> Error {
+pub(crate) fn last_error(operation: &'static str) -> Error {
     Error::System {
         operation,
         errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
@@ -11,7 +11,7 @@ pub(super) fn last_error(operation: &'static str) -> Error {
 }
 
 /// A number for this boot of this host.
-pub(super) fn host() -> u64 {
+pub(crate) fn host() -> u64 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     // FNV-1a, only to make 64 bits of a text.
     id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -23,7 +23,7 @@ pub(super) fn host() -> u64 {
 ///
 /// # Errors
 /// If the kernel does not say, for want of descriptors for example.
-pub(super) fn started(pid: u32) -> std::io::Result<Option<u64>> {
+pub(crate) fn started(pid: u32) -> std::io::Result<Option<u64>> {
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error)

@@ -226,7 +226,7 @@ impl Qp {
                 .is_ok();
         match context
             .gather
-            .scatter(context.keys, self.parts.pd, offset, source)
+            .scatter(context.keys, context.copies, self.parts.pd, offset, source)
         {
             Ok(()) if loaded => {}
             Err(ScatterError::Source) => return self.on_ack(context, &header.refused()),

@@ -119,6 +119,18 @@ impl Requester {
         behind
     }
 
+    /// A doorbell of which only the record tells. Whether it announces anything.
+    pub(crate) fn announce_recorded(&mut self, recorded: u16, ring_wqebbs: u32) -> bool {
+        let before = self.announced;
+        self.announce(recorded, 0, recorded, ring_wqebbs);
+        self.announced != before
+    }
+
+    /// Whether work requests were begun that are not complete.
+    pub(crate) fn is_sending(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
     /// Whether there is something that could be sent, were it not for windows and waits.
     pub(crate) fn has_work(&self) -> bool {
         self.cursor < self.messages.len() || self.begun != self.announced
@@ -310,9 +322,13 @@ impl Qp {
                 .gather
                 .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
                 .is_ok();
-        let payload = context
-            .gather
-            .payload(context.keys, self.parts.pd, offset, payload_bytes);
+        let payload = context.gather.payload(
+            context.keys,
+            context.copies,
+            self.parts.pd,
+            offset,
+            payload_bytes,
+        );
         let Some(payload) = payload.ok().filter(|_| loaded) else {
             // The region went away after the work request was begun.
             message.failed = Some(Syndrome::LocalProt);

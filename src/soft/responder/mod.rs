@@ -5,11 +5,11 @@ mod answers;
 use std::collections::VecDeque;
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
-use crate::soft::dma;
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::keys::{Access, Refused};
 use crate::soft::packet::{AckCode, Header, Kind, Payload, flag, psn_add, psn_distance};
 use crate::soft::qp::{Context, Qp, State};
+use crate::soft::space::{Fault, Place};
 
 /// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
 /// most that a requester may have on their way.
@@ -148,7 +148,8 @@ impl Qp {
                     capacity,
                 }),
             ) => {
-                self.load_receive(context, index);
+                // A fault leaves no segment, and so the payload no room.
+                let _ = self.load_receive(context, index);
                 (index, done, capacity)
             }
             (_, arriving) => {
@@ -162,7 +163,7 @@ impl Qp {
         } else {
             context
                 .gather
-                .scatter(context.keys, self.parts.pd, done, source)
+                .scatter(context.keys, context.copies, self.parts.pd, done, source)
         };
         let (syndrome, code) = match scattered {
             Ok(()) => {
@@ -232,9 +233,9 @@ impl Qp {
         }
         // The whole range is checked with the first packet, so that a write that fails writes nothing.
         let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
-        let target = context.keys.resolve(
+        let target = context.keys.resolve_remote(
             rkey,
-            self.parts.pd,
+            self.accessor(),
             addr,
             missing.into(),
             Access::REMOTE_WRITE,
@@ -251,9 +252,13 @@ impl Qp {
         } else {
             None
         };
-        if self.store(context, source, target).is_err() {
+        if let Err(error) = self.store(context, source, target) {
             if receive.is_some() {
                 self.responder.taken = self.responder.taken.wrapping_sub(1);
+            }
+            if error != ScatterError::Source {
+                // The memory is registered, but the process took it away.
+                self.refuse(context, AckCode::OperationalError);
             }
             return;
         }
@@ -301,9 +306,9 @@ impl Qp {
             return;
         }
         let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
-        let target = context.keys.resolve(
+        let target = context.keys.resolve_remote(
             header.rkey,
-            self.parts.pd,
+            self.accessor(),
             header.addr,
             8,
             Access::REMOTE_ATOMIC,
@@ -311,7 +316,9 @@ impl Qp {
         let Some(target) = target.ok().filter(|_| allowed) else {
             return self.refuse(context, AckCode::AccessError);
         };
-        let old = apply_atomic(header, target);
+        let Ok(old) = apply_atomic(context, header, target) else {
+            return self.refuse(context, AckCode::OperationalError);
+        };
         if self.responder.results.len() == MAX_ANSWERS {
             self.responder.results.pop_front();
         }
@@ -327,9 +334,9 @@ impl Qp {
     fn readable(&self, context: &Context<'_>, header: &Header) -> bool {
         let allowed =
             self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
-        let range = context.keys.resolve(
+        let range = context.keys.resolve_remote(
             header.rkey,
-            self.parts.pd,
+            self.accessor(),
             header.addr,
             header.total_bytes.into(),
             Access::REMOTE_READ,
@@ -371,7 +378,11 @@ impl Qp {
 
     /// Takes the next posted receive: its running count and its room in bytes. Its segments are in the gather afterwards.
     fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
-        let posted = self.parts.recv_record.load() as u16;
+        let Ok(posted) = self.parts.recv_record.load() else {
+            self.lose_queue();
+            return None;
+        };
+        let posted = posted as u16;
         let index = self.responder.taken;
         let waiting = posted.wrapping_sub(index as u16);
         // More than the ring holds: a record that was made fresh too early, or garbage.
@@ -379,10 +390,16 @@ impl Qp {
             return None;
         }
         self.responder.taken = index.wrapping_add(1);
-        Some((index, self.load_receive(context, index)))
+        match self.load_receive(context, index) {
+            Ok(capacity) => Some((index, capacity)),
+            Err(Fault) => {
+                self.lose_queue();
+                None
+            }
+        }
     }
 
-    fn load_receive(&self, context: &mut Context<'_>, index: u32) -> u64 {
+    fn load_receive(&self, context: &mut Context<'_>, index: u32) -> Result<u64, Fault> {
         let stride = self.parts.recv_stride_bytes;
         let slot = index & (self.parts.recv_wqes - 1);
         context.gather.load_recv(
@@ -439,25 +456,26 @@ mod access {
         #[inline]
         pub(super) fn store(
             &self,
-            context: &Context<'_>,
+            context: &mut Context<'_>,
             source: &Source<'_>,
-            target: *mut u8,
+            target: Place,
         ) -> Result<(), ScatterError> {
+            let len_bytes = source.len_bytes();
             // SAFETY: `target` was resolved for at least the payload, under the device's lock, which is still held.
-            unsafe { source.copy_to(context.keys, 0, target, source.len_bytes()) }
+            unsafe { source.copy_to(context.keys, context.copies, 0, target, len_bytes) }
         }
 
         /// The payload of a read's response.
         pub(super) fn remote_payload(
             &self,
-            context: &Context<'_>,
+            context: &mut Context<'_>,
             rkey: u32,
             addr: u64,
             len_bytes: u32,
         ) -> Result<Payload, Refused> {
-            let from = context.keys.resolve(
+            let from = context.keys.resolve_remote(
                 rkey,
-                self.parts.pd,
+                self.accessor(),
                 addr,
                 len_bytes.into(),
                 Access::REMOTE_READ,
@@ -475,7 +493,8 @@ mod access {
             }
             let mut bytes = [0; INLINE_BYTES];
             // SAFETY: resolved for this length just above, under the device's lock.
-            unsafe { dma::copy_out(from, &mut bytes[..len_bytes as usize]) };
+            unsafe { context.copies.load(from, &mut bytes[..len_bytes as usize]) }
+                .map_err(|Fault| Refused)?;
             Ok(if len_bytes == 0 {
                 Payload::Empty
             } else {
@@ -485,12 +504,19 @@ mod access {
     }
 
     /// Carries out an atomic; `target` was resolved for 8 bytes and is aligned.
-    pub(super) fn apply_atomic(header: &Header, target: *mut u8) -> u64 {
+    pub(super) fn apply_atomic(
+        context: &mut Context<'_>,
+        header: &Header,
+        target: Place,
+    ) -> Result<u64, Fault> {
+        let Header {
+            compare, operand, ..
+        } = *header;
         // SAFETY: the address was checked for its alignment and resolved by the caller, under the device's lock.
         unsafe {
             match header.kind {
-                Kind::CompareSwap => dma::compare_swap(target, header.compare, header.operand),
-                _ => dma::fetch_add(target, header.operand),
+                Kind::CompareSwap => context.copies.compare_swap(target, compare, operand),
+                _ => context.copies.fetch_add(target, operand),
             }
         }
     }

@@ -1,0 +1,165 @@
+//! UAR pages of clients: one register rings for many queue pairs.
+
+use super::Core;
+use super::clients::own;
+use crate::soft::client::Errno;
+use crate::soft::dma::Register;
+use crate::soft::qp::State;
+
+/// Where the doorbell registers of a page lie: two of libmlx5's, each with the other half of its BlueFlame buffer
+/// (`MLX5_BF_OFFSET` and on, 256 bytes each). What is copied into a buffer begins with the same 8 bytes as a doorbell, and
+/// ends before the next.
+pub(crate) const DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
+/// Where completion queues are armed (`MLX5_CQ_DOORBELL`).
+pub(crate) const ARM: usize = 0x20;
+
+/// Looks without a hit after which a page is looked at only now and then.
+const HOT_LOOKS: u32 = 1 << 14;
+/// How often then: every so many turns.
+const COLD_TURNS: u32 = 8;
+
+/// A page.
+#[derive(Debug)]
+pub(super) struct UarPage {
+    doorbells: [Register; 4],
+    arm: Register,
+    pub(super) qps: Vec<usize>,
+    pub(super) cqs: Vec<usize>,
+    quiet: u32,
+}
+
+impl UarPage {
+    /// Whether a doorbell and an arm were rung since the last look.
+    #[inline]
+    fn look(&mut self) -> (u64, bool) {
+        let rung = self
+            .doorbells
+            .map(|register| u64::from(register.take().is_some()));
+        let found = (rung.iter().sum(), self.arm.take().is_some());
+        self.quiet = if found == (0, false) {
+            self.quiet.saturating_add(1)
+        } else {
+            0
+        };
+        found
+    }
+}
+
+impl Core {
+    pub(crate) fn add_uar(
+        &mut self,
+        client: u32,
+        doorbells: [Register; 4],
+        arm: Register,
+    ) -> Result<u32, Errno> {
+        let free = self.pages.iter().position(Option::is_none);
+        let slot = free.unwrap_or(self.pages.len());
+        self.owner_mut(client)?.uars.push(slot);
+        if slot == self.pages.len() {
+            self.pages.push(None);
+        }
+        self.pages[slot] = Some(UarPage {
+            doorbells,
+            arm,
+            qps: Vec::new(),
+            cqs: Vec::new(),
+            quiet: 0,
+        });
+        Ok(slot as u32)
+    }
+
+    pub(crate) fn free_uar(&mut self, client: u32, uar: u32) -> Result<(), Errno> {
+        let slot = own(&self.owner(client)?.uars, uar)?;
+        match self.pages.get_mut(slot) {
+            Some(Some(page)) if !page.qps.is_empty() || !page.cqs.is_empty() => Err(libc::EBUSY),
+            Some(page) => {
+                *page = None;
+                self.owner_mut(client)?.uars.retain(|&uar| uar != slot);
+                Ok(())
+            }
+            None => Err(libc::EINVAL),
+        }
+    }
+
+    pub(super) fn page_mut(&mut self, uar: usize) -> Option<&mut UarPage> {
+        self.pages.get_mut(uar).and_then(Option::as_mut)
+    }
+
+    /// Looks at the registers of all pages. A register may have been overwritten before it was seen, so a hit is taken as one
+    /// for each queue on its page, and their records tell.
+    #[inline]
+    pub(super) fn look_at_pages(&mut self) -> bool {
+        let mut worked = false;
+        self.page_turns = self.page_turns.wrapping_add(1);
+        for at in 0..self.pages.len() {
+            let Some(Some(page)) = self.pages.get_mut(at) else {
+                continue;
+            };
+            let waits = page.quiet >= HOT_LOOKS
+                && !(self.page_turns.wrapping_add(at as u32)).is_multiple_of(COLD_TURNS);
+            if waits || (page.qps.is_empty() && page.cqs.is_empty()) {
+                continue;
+            }
+            let (rung, armed) = page.look();
+            if rung > 0 {
+                self.counters.doorbells += rung;
+                self.count_page(at);
+                worked = true;
+            }
+            if armed {
+                self.arm_page(at);
+                worked = true;
+            }
+        }
+        worked
+    }
+
+    fn count_page(&mut self, at: usize) {
+        let Some(page) = self.page_mut(at) else {
+            return;
+        };
+        let qps = std::mem::take(&mut page.qps);
+        for &slot in &qps {
+            self.count_sends(slot);
+        }
+        if let Some(page) = self.page_mut(at) {
+            page.qps = qps;
+        }
+    }
+
+    fn arm_page(&mut self, at: usize) {
+        let Some(Some(page)) = self.pages.get(at) else {
+            return;
+        };
+        for &slot in &page.cqs {
+            if let Some(Some(cq)) = self.cqs.get_mut(slot) {
+                cq.look_at_arm();
+            }
+        }
+    }
+
+    /// Announces what a queue pair's record says is posted.
+    pub(super) fn count_sends(&mut self, slot: usize) {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
+        if matches!(qp.state(), State::Reset | State::Init) || qp.is_lost() {
+            return;
+        }
+        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        if ring_wqebbs == 0 {
+            return;
+        }
+        match qp.parts.send_record.load() {
+            Ok(recorded) => {
+                if qp.requester.announce_recorded(recorded as u16, ring_wqebbs) {
+                    self.enlist(slot);
+                }
+            }
+            Err(_) => {
+                qp.lose_queue();
+                self.enlist(slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! One open of the device file, and the one call that it takes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::soft::Device;
+use crate::soft::client::{Client, Errno};
+use crate::soft::space::Space;
+use crate::softcx::channel::Channel;
+use crate::softcx::events::AsyncEvents;
+use crate::softcx::objects::Objects;
+use crate::softcx::pages::DevicePages;
+use crate::softcx::port::Port;
+use crate::softcx::uverbs;
+
+/// What the context needs of the table of descriptors of the process that calls.
+pub(crate) trait Descriptors {
+    /// Hands a descriptor to the process: its number there.
+    fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno>;
+
+    /// `st_dev` and `st_ino` of one of its descriptors.
+    fn inode(&self, number: i32) -> Option<(u64, u64)>;
+
+    /// Closes one that was given, because the command failed after all.
+    fn take_back(&self, number: i32);
+}
+
+/// A context of a process on the device. Dropping it releases everything that was made in it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    // The client goes first: the device uses the pages.
+    pub(super) client: Client,
+    tables: Mutex<Tables>,
+    pub(super) events: Arc<AsyncEvents>,
+    pub(super) space: Space,
+    pub(super) port: Port,
+    device: Device,
+}
+
+/// What changes with the calls.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) objects: Objects,
+    pub(super) pages: DevicePages,
+    pub(super) channels: Vec<CompletionChannel>,
+    /// GET_CONTEXT was called; before that nothing else can be.
+    pub(super) opened: bool,
+}
+
+/// A completion channel, and its descriptor in the process as it was given.
+#[derive(Debug)]
+pub(super) struct CompletionChannel {
+    pub(super) channel: Arc<Channel>,
+    pub(super) number: i32,
+}
+
+impl Context {
+    /// Opens the device for the process whose memory `space` is. The descriptor stands for the device file, and is open in a way of
+    /// its own: when the process has closed it everywhere, nobody else has it open so. Pages are mapped from it.
+    pub(crate) fn open(device: &Device, space: Space) -> io::Result<(Context, OwnedFd)> {
+        let failed = io::Error::from_raw_os_error;
+        let pages = DevicePages::new().map_err(failed)?;
+        let descriptor = pages.descriptor().map_err(failed)?;
+        let events = Arc::new(AsyncEvents::default());
+        let context = Context {
+            client: Client::open(device, space, events.clone()),
+            tables: Mutex::new(Tables {
+                objects: Objects::default(),
+                pages,
+                channels: Vec::new(),
+                opened: false,
+            }),
+            events,
+            space,
+            port: Port::of(device),
+            device: device.clone(),
+        };
+        Ok((context, descriptor))
+    }
+
+    /// `st_dev` and `st_ino` of the file, by which descriptors of it are recognised.
+    pub(crate) fn inode(&self) -> (u64, u64) {
+        self.lock().pages.inode()
+    }
+
+    /// `RDMA_VERBS_IOCTL`, with its argument: an address in the process.
+    pub(crate) fn ioctl(&self, argument: u64, descriptors: &dyn Descriptors) -> Result<(), Errno> {
+        uverbs::call(self, &mut self.lock(), argument, descriptors)
+    }
+
+    /// What the device's clock says, as completions have it.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.device.now_ns()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,43 @@
+//! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
+
+use super::{Call, limits};
+use crate::soft::client::Errno;
+use crate::softcx::abi::{CreateAh, CreateAhResp, DestroyAh, Mlx5CreateAhResp};
+use crate::softcx::objects::Object;
+use crate::softcx::port::{GIDS, Port};
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateAh = call.request()?;
+    let (attributes, route) = (request.attr, request.attr.grh);
+    let global = attributes.is_global != 0;
+    let port = call.context.port;
+    if attributes.port_num != 1
+        || (port.is_ethernet() && !global)
+        || (global && u32::from(route.sgid_index) >= GIDS)
+    {
+        return Err(libc::EINVAL);
+    }
+    let pd = call.tables.objects.pd(request.pd_handle)?;
+    let kept = |object: &&Object| matches!(object, Object::Ah(_));
+    if call.tables.objects.iter().filter(kept).count() >= limits::AHS as usize {
+        return Err(libc::ENOMEM);
+    }
+    let ah_handle = call.insert(Object::Ah(pd))?;
+    call.respond(CreateAhResp { ah_handle });
+    if port.is_ethernet() {
+        let response = Mlx5CreateAhResp {
+            response_length: call.driver_room::<Mlx5CreateAhResp>(),
+            dmac: Port::mac_of(&route.dgid),
+            reserved: [0; 6],
+        };
+        call.driver_respond(response);
+    }
+    Ok(())
+}
+
+pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyAh = call.request()?;
+    call.tables.objects.ah(request.ah_handle)?;
+    call.tables.objects.remove(request.ah_handle);
+    Ok(())
+}

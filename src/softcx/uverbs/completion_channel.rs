@@ -1,0 +1,56 @@
+//! Completion channels.
+
+use std::sync::Arc;
+
+use super::{Call, Made, limits};
+use crate::soft::client::Errno;
+use crate::softcx::abi::{CreateCompChannel, CreateCompChannelResp};
+use crate::softcx::channel::{Carries, Channel};
+use crate::softcx::context::CompletionChannel;
+use crate::softcx::objects::Object;
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let _: CreateCompChannel = call.request()?;
+    forget_closed(call);
+    if call.tables.channels.len() >= limits::CHANNELS {
+        return Err(libc::EMFILE);
+    }
+    let (channel, descriptor) = Channel::new(Carries::Completions)?;
+    let inode = channel.inode();
+    let number = call.give(descriptor)?;
+    call.made.push(Made::CompletionChannel(inode));
+    call.tables.channels.push(CompletionChannel {
+        channel: Arc::new(channel),
+        number,
+    });
+    call.respond(CreateCompChannelResp { fd: number as u32 });
+    Ok(())
+}
+
+/// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
+fn forget_closed(call: &mut Call<'_>) {
+    let open = |it: &CompletionChannel| {
+        call.descriptors.inode(it.number) == Some(it.channel.inode())
+            || call.tables.objects.iter().any(|object| match object {
+                Object::Cq(cq) => cq
+                    .completions
+                    .as_ref()
+                    .is_some_and(|completions| Arc::ptr_eq(completions.channel(), &it.channel)),
+                _ => false,
+            })
+    };
+    let kept: Vec<bool> = call.tables.channels.iter().map(open).collect();
+    let mut kept = kept.into_iter();
+    call.tables.channels.retain(|_| kept.next().unwrap_or(true));
+}
+
+/// The channel that a process names by its descriptor.
+pub(super) fn find(call: &Call<'_>, number: i32) -> Result<Arc<Channel>, Errno> {
+    let inode = call.descriptors.inode(number).ok_or(libc::EBADF)?;
+    call.tables
+        .channels
+        .iter()
+        .find(|it| it.channel.inode() == inode)
+        .map(|it| Arc::clone(&it.channel))
+        .ok_or(libc::EBADF)
+}

@@ -1,0 +1,159 @@
+//! Completion queues.
+
+use std::sync::Arc;
+
+use super::{Call, completion_channel, limits, uar};
+use crate::soft::client::{CqParts, Errno, EventSink};
+use crate::softcx::abi::*;
+use crate::softcx::context::Context;
+use crate::softcx::events::{Completions, Subject};
+use crate::softcx::objects::{Cq, Object};
+
+/// `ib_uverbs_ex_create_cq_flags`.
+const TIMESTAMPS: u32 = 1;
+const IGNORE_OVERRUN: u32 = 1 << 1;
+/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+const UAR_PAGE_INDEX: u16 = 1 << 1;
+/// `IB_CQ_MODERATE`.
+const MODERATE: u32 = 1;
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateCq = call.request()?;
+    let response = make(
+        call,
+        ExCreateCq {
+            user_handle: request.user_handle,
+            cqe: request.cqe,
+            comp_vector: request.comp_vector,
+            comp_channel: request.comp_channel,
+            ..ExCreateCq::default()
+        },
+    )?;
+    call.respond(response);
+    Ok(())
+}
+
+pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ExCreateCq = call.extended_request()?;
+    if request.comp_mask != 0 || request.reserved != 0 {
+        return Err(libc::EINVAL);
+    }
+    let base = make(call, request)?;
+    let response = ExCreateCqResp {
+        base,
+        comp_mask: 0,
+        response_length: call.response_length::<ExCreateCqResp>(),
+    };
+    call.respond(response);
+    Ok(())
+}
+
+fn make(call: &mut Call<'_>, request: ExCreateCq) -> Result<CreateCqResp, Errno> {
+    let driver: Mlx5CreateCq = call.driver_request()?;
+    if request.comp_vector >= limits::COMPLETION_VECTORS {
+        return Err(libc::EINVAL);
+    }
+    if request.flags & !(TIMESTAMPS | IGNORE_OVERRUN) != 0 || driver.cqe_comp_en != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if driver.flags != UAR_PAGE_INDEX || driver.reserved0 != 0 || driver.reserved1 != 0 {
+        return Err(libc::EINVAL);
+    }
+    let cqes = entries(request.cqe, u32::from(!matches!(driver.cqe_size, 64 | 128)))?;
+    let completions = match request.comp_channel {
+        ..0 => None,
+        number => {
+            let channel = completion_channel::find(call, number)?;
+            Some(Arc::new(Completions::new(channel, request.user_handle)))
+        }
+    };
+    let events = completions.clone().map(|it| it as Arc<dyn EventSink>);
+    let cqn = call.context.client.create_cq(CqParts {
+        ring: driver.buf_addr,
+        cqes,
+        cqe_bytes: driver.cqe_size,
+        record: driver.db_addr,
+        uar: uar::find(call, u32::from(driver.uar_page_index))?,
+        events,
+        ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
+    })?;
+    call.context
+        .events
+        .name(Subject::Cq(cqn), request.user_handle);
+    let cq = Cq {
+        cqn,
+        cqes,
+        completions,
+    };
+    let cq_handle = call.insert(Object::Cq(cq))?;
+    call.driver_respond(Mlx5CreateCqResp { cqn, reserved: 0 });
+    Ok(CreateCqResp {
+        cq_handle,
+        cqe: cqes - 1,
+    })
+}
+
+/// Entries of a queue for so many completions: one more, and a power of two. EINVAL beyond the limit, or if something else is `wrong`.
+fn entries(cqe: u32, wrong: u32) -> Result<u32, Errno> {
+    if wrong != 0 || cqe == 0 || cqe >= limits::CQES {
+        return Err(libc::EINVAL);
+    }
+    Ok((cqe + 1).next_power_of_two())
+}
+
+pub(super) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ResizeCq = call.request()?;
+    let driver: Mlx5ResizeCq = call.driver_request()?;
+    let cq = call.tables.objects.cq(request.cq_handle)?;
+    let odd = u32::from(driver.reserved0) | driver.reserved1;
+    let odd = odd | u32::from(!matches!(driver.cqe_size, 64 | 128));
+    let cqes = entries(request.cqe, odd)?;
+    if cqes != cq.cqes {
+        let cqe_bytes = u32::from(driver.cqe_size);
+        call.context
+            .client
+            .resize_cq(cq.cqn, driver.buf_addr, cqes, cqe_bytes)?;
+        if let Some(Object::Cq(cq)) = call.tables.objects.get_mut(request.cq_handle) {
+            cq.cqes = cqes;
+        }
+    }
+    call.respond(ResizeCqResp {
+        cqe: cqes - 1,
+        reserved: 0,
+    });
+    Ok(())
+}
+
+pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ExModifyCq = call.extended_request()?;
+    if request.attr_mask == 0 || request.reserved != 0 {
+        return Err(libc::EINVAL);
+    }
+    if request.attr_mask & !MODERATE != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let cq = call.tables.objects.cq(request.cq_handle)?;
+    let attributes = request.attr;
+    call.context
+        .client
+        .modify_cq(cq.cqn, attributes.cq_count, attributes.cq_period)
+}
+
+pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyCq = call.request()?;
+    let cq = call.tables.objects.cq(request.cq_handle)?;
+    let (comp_events_reported, async_events_reported) = remove(call.context, &cq)?;
+    call.tables.objects.remove(request.cq_handle);
+    call.respond(DestroyCqResp {
+        comp_events_reported,
+        async_events_reported,
+    });
+    Ok(())
+}
+
+/// How many events of each kind the process has read.
+pub(super) fn remove(context: &Context, cq: &Cq) -> Result<(u32, u32), Errno> {
+    context.client.destroy_cq(cq.cqn)?;
+    let completions = cq.completions.as_ref().map_or(0, |it| it.finish());
+    Ok((completions, context.events.forget(Subject::Cq(cq.cqn))))
+}

@@ -1,0 +1,176 @@
+//! Queue pairs: making and destroying. Their attributes are in `qp_attributes`.
+
+pub(super) use super::qp_attributes::{modify, modify_extended, query};
+
+use super::{Call, limits, uar};
+use crate::soft::client::{Errno, QpParts, Transport};
+use crate::softcx::abi::*;
+use crate::softcx::context::Context;
+use crate::softcx::events::Subject;
+use crate::softcx::objects::{Object, Qp};
+
+/// The log of the least bytes of a receive.
+const LEAST_RECV_SHIFT: u32 = 4;
+/// `MLX5_QP_FLAG_*`. Data in CQEs is a leave for the device, not an order.
+const SCATTER_CQE: u32 = 1 << 1;
+const ALLOW_SCATTER_CQE: u32 = 1 << 8;
+const UAR_PAGE_INDEX: u32 = 1 << 10;
+/// `IB_UVERBS_CREATE_QP_MASK_IND_TABLE`.
+const INDIRECTION_TABLE: u32 = 1;
+/// `MLX5_IB_INVALID_BFREG`: the page was the caller's choice.
+const NO_BFREG: u32 = 1 << 31;
+/// `ib_qp_type` of what exists, but not here: raw packets, XRC, and driver's own ones such as DC.
+const NOT_EMULATED: [u8; 4] = [8, 9, 10, 0xff];
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateQp = call.request()?;
+    let response = make(
+        call,
+        ExCreateQp {
+            user_handle: request.user_handle,
+            pd_handle: request.pd_handle,
+            send_cq_handle: request.send_cq_handle,
+            recv_cq_handle: request.recv_cq_handle,
+            srq_handle: request.srq_handle,
+            max_send_wr: request.max_send_wr,
+            max_recv_wr: request.max_recv_wr,
+            max_send_sge: request.max_send_sge,
+            max_recv_sge: request.max_recv_sge,
+            max_inline_data: request.max_inline_data,
+            sq_sig_all: request.sq_sig_all,
+            qp_type: request.qp_type,
+            is_srq: request.is_srq,
+            ..ExCreateQp::default()
+        },
+    )?;
+    call.respond(response);
+    Ok(())
+}
+
+pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: ExCreateQp = call.extended_request()?;
+    if request.comp_mask & !INDIRECTION_TABLE != 0 || request.reserved != 0 {
+        return Err(libc::EINVAL);
+    }
+    if request.comp_mask != 0 || request.create_flags != 0 || request.source_qpn != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let base = make(call, request)?;
+    let response = ExCreateQpResp {
+        base,
+        comp_mask: 0,
+        response_length: call.response_length::<ExCreateQpResp>(),
+    };
+    call.respond(response);
+    Ok(())
+}
+
+fn make(call: &mut Call<'_>, request: ExCreateQp) -> Result<CreateQpResp, Errno> {
+    let driver: Mlx5CreateQp = call.driver_request()?;
+    let transport = match request.qp_type {
+        2 => Transport::Rc,
+        3 => Transport::Uc,
+        4 => Transport::Ud,
+        other if NOT_EMULATED.contains(&other) => return Err(libc::EOPNOTSUPP),
+        _ => return Err(libc::EINVAL),
+    };
+    let flags = driver.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE);
+    if flags & !UAR_PAGE_INDEX != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if flags == 0 {
+        return Err(libc::EINVAL);
+    }
+    let objects = &call.tables.objects;
+    let srq = match request.is_srq {
+        0 => None,
+        _ => Some(objects.srq(request.srq_handle)?.srqn),
+    };
+    let recv_wqes = if srq.is_some() {
+        0
+    } else {
+        driver.rq_wqe_count
+    };
+    let send_wqebbs = driver.sq_wqe_count;
+    let stride_log = if recv_wqes == 0 {
+        LEAST_RECV_SHIFT
+    } else {
+        driver.rq_wqe_shift
+    };
+    let is_size = |wqes: u32| wqes == 0 || (wqes.is_power_of_two() && wqes <= limits::QP_WQES);
+    let longest = limits::RECV_WQE_BYTES.ilog2();
+    if !is_size(send_wqebbs)
+        || !is_size(recv_wqes)
+        || !(LEAST_RECV_SHIFT..=longest).contains(&stride_log)
+        || request.max_send_wr > limits::QP_WQES
+        || request.max_recv_wr > limits::QP_WQES
+    {
+        return Err(libc::EINVAL);
+    }
+    let recv_stride_bytes = 1 << stride_log;
+    let recv_bytes = u64::from(recv_wqes) * u64::from(recv_stride_bytes);
+    let send_ring = driver
+        .buf_addr
+        .checked_add(recv_bytes)
+        .ok_or(libc::EFAULT)?;
+    let qpn = call.context.client.create_qp(&QpParts {
+        transport,
+        pd: objects.pd(request.pd_handle)?,
+        send_cq: objects.cq(request.send_cq_handle)?.cqn,
+        recv_cq: objects.cq(request.recv_cq_handle)?.cqn,
+        srq,
+        send_ring,
+        send_wqebbs,
+        recv_ring: driver.buf_addr,
+        recv_wqes,
+        recv_stride_bytes,
+        record: driver.db_addr,
+        uar: uar::find(call, driver.bfreg_index)?,
+        user_index: driver.uidx,
+        signal_all: request.sq_sig_all != 0,
+    })?;
+    call.context
+        .events
+        .name(Subject::Qp(qpn), request.user_handle);
+    let recv_sge = if recv_wqes == 0 {
+        0
+    } else {
+        recv_stride_bytes / 16
+    };
+    let qp = Qp {
+        qpn,
+        recv_wqes,
+        recv_sge,
+        signal_all: request.sq_sig_all != 0,
+    };
+    let qp_handle = call.insert(Object::Qp(qp))?;
+    call.driver_respond(Mlx5CreateQpResp {
+        bfreg_index: NO_BFREG,
+        ..Mlx5CreateQpResp::default()
+    });
+    Ok(CreateQpResp {
+        qp_handle,
+        qpn,
+        max_send_wr: request.max_send_wr,
+        max_recv_wr: recv_wqes,
+        max_send_sge: request.max_send_sge,
+        max_recv_sge: recv_sge,
+        max_inline_data: request.max_inline_data,
+        reserved: 0,
+    })
+}
+
+pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyQp = call.request()?;
+    let qp = call.tables.objects.qp(request.qp_handle)?;
+    let events_reported = remove(call.context, qp.qpn)?;
+    call.tables.objects.remove(request.qp_handle);
+    call.respond(DestroyQpResp { events_reported });
+    Ok(())
+}
+
+/// How many of its events the process has read.
+pub(super) fn remove(context: &Context, qpn: u32) -> Result<u32, Errno> {
+    context.client.destroy_qp(qpn)?;
+    Ok(context.events.forget(Subject::Qp(qpn)))
+}
