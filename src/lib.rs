@@ -37,8 +37,8 @@ mod nic;
 pub mod peer;
 pub mod region;
 pub mod soft;
-#[allow(dead_code)] // used by the doors next
-mod softcx;
+#[allow(dead_code)] // layouts that only the tests build
+pub mod softcx;
 mod status;
 pub mod stream;
 #[cfg(feature = "verbs")]
