@@ -17,6 +17,8 @@ mod cursor;
 mod device;
 #[allow(dead_code)] // as client
 mod dma;
+#[cfg(all(test, not(loom)))]
+mod driver;
 mod fabric;
 mod gather;
 #[cfg(all(test, not(loom)))]

@@ -3,6 +3,7 @@
 mod bench;
 mod disasm;
 mod info;
+mod softcx;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,15 @@ enum Command {
     Disasm(disasm::Options),
     /// List devices, streams and paths
     Info,
+    /// The software ConnectX for unmodified verbs programs
+    #[command(subcommand, arg_required_else_help = false)]
+    Softcx(Softcx),
+}
+
+#[derive(Subcommand)]
+enum Softcx {
+    /// Run a program, and all that it starts, with a software ConnectX in sight as mlx5_0
+    Run(softcx::Options),
 }
 
 #[derive(Subcommand)]
@@ -61,6 +71,10 @@ fn main() -> ExitCode {
         }
         Command::Disasm(options) => disasm::run(&options),
         Command::Info => info::run(),
+        Command::Softcx(Softcx::Run(options)) => match softcx::run(&options) {
+            Ok(code) => return ExitCode::from(code),
+            Err(error) => Err(error),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

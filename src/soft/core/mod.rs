@@ -401,7 +401,8 @@ impl Core {
                 continue;
             };
             // To look at the record of another process is a system call.
-            if qp.parts.recv_record.is_far() && !self.ticks.is_multiple_of(FAR_TICKS) {
+            let waits = qp.parts.recv_record.is_far() && !qp.requester.has_work();
+            if waits && !self.ticks.is_multiple_of(FAR_TICKS) {
                 continue;
             }
             let before = self.counters.completions;

@@ -263,6 +263,12 @@ impl Core {
         self.client_srq(client, srqn).map(|(_, srq)| srq.limit)
     }
 
+    /// For tests of what no transport asks for.
+    #[cfg(test)]
+    pub(crate) fn srq_mut(&mut self, slot: usize) -> Option<&mut Srq> {
+        self.srqs.get_mut(slot).and_then(Option::as_mut)
+    }
+
     pub(crate) fn destroy_srq(&mut self, client: u32, srqn: u32) -> Result<(), Errno> {
         let (slot, srq) = self.client_srq(client, srqn)?;
         if srq.users > 0 {

@@ -1,5 +1,6 @@
 //! Tests of the transport in a world whose clock stands still unless it is moved: every run is the same.
 
+mod clients;
 mod errors;
 mod fabric;
 mod faults;

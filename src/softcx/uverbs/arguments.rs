@@ -7,7 +7,7 @@ use crate::softcx::abi::{IoctlAttribute, IoctlHeader, Layout};
 /// A header with its attributes is a page at most.
 const LONGEST: u16 = 4096;
 /// `RDMA_DRIVER_MLX5`.
-const DRIVER: u32 = 3;
+const DRIVER: u32 = 1;
 /// `UVERBS_ATTR_F_MANDATORY` and `UVERBS_ATTR_F_VALID_OUTPUT`.
 const MANDATORY: u16 = 1;
 const VALID_OUTPUT: u16 = 2;

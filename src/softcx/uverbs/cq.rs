@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::ring::{check_record, check_ring};
 use super::{Call, completion_channel, limits, uar};
 use crate::soft::client::{CqParts, Errno, EventSink};
 use crate::softcx::abi::*;
@@ -61,13 +60,6 @@ fn make(call: &mut Call<'_>, request: ExCreateCq) -> Result<CreateCqResp, Errno>
         return Err(libc::EINVAL);
     }
     let cqes = entries(request.cqe, u32::from(!matches!(driver.cqe_size, 64 | 128)))?;
-    let space = call.context.space;
-    check_ring(
-        space,
-        driver.buf_addr,
-        u64::from(cqes) * u64::from(driver.cqe_size),
-    )?;
-    check_record(space, driver.db_addr)?;
     let completions = match request.comp_channel {
         ..0 => None,
         number => {
@@ -117,8 +109,6 @@ pub(super) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     let odd = odd | u32::from(!matches!(driver.cqe_size, 64 | 128));
     let cqes = entries(request.cqe, odd)?;
     if cqes != cq.cqes {
-        let bytes = u64::from(cqes) * u64::from(driver.cqe_size);
-        check_ring(call.context.space, driver.buf_addr, bytes)?;
         let cqe_bytes = u32::from(driver.cqe_size);
         call.context
             .client

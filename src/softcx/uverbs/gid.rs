@@ -14,7 +14,7 @@ const LOOPBACK: u32 = 1;
 
 pub(super) const TABLE_ATTRIBUTES: &[Spec] = &[
     (0, Kind::In(8, 8), true),
-    (1, Kind::In(4, 8), true),
+    (1, Kind::In(4, 8), false),
     (2, Kind::Out(0), true),
     (3, Kind::Out(8), true),
 ];
@@ -34,10 +34,10 @@ pub(super) fn query_table(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const ENTRY_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::In(4, 4), true),
-    (1, Kind::In(4, 4), true),
+    (0, Kind::In(8, 8), true),
+    (1, Kind::In(8, 8), true),
     (2, Kind::In(4, 8), true),
-    (3, Kind::Out(GidEntry::BYTES as u16 - 4), true),
+    (3, Kind::Out(GidEntry::BYTES as u16), true),
 ];
 
 pub(super) fn query_entry(call: &mut Call<'_>) -> Result<(), Errno> {

@@ -18,7 +18,6 @@ mod mw;
 mod pd;
 mod qp;
 mod qp_attributes;
-mod ring;
 mod srq;
 mod uar;
 

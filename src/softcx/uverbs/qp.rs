@@ -2,7 +2,6 @@
 
 pub(super) use super::qp_attributes::{modify, modify_extended, query};
 
-use super::ring::{check_record, check_ring};
 use super::{Call, limits, uar};
 use crate::soft::client::{Errno, QpParts, Transport};
 use crate::softcx::abi::*;
@@ -10,8 +9,7 @@ use crate::softcx::context::Context;
 use crate::softcx::events::Subject;
 use crate::softcx::objects::{Object, Qp};
 
-/// Bytes of a WQEBB, and the least and the log of the least bytes of a receive.
-const WQEBB_BYTES: u64 = 64;
+/// The log of the least bytes of a receive.
 const LEAST_RECV_SHIFT: u32 = 4;
 /// `MLX5_QP_FLAG_*`. Data in CQEs is a leave for the device, not an order.
 const SCATTER_CQE: u32 = 1 << 1;
@@ -111,18 +109,17 @@ fn make(call: &mut Call<'_>, request: ExCreateQp) -> Result<CreateQpResp, Errno>
     }
     let recv_stride_bytes = 1 << stride_log;
     let recv_bytes = u64::from(recv_wqes) * u64::from(recv_stride_bytes);
-    let send_bytes = u64::from(send_wqebbs) * WQEBB_BYTES;
-    let space = call.context.space;
-    check_ring(space, driver.buf_addr, recv_bytes + send_bytes)?;
-    check_record(space, driver.db_addr)?;
+    let send_ring = driver
+        .buf_addr
+        .checked_add(recv_bytes)
+        .ok_or(libc::EFAULT)?;
     let qpn = call.context.client.create_qp(&QpParts {
         transport,
         pd: objects.pd(request.pd_handle)?,
         send_cq: objects.cq(request.send_cq_handle)?.cqn,
         recv_cq: objects.cq(request.recv_cq_handle)?.cqn,
         srq,
-        // The check above says that this does not overflow.
-        send_ring: driver.buf_addr.wrapping_add(recv_bytes),
+        send_ring,
         send_wqebbs,
         recv_ring: driver.buf_addr,
         recv_wqes,

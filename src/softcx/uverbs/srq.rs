@@ -1,6 +1,5 @@
 //! Shared receive queues.
 
-use super::ring::{check_record, check_ring};
 use super::{Call, limits};
 use crate::soft::client::{Errno, SrqParts};
 use crate::softcx::abi::*;
@@ -58,10 +57,6 @@ fn make(call: &mut Call<'_>, request: CreateXsrq) -> Result<(), Errno> {
     let stride_bytes = (SEGMENT_BYTES + request.max_sge * SEGMENT_BYTES)
         .next_power_of_two()
         .max(LEAST_STRIDE_BYTES);
-    let space = call.context.space;
-    let bytes = u64::from(wqes) * u64::from(stride_bytes);
-    check_ring(space, driver.buf_addr, bytes)?;
-    check_record(space, driver.db_addr)?;
     let srqn = call.context.client.create_srq(SrqParts {
         pd,
         ring: driver.buf_addr,

@@ -1,0 +1,219 @@
+//! The device in this very process, for a library that is loaded into a program.
+#![allow(unsafe_code)] // signal masks
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::{Context, Descriptors};
+use super::last_close::LastClose;
+use super::node::{self, Place};
+use super::scratch::Scratch;
+use super::sysfs;
+use crate::soft::client::Errno;
+use crate::soft::space::Space;
+use crate::soft::{Device, Options};
+use crate::{Error, Result};
+
+/// What the preload door serves its process with.
+///
+/// All methods may be called at any time by any thread. None of them calls a function that such a library puts itself before
+/// while it holds a lock that another of them needs.
+#[derive(Debug)]
+pub struct Local {
+    device: Device,
+    scratch: Mutex<Option<Scratch>>,
+    tree: PathBuf,
+    opens: Mutex<HashMap<(u64, u64), Arc<Context>>>,
+    /// The file system of the device's descriptors: others are told from them without a lock.
+    file_system: AtomicU64,
+    last_close: LastClose,
+}
+
+impl Local {
+    /// Makes the device. It and its two threads stay until the process ends.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refuses something that this needs; the errors of [`Device::on_fabric`].
+    pub fn start(options: &Options) -> Result<&'static Local> {
+        // Signals are for the program's own threads.
+        let before = block_all();
+        let local = Local::start_blocked(options);
+        // SAFETY: the set that was in force; nothing that can fail is asked.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+        };
+        local
+    }
+
+    fn start_blocked(options: &Options) -> Result<&'static Local> {
+        let system = |operation| {
+            move |error: io::Error| Error::System {
+                operation,
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+            }
+        };
+        let device = Device::on_fabric(options)?;
+        let scratch = Scratch::new().map_err(system("creation of a private directory"))?;
+        sysfs::write(scratch.path(), &device).map_err(system("creation of the sysfs tree"))?;
+        let local: &'static Local = Box::leak(Box::new(Local {
+            device,
+            tree: scratch.path().to_owned(),
+            scratch: Mutex::new(Some(scratch)),
+            opens: Mutex::default(),
+            file_system: AtomicU64::new(0),
+            last_close: LastClose::new(0).map_err(system("inotify"))?,
+        }));
+        std::thread::Builder::new()
+            .name("softcx-closes".into())
+            .spawn(|| local.release_closed())
+            .map_err(system("start of a thread"))?;
+        Ok(local)
+    }
+
+    /// Where this path leads, if it is about the device: [`Redirect`]. It is taken by its letters.
+    pub fn redirect(&self, path: &Path) -> Redirect {
+        match node::place(path, &self.tree) {
+            Place::Node => Redirect::Node,
+            Place::Sysfs(file) => Redirect::File(file),
+            Place::Elsewhere => Redirect::Elsewhere,
+        }
+    }
+
+    /// Opens the device: a descriptor for the program.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn open(&self) -> io::Result<OwnedFd> {
+        let (context, descriptor) = Context::open(&self.device, Space::LOCAL)?;
+        let inode = context.inode();
+        self.file_system.store(inode.0, Ordering::Relaxed);
+        self.last_close.watch(descriptor.as_fd(), inode)?;
+        self.opens().insert(inode, Arc::new(context));
+        Ok(descriptor)
+    }
+
+    /// Carries out a verbs command on a descriptor; `None` if the descriptor is not of the device. `argument` is the third
+    /// argument of the ioctl.
+    pub fn ioctl(&self, descriptor: RawFd, argument: u64) -> Option<Result<(), i32>> {
+        let stat = stat(descriptor)?;
+        let context = self.opens().get(&(stat.st_dev, stat.st_ino)).cloned()?;
+        Some(context.ioctl(argument, &OwnHands))
+    }
+
+    /// Whether a descriptor is of the device.
+    pub fn is_of(&self, descriptor: RawFd) -> bool {
+        stat(descriptor)
+            .is_some_and(|found| self.opens().contains_key(&(found.st_dev, found.st_ino)))
+    }
+
+    /// Makes the attributes of a file those of the device's node, if it is the file of a descriptor of the device.
+    pub fn disguise(&self, stat: &mut libc::stat) {
+        if stat.st_dev == self.file_system.load(Ordering::Relaxed)
+            && self.opens().contains_key(&(stat.st_dev, stat.st_ino))
+        {
+            node::disguise(stat);
+        }
+    }
+
+    /// The attributes of the device's node.
+    pub fn node_attributes() -> libc::stat {
+        node::stat()
+    }
+
+    /// Attributes in the form of `statx`.
+    pub fn extended(stat: &libc::stat) -> libc::statx {
+        node::statx(stat)
+    }
+
+    /// Lets the device do a turn of its work in the caller: [`Device::progress`].
+    #[inline]
+    pub fn progress(&self) -> bool {
+        self.device.progress()
+    }
+
+    /// Removes what is on disk, before the process ends.
+    pub fn clear_away(&self) {
+        let scratch = self
+            .scratch
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(scratch);
+    }
+
+    fn opens(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<Context>>> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn release_closed(&self) {
+        loop {
+            for inode in self.last_close.closed() {
+                let context = self.opens().remove(&inode);
+                // Not under the lock: this takes the device's time.
+                drop(context);
+            }
+        }
+    }
+}
+
+/// Where a path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Redirect {
+    /// To the device's node.
+    Node,
+    /// To a file of the private sysfs tree, which lies here.
+    File(PathBuf),
+    /// Where it says.
+    Elsewhere,
+}
+
+fn block_all() -> libc::sigset_t {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: plain data, for which zeros are fine.
+    let mut before: libc::sigset_t = unsafe { zeroed() };
+    // SAFETY: `sigfillset` initialises the set; both sets outlive the calls.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), &raw mut before);
+    }
+    before
+}
+
+fn stat(descriptor: RawFd) -> Option<libc::stat> {
+    // SAFETY: plain numbers, for which zeros are fine.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    // SAFETY: room for one `stat`. By number: a library that is preloaded puts itself before the function.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_newfstatat,
+            descriptor,
+            c"".as_ptr(),
+            &raw mut stat,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    (done == 0).then_some(stat)
+}
+
+/// The descriptors of this process.
+struct OwnHands;
+
+impl Descriptors for OwnHands {
+    fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
+        Ok(descriptor.into_raw_fd())
+    }
+
+    fn inode(&self, number: i32) -> Option<(u64, u64)> {
+        stat(number).map(|found| (found.st_dev, found.st_ino))
+    }
+
+    fn take_back(&self, number: i32) {
+        // SAFETY: given a moment ago; nobody was told its number.
+        unsafe { libc::close(number.as_raw_fd()) };
+    }
+}

@@ -1,0 +1,369 @@
+//! The doors to the software ConnectX, with programs that need no verbs library: exit codes, signals, process trees, descriptors,
+//! and what is left when clients die.
+
+mod waived;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use waived::waived;
+
+/// Nothing here takes nearly as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn run(options: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command.args(["softcx", "run", "--fabric", &fabric()]);
+    command.args(options).arg("--").args(program);
+    command
+}
+
+/// A fabric of its own for each test process.
+fn fabric() -> String {
+    format!("doors-{}", std::process::id())
+}
+
+/// The exit code, and what was written.
+fn outcome(mut command: Command) -> (i32, String) {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = child.id();
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || send.send(child.wait_with_output()));
+    let Ok(output) = receive.recv_timeout(LIMIT) else {
+        kill(id, "KILL");
+        panic!("{command:?} hangs");
+    };
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let code = output
+        .status
+        .code()
+        .unwrap_or(-output.status.signal().unwrap_or(0));
+    (code, text.into_owned())
+}
+
+fn kill(process: u32, signal: &str) {
+    let status = Command::new("kill")
+        .args(["-s", signal, &process.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// A run that is still going on.
+struct Running {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Running {
+            input: child.stdin.take().unwrap(),
+            output: BufReader::new(child.stdout.take().unwrap()),
+            child,
+        }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, question: &str) -> String {
+        writeln!(self.input, "{question}").unwrap();
+        self.line()
+    }
+
+    fn code(mut self) -> i32 {
+        drop(self.input);
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap();
+            }
+            assert!(start.elapsed() < LIMIT, "it hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The C program beside this file, static; `None` where it cannot be built.
+fn client() -> Option<&'static str> {
+    static BUILT: OnceLock<Option<String>> = OnceLock::new();
+    build(&BUILT, "doors-client-static", &["-static"])
+}
+
+/// The same, dynamic: for the preload door.
+fn dynamic_client() -> Option<&'static str> {
+    static BUILT: OnceLock<Option<String>> = OnceLock::new();
+    build(&BUILT, "doors-client-dynamic", &[])
+}
+
+fn build(
+    built: &'static OnceLock<Option<String>>,
+    name: &str,
+    flags: &[&str],
+) -> Option<&'static str> {
+    let compile = || {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/softcx_doors/client.c");
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let done = Command::new("cc")
+            .args([
+                "-std=gnu11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-O1",
+                "-pthread",
+            ])
+            .args(flags)
+            .arg("-o")
+            .arg(&program)
+            .arg(source)
+            .output();
+        match done {
+            Ok(output) if output.status.success() => Some(program.to_str().unwrap().to_owned()),
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                let missing = said.contains("No such file") || said.contains("cannot find -l");
+                assert!(missing, "{said}");
+                None
+            }
+            Err(_) => None,
+        }
+    };
+    built.get_or_init(compile).as_deref()
+}
+
+/// The preload door's library, as the rest of this build was built.
+fn library() -> &'static str {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--quiet", "-p", "doorbell-softcx-preload"]);
+        command.arg("--target-dir").arg(folder.parent().unwrap());
+        if !cfg!(debug_assertions) {
+            command.arg("--release");
+        }
+        let status = command
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        folder.join("libdoorbell_softcx.so")
+    };
+    BUILT.get_or_init(build).to_str().unwrap()
+}
+
+/// The doors, as options of the run.
+fn doors() -> [Vec<&'static str>; 2] {
+    [vec![], vec!["--door", "preload", "--library", library()]]
+}
+
+#[test]
+fn exit_codes_and_deaths_come_through_as_a_shell_has_them() {
+    for door in doors() {
+        for (program, expected) in [
+            (&["true"][..], 0),
+            (&["sh", "-c", "exit 7"], 7),
+            (&["sh", "-c", "exit 255"], 255),
+            (&["/nonexistent/program"], 127),
+            (&["/etc/passwd"], 126),
+            // Options of the program's are its own.
+            (&["printf", "--help"], 0),
+        ] {
+            let (code, text) = outcome(run(&door, program));
+            assert_eq!(code, expected, "{program:?}: {text}");
+        }
+    }
+    for (signal, code) in [("KILL", 137), ("TERM", 143), ("SEGV", 139)] {
+        let script = format!("kill -{signal} $$");
+        assert_eq!(outcome(run(&[], &["sh", "-c", &script])).0, code);
+    }
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let script =
+        "trap 'exit 9' TERM; trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done";
+    let mut running = Running::start(run(&[], &["sh", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    kill(running.child.id(), "USR1");
+    assert_eq!(running.line(), "usr1");
+    kill(running.child.id(), "TERM");
+    assert_eq!(running.code(), 9);
+}
+
+#[test]
+fn the_supervisor_stays_for_what_the_program_left_behind() {
+    let script = "(sleep 0.3; stat -c %F /dev/infiniband/uverbs0) & exit 3";
+    let (code, text) = outcome(run(&[], &["sh", "-c", script]));
+    assert_eq!((code, text.as_str()), (3, "character special file\n"));
+    // And signals go to them then.
+    let script =
+        "(trap 'echo orphan; exit' TERM; echo ready; while :; do sleep 0.02; done) & exit 4";
+    let mut running = Running::start(run(&[], &["sh", "-c", script]));
+    assert_eq!(running.line(), "ready");
+    std::thread::sleep(Duration::from_millis(100));
+    kill(running.child.id(), "TERM");
+    assert_eq!(running.line(), "orphan");
+    assert_eq!(running.code(), 4);
+}
+
+#[test]
+fn a_run_within_a_run_is_refused_with_a_word_and_works_by_the_other_door() {
+    let inner = env!("CARGO_BIN_EXE_doorbell");
+    let (code, text) = outcome(run(&[], &[inner, "softcx", "run", "--", "true"]));
+    assert_eq!(code, 125);
+    assert!(text.contains("--door preload"), "{text}");
+    let preload = [
+        inner,
+        "softcx",
+        "run",
+        "--door",
+        "preload",
+        "--library",
+        library(),
+        "--",
+        "stat",
+        "-c",
+        "%F",
+        "/dev/infiniband/uverbs0",
+    ];
+    let (code, text) = outcome(run(&[], &preload));
+    assert_eq!((code, text.as_str()), (0, "character special file\n"));
+}
+
+#[test]
+fn a_static_program_finds_the_device_by_every_name() {
+    let Some(client) = client() else {
+        return waived(
+            "softcx_doors",
+            "no C compiler, static C library or RDMA headers",
+        );
+    };
+    for what in ["ways", "family"] {
+        let (code, text) = outcome(run(&[], &[client, what]));
+        assert_eq!((code, text.as_str()), (0, ""), "{what}");
+    }
+}
+
+#[test]
+fn a_thousand_opens_leave_nothing_behind() {
+    let (Some(fixed), Some(dynamic)) = (client(), dynamic_client()) else {
+        return waived(
+            "softcx_doors",
+            "no C compiler, static C library or RDMA headers",
+        );
+    };
+    for (door, client) in doors().into_iter().zip([fixed, dynamic]) {
+        let mut running = Running::start(run(&door, &[client, "cycles"]));
+        // The supervisor, or the program itself, which has become it.
+        let process = running.child.id();
+        assert_eq!(running.ask("50"), "done");
+        let before = settled(process);
+        assert_eq!(running.ask("1000"), "done");
+        let after = settled(process);
+        assert_eq!(
+            (after.descriptors, after.threads),
+            (before.descriptors, before.threads)
+        );
+        let grown = after.resident_kib.saturating_sub(before.resident_kib);
+        assert!(grown < 2048, "{grown} KiB more");
+        assert_eq!(running.code(), 0);
+    }
+}
+
+struct Resources {
+    descriptors: usize,
+    threads: usize,
+    resident_kib: u64,
+}
+
+/// What a process holds, when that has stopped to change: contexts are released a moment after their last close.
+fn settled(process: u32) -> Resources {
+    let count = |what: &str| {
+        fs::read_dir(format!("/proc/{process}/{what}"))
+            .unwrap()
+            .count()
+    };
+    let mut last = usize::MAX;
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = count("fd");
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let resident = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
+    Resources {
+        descriptors: count("fd"),
+        threads: count("task"),
+        resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+    }
+}
+
+#[test]
+fn a_killed_client_gives_back_what_it_held() {
+    let Some(client) = client() else {
+        return waived(
+            "softcx_doors",
+            "no C compiler, static C library or RDMA headers",
+        );
+    };
+    let script = format!(
+        "read go; for i in 1 2 3 4; do '{client}' hold & done; read go; kill -9 $(jobs -p); wait; echo killed; read go"
+    );
+    let mut running = Running::start(run(&[], &["bash", "-c", &script]));
+    let supervisor = running.child.id();
+    let before = settled(supervisor).descriptors;
+    assert_eq!(running.ask("go"), "held");
+    for _ in 0..3 {
+        assert_eq!(running.line(), "held");
+    }
+    assert!(settled(supervisor).descriptors > before);
+    assert_eq!(running.ask("go"), "killed");
+    assert_eq!(settled(supervisor).descriptors, before);
+    assert_eq!(running.code(), 1);
+}
+
+#[test]
+fn what_a_run_shows_goes_with_it_even_if_it_is_killed() {
+    let shown = |running: &mut Running| PathBuf::from(running.line());
+    let script = ["sh", "-c", "echo $SYSFS_PATH; read go"];
+    let mut running = Running::start(run(&[], &script));
+    let tree = shown(&mut running);
+    assert!(tree.join("class/infiniband").is_dir(), "{tree:?}");
+    assert_eq!(running.code(), 1);
+    assert!(!tree.exists());
+    let mut running = Running::start(run(&[], &script));
+    let tree = shown(&mut running);
+    kill(running.child.id(), "KILL");
+    running.child.wait().unwrap();
+    assert!(tree.exists());
+    assert_eq!(outcome(run(&[], &["true"])).0, 0);
+    assert!(!tree.exists(), "the next run clears it away");
+}
