@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::soft::inbox::{PortAddress, host, is_inbox, last_error, started};
 use crate::soft::options::Link;
+use crate::soft::wire::Destination;
 use crate::{Error, Result};
 
 /// Node numbers are 1 to this one: 6 bits of a queue pair number.
@@ -200,6 +201,18 @@ impl Fabric {
     pub(crate) fn play_dead(&self) {
         if let Some(entry) = self.entry(self.node) {
             entry.pid.store(u32::MAX - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where packets for a node go, whether it is there or not: a device that comes later is found, too.
+    #[inline]
+    pub(crate) fn route(&self, node: u16) -> Destination {
+        if node == self.node {
+            Destination::Local
+        } else if (1..=NODES).contains(&node) {
+            Destination::Lane(usize::from(node))
+        } else {
+            Destination::Nowhere
         }
     }
 

@@ -1,11 +1,13 @@
 //! The data segments of one WQE, as the device works with them: bytes out of memory and into it, by offset.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
-use crate::mlx5::{Segment, Syndrome, Wqe, parse_recv};
+use crate::mlx5::{Datagram, Segment, Syndrome, WindowUpdate, Wqe, parse_recv};
+use crate::soft::client::Transport;
 use crate::soft::copies::{BadEnd, Copies};
 use crate::soft::dma::Ring;
 use crate::soft::keys::{Access, Keys, Refused};
 use crate::soft::packet::{INLINE_BYTES, Payload, Span};
+use crate::soft::qp::Parts;
 use crate::soft::space::{Fault, Place};
 
 /// Largest WQE: a receive of 64 segments of 16 bytes. One of the send ring has 63 at most (`ds` has 6 bits).
@@ -36,6 +38,9 @@ pub(crate) struct Gather {
     bytes: [u8; WQE_BYTES],
     parts: [Part; MAX_PARTS],
     count: usize,
+    /// What it says besides, if it is one of a datagram queue pair, or updates a memory window.
+    pub(crate) datagram: Option<Datagram>,
+    pub(crate) window: Option<WindowUpdate>,
 }
 
 /// What the control, address and atomic segments of a WQE say.
@@ -65,6 +70,8 @@ impl Default for Gather {
             bytes: [0; WQE_BYTES],
             parts: [empty; MAX_PARTS],
             count: 0,
+            datagram: None,
+            window: None,
         }
     }
 }
@@ -81,12 +88,12 @@ impl Gather {
     /// A WQE that is not one, that belongs to another queue pair, or that is longer than what was announced.
     pub(crate) fn load(
         &mut self,
-        ring: &Ring,
-        qpn: u32,
+        parts: &Parts,
         index: u32,
         limit_wqebbs: u32,
     ) -> Result<Request, Syndrome> {
         self.of = None;
+        let (ring, qpn) = (&parts.send_ring, parts.qpn);
         let start = index as usize * 64;
         ring.read(start, &mut self.bytes[..64])
             .map_err(|Fault| Syndrome::LocalQpOp)?;
@@ -99,7 +106,12 @@ impl Gather {
             ring.read(start + 64, &mut self.bytes[64..len_bytes])
                 .map_err(|Fault| Syndrome::LocalQpOp)?;
         }
-        let wqe = Wqe::parse(&self.bytes[..len_bytes]).map_err(|_| Syndrome::LocalQpOp)?;
+        let wqe = if parts.transport == Transport::Ud {
+            Wqe::parse_datagram(&self.bytes[..len_bytes])
+        } else {
+            Wqe::parse(&self.bytes[..len_bytes])
+        };
+        let wqe = wqe.map_err(|_| Syndrome::LocalQpOp)?;
         if wqe.ctrl.qpn != qpn || wqe.ctrl.index != index as u16 {
             return Err(Syndrome::LocalQpOp);
         }
@@ -132,6 +144,8 @@ impl Gather {
             compare: wqe.atomic.map_or(0, |atomic| atomic.compare),
             total_bytes: wqe.total_len(),
         };
+        self.datagram = wqe.datagram;
+        self.window = wqe.window;
         self.of = Some((qpn, index));
         Ok(request)
     }
@@ -250,8 +264,8 @@ impl Gather {
         Ok(Payload::Memory { pd, spans })
     }
 
-    #[cold]
-    fn by_value(
+    /// As [`Gather::payload`], all by value: for a sender who may touch its memory as soon as the packet has left.
+    pub(crate) fn by_value(
         &self,
         keys: &Keys,
         copies: &mut Copies,
@@ -259,6 +273,9 @@ impl Gather {
         offset: u32,
         len_bytes: u32,
     ) -> Result<Payload, Refused> {
+        if len_bytes as usize <= INLINE_BYTES {
+            return self.payload(keys, copies, pd, offset, len_bytes);
+        }
         let mut bytes = vec![0; len_bytes as usize].into_boxed_slice();
         self.copy(keys, copies, pd, offset, &mut bytes)?;
         Ok(Payload::Heap(bytes))

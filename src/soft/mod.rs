@@ -47,7 +47,7 @@ pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
 pub use keys::Access;
 pub use options::{Link, Options};
-pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, flag};
+pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, Service, flag};
 pub use qp::{Attributes, Counters, State, Status};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairMemory, RemoteQueuePair};
 pub use wire::Faults;

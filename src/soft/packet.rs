@@ -1,9 +1,11 @@
 //! Packets of the software fabric: the header, its bytes on a lane, and the payload.
 //!
-//! The transport is InfiniBand's reliable connection (IBTA volume 1, chapter 9), with its header fields gathered into one
-//! fixed header of 64 bytes instead of the BTH and its extensions: BTH (opcode, destination QP, PSN), RETH (address, key,
-//! length), AtomicETH, AETH (ACK and NAK codes), ImmDt. All multi-byte fields are little-endian.
+//! The transports are InfiniBand's (IBTA volume 1, chapter 9), with their header fields gathered into one fixed header of
+//! 64 bytes instead of the LRH and the BTH with its extensions: LRH (source, service level), BTH (opcode, destination QP, PSN),
+//! DETH (queue key, source QP), RETH (address, key, length), AtomicETH, AETH (ACK and NAK codes), ImmDt, IETH. A datagram's GRH
+//! stands in fields that it has no other use for. All multi-byte fields are little-endian.
 
+use crate::mlx5::Datagram;
 use crate::{Error, Result};
 
 /// Bytes of a header on a lane.
@@ -51,6 +53,29 @@ impl Kind {
     /// Whether the packet goes from requester to responder.
     pub fn is_request(self) -> bool {
         (self as u8) < Kind::Ack as u8
+    }
+}
+
+/// The transport that a packet is of: the high bits of a BTH opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    Reliable = 0,
+    /// Unreliable connection.
+    Unreliable = 1,
+    /// Unreliable datagram: a send of one packet, with a queue key and, if flagged, the fields of a GRH.
+    Datagram = 2,
+}
+
+impl Service {
+    fn parse(byte: u8) -> Option<Service> {
+        Some(match byte {
+            0 => Service::Reliable,
+            1 => Service::Unreliable,
+            2 => Service::Datagram,
+            _ => return None,
+        })
     }
 }
 
@@ -115,7 +140,11 @@ pub mod flag {
     pub const IMMEDIATE: u8 = 4;
     /// The receiver's completion is a solicited one.
     pub const SOLICITED: u8 = 8;
-    pub(super) const KNOWN: u8 = FIRST | LAST | IMMEDIATE | SOLICITED;
+    /// `imm` is the key of a memory window to be closed.
+    pub const INVALIDATE: u8 = 16;
+    /// A datagram has a GRH.
+    pub const GRH: u8 = 32;
+    pub(super) const KNOWN: u8 = FIRST | LAST | IMMEDIATE | SOLICITED | INVALIDATE | GRH;
 }
 
 /// A packet's header.
@@ -147,6 +176,16 @@ pub struct Header {
     pub operand: u64,
     /// Value to compare with.
     pub compare: u64,
+    /// The transport.
+    pub service: Service,
+    /// The node that it comes from; 0 from a device on no fabric.
+    pub source_lid: u16,
+    /// The queue pair that it comes from, 24 bits.
+    pub source_qpn: u32,
+    /// Service level, 4 bits.
+    pub sl: u8,
+    /// Queue key of a datagram.
+    pub qkey: u32,
 }
 
 impl Header {
@@ -166,12 +205,33 @@ impl Header {
             addr: 0,
             operand: 0,
             compare: 0,
+            service: Service::Reliable,
+            source_lid: 0,
+            source_qpn: 0,
+            sl: 0,
+            qkey: 0,
         }
     }
 
     /// Whether all bits of `mask` are set.
     pub fn has(&self, mask: u8) -> bool {
         self.flags & mask == mask
+    }
+
+    /// Puts the fields of a datagram's GRH where other packets have operands and an address.
+    pub(crate) fn set_grh(&mut self, to: &Datagram) {
+        self.flags |= flag::GRH;
+        self.addr = u64::from(to.traffic_class) << 40
+            | u64::from(to.hop_limit) << 32
+            | u64::from(to.flow_label);
+        let gid = u128::from_be_bytes(to.gid);
+        self.operand = (gid >> 64) as u64;
+        self.compare = gid as u64;
+    }
+
+    /// The GID that a datagram with a GRH is for.
+    pub(crate) fn grh_gid(&self) -> [u8; 16] {
+        (u128::from(self.operand) << 64 | u128::from(self.compare)).to_be_bytes()
     }
 
     /// What goes out, or comes in, instead of a response whose bytes are no longer registered when the packet leaves.
@@ -190,24 +250,29 @@ impl Header {
         bytes[0] = self.kind as u8;
         bytes[1] = self.flags;
         bytes[2] = self.code.byte();
+        bytes[3] = self.service as u8;
         bytes[4..8].copy_from_slice(&self.dst_qpn.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.psn.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.connection.to_le_bytes());
         bytes[16..18].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes[18..20].copy_from_slice(&self.source_lid.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.imm.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.rkey.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.total_bytes.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.addr.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.operand.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.compare.to_le_bytes());
+        let source = u32::from(self.sl) << 24 | self.source_qpn;
+        bytes[56..60].copy_from_slice(&source.to_le_bytes());
+        bytes[60..64].copy_from_slice(&self.qkey.to_le_bytes());
         bytes
     }
 
     /// Reads a header that another process wrote.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for an unknown kind, code or flag, numbers of more than 24 bits where 24 are allowed, a payload
-    /// longer than [`MAX_PAYLOAD_BYTES`], or reserved bytes that are not zero.
+    /// [`Error::Malformed`] for an unknown kind, code, transport or flag, numbers of more bits than they may have, or a payload
+    /// longer than [`MAX_PAYLOAD_BYTES`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header> {
         let bad = |reason: &str| Error::Malformed {
             what: "packet",
@@ -237,6 +302,11 @@ impl Header {
             addr: long(32),
             operand: long(40),
             compare: long(48),
+            service: Service::parse(bytes[3]).ok_or_else(|| bad("unknown transport"))?,
+            source_lid: u16::from_le_bytes([bytes[18], bytes[19]]),
+            source_qpn: word(56) & 0xff_ffff,
+            sl: bytes[59],
+            qkey: word(60),
         };
         if header.flags & !flag::KNOWN != 0 {
             return Err(bad("unknown flag"));
@@ -247,8 +317,8 @@ impl Header {
         if usize::from(header.payload_bytes) > MAX_PAYLOAD_BYTES {
             return Err(bad("payload longer than the largest MTU"));
         }
-        if bytes[3] != 0 || bytes[18..20] != [0; 2] || bytes[56..] != [0; 8] {
-            return Err(bad("reserved bytes are not zero"));
+        if header.sl > 0xf {
+            return Err(bad("a service level of more than 4 bits"));
         }
         Ok(header)
     }
@@ -322,12 +392,19 @@ mod tests {
             rkey: 0x0102_0304,
             total_bytes: 0x0001_0000,
             addr: 0x1122_3344_5566_7788,
+            source_lid: 5,
+            source_qpn: 0x0a_0b0c,
+            sl: 3,
+            qkey: 0x8070_6050,
+            service: Service::Unreliable,
             ..Header::new(Kind::Write, 0x00ab_cdef, 0x0012_3456, 0xdead_beef)
         };
         let mut want = [0u8; HEADER_BYTES];
         want[..18].copy_from_slice(&[
-            2, 1, 0, 0, 0xef, 0xcd, 0xab, 0, 0x56, 0x34, 0x12, 0, 0xef, 0xbe, 0xad, 0xde, 0, 0x10,
+            2, 1, 0, 1, 0xef, 0xcd, 0xab, 0, 0x56, 0x34, 0x12, 0, 0xef, 0xbe, 0xad, 0xde, 0, 0x10,
         ]);
+        want[18] = 5;
+        want[56..].copy_from_slice(&[0xc, 0xb, 0xa, 3, 0x50, 0x60, 0x70, 0x80]);
         want[24..40].copy_from_slice(&[
             4, 3, 2, 1, 0, 0, 1, 0, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
         ]);
@@ -356,12 +433,11 @@ mod tests {
         fn what_parses_is_what_was_encoded(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
             let mut bytes: [u8; HEADER_BYTES] = bytes.try_into().unwrap();
             bytes[0] %= 10;
-            bytes[1] &= 0x1f;
-            bytes[3] = 0;
+            bytes[1] &= 0x7f;
+            bytes[3] %= 4;
             bytes[7] = 0;
             bytes[11] = 0;
-            bytes[18..20].fill(0);
-            bytes[56..].fill(0);
+            bytes[59] &= 0x1f;
             bytes[17] %= 0x12;
             if let Ok(header) = Header::parse(&bytes) {
                 prop_assert_eq!(header.encode(), bytes);

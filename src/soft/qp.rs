@@ -8,9 +8,10 @@ use crate::soft::client::{Event, EventSink, QpAttributes, Transport};
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::dma::{RecordWord, Register, Ring};
+use crate::soft::fabric::Fabric;
 use crate::soft::gather::Gather;
 use crate::soft::keys::{Access, Accessor, Keys};
-use crate::soft::packet::{Header, Kind, Packet, Payload};
+use crate::soft::packet::{Header, Kind, Packet, Payload, Service};
 use crate::soft::requester::Requester;
 use crate::soft::responder::Responder;
 use crate::soft::srq::Srq;
@@ -177,6 +178,10 @@ pub(crate) struct Remote {
     pub(crate) qpn: u32,
     /// The connection number that the other end expects.
     pub(crate) connection: u32,
+    /// The node that packets must come from; 0 for any.
+    pub(crate) node: u16,
+    /// Service level of packets to it.
+    pub(crate) sl: u8,
 }
 
 /// Counters of a device.
@@ -213,6 +218,7 @@ pub(crate) struct Context<'a> {
     pub(crate) wire: &'a mut Wire,
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
+    pub(crate) fabric: Option<&'a Fabric>,
     /// Set when a completion queue lost a completion.
     pub(crate) overran: &'a mut bool,
 }
@@ -338,11 +344,53 @@ impl Qp {
     ) {
         let Some(remote) = self.remote else { return };
         let mut header = Header::new(kind, remote.qpn, psn, remote.connection);
+        header.source_qpn = self.parts.qpn;
+        header.source_lid = context.fabric.map_or(0, Fabric::node);
+        header.sl = remote.sl;
+        if self.parts.transport == Transport::Uc {
+            header.service = Service::Unreliable;
+        }
         fill(&mut header);
+        self.send_to(context, remote.to, Packet { header, payload });
+    }
+
+    #[inline]
+    pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, packet: Packet) {
         context.counters.packets_sent += 1;
-        context
-            .wire
-            .send(context.now_ns, remote.to, Packet { header, payload });
+        context.wire.send(context.now_ns, to, packet);
+    }
+
+    /// Whether a packet that has come for this number is of its transport, and from its peer.
+    #[inline]
+    pub(crate) fn expects(&self, header: &Header) -> bool {
+        match (self.parts.transport, header.service) {
+            (Transport::Rc, Service::Reliable) | (Transport::Uc, Service::Unreliable) => {
+                self.connection == header.connection
+                    && self
+                        .remote
+                        .is_some_and(|remote| remote.node == 0 || remote.node == header.source_lid)
+            }
+            (Transport::Ud, Service::Datagram) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it sends, or finishes what it began before it was told to drain.
+    #[inline]
+    pub(crate) fn is_sending(&self) -> bool {
+        matches!(self.state(), State::ReadyToSend | State::SendQueueDrained)
+    }
+
+    /// Whether it receives. A failed or drained send queue does not keep it from that.
+    #[inline]
+    pub(crate) fn is_receiving(&self) -> bool {
+        matches!(
+            self.state(),
+            State::ReadyToReceive
+                | State::ReadyToSend
+                | State::SendQueueDrained
+                | State::SendQueueError
+        )
     }
 
     /// Completes a work request of the send queue.
@@ -432,8 +480,25 @@ impl Qp {
         if self.lost {
             return;
         }
+        match self.state() {
+            State::Error => {
+                self.flush_sends(context);
+                self.flush_receives(context);
+            }
+            State::SendQueueError => self.flush_sends(context),
+            _ => {}
+        }
+    }
+
+    /// The send queue cannot go on. A reliable queue pair is in error with it; the others go on receiving.
+    pub(crate) fn fail_sends(&mut self, context: &mut Context<'_>) {
+        if self.parts.transport == Transport::Rc {
+            return self.enter_error(context);
+        }
+        if self.state() != State::Error {
+            self.set_state(State::SendQueueError);
+        }
         self.flush_sends(context);
-        self.flush_receives(context);
     }
 }
 

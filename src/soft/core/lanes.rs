@@ -106,28 +106,25 @@ impl Core {
 
     /// Sets where a queue pair's packets go. The other end is not asked whether it is there, and agreed on no connection number.
     pub(crate) fn aim_qp(&mut self, slot: usize, path: &AddressVector, qpn: u32) {
-        let to = self.route(self.node_at(path));
+        let node = self.node_at(path).unwrap_or(0);
+        let to = self.route(node);
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.remote = Some(Remote {
                 to,
                 qpn,
                 connection: 0,
+                node,
+                sl: path.sl & 0xf,
             });
             qp.connection = 0;
         }
     }
 
-    /// Where packets for a node of the fabric go, whether it is there or not: a device that comes later is found, too.
-    pub(crate) fn route(&self, node: Option<u16>) -> Destination {
-        match (&self.fabric, node) {
-            (Some(fabric), Some(node)) if node == fabric.node() => Destination::Local,
-            (Some(_), Some(node)) if (1..=NODES).contains(&node) => {
-                Destination::Lane(usize::from(node))
-            }
-            // A device on no fabric is alone with itself.
-            (None, _) => Destination::Local,
-            _ => Destination::Nowhere,
-        }
+    /// Where packets for a node of the fabric go. A device on no fabric is alone with itself.
+    pub(crate) fn route(&self, node: u16) -> Destination {
+        self.fabric
+            .as_ref()
+            .map_or(Destination::Local, |fabric| fabric.route(node))
     }
 
     /// The node that an address vector leads to.

@@ -16,6 +16,7 @@ use self::doorbells::Uar;
 use self::lanes::Ways;
 use self::pages::UarPage;
 use crate::Result;
+use crate::mlx5::Datagram;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::fabric::Fabric;
@@ -50,6 +51,7 @@ macro_rules! context {
             wire: &mut $core.wire,
             counters: &mut $core.counters,
             gather: &mut $core.gather,
+            fabric: $core.fabric.as_ref(),
             overran: &mut $core.overran,
         }
     };
@@ -181,7 +183,7 @@ impl Core {
             return;
         };
         let state = qp.state();
-        if !qp.ready && !qp.held && state == State::ReadyToSend && qp.requester.has_work() {
+        if !qp.ready && !qp.held && qp.is_sending() && qp.has_sends() {
             qp.ready = true;
             self.ready.push_back(slot);
         }
@@ -193,8 +195,11 @@ impl Core {
             qp.timed = true;
             self.timed.push(slot);
         }
-        if state == State::Error && !self.failed.contains(&slot) {
+        if matches!(state, State::Error | State::SendQueueError) && !self.failed.contains(&slot) {
             self.failed.push(slot);
+        }
+        if state == State::SendQueueDrained {
+            qp.tell_drained();
         }
     }
 
@@ -302,13 +307,13 @@ impl Core {
 
     #[inline]
     fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        if header.dst_qpn == Datagram::MULTICAST_QPN {
+            return self.dispatch_to_group(now_ns, header, source);
+        }
         let slot = (header.dst_qpn & self.slot_mask()) as usize;
         let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
-        let Some(qp) = receiver.filter(|qp| {
-            qp.parts.qpn == header.dst_qpn
-                && qp.connection == header.connection
-                && qp.remote.is_some()
-        }) else {
+        let Some(qp) = receiver.filter(|qp| qp.parts.qpn == header.dst_qpn && qp.expects(header))
+        else {
             self.counters.packets_dropped += 1;
             return;
         };
@@ -316,13 +321,28 @@ impl Core {
         let context = context!(self, now_ns);
         if header.kind.is_request() {
             qp.on_request(context, header, source);
-        } else if qp.state() == State::ReadyToSend {
+        } else if qp.is_sending() {
             match header.kind {
                 Kind::Ack => qp.on_ack(context, header),
                 _ => qp.on_response(context, header, source),
             }
         }
         self.enlist(slot);
+    }
+
+    /// A datagram for a group: each member gets it.
+    #[cold]
+    fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        let members = self.multicast.get(&header.grh_gid()).cloned();
+        for slot in members.unwrap_or_default() {
+            if let Some(Some(qp)) = self.qps.get_mut(slot)
+                && qp.expects(header)
+            {
+                self.counters.packets_received += 1;
+                qp.on_request(context!(self, now_ns), header, source);
+                self.enlist(slot);
+            }
+        }
     }
 
     #[inline]
@@ -389,6 +409,11 @@ impl Core {
             qp.flush(context!(self, now_ns));
             worked |= self.counters.completions != before;
         }
+        let qps = &self.qps;
+        self.failed.retain(|&slot| {
+            let qp = qps.get(slot).and_then(Option::as_ref);
+            qp.is_some_and(|qp| matches!(qp.state(), State::Error | State::SendQueueError))
+        });
         if now_ns >= self.next_sweep_ns {
             self.next_sweep_ns = now_ns + SWEEP_NS;
             self.inbox.sweep();

@@ -137,6 +137,7 @@ impl Core {
         }
         if from != to {
             qp.set_state(to);
+            qp.requester.told_drained = false;
         }
         if connected && named & mask::AV != 0 {
             self.aim_qp(slot, &asked.path, asked.dest_qpn);

@@ -137,6 +137,8 @@ impl Core {
             to,
             qpn,
             connection: remote.1,
+            node: 0,
+            sl: 0,
         });
         qp.connection = connection;
         qp.requester.connect(psn);

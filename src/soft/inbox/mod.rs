@@ -26,7 +26,7 @@ pub(crate) use process::{host, last_error, random, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Devices that may send to one device: all other nodes of a fabric, and one more.
 const LANES: usize = 64;
 const SLOTS: usize = 256;

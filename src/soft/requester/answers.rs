@@ -4,7 +4,7 @@ use super::{NOP, RDMA_READ};
 use crate::mlx5::Syndrome;
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::packet::{AckCode, Header, Kind, psn_add, psn_distance, rnr_delay_ns};
-use crate::soft::qp::{Context, Qp, State};
+use crate::soft::qp::{Context, Qp};
 
 impl Qp {
     /// An acknowledgement, positive or negative.
@@ -30,8 +30,7 @@ impl Qp {
             AckCode::ReceiverNotReady(timer) => {
                 self.acknowledge(context, psn);
                 let waits = self.requester.wait_until_ns > context.now_ns;
-                if self.requester.unacked_psn != psn || waits || self.state() != State::ReadyToSend
-                {
+                if self.requester.unacked_psn != psn || waits || !self.is_sending() {
                     return;
                 }
                 if self.requester.rnr_retries >= self.attributes.rnr_retry
@@ -52,7 +51,7 @@ impl Qp {
                     _ => Syndrome::RemoteOp,
                 };
                 // Only the message that the answer is about may take the blame: a lost response before it is another matter.
-                if self.requester.unacked_psn == psn && self.state() == State::ReadyToSend {
+                if self.requester.unacked_psn == psn && self.is_sending() {
                     self.fail_oldest(context, syndrome);
                 }
             }
@@ -111,7 +110,7 @@ impl Qp {
 
     /// Goes back and counts it; too often without progress is the end.
     fn retry(&mut self, context: &mut Context<'_>) {
-        if self.state() != State::ReadyToSend {
+        if !self.is_sending() {
             return;
         }
         if self.requester.retries >= self.attributes.retry_count {
@@ -149,7 +148,7 @@ impl Qp {
 
     /// The timer ran out, or a wait for the receiver is over. Whether there is something to send.
     pub(crate) fn on_timer(&mut self, context: &mut Context<'_>) -> bool {
-        if self.state() != State::ReadyToSend {
+        if !self.is_sending() {
             self.requester.deadline_ns = None;
             self.requester.wait_until_ns = 0;
             return false;
@@ -220,10 +219,7 @@ impl Qp {
             return self.fail_message(context, index);
         }
         let loaded = context.gather.holds(self.parts.qpn, index)
-            || context
-                .gather
-                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
-                .is_ok();
+            || context.gather.load(&self.parts, index, u32::MAX).is_ok();
         match context
             .gather
             .scatter(context.keys, context.copies, self.parts.pd, offset, source)
@@ -305,7 +301,7 @@ impl Qp {
                 Some(syndrome),
             );
         }
-        self.enter_error(context);
+        self.fail_sends(context);
     }
 
     /// Completes in error what was announced and is not complete.
@@ -324,15 +320,17 @@ impl Qp {
                 Some(Syndrome::WrFlush),
             );
         }
+        // An unreliable queue pair may go on from here.
+        self.requester.packet = 0;
+        self.requester.unacked_psn = self.requester.next_psn;
+        self.requester.unsent_psn = self.requester.next_psn;
         loop {
             let waiting = self.requester.announced.wrapping_sub(self.requester.begun);
             if waiting == 0 {
                 return;
             }
             let index = self.requester.begun;
-            let loaded = context
-                .gather
-                .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+            let loaded = context.gather.load(&self.parts, index, waiting);
             let (wqebbs, opcode) = loaded.map_or((1, NOP), |request| {
                 (u32::from(request.ds).div_ceil(4), request.opcode)
             });

@@ -4,14 +4,18 @@
 //! a queue of messages. `cursor` and `packet` say which packet leaves next; going back is setting them back.
 
 mod answers;
+mod datagrams;
+mod windows;
 
 use std::collections::VecDeque;
 
-use crate::mlx5::Syndrome;
+use crate::mlx5::{Syndrome, WindowUpdate};
+use crate::soft::client::{Event, Transport};
 use crate::soft::gather::Request;
 use crate::soft::keys::Access;
-use crate::soft::packet::{Kind, Payload, flag, psn_add, psn_distance};
-use crate::soft::qp::{Context, Qp, State};
+use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Payload, flag, psn_add, psn_distance};
+use crate::soft::qp::{Context, Parts, Qp, State};
+use crate::soft::wire::Destination;
 
 /// Packets that may be without acknowledgement.
 const WINDOW: i32 = 256;
@@ -24,6 +28,7 @@ const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
 
 const NOP: u8 = 0x00;
+const SEND_INVAL: u8 = 0x01;
 const RDMA_WRITE: u8 = 0x08;
 const RDMA_WRITE_IMM: u8 = 0x09;
 const SEND: u8 = 0x0a;
@@ -31,6 +36,7 @@ const SEND_IMM: u8 = 0x0b;
 const RDMA_READ: u8 = 0x10;
 const ATOMIC_CS: u8 = 0x11;
 const ATOMIC_FA: u8 = 0x12;
+const UMR: u8 = WindowUpdate::OPCODE;
 
 /// A work request that was begun and is not complete.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ struct Message {
     responses: u32,
     /// What the completion will say, if it is no success.
     failed: Option<Syndrome>,
+    /// What is to be done to a memory window, until it is done.
+    window: Option<Box<WindowUpdate>>,
 }
 
 impl Message {
@@ -87,6 +95,8 @@ pub(crate) struct Requester {
     deadline_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     wait_until_ns: u64,
+    /// The owner knows that the queue is drained.
+    pub(crate) told_drained: bool,
 }
 
 impl Requester {
@@ -174,17 +184,50 @@ pub(crate) enum Pause {
 }
 
 impl Qp {
+    /// Whether there is something that could be sent in this state, were it not for windows and waits.
+    pub(crate) fn has_sends(&self) -> bool {
+        match self.state() {
+            State::SendQueueDrained => self.requester.cursor < self.requester.messages.len(),
+            _ => self.requester.has_work(),
+        }
+    }
+
+    /// Tells that everything begun is complete, once, if the owner wants to know.
+    pub(crate) fn tell_drained(&mut self) {
+        if self.requester.messages.is_empty() && !self.requester.told_drained {
+            self.requester.told_drained = true;
+            if self.asked.en_sqd_async_notify {
+                self.notify(Event::SendQueueDrained {
+                    qpn: self.parts.qpn,
+                });
+            }
+        }
+    }
+
+    /// The message at the cursor cannot be sent: it ends the send queue when its turn comes.
+    fn fail_at_cursor(&mut self, context: &mut Context<'_>, syndrome: Syndrome) {
+        if let Some(message) = self.requester.messages.get_mut(self.requester.cursor) {
+            message.failed = Some(syndrome);
+        }
+        self.reap(context);
+    }
+
     /// Sends what may be sent.
     #[inline]
     pub(crate) fn transmit(&mut self, context: &mut Context<'_>) -> Pause {
-        let Some(remote) = self.remote else {
-            return Pause::Idle;
+        let datagrams = self.parts.transport == Transport::Ud;
+        let to = match self.remote {
+            Some(remote) => remote.to,
+            None if datagrams => Destination::Nowhere,
+            None => return Pause::Idle,
         };
-        if self.state() != State::ReadyToSend || self.requester.wait_until_ns > context.now_ns {
+        if !self.is_sending() || self.requester.wait_until_ns > context.now_ns {
             return Pause::Idle;
         }
         for _ in 0..BURST {
-            if self.requester.cursor == self.requester.messages.len() && !self.begin(context) {
+            if self.requester.cursor == self.requester.messages.len()
+                && (self.state() != State::ReadyToSend || !self.begin(context))
+            {
                 return Pause::Idle;
             }
             let requester = &self.requester;
@@ -196,9 +239,25 @@ impl Qp {
                 return Pause::Idle;
             }
             if message.packets == 0 {
+                if message.window.is_some() {
+                    if message.request.fence && requester.reads > 0 {
+                        return Pause::Idle;
+                    }
+                    self.update_window(context);
+                    continue;
+                }
                 self.requester.cursor += 1;
                 self.reap(context);
-                if self.state() != State::ReadyToSend {
+                if !self.is_sending() {
+                    return Pause::Idle;
+                }
+                continue;
+            }
+            if datagrams {
+                if let Some(pause) = self.send_datagram(context) {
+                    return pause;
+                }
+                if !self.is_sending() {
                     return Pause::Idle;
                 }
                 continue;
@@ -211,7 +270,7 @@ impl Qp {
             if blocked_by_reads || psn_distance(psn, requester.unacked_psn) >= WINDOW {
                 return Pause::Idle;
             }
-            if context.wire.congested(remote.to) {
+            if context.wire.congested(to) {
                 self.arm(context);
                 return Pause::Congested;
             }
@@ -230,14 +289,12 @@ impl Qp {
         }
         context.counters.wqes += 1;
         let index = requester.begun;
-        let loaded = context
-            .gather
-            .load(&self.parts.send_ring, self.parts.qpn, index, waiting);
+        let loaded = context.gather.load(&self.parts, index, waiting);
         let message = match loaded {
             Ok(request) => {
-                let mut failed = check(&request, context, self.parts.pd).err();
+                let mut failed = check(&request, context, &self.parts).err();
                 let mut packets = match request.opcode {
-                    NOP => 0,
+                    NOP | UMR => 0,
                     ATOMIC_CS | ATOMIC_FA => 1,
                     _ => (request.total_bytes.min(MAX_MESSAGE_BYTES) as u32)
                         .div_ceil(self.attributes.mtu_bytes)
@@ -254,6 +311,7 @@ impl Qp {
                     packets,
                     responses: 0,
                     failed,
+                    window: context.gather.window.map(Box::new),
                 }
             }
             Err(syndrome) => Message {
@@ -267,6 +325,7 @@ impl Qp {
                 packets: 1,
                 responses: 0,
                 failed: Some(syndrome),
+                window: None,
             },
         };
         requester.next_psn = psn_add(requester.next_psn, message.packets);
@@ -318,17 +377,19 @@ impl Qp {
         let payload_bytes = (total - offset).min(mtu);
         let (index, last) = (message.index, packet + 1 == message.packets);
         let loaded = context.gather.holds(self.parts.qpn, index)
-            || context
+            || context.gather.load(&self.parts, index, u32::MAX).is_ok();
+        let reliable = self.parts.transport == Transport::Rc;
+        let (keys, copies, pd) = (&*context.keys, &mut *context.copies, self.parts.pd);
+        // Unreliable means that the memory is the application's again at once.
+        let payload = if reliable {
+            context
                 .gather
-                .load(&self.parts.send_ring, self.parts.qpn, index, u32::MAX)
-                .is_ok();
-        let payload = context.gather.payload(
-            context.keys,
-            context.copies,
-            self.parts.pd,
-            offset,
-            payload_bytes,
-        );
+                .payload(keys, copies, pd, offset, payload_bytes)
+        } else {
+            context
+                .gather
+                .by_value(keys, copies, pd, offset, payload_bytes)
+        };
         let Some(payload) = payload.ok().filter(|_| loaded) else {
             // The region went away after the work request was begun.
             message.failed = Some(Syndrome::LocalProt);
@@ -343,8 +404,15 @@ impl Qp {
         if psn_distance(after, requester.unsent_psn) > 0 {
             requester.unsent_psn = after;
         }
-        let immediate = matches!(request.opcode, SEND_IMM | RDMA_WRITE_IMM);
-        let kind = if matches!(request.opcode, SEND | SEND_IMM) {
+        if !reliable {
+            requester.unacked_psn = requester.unsent_psn;
+        }
+        let mark = match request.opcode {
+            SEND_IMM | RDMA_WRITE_IMM => flag::IMMEDIATE,
+            SEND_INVAL => flag::INVALIDATE,
+            _ => 0,
+        };
+        let kind = if matches!(request.opcode, SEND | SEND_IMM | SEND_INVAL) {
             Kind::Send
         } else {
             Kind::Write
@@ -359,8 +427,8 @@ impl Qp {
             }
             if last {
                 header.flags |= flag::LAST;
-                if immediate {
-                    header.flags |= flag::IMMEDIATE;
+                if mark != 0 {
+                    header.flags |= mark;
                     header.imm = request.imm;
                 }
                 if request.solicited {
@@ -368,7 +436,11 @@ impl Qp {
                 }
             }
         });
-        self.arm(context);
+        if reliable {
+            self.arm(context);
+        } else if last {
+            self.reap(context);
+        }
     }
 
     /// Starts the timer, if it does not run.
@@ -382,21 +454,35 @@ impl Qp {
 }
 
 /// What can be found wrong before anything is sent.
-fn check(request: &Request, context: &Context<'_>, pd: u32) -> Result<(), Syndrome> {
-    let need = match request.opcode {
-        NOP => return Ok(()),
-        SEND | SEND_IMM | RDMA_WRITE | RDMA_WRITE_IMM => Access::LOCAL_READ,
+fn check(request: &Request, context: &Context<'_>, parts: &Parts) -> Result<(), Syndrome> {
+    let opcode = request.opcode;
+    let known = match parts.transport {
+        Transport::Rc => true,
+        Transport::Uc => matches!(
+            opcode,
+            NOP | UMR | SEND | SEND_IMM | RDMA_WRITE | RDMA_WRITE_IMM
+        ),
+        Transport::Ud => matches!(opcode, NOP | SEND | SEND_IMM),
+    };
+    let need = match opcode {
+        _ if !known => return Err(Syndrome::LocalQpOp),
+        NOP | UMR => return Ok(()),
+        SEND | SEND_IMM | SEND_INVAL | RDMA_WRITE | RDMA_WRITE_IMM => Access::LOCAL_READ,
         RDMA_READ | ATOMIC_CS | ATOMIC_FA => Access::LOCAL_WRITE,
         _ => return Err(Syndrome::LocalQpOp),
     };
-    if request.total_bytes > MAX_MESSAGE_BYTES {
+    let longest = match parts.transport {
+        Transport::Ud => MAX_PAYLOAD_BYTES as u64,
+        _ => MAX_MESSAGE_BYTES,
+    };
+    if request.total_bytes > longest {
         return Err(Syndrome::LocalLength);
     }
-    if matches!(request.opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
+    if matches!(opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
         return Err(Syndrome::LocalLength);
     }
     context
         .gather
-        .check(context.keys, pd, need)
+        .check(context.keys, parts.pd, need)
         .map_err(|_| Syndrome::LocalProt)
 }

@@ -1,10 +1,13 @@
 //! The responder of a reliable connection: takes requests in order, moves their data, and answers.
 
 mod answers;
+mod datagrams;
+mod unreliable;
 
 use std::collections::VecDeque;
 
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
+use crate::soft::client::{Event, Transport};
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::keys::{Access, Refused};
 use crate::soft::packet::{AckCode, Header, Kind, Payload, flag, psn_add, psn_distance};
@@ -51,6 +54,11 @@ pub(crate) struct Responder {
     results: VecDeque<(u32, u64)>,
     /// An acknowledgement is owed.
     owes_ack: bool,
+    /// A receive that was taken for a message that broke: the next message gets it.
+    kept: Option<u32>,
+    /// The owner knows that packets come, and that no receive is taken any more.
+    established: bool,
+    told_last: bool,
 }
 
 impl Responder {
@@ -68,9 +76,15 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
-        if !matches!(self.state(), State::ReadyToReceive | State::ReadyToSend) {
+        if !self.is_receiving() {
             return;
         }
+        match self.parts.transport {
+            Transport::Rc => {}
+            Transport::Uc => return self.on_unreliable(context, header, source),
+            Transport::Ud => return self.on_datagram(context, header, source),
+        }
+        self.tell_established();
         let distance = psn_distance(header.psn, self.responder.expected_psn);
         if distance > 0 {
             if !self.responder.refused {
@@ -158,23 +172,24 @@ impl Qp {
             }
         };
         let arrived = source.len_bytes();
-        let scattered = if u64::from(done) + u64::from(arrived) > capacity {
-            Err(ScatterError::TooLong)
-        } else {
-            context
-                .gather
-                .scatter(context.keys, context.copies, self.parts.pd, done, source)
-        };
+        let scattered = self.scatter(context, source, done, capacity);
         let (syndrome, code) = match scattered {
             Ok(()) => {
                 let done = done + arrived;
                 if header.has(flag::LAST) {
-                    let opcode = if header.has(flag::IMMEDIATE) {
-                        CqeOpcode::RespSendImm
-                    } else {
-                        CqeOpcode::RespSend
-                    };
-                    self.complete_message(context, header, opcode, index, done);
+                    if header.has(flag::INVALIDATE)
+                        && context
+                            .keys
+                            .invalidate(header.imm, self.accessor())
+                            .is_err()
+                    {
+                        let error = receive_error(index, Syndrome::LocalAccess);
+                        self.complete_recv(context, error);
+                        return self.refuse(context, AckCode::AccessError);
+                    }
+                    self.advance(1);
+                    self.responder.owes_ack = true;
+                    self.complete_message(context, header, send_opcode(header), index, done);
                 } else {
                     self.responder.arriving = Some(Arriving::Send {
                         index,
@@ -188,7 +203,7 @@ impl Qp {
             Err(ScatterError::Source) => {
                 // As if the packet had been lost; the receive is still there for its repetition.
                 if done == 0 && header.has(flag::FIRST) {
-                    self.responder.taken = self.responder.taken.wrapping_sub(1);
+                    self.put_back(context, index);
                 } else {
                     self.responder.arriving = Some(Arriving::Send {
                         index,
@@ -253,8 +268,8 @@ impl Qp {
             None
         };
         if let Err(error) = self.store(context, source, target) {
-            if receive.is_some() {
-                self.responder.taken = self.responder.taken.wrapping_sub(1);
+            if let Some(index) = receive {
+                self.put_back(context, index);
             }
             if error != ScatterError::Source {
                 // The memory is registered, but the process took it away.
@@ -264,11 +279,10 @@ impl Qp {
         }
         if last {
             self.responder.arriving = None;
+            self.advance(1);
+            self.responder.owes_ack = true;
             if let Some(index) = receive {
                 self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
-            } else {
-                self.advance(1);
-                self.responder.owes_ack = true;
             }
         } else {
             let (addr, missing) = (addr.wrapping_add(arrived.into()), missing - arrived);
@@ -363,14 +377,15 @@ impl Qp {
         index: u32,
         byte_count: u32,
     ) {
-        self.advance(1);
-        self.responder.owes_ack = true;
         let cqe = Cqe {
             opcode,
             wqe_counter: index as u16,
             byte_count,
             imm: header.imm,
             solicited: header.has(flag::SOLICITED),
+            source_qpn: header.source_qpn,
+            source_lid: header.source_lid,
+            sl: header.sl,
             ..Cqe::default()
         };
         self.complete_recv(context, cqe);
@@ -378,6 +393,23 @@ impl Qp {
 
     /// Takes the next posted receive: its running count and its room in bytes. Its segments are in the gather afterwards.
     fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+        if let Some(index) = self.responder.kept.take() {
+            return match self.load_receive(context, index) {
+                Ok(capacity) => Some((index, capacity)),
+                Err(Fault) => {
+                    self.lose_queue();
+                    None
+                }
+            };
+        }
+        if let Some(srq) = self.parts.srq {
+            let srq = context.srqs.get_mut(srq)?.as_mut()?;
+            let taken = srq.take(context.gather);
+            if srq.is_broken() {
+                self.lose_queue();
+            }
+            return taken.map(|(index, capacity)| (index.into(), capacity));
+        }
         let Ok(posted) = self.parts.recv_record.load() else {
             self.lose_queue();
             return None;
@@ -399,7 +431,27 @@ impl Qp {
         }
     }
 
+    /// Gives back a receive that was just taken.
+    fn put_back(&mut self, context: &mut Context<'_>, index: u32) {
+        match self.parts.srq {
+            None => self.responder.taken = self.responder.taken.wrapping_sub(1),
+            Some(srq) => {
+                if let Some(Some(srq)) = context.srqs.get_mut(srq) {
+                    srq.put_back(index as u16);
+                }
+            }
+        }
+    }
+
     fn load_receive(&self, context: &mut Context<'_>, index: u32) -> Result<u64, Fault> {
+        if let Some(srq) = self.parts.srq {
+            let srq = context
+                .srqs
+                .get(srq)
+                .and_then(Option::as_ref)
+                .ok_or(Fault)?;
+            return Ok(srq.load(context.gather, index as u16)?.0);
+        }
         let stride = self.parts.recv_stride_bytes;
         let slot = index & (self.parts.recv_wqes - 1);
         context.gather.load_recv(
@@ -407,6 +459,37 @@ impl Qp {
             slot as usize * stride as usize,
             stride,
         )
+    }
+
+    /// Puts a payload into the receive at hand, `done` bytes behind its start.
+    fn scatter(
+        &self,
+        context: &mut Context<'_>,
+        source: &Source<'_>,
+        done: u32,
+        capacity: u64,
+    ) -> Result<(), ScatterError> {
+        if u64::from(done) + u64::from(source.len_bytes()) > capacity {
+            return Err(ScatterError::TooLong);
+        }
+        let srq = self
+            .parts
+            .srq
+            .and_then(|srq| context.srqs.get(srq)?.as_ref());
+        let pd = srq.map_or(self.parts.pd, |srq| srq.pd);
+        context
+            .gather
+            .scatter(context.keys, context.copies, pd, done, source)
+    }
+
+    /// Tells the owner, once, that packets come before it has made the last transition.
+    fn tell_established(&mut self) {
+        if self.state() == State::ReadyToReceive && !self.responder.established {
+            self.responder.established = true;
+            self.notify(Event::CommunicationEstablished {
+                qpn: self.parts.qpn,
+            });
+        }
     }
 
     fn not_ready(&mut self, context: &mut Context<'_>) {
@@ -419,8 +502,11 @@ impl Qp {
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
     fn refuse(&mut self, context: &mut Context<'_>, code: AckCode) {
         self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
-        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
-            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        let qpn = self.parts.qpn;
+        match code {
+            AckCode::InvalidRequest => self.notify(Event::QpRequestError { qpn }),
+            AckCode::AccessError => self.notify(Event::QpAccessError { qpn }),
+            _ => {}
         }
         self.enter_error(context);
     }
@@ -430,9 +516,32 @@ impl Qp {
         if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
+        if let Some(index) = self.responder.kept.take() {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+        if self.parts.srq.is_some() {
+            // What is posted to a shared queue belongs to the others.
+            if !std::mem::replace(&mut self.responder.told_last, true) {
+                self.notify(Event::LastWqeReached {
+                    qpn: self.parts.qpn,
+                });
+            }
+            return;
+        }
         while let Some((index, _)) = self.take_receive(context) {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
+    }
+}
+
+/// What completes when a send has arrived.
+fn send_opcode(header: &Header) -> CqeOpcode {
+    if header.has(flag::IMMEDIATE) {
+        CqeOpcode::RespSendImm
+    } else if header.has(flag::INVALIDATE) {
+        CqeOpcode::RespSendInv
+    } else {
+        CqeOpcode::RespSend
     }
 }
 
