@@ -21,8 +21,9 @@
 //! ```
 //!
 //! # Control paths and what they need
-//! In this version there is one NIC, the software ConnectX (`softcx`), and one kind of stream, [`HostStream`]. The features
-//! `verbs` and `cuda` are declared for what is to come and add nothing yet. Nothing in here has run on a real card.
+//! The NICs are the software ConnectX inside the process (`softcx`) and, with the feature `verbs`, the mlx5 devices that rdma-core
+//! drives: cards, and the software ConnectX that a door shows to verbs programs. There is one kind of stream, [`HostStream`]. The
+//! feature `cuda` is declared for what is to come and adds nothing yet. Nothing in here has run on a real card.
 //!
 //! # Threads
 //! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
@@ -32,6 +33,7 @@ pub mod endpoint;
 mod error;
 mod ffi;
 pub mod mlx5;
+mod nic;
 pub mod peer;
 pub mod region;
 pub mod soft;
@@ -39,6 +41,8 @@ pub mod soft;
 pub mod softcx;
 mod status;
 pub mod stream;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 pub use endpoint::{
     Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig, Listener,

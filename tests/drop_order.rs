@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use doorbell::{
     Condition, EndpointConfig, Event, Executor, HostStream, Side, Work, stream_wait_value32,
 };
-use rig::{Limit, Pair, Random, from_env, softcx};
+use rig::{Limit, Pair, Random, device, from_env};
 
 type Things = Vec<Box<dyn Any>>;
 
@@ -20,7 +20,7 @@ fn threads() -> usize {
 
 /// Everything that there can be, with work in flight that ends well, that ends by a deadline, and that ends with the drop.
 fn everything(random: &mut Random) -> Things {
-    let device = softcx();
+    let device = device();
     let config = EndpointConfig {
         send_depth: 8,
         recv_depth: 8,
@@ -162,7 +162,7 @@ fn everything_can_be_dropped_in_any_order() {
     assert_eq!(orders.len(), 120);
     for (number, order) in orders.into_iter().take(rounds as usize).enumerate() {
         limit.step(number as u64, Duration::from_secs(120));
-        let device = softcx();
+        let device = device();
         let mut pair = Pair::new(
             &device,
             &EndpointConfig {

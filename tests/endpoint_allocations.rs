@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use doorbell::{EndpointConfig, Executor, HostStream, Side, Status, Work, stream_post};
-use rig::{Pair, SOON, softcx};
+use rig::{Pair, SOON, device};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -39,7 +39,7 @@ fn nothing_on_the_way_allocates() {
             blueflame,
             ..EndpointConfig::default()
         };
-        let mut pair = Pair::new(&softcx(), &config);
+        let mut pair = Pair::new(&device(), &config);
         let region = pair.region(8192);
         let remote = region.remote();
         let stream = HostStream::new("quiet").unwrap();

@@ -17,7 +17,7 @@ use doorbell::{
 };
 
 use deaf::DeafStream;
-use rig::{Limit, Pair, Random, SOON, from_env, softcx};
+use rig::{Limit, Pair, Random, SOON, device, from_env};
 
 const WORKERS: u64 = 6;
 /// No single fault takes this long.
@@ -119,7 +119,7 @@ const HALF: u64 = 64 << 10;
 
 impl Bench {
     fn new(seed: u64) -> Bench {
-        let device = softcx();
+        let device = device();
         let patient = Pair::new(&device, &patient());
         let hasty = Pair::new(&device, &hasty());
         Bench {
@@ -728,7 +728,7 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
 #[test]
 fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
     let limit = Limit::new("behind a wait", BOUND);
-    let mut pair = Pair::new(&softcx(), &patient());
+    let mut pair = Pair::new(&device(), &patient());
     let region = pair.region(4096);
     let remote = region.remote();
     let stream = HostStream::new("host").unwrap();
@@ -759,7 +759,7 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
 /// One endpoint of a batch has failed: nothing of the batch is given, and the others' operations can be given without it.
 #[test]
 fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
-    let device = softcx();
+    let device = device();
     let stream = HostStream::new("batch").unwrap();
     let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));
     let mut list: Vec<_> = pairs

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use doorbell::{EndpointConfig, Executor, HostStream, Side, Work};
 use waived::waived;
 
-use rig::{Limit, Pair, SOON, from_env, softcx};
+use rig::{Limit, Pair, SOON, device, from_env};
 
 /// Bytes of this process that are in memory.
 fn resident_bytes() -> u64 {
@@ -43,7 +43,7 @@ fn idle_share() -> f64 {
 fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
     let count = from_env("DOORBELL_PAIRS", 1000);
     let limit = Limit::new("scale", Duration::from_secs(150));
-    let device = softcx();
+    let device = device();
     let config = EndpointConfig::default();
     assert_eq!((config.send_depth, config.recv_depth), (128, 128));
     let stream = HostStream::new("scale").unwrap();

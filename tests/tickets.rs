@@ -8,7 +8,7 @@ use std::time::Duration;
 use doorbell::{
     Cause, EndpointConfig, Error, Executor, HostStream, Side, Status, Work, stream_post,
 };
-use rig::{Pair, SOON, softcx};
+use rig::{Pair, SOON, device};
 
 fn small() -> EndpointConfig {
     EndpointConfig {
@@ -20,7 +20,7 @@ fn small() -> EndpointConfig {
 
 #[test]
 fn after_a_reset_tickets_tell_how_it_was() {
-    let mut pair = Pair::new(&softcx(), &small());
+    let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let stream = HostStream::new("s").unwrap();
     let slice = [region.slice(0, 64).unwrap()];
@@ -62,7 +62,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
 
 #[test]
 fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
-    let mut pair = Pair::new(&softcx(), &small());
+    let mut pair = Pair::new(&device(), &small());
     let region = pair.region(4096);
     let slices = [region.slice(0, 8).unwrap()];
     let prepared = pair
@@ -90,7 +90,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
 fn dropped_sends_leave_room_and_no_completion() {
     for blueflame in [false, true] {
         let mut pair = Pair::new(
-            &softcx(),
+            &device(),
             &EndpointConfig {
                 blueflame,
                 ..small()
@@ -136,7 +136,7 @@ fn dropped_sends_leave_room_and_no_completion() {
 
 #[test]
 fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
-    let mut pair = Pair::new(&softcx(), &small());
+    let mut pair = Pair::new(&device(), &small());
     let send = pair.a.prepare_send(&Work::nop()).unwrap();
     let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
     pair.a.rollback(send);
@@ -161,7 +161,7 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
 #[test]
 fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
     let mut pair = Pair::new(
-        &softcx(),
+        &device(),
         &EndpointConfig {
             send_depth: 64,
             ..small()

@@ -10,7 +10,7 @@ use doorbell::{
     Access, Cause, Channel, Completion, Endpoint, EndpointConfig, Error, Executor, HostStream,
     Listener, Operation, Region, RemoteRegion, Side, Status, WcStatus, Work,
 };
-use rig::{Limit, SOON, from_env, softcx};
+use rig::{Limit, SOON, device, from_env};
 
 const ADDRESS: &str = "DOORBELL_TEST_PEER";
 const WAIT: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ struct End {
 
 impl End {
     fn new(channel: Channel, is_child: bool) -> End {
-        let domain = softcx().protection_domain();
+        let domain = device().protection_domain();
         let endpoint = Endpoint::new(&domain, &config()).unwrap();
         let region = Region::alloc(&domain, BYTES, Access::ALL).unwrap();
         let stream = HostStream::new("end").unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::mlx5::Opcode;
-use crate::soft::{Access, Attributes};
+use crate::nic::{Access, Attributes};
 use crate::{Error, Result};
 
 /// Blocks that a send ring can have: the doorbell record counts 16 bits.

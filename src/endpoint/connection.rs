@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::{Address, Control, Endpoint, EndpointConfig, Path};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
+use crate::nic::{Attributes, State};
 use crate::region::ProtectionDomain;
-use crate::soft::State;
 use crate::{Cause, Error, Result, WorkError};
 
 /// How long a reset waits for the streams to be done with the endpoint's programs.
@@ -26,7 +26,7 @@ impl Endpoint {
         let memory = *shared.qp.memory();
         let send_config = SendQueueConfig {
             ring: memory.send_ring,
-            wqebb_count: config.send_wqebbs(),
+            wqebb_count: memory.send_wqebbs,
             qpn: shared.qp.qpn(),
             max_segments: config.max_segments,
             max_inline_bytes: config.max_inline_bytes,
@@ -35,8 +35,8 @@ impl Endpoint {
         };
         let recv_config = RecvQueueConfig {
             ring: memory.recv_ring,
-            wqe_count: config.recv_depth.next_power_of_two(),
-            max_segments: config.max_segments,
+            wqe_count: memory.recv_wqes,
+            max_segments: memory.recv_segments,
             record: targets.recv_record,
         };
         // SAFETY: the rings are those of the queue pair, of these sizes; the endpoint holds `shared`, and drops it last.
@@ -76,7 +76,7 @@ impl Endpoint {
     pub fn address(&self) -> Address {
         Address {
             queue_pair: self.shared.qp.local(),
-            mtu_bytes: self.config.mtu_bytes,
+            mtu_bytes: self.config.mtu_bytes.min(self.shared.qp.mtu_bytes()),
         }
     }
 
@@ -84,7 +84,8 @@ impl Endpoint {
     /// are sent again by the peer.
     ///
     /// # Errors
-    /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host.
+    /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host; [`Error::Foreign`] if it
+    /// is a device of another kind; [`Error::System`] naming the verbs call that failed.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         self.shared.check_alive()?;
         if self.is_connected() {
@@ -94,7 +95,7 @@ impl Endpoint {
             });
         }
         let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
-        self.shared.qp.init(crate::soft::Attributes {
+        self.shared.qp.init(Attributes {
             mtu_bytes,
             ..self.config.attributes()
         })?;
@@ -103,7 +104,8 @@ impl Endpoint {
 
     /// Whether [`Endpoint::connect`] was done and nothing has failed since.
     pub fn is_connected(&self) -> bool {
-        self.shared.qp.status().state() == State::ReadyToSend
+        // A card shows some failures by a completion alone.
+        self.shared.qp.state() == State::ReadyToSend && self.shared.failure().is_none()
     }
 
     /// The first failure since the last reset, if there was one. Looks at new completions first.
@@ -136,10 +138,9 @@ impl Endpoint {
 
     /// Which way doorbells take, and why no better one.
     pub fn path(&self) -> Path {
-        let reason = "a software ConnectX's UAR page is memory of this process, which a host stream stores to".into();
         Path {
             control: Control::Direct,
-            reason,
+            reason: self.shared.qp.why_direct().into(),
             better: Vec::new(),
         }
     }

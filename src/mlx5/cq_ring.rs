@@ -197,13 +197,33 @@ impl CqRing {
 
     /// Makes the memory fresh: no CQE is valid, no mark is set, the consumer index is 0. Nobody may be waiting.
     pub fn reset(&self) {
-        let mut fresh = [0; CQE_BYTES];
-        fresh[CQE_BYTES - 1] = FRESH;
-        for index in 0..self.cqe_count {
+        self.reset_at(0);
+    }
+
+    /// As [`CqRing::reset`], for a queue whose next CQE is the one of that running index: a card's goes on where it is when the queue
+    /// pair is reset. The card writes nothing meanwhile.
+    pub fn reset_at(&self, next: u32) {
+        for ahead in 0..self.cqe_count {
+            let index = next.wrapping_add(ahead);
+            let mut fresh = [0; CQE_BYTES];
+            // The owner bit of the lap before: streams look at nothing else.
+            fresh[CQE_BYTES - 1] = FRESH & !1 | u8::from(!self.is_odd_lap(index));
             self.write(index, &fresh);
             self.abort_peek(index);
         }
-        self.set_consumer_index(0);
+        self.set_consumer_index(next);
+    }
+
+    /// The running index behind the last CQE that the NIC has written, found by looking from `index` on, which it has come to already.
+    pub fn next_index(&self, index: u32) -> u32 {
+        let written = (0..self.cqe_count)
+            .take_while(|ahead| {
+                self.cqe(index.wrapping_add(*ahead)).is_some_and(|cqe| {
+                    cqe.vendor_syndrome != RELEASED_VENDOR_SYNDROME || !cqe.opcode.is_error()
+                })
+            })
+            .count();
+        index.wrapping_add(written as u32)
     }
 
     /// CQEs in the ring.

@@ -1,81 +1,76 @@
 //! Devices and protection domains.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::soft::{self, Counters, Faults};
+use crate::nic::{self, Counters, Faults};
 use crate::{Error, Result};
-
-/// The name of the embedded software NIC.
-const SOFTCX: &str = "softcx";
 
 /// A NIC. Clones are handles of the same one; it is closed with the last handle, and everything made from it holds one.
 #[derive(Clone)]
 pub struct Device {
-    nic: soft::Device,
+    nic: nic::Device,
 }
 
 impl Device {
-    /// The names of the devices that [`Device::open`] knows on this machine, best first.
-    pub fn list() -> Vec<&'static str> {
-        vec![SOFTCX]
+    /// The names of the devices that [`Device::open`] knows on this machine, best first: with the feature `verbs` the mlx5 devices that
+    /// libibverbs finds, and always `softcx`.
+    pub fn list() -> Vec<String> {
+        nic::Device::list()
     }
 
     /// Opens a device by its name. `softcx` makes a new software ConnectX, with an engine thread of its own.
     ///
+    /// With the feature `verbs` an mlx5 device is opened by its name (`mlx5_0`), by its PCI address (`0000:3b:00.0`), or as `mlx5`, which
+    /// is the first that has an active port. Behind the name may stand which port, if not the first active one, and which entry of its
+    /// GID table is its address, if not the first (on Ethernet: the first RoCE v2 address of IPv4): `mlx5_0,port=2,gid=3`.
+    ///
     /// # Errors
-    /// [`Error::State`] naming the devices that there are; [`Error::System`] if the kernel gives no memory or no thread.
+    /// [`Error::State`] naming the devices that there are, or saying what the device lacks; [`Error::Malformed`] for what stands behind
+    /// the name; [`Error::System`] if the kernel gives no memory or no thread, or naming the verbs call that failed.
     pub fn open(name: &str) -> Result<Device> {
-        if name != SOFTCX {
-            let known = Device::list().join(", ");
-            return Err(Error::State {
-                operation: "open",
-                reason: format!("there is no device `{name}`; there are: {known}"),
-            });
-        }
         Ok(Device {
-            nic: soft::Device::open()?,
+            nic: nic::Device::open(name)?,
         })
     }
 
     /// Its name.
-    pub fn name(&self) -> &'static str {
-        SOFTCX
+    pub fn name(&self) -> &str {
+        self.nic.name()
     }
 
-    /// A new protection domain: regions and endpoints of different ones do not work together.
+    /// A new protection domain: regions and endpoints of different ones do not work together. A device other than `softcx` is asked for
+    /// it when the first region or endpoint is made in it, and refuses it there.
     pub fn protection_domain(&self) -> ProtectionDomain {
         ProtectionDomain {
             inner: Arc::new(Domain {
                 device: self.clone(),
-                number: self.nic.create_pd(),
+                made: Mutex::default(),
             }),
         }
     }
 
-    /// Lets the device do some of its work inside the caller, in poll loops. Whether there was any.
+    /// Lets the device do some of its work inside the caller, in poll loops. Whether there was any; a card needs no such turn.
     #[inline]
     pub fn progress(&self) -> bool {
         self.nic.progress()
     }
 
-    /// What the device has counted so far.
+    /// What the device has counted so far. A card counts in the system's own files, and this says 0.
     pub fn counters(&self) -> Counters {
-        self.nic.counters()
+        self.nic.counters().unwrap_or_default()
     }
 
-    /// Sets what happens to packets that the device sends from now on, for tests of software that is to survive it.
-    pub fn set_faults(&self, faults: Faults) {
-        self.nic.set_faults(faults);
+    /// Sets what happens to packets that the device sends from now on, for tests of software that is to survive it. Whether the device
+    /// can do that: the software ConnectX of this process can.
+    pub fn set_faults(&self, faults: Faults) -> bool {
+        self.nic.set_faults(faults)
     }
 
-    /// Stops all work of the device, or lets it go on: a NIC that hangs, for tests.
-    pub fn set_frozen(&self, frozen: bool) {
-        self.nic.set_frozen(frozen);
-    }
-
-    pub(crate) fn soft(&self) -> &soft::Device {
-        &self.nic
+    /// Stops all work of the device, or lets it go on: a NIC that hangs, for tests. Whether the device can do that, as
+    /// [`Device::set_faults`].
+    pub fn set_frozen(&self, frozen: bool) -> bool {
+        self.nic.set_frozen(frozen)
     }
 
     pub(crate) fn is(&self, other: &Device) -> bool {
@@ -94,7 +89,7 @@ impl fmt::Debug for Device {
 #[derive(Debug)]
 struct Domain {
     device: Device,
-    number: u32,
+    made: Mutex<Option<nic::Domain>>,
 }
 
 /// What belongs together on a device: an endpoint reaches the regions of its own domain only, its peers too.
@@ -109,8 +104,21 @@ impl ProtectionDomain {
         &self.inner.device
     }
 
-    pub(crate) fn number(&self) -> u32 {
-        self.inner.number
+    /// The device's own, made if this is the first use of it.
+    ///
+    /// # Errors
+    /// As the device has them.
+    pub(crate) fn on_device(&self) -> Result<nic::Domain> {
+        let mut made = self
+            .inner
+            .made
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(domain) = &*made {
+            return Ok(domain.clone());
+        }
+        let domain = nic::Domain::new(&self.inner.device.nic)?;
+        Ok(made.insert(domain).clone())
     }
 
     /// Fails unless `other` is this very domain.
@@ -138,7 +146,10 @@ impl ProtectionDomain {
             } else {
                 "another device"
             };
-            format!("protection domain {} of {device}", domain.number())
+            match domain.on_device() {
+                Ok(domain) => format!("protection domain {} of {device}", domain.number()),
+                Err(_) => format!("a protection domain of {device}"),
+            }
         };
         Error::Foreign {
             argument,

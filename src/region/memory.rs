@@ -6,9 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
 use crate::region::ProtectionDomain;
-use crate::soft::{Access, Pages};
 use crate::{Error, Result};
 
 /// The longest region: 1 TiB.
@@ -21,7 +21,8 @@ struct Registered {
     domain: ProtectionDomain,
     start: NonNull<u8>,
     len_bytes: u64,
-    key: u32,
+    lkey: u32,
+    memory_region: MemoryRegion,
     alive: AtomicBool,
     access: Access,
     targets: Targets,
@@ -38,7 +39,7 @@ unsafe impl Sync for Registered {}
 impl Drop for Registered {
     fn drop(&mut self) {
         if *self.alive.get_mut() {
-            self.domain.device().soft().deregister(self.key);
+            self.memory_region.deregister();
         }
     }
 }
@@ -91,19 +92,16 @@ impl Region {
         access: Access,
         pages: Option<Pages>,
     ) -> Result<Region> {
-        let key = domain.device().soft().register(
-            domain.number(),
-            start.as_ptr() as usize,
-            len_bytes,
-            access,
-        )?;
+        let on_device = domain.on_device()?;
+        let memory_region = MemoryRegion::new(&on_device, start, len_bytes, access)?;
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
             domain: domain.clone(),
             start,
             len_bytes,
-            key,
+            lkey: memory_region.lkey(),
+            memory_region,
             alive: AtomicBool::new(true),
             access,
             targets,
@@ -136,7 +134,7 @@ impl Region {
     /// The key by which local work requests name the region.
     #[inline]
     pub fn lkey(&self) -> u32 {
-        self.inner.key
+        self.inner.lkey
     }
 
     /// What the access rights were at registration.
@@ -148,7 +146,7 @@ impl Region {
     pub fn remote(&self) -> RemoteRegion {
         RemoteRegion {
             addr: self.as_ptr() as u64,
-            rkey: self.inner.key,
+            rkey: self.inner.memory_region.rkey(),
             len_bytes: self.inner.len_bytes,
         }
     }
@@ -157,8 +155,7 @@ impl Region {
     /// fails. The memory stays until the last handle is gone. Whether the region was still registered.
     pub fn deregister(&self) -> bool {
         // AcqRel: one caller wins, and whoever sees `false` later comes after it.
-        self.inner.alive.swap(false, Ordering::AcqRel)
-            && self.inner.domain.device().soft().deregister(self.inner.key)
+        self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.memory_region.deregister()
     }
 
     /// Whether the region has not been deregistered.
@@ -306,7 +303,7 @@ impl fmt::Debug for Region {
         f.debug_struct("Region")
             .field("start", &self.inner.start)
             .field("len_bytes", &self.inner.len_bytes)
-            .field("key", &format_args!("{:#x}", self.inner.key))
+            .field("lkey", &format_args!("{:#x}", self.inner.lkey))
             .field("registered", &self.is_registered())
             .finish()
     }

@@ -3,6 +3,6 @@
 mod device;
 mod memory;
 
-pub use crate::soft::{Access, Counters, Faults};
+pub use crate::nic::{Access, Counters, Faults};
 pub use device::{Device, ProtectionDomain};
 pub use memory::{REGION_BYTES_MAX, Region, RemoteRegion, Slice};

@@ -39,18 +39,18 @@ pub(crate) trait Driver {
 pub(crate) fn rigs() -> Vec<Rig> {
     vec![
         Rig {
-            name: "softcx, host stream",
-            open: rig::softcx,
+            name: "host stream",
+            open: rig::device,
             driver: || Box::new(Streamed(HostStream::new("conformance").unwrap())),
         },
         Rig {
-            name: "softcx, host stream, split form",
-            open: rig::softcx,
+            name: "host stream, split form",
+            open: rig::device,
             driver: || Box::new(Split(HostStream::new("conformance").unwrap(), 0)),
         },
         Rig {
-            name: "softcx, calling thread",
-            open: rig::softcx,
+            name: "calling thread",
+            open: rig::device,
             driver: || Box::new(Synchronous),
         },
     ]

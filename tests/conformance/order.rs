@@ -10,7 +10,7 @@ use doorbell::{
 };
 
 use crate::STEP;
-use crate::rig::{Limit, Pair, Random, SOON, softcx};
+use crate::rig::{Limit, Pair, Random, SOON, device};
 
 /// Streams to run the orders on: every kind that there is.
 fn streams(count: usize) -> Vec<Box<dyn Executor>> {
@@ -23,7 +23,7 @@ fn streams(count: usize) -> Vec<Box<dyn Executor>> {
 fn a_batch_over_many_endpoints_is_carried_out_whole() {
     const PAIRS: usize = 24;
     let _limit = Limit::new("batch", STEP);
-    let device = softcx();
+    let device = device();
     let stream = &streams(1)[0];
     let mut pairs: Vec<Pair> = (0..PAIRS)
         .map(|_| Pair::new(&device, &EndpointConfig::default()))
@@ -64,7 +64,7 @@ fn a_batch_over_many_endpoints_is_carried_out_whole() {
 
 #[test]
 fn a_batch_that_is_refused_changes_nothing() {
-    let device = softcx();
+    let device = device();
     let short = HostStream::with_capacity("short", 4).unwrap();
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(64);
@@ -114,7 +114,7 @@ fn a_batch_that_is_refused_changes_nothing() {
 fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
     const ROUNDS: u64 = 60;
     let limit = Limit::new("streams", STEP);
-    let device = softcx();
+    let device = device();
     let mut random = Random(3);
     for count in [2, 3, 5] {
         limit.step(count as u64, STEP);
@@ -160,7 +160,7 @@ fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
 #[test]
 fn a_post_behind_a_stream_that_waits_waits_too() {
     let _limit = Limit::new("behind", STEP);
-    let device = softcx();
+    let device = device();
     let streams = streams(2);
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(4096);
@@ -217,7 +217,7 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
 #[test]
 fn words_are_signals_between_streams_peers_and_the_cpu() {
     let _limit = Limit::new("words", STEP);
-    let device = softcx();
+    let device = device();
     let streams = streams(2);
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(4096);
@@ -274,7 +274,7 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
 #[test]
 fn kernels_and_transfers_of_a_stream_see_each_other() {
     let _limit = Limit::new("kernels", STEP);
-    let device = softcx();
+    let device = device();
     let (here, there) = (
         HostStream::new("here").unwrap(),
         HostStream::new("there").unwrap(),
@@ -320,7 +320,7 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
 #[test]
 fn events_stand_for_transfers_in_any_order_of_waiting() {
     let limit = Limit::new("events", STEP);
-    let device = softcx();
+    let device = device();
     let mut random = Random(11);
     let streams: Vec<HostStream> = (0..4).map(|_| HostStream::new("event").unwrap()).collect();
     let mut pair = Pair::new(&device, &EndpointConfig::default());

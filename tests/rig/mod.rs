@@ -44,8 +44,11 @@ impl Pair {
     }
 }
 
-pub fn softcx() -> Device {
-    Device::open("softcx").unwrap()
+/// The device that the environment variable names, which may be any that the library opens; or else the software ConnectX, a new one.
+pub fn device() -> Device {
+    let name = std::env::var("DOORBELL_TEST_DEVICE");
+    let name = name.as_deref().unwrap_or("softcx");
+    Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// SplitMix64 (Steele, Lea, Flood, 2014).

@@ -23,7 +23,7 @@ pub fn run() -> Result<()> {
     for (name, compiled, serves) in FEATURES {
         // Both are declared, and their rooms are empty: a build with them has nothing more than one without.
         let state = if compiled {
-            "compiled in, without a backend in this version"
+            "compiled in"
         } else {
             "not compiled in"
         };
@@ -35,11 +35,14 @@ pub fn run() -> Result<()> {
         "  host     a thread of this process; kernels are closures"
     )?;
     writeln!(out, "devices")?;
-    for name in Device::list() {
+    for name in &Device::list() {
         let device = Device::open(name)?;
         let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
-        let kind =
-            "software ConnectX in this process; peers in this process and in others of this host";
+        let kind = if name == "softcx" {
+            "software ConnectX in this process; peers in this process and in others of this host"
+        } else {
+            "mlx5 device through rdma-core"
+        };
         let config = endpoint.config();
         writeln!(out, "  {name:<8} {kind}")?;
         writeln!(

@@ -13,9 +13,9 @@ use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Side, Work};
 use crate::mlx5::{DataSegment, Payload, SendRequest};
+use crate::nic::State;
 use crate::peer::Program;
 use crate::region::Slice;
-use crate::soft::State;
 use crate::{Error, Result};
 
 /// The data segments of a list of slices, and the regions to hold.
@@ -227,7 +227,7 @@ impl Endpoint {
     }
 
     fn check_state(&self, operation: &'static str, least: State) -> Result<()> {
-        let state = self.shared.qp.status().state();
+        let state = self.shared.qp.state();
         if state == State::Error {
             self.shared.look_for_failure();
             self.shared.check_alive()?;

@@ -8,12 +8,14 @@ use super::Shared;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::{Found, Lane, Wait};
 use crate::endpoint::watchdog::{self, Watched};
-use crate::soft::State;
+use crate::nic::State;
 use crate::{Cause, Error, Result, WorkError};
 
 /// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
 /// and go with every operation.
 const LINGER_NS: u64 = 100_000_000;
+/// How long a device may take to flush what was rung.
+const FLUSH_NS: u64 = 20_000_000;
 
 impl Shared {
     /// The failure of this life, if there is one.
@@ -58,6 +60,10 @@ impl Shared {
     fn break_down(&self) {
         if !self.broken_down.load(Ordering::Relaxed) {
             self.qp.fail();
+            self.await_flush();
+            if self.qp.silence() {
+                self.lanes.iter().for_each(Lane::restore_consumer_index);
+            }
             // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.
             self.broken_down.store(true, Ordering::Release);
@@ -67,6 +73,23 @@ impl Shared {
             lane.release_waiters();
             // Nobody need wait for a turn any more.
             self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
+        }
+    }
+
+    /// Waits for the completions, in error, of everything that was rung: a device may take its time to write them. One that hangs is
+    /// not waited for any longer; it is made silent after this, and what it did not complete stays without a completion of its own.
+    fn await_flush(&self) {
+        let deadline_ns = now_ns().saturating_add(FLUSH_NS);
+        loop {
+            self.reap_fully();
+            let flushed = self.lanes.iter().all(|lane| {
+                let left = self.rung(lane.side).wrapping_sub(lane.ledger.done());
+                left.cast_signed() <= 0
+            });
+            if flushed || now_ns() > deadline_ns {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 
@@ -106,13 +129,14 @@ impl Shared {
     /// [`Shared::reap`], and a look at what the device says of the queue pair itself.
     pub(in crate::endpoint) fn look_for_failure(&self) {
         let epoch = self.epoch.load(Ordering::Acquire);
+        self.qp.look_for_events();
         self.reap();
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
-        if self.qp.status().overrun() {
+        if self.qp.overrun() {
             self.fail_in(epoch, None, Cause::Overrun);
-        } else if self.qp.status().state() == State::Error {
+        } else if self.qp.state() == State::Error {
             // A completion that says why was written before the state was set.
             self.reap_fully();
             self.fail_in(epoch, None, Cause::QueuePair);

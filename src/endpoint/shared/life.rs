@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Shared;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::{Ends, Lane, Standing};
+use crate::endpoint::side::{Ends, Standing};
 use crate::{Error, Result, WorkError};
 
 /// How an earlier life of an endpoint ended, for the tickets of that time.
@@ -107,7 +107,13 @@ impl Shared {
         }
         pasts.push(past);
         drop(pasts);
-        self.lanes.iter().for_each(Lane::reset);
+        for lane in &self.lanes {
+            lane.reset(if self.qp.resets_cqs() {
+                0
+            } else {
+                lane.next_cqe()
+            });
+        }
         self.set_rung(Side::Send, 0);
         self.set_rung(Side::Recv, 0);
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);

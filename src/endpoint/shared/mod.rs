@@ -15,9 +15,9 @@ use crate::endpoint::side::Lane;
 use crate::endpoint::watchdog;
 use crate::endpoint::{EndpointConfig, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
+use crate::nic::{QueuePair, QueuePairConfig};
 use crate::peer::{Dword, Role, Target, Targets};
 use crate::region::ProtectionDomain;
-use crate::soft::{QueuePair, QueuePairConfig};
 use crate::{Error, Result, WorkError};
 
 pub(super) use life::Entered;
@@ -82,20 +82,16 @@ impl Shared {
         config: &EndpointConfig,
     ) -> Result<(Arc<Shared>, QueueTargets)> {
         watchdog::start()?;
-        let send_wqebbs = config.send_wqebbs();
-        let recv_wqes = config.recv_depth.next_power_of_two();
         // Twice the depth: what is in flight, and as much that nobody has collected yet.
         let cqes = |depth: u32| (2 * depth).next_power_of_two();
-        let (send_cqes, recv_cqes) = (cqes(config.send_depth), cqes(config.recv_depth));
         let qp = QueuePair::new(
-            domain.device().soft(),
+            &domain.on_device()?,
             &QueuePairConfig {
-                pd: domain.number(),
-                send_wqebbs,
-                recv_wqes,
-                recv_stride_bytes: 16 * config.max_segments.next_power_of_two(),
-                send_cqes,
-                recv_cqes,
+                send_wqebbs: config.send_wqebbs(),
+                recv_wqes: config.recv_depth.next_power_of_two(),
+                recv_segments: config.max_segments,
+                send_cqes: cqes(config.send_depth),
+                recv_cqes: cqes(config.recv_depth),
             },
         )?;
         let memory = *qp.memory();
@@ -110,61 +106,43 @@ impl Shared {
             Ok(targets.register(name, role, len_bytes))
         };
         let record = register("dbrec", Role::DoorbellRecord, 8, memory.record.cast())?;
+        let uar_bytes = u64::from(memory.uar_bytes);
         let uar = [
-            register("uar0", Role::Uar, 256, memory.uar[0])?,
-            register("uar1", Role::Uar, 256, memory.uar[1])?,
+            register("uar0", Role::Uar, uar_bytes, memory.uar[0])?,
+            register("uar1", Role::Uar, uar_bytes, memory.uar[1])?,
         ];
-        let send_cq = register(
-            "send_cq",
-            Role::Completions,
-            u64::from(send_cqes) * 64,
-            memory.send_cq,
-        )?;
-        let recv_cq = register(
-            "recv_cq",
-            Role::Completions,
-            u64::from(recv_cqes) * 64,
-            memory.recv_cq,
-        )?;
-        let send_marks = register(
-            "send_marks",
-            Role::Marks,
-            u64::from(send_cqes) * 4,
-            memory.send_marks.cast(),
-        )?;
-        let recv_marks = register(
-            "recv_marks",
-            Role::Marks,
-            u64::from(recv_cqes) * 4,
-            memory.recv_marks.cast(),
-        )?;
+        let [send_cqes, recv_cqes] = memory.cqes.map(u64::from);
+        let cqs = [
+            register("send_cq", Role::Completions, send_cqes * 64, memory.cqs[0])?,
+            register("recv_cq", Role::Completions, recv_cqes * 64, memory.cqs[1])?,
+        ];
+        let [send_marks, recv_marks] = memory.cq_marks.map(<*mut u32>::cast);
+        let marks = [
+            register("send_marks", Role::Marks, send_cqes * 4, send_marks)?,
+            register("recv_marks", Role::Marks, recv_cqes * 4, recv_marks)?,
+        ];
         let counts = register(
             "progress",
             Role::Memory,
             8,
             Arc::as_ptr(&progress).cast_mut().cast(),
         )?;
-        let cq_config = |recv: bool| CqRingConfig {
-            ring: if recv { memory.recv_cq } else { memory.send_cq },
-            cqe_count: if recv { recv_cqes } else { send_cqes },
-            record: if recv {
-                memory.recv_cq_record
-            } else {
-                memory.send_cq_record
-            },
-            marks: if recv {
-                memory.recv_marks
-            } else {
-                memory.send_marks
-            },
-            completions: if recv { recv_cq } else { send_cq },
-            marks_target: if recv { recv_marks } else { send_marks },
+        let cq_config = |side: Side| {
+            let side = side as usize;
+            CqRingConfig {
+                ring: memory.cqs[side],
+                cqe_count: memory.cqes[side],
+                record: memory.cq_records[side],
+                marks: memory.cq_marks[side],
+                completions: cqs[side],
+                marks_target: marks[side],
+            }
         };
         // SAFETY: all of it is memory of `qp`, sized as given here, and `qp` lives in the same object as the rings.
         let rings = unsafe {
             [
-                CqRing::new(cq_config(false))?,
-                CqRing::new(cq_config(true))?,
+                CqRing::new(cq_config(Side::Send))?,
+                CqRing::new(cq_config(Side::Recv))?,
             ]
         };
         rings.iter().for_each(CqRing::reset);
@@ -178,7 +156,10 @@ impl Shared {
             // The record's first word is the receive queue's.
             send_record: record.dword(4)?,
             recv_record: record.dword(0)?,
-            uar: [uar[0].block(0, 256)?, uar[1].block(0, 256)?],
+            uar: [
+                uar[0].block(0, memory.uar_bytes)?,
+                uar[1].block(0, memory.uar_bytes)?,
+            ],
         };
         let progress_words = [counts.dword(0)?, counts.dword(4)?];
         let shared = Arc::new_cyclic(|weak| Shared {
@@ -189,7 +170,7 @@ impl Shared {
             progress,
             progress_words,
             lanes,
-            send_wqebbs,
+            send_wqebbs: memory.send_wqebbs,
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),

@@ -60,7 +60,7 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn progress(&self) -> bool {
-        self.qp.device().progress()
+        self.qp.progress()
     }
 
     #[inline]

@@ -274,23 +274,39 @@ impl Lane {
         }
     }
 
-    /// Starts over, for an endpoint that is reset: nobody else is at it.
-    pub(super) fn reset(&self) {
+    /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
+    pub(super) fn next_cqe(&self) -> u32 {
+        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cq.next_index(cursor.freed)
+    }
+
+    /// Tells the device again how far completions are read.
+    pub(super) fn restore_consumer_index(&self) {
+        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cq.set_consumer_index(cursor.freed);
+    }
+
+    /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.
+    pub(super) fn reset(&self, next_cqe: u32) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        *cursor = Cursor::default();
+        *cursor = Cursor {
+            seen: next_cqe,
+            freed: next_cqe,
+            failed: false,
+        };
         self.ledger.clear();
-        self.cq.reset();
+        self.cq.reset_at(next_cqe);
         for counter in [
-            &self.queued,
             &self.expected,
             &self.taken,
             &self.arrived,
             &self.seen,
             &self.freed,
-            &self.consumed,
         ] {
-            counter.store(0, Ordering::Release);
+            counter.store(next_cqe, Ordering::Release);
         }
+        self.queued.store(0, Ordering::Release);
+        self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
         self.last_stream.store(0, Ordering::Relaxed);
         self.turn_started_ns.store(0, Ordering::Relaxed);

@@ -1,0 +1,17 @@
+//! One interface to the NICs that there are: the software ConnectX inside this process, and with the feature `verbs` the cards that
+//! rdma-core drives.
+//!
+//! Control goes through here, and which NIC it is ends here: queues, programs and completions are memory, of the same formats on all of
+//! them.
+
+mod device;
+mod memory;
+mod queue_pair;
+mod remote;
+
+pub use crate::soft::{Access, Counters, Faults};
+pub(crate) use crate::soft::{Attributes, Pages, State};
+pub(crate) use device::{Device, Domain};
+pub(crate) use memory::MemoryRegion;
+pub(crate) use queue_pair::{QueuePair, QueuePairConfig};
+pub(crate) use remote::{RemoteQueuePair, Unreadable};

@@ -1,0 +1,322 @@
+//! Queue pairs with the memory of their queues.
+#![allow(unsafe_code)] // addresses that others use
+
+#[cfg(feature = "verbs")]
+use crate::Error;
+use crate::Result;
+use crate::nic::{Domain, RemoteQueuePair};
+#[cfg(feature = "verbs")]
+use crate::soft::Pages;
+use crate::soft::{self, Attributes, State};
+#[cfg(feature = "verbs")]
+use crate::verbs;
+
+/// Sizes of a queue pair; counts are powers of two. A device may make it larger.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueuePairConfig {
+    pub(crate) send_wqebbs: u32,
+    pub(crate) recv_wqes: u32,
+    /// Pieces of memory of a receive.
+    pub(crate) recv_segments: u32,
+    pub(crate) send_cqes: u32,
+    pub(crate) recv_cqes: u32,
+}
+
+/// Where the parts of a queue pair lie, and their sizes; valid while the [`QueuePair`] lives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueMemory {
+    pub(crate) send_ring: *mut u8,
+    pub(crate) send_wqebbs: u32,
+    pub(crate) recv_ring: *mut u8,
+    pub(crate) recv_wqes: u32,
+    /// Pieces of memory of a receive, as its stride says.
+    pub(crate) recv_segments: u32,
+    /// Doorbell record: `[0]` receive, `[1]` send.
+    pub(crate) record: *mut u32,
+    /// The doorbell registers, which take turns, each the start of a BlueFlame buffer of `uar_bytes`; where that is 8, one register twice.
+    pub(crate) uar: [*mut u8; 2],
+    pub(crate) uar_bytes: u32,
+    /// Rings of the completion queues, send and receive; their consumer records; and one word an entry, for the library's own use.
+    pub(crate) cqs: [*mut u8; 2],
+    pub(crate) cqes: [u32; 2],
+    pub(crate) cq_records: [*mut u32; 2],
+    pub(crate) cq_marks: [*mut u32; 2],
+}
+
+// SAFETY: addresses only; who uses them where is for the unsafe code that does.
+unsafe impl Send for QueueMemory {}
+// SAFETY: as above.
+unsafe impl Sync for QueueMemory {}
+
+#[derive(Debug)]
+enum Kind {
+    Soft(soft::QueuePair),
+    #[cfg(feature = "verbs")]
+    Verbs {
+        pair: verbs::QueuePair,
+        /// The marks of both completion queues.
+        marks: Pages,
+    },
+}
+
+/// A reliable-connected queue pair with two completion queues of its own. Dropping it destroys it in the device first.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    kind: Kind,
+    memory: QueueMemory,
+}
+
+impl QueuePair {
+    /// Makes a queue pair in the RESET state.
+    pub(crate) fn new(domain: &Domain, config: &QueuePairConfig) -> Result<QueuePair> {
+        match domain {
+            Domain::Soft { device, number } => {
+                let pair = soft::QueuePair::new(
+                    device,
+                    &soft::QueuePairConfig {
+                        pd: *number,
+                        send_wqebbs: config.send_wqebbs,
+                        recv_wqes: config.recv_wqes,
+                        recv_stride_bytes: 16 * config.recv_segments.next_power_of_two(),
+                        send_cqes: config.send_cqes,
+                        recv_cqes: config.recv_cqes,
+                    },
+                )?;
+                let memory = soft_memory(&pair, config);
+                Ok(QueuePair {
+                    kind: Kind::Soft(pair),
+                    memory,
+                })
+            }
+            #[cfg(feature = "verbs")]
+            Domain::Verbs(domain) => {
+                let config = verbs::QueuePairConfig {
+                    send_wqebbs: config.send_wqebbs,
+                    recv_wqes: config.recv_wqes,
+                    recv_segments: config.recv_segments.next_power_of_two(),
+                    send_cqes: config.send_cqes,
+                    recv_cqes: config.recv_cqes,
+                };
+                let pair = verbs::QueuePair::new(domain, &config)?;
+                let queues = pair.queues();
+                let marks = Pages::new(4 * (queues.send_cqes + queues.recv_cqes) as usize)?;
+                let memory = verbs_memory(queues, &marks);
+                Ok(QueuePair {
+                    kind: Kind::Verbs { pair, marks },
+                    memory,
+                })
+            }
+        }
+    }
+
+    /// Where its parts lie.
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        &self.memory
+    }
+
+    /// Bytes of memory that it takes, without the device's own bookkeeping.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Soft(pair) => pair.memory_bytes(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { marks, .. } => {
+                let memory = &self.memory;
+                let rings = memory.send_wqebbs * 64 + memory.recv_wqes * memory.recv_segments * 16;
+                let cqes = memory.cqes.iter().sum::<u32>() * 64;
+                (rings + cqes) as usize + marks.len_bytes()
+            }
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn qpn(&self) -> u32 {
+        match &self.kind {
+            Kind::Soft(pair) => pair.qpn(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.qpn(),
+        }
+    }
+
+    /// Its state, without a call.
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        match &self.kind {
+            Kind::Soft(pair) => pair.status().state(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.state(),
+        }
+    }
+
+    /// Whether a completion queue overran: completions were lost.
+    pub(crate) fn overrun(&self) -> bool {
+        match &self.kind {
+            Kind::Soft(pair) => pair.status().overrun(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.overrun(),
+        }
+    }
+
+    /// Looks for what the device says of its queue pairs apart from completions. The software NIC sets the state itself.
+    #[inline]
+    pub(crate) fn look_for_events(&self) {
+        match &self.kind {
+            Kind::Soft(_) => {}
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.look_for_events(),
+        }
+    }
+
+    /// Lets a device of software work inside the caller, for poll loops. Whether there was any work.
+    #[inline]
+    pub(crate) fn progress(&self) -> bool {
+        match &self.kind {
+            Kind::Soft(pair) => pair.device().progress(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { .. } => false,
+        }
+    }
+
+    /// Tells a device of software that a register of this queue pair was stored to. To a card the store itself says it.
+    #[inline]
+    pub(crate) fn rung(&self) {
+        match &self.kind {
+            Kind::Soft(pair) => pair.rung(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { .. } => {}
+        }
+    }
+
+    /// Why a host stream can ring this queue pair's doorbell itself.
+    pub(crate) fn why_direct(&self) -> &'static str {
+        match &self.kind {
+            Kind::Soft(_) => {
+                "a software ConnectX's UAR page is memory of this process, which a host stream stores to"
+            }
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { .. } => {
+                "mlx5dv shows the queue's rings and its own UAR register, mapped into this process, which a host stream stores to"
+            }
+        }
+    }
+
+    /// The largest MTU that a connection can have here.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        match &self.kind {
+            Kind::Soft(_) => 4096,
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.mtu_bytes(),
+        }
+    }
+
+    /// What the other end needs to connect to this one, until the next reset.
+    pub(crate) fn local(&self) -> RemoteQueuePair {
+        match &self.kind {
+            Kind::Soft(pair) => RemoteQueuePair::Soft(pair.local()),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => RemoteQueuePair::Verbs(pair.local()),
+        }
+    }
+
+    /// RESET to INIT: receives may be posted from now on. In INIT it sets the attributes anew.
+    pub(crate) fn init(&self, attributes: Attributes) -> Result<()> {
+        match &self.kind {
+            Kind::Soft(pair) => pair.init(attributes),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.init(attributes),
+        }
+    }
+
+    /// INIT to RTR and RTS. After an error it is where it was.
+    pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+        match (&self.kind, remote) {
+            (Kind::Soft(pair), RemoteQueuePair::Soft(remote)) => pair.connect(remote),
+            #[cfg(feature = "verbs")]
+            (Kind::Verbs { pair, .. }, RemoteQueuePair::Verbs(remote)) => pair.connect(remote),
+            #[cfg(feature = "verbs")]
+            _ => Err(Error::Foreign {
+                argument: "peer",
+                found: remote.kind_name().into(),
+                expected: self.local().kind_name().into(),
+            }),
+        }
+    }
+
+    /// Any state to ERR. The device flushes what is posted: the software NIC before this returns, a card soon. See
+    /// [`QueuePair::silence`].
+    pub(crate) fn fail(&self) {
+        match &self.kind {
+            Kind::Soft(pair) => pair.fail(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.fail(),
+        }
+    }
+
+    /// After [`QueuePair::fail`], once what was rung is flushed or nothing more is expected of the device: it does not write to the
+    /// completion queues by itself any more. Whether their consumer records must be set again after it.
+    pub(crate) fn silence(&self) -> bool {
+        match &self.kind {
+            // It writes only what is rung later, in the order of the ring, and under the lock that its owner's waits end behind.
+            Kind::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => {
+                pair.silence();
+                true
+            }
+        }
+    }
+
+    /// Any state to RESET. The driver makes rings and records fresh before it goes on.
+    pub(crate) fn reset(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Soft(pair) => pair.reset(),
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { pair, .. } => pair.reset(),
+        }
+    }
+
+    /// Whether completion queues begin at their first entry after a reset. A card's go on where they are: they are objects of their own.
+    pub(crate) fn resets_cqs(&self) -> bool {
+        match &self.kind {
+            Kind::Soft(_) => true,
+            #[cfg(feature = "verbs")]
+            Kind::Verbs { .. } => false,
+        }
+    }
+}
+
+fn soft_memory(pair: &soft::QueuePair, config: &QueuePairConfig) -> QueueMemory {
+    let memory = pair.memory();
+    QueueMemory {
+        send_ring: memory.send_ring,
+        send_wqebbs: config.send_wqebbs,
+        recv_ring: memory.recv_ring,
+        recv_wqes: config.recv_wqes,
+        recv_segments: config.recv_segments,
+        record: memory.record,
+        uar: memory.uar,
+        uar_bytes: 256,
+        cqs: [memory.send_cq, memory.recv_cq],
+        cqes: [config.send_cqes, config.recv_cqes],
+        cq_records: [memory.send_cq_record, memory.recv_cq_record],
+        cq_marks: [memory.send_marks, memory.recv_marks],
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn verbs_memory(queues: &verbs::Queues, marks: &Pages) -> QueueMemory {
+    QueueMemory {
+        send_ring: queues.send_ring,
+        send_wqebbs: queues.send_wqebbs,
+        recv_ring: queues.recv_ring,
+        recv_wqes: queues.recv_wqes,
+        recv_segments: queues.recv_stride_bytes / 16,
+        record: queues.record,
+        // The second buffer lies behind the first; a register without buffers is one.
+        uar: [0, queues.uar_bytes as usize].map(|offset| queues.uar.wrapping_add(offset)),
+        uar_bytes: queues.uar_bytes.max(8),
+        cqs: [queues.send_cq, queues.recv_cq],
+        cqes: [queues.send_cqes, queues.recv_cqes],
+        cq_records: [queues.send_cq_record, queues.recv_cq_record],
+        cq_marks: [0, 4 * queues.send_cqes as usize].map(|offset| marks.at(offset).cast()),
+    }
+}

@@ -1,0 +1,53 @@
+//! Completion queues, which the library's own ring reads.
+#![allow(unsafe_code)] // calls libibverbs
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use super::call::{object, release};
+use super::context::Context;
+use crate::Result;
+
+/// A completion queue. It is never polled by libibverbs.
+#[derive(Debug)]
+pub(super) struct CompletionQueue {
+    cq: NonNull<rdma_sys::ibv_cq>,
+    _context: Arc<Context>,
+}
+
+// SAFETY: it is only handed to calls that any thread may make.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    /// A queue of that many entries, a power of two from 2 on.
+    ///
+    /// # Errors
+    /// [`crate::Error::System`] of `ibv_create_cq`.
+    pub(super) fn new(context: &Arc<Context>, cqes: u32) -> Result<CompletionQueue> {
+        // The provider adds one and rounds up to a power of two.
+        let least = cqes.saturating_sub(1).max(1).cast_signed();
+        // SAFETY: an open context, which the queue holds; no channel.
+        let cq = object("ibv_create_cq", || unsafe {
+            rdma_sys::ibv_create_cq(context.raw().as_ptr(), least, null_mut(), null_mut(), 0)
+        })?;
+        Ok(CompletionQueue {
+            cq,
+            _context: Arc::clone(context),
+        })
+    }
+
+    pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_cq> {
+        self.cq
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once, after the queue pair that used it.
+        release("ibv_destroy_cq", || unsafe {
+            rdma_sys::ibv_destroy_cq(self.cq.as_ptr())
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! An open device.
+#![allow(unsafe_code)] // calls libibverbs
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::call::{object, release, status};
+use super::events::Events;
+use super::port::Port;
+use super::select::{AUTOMATIC, DeviceList, Listed, Selector};
+use crate::{Error, Result};
+
+/// An open device file with one of its ports.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// First, and its drop looks at nothing of the device.
+    pub(super) events: Events,
+    file: ContextFile,
+    pub(super) port: Port,
+    name: String,
+    domains: AtomicU32,
+}
+
+/// What `ibv_open_device` gives.
+#[derive(Debug)]
+struct ContextFile(NonNull<rdma_sys::ibv_context>);
+
+// SAFETY: libibverbs' calls on a context may come from any thread at any time (ibv_open_device(3) and the library's documentation).
+unsafe impl Send for ContextFile {}
+// SAFETY: as above.
+unsafe impl Sync for ContextFile {}
+
+impl Drop for ContextFile {
+    fn drop(&mut self) {
+        // SAFETY: opened in `Device::open_listed`, closed once, after everything made from it: all of it holds the `Context`.
+        release("ibv_close_device", || unsafe {
+            rdma_sys::ibv_close_device(self.0.as_ptr())
+        });
+    }
+}
+
+impl Context {
+    pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_context> {
+        self.file.0
+    }
+
+    /// A number for a new domain, for messages.
+    pub(super) fn next_domain(&self) -> u32 {
+        self.domains.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A device that the mlx5 provider drives. Clones are handles of the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct Device {
+    context: Arc<Context>,
+}
+
+impl Device {
+    /// The names of those that there are: none where libibverbs finds no way to look.
+    pub(crate) fn list() -> Vec<String> {
+        DeviceList::read().map_or_else(
+            |_| Vec::new(),
+            |list| {
+                list.devices
+                    .iter()
+                    .map(|device| device.name.clone())
+                    .collect()
+            },
+        )
+    }
+
+    /// Opens the device of that name or PCI address, or for `mlx5` the first with an active port. `None` if there is none such.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for what stands behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
+    pub(crate) fn open(name: &str) -> Result<Option<Device>> {
+        let selector = Selector::parse(name)?;
+        let list = DeviceList::read()?;
+        let mut inactive = None;
+        for listed in list.devices.iter().filter(|listed| selector.admits(listed)) {
+            match Device::open_listed(listed, &selector) {
+                // The next may do better.
+                Err(error) if selector.name == AUTOMATIC => inactive = Some(error),
+                opened => return opened.map(Some),
+            }
+        }
+        inactive.map_or(Ok(None), Err)
+    }
+
+    fn open_listed(listed: &Listed, selector: &Selector<'_>) -> Result<Device> {
+        // SAFETY: the list that the device is of is alive.
+        let file = ContextFile(object("ibv_open_device", || unsafe {
+            rdma_sys::ibv_open_device(listed.device.as_ptr())
+        })?);
+        let port = match selector.port {
+            Some(number) => Port::read(file.0, number, selector.gid_index)?,
+            None => first_active(file.0, &listed.name, selector.gid_index)?,
+        };
+        let events = Events::of(file.0)?;
+        Ok(Device {
+            context: Arc::new(Context {
+                events,
+                file,
+                port,
+                name: listed.name.clone(),
+                domains: AtomicU32::new(0),
+            }),
+        })
+    }
+
+    /// Its name in the system, such as `mlx5_0`.
+    pub(crate) fn name(&self) -> &str {
+        &self.context.name
+    }
+
+    /// Whether both are handles of one open device.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.context, &other.context)
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+fn first_active(
+    context: NonNull<rdma_sys::ibv_context>,
+    name: &str,
+    gid_index: Option<u8>,
+) -> Result<Port> {
+    // SAFETY: plain numbers and arrays of them, for which zero is a value.
+    let mut attributes: rdma_sys::ibv_device_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: an open context, and a place for the result.
+    status("ibv_query_device", || unsafe {
+        rdma_sys::ibv_query_device(context.as_ptr(), &raw mut attributes)
+    })?;
+    let mut refusal = None;
+    for number in 1..=attributes.phys_port_cnt {
+        match Port::read(context, number, gid_index) {
+            Ok(port) if port.is_active => return Ok(port),
+            Ok(_) => {}
+            Err(error) => refusal = Some(error),
+        }
+    }
+    Err(refusal.unwrap_or_else(|| Error::State {
+        operation: "open",
+        reason: format!("no port of `{name}` is active"),
+    }))
+}

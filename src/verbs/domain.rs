@@ -1,0 +1,203 @@
+//! Protection domains, and the memory registered in them.
+#![allow(unsafe_code)] // calls libibverbs
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::call::{object, release};
+use super::context::{Context, Device};
+use crate::soft::Access;
+use crate::{Error, Result};
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pd: NonNull<rdma_sys::ibv_pd>,
+    pub(super) context: Arc<Context>,
+    number: u32,
+}
+
+// SAFETY: libibverbs' calls on a protection domain may come from any thread.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    /// # Errors
+    /// [`Error::System`] of `ibv_alloc_pd`.
+    pub(crate) fn new(device: &Device) -> Result<Domain> {
+        let context = Arc::clone(device.context());
+        // SAFETY: an open context, which the domain holds.
+        let pd = object("ibv_alloc_pd", || unsafe {
+            rdma_sys::ibv_alloc_pd(context.raw().as_ptr())
+        })?;
+        let number = context.next_domain();
+        Ok(Domain {
+            pd,
+            context,
+            number,
+        })
+    }
+
+    /// A number for messages.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once; what is in it holds it.
+        release("ibv_dealloc_pd", || unsafe {
+            rdma_sys::ibv_dealloc_pd(self.pd.as_ptr())
+        });
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(crate) struct MemoryRegion {
+    /// `None` once it is deregistered.
+    mr: Mutex<Option<Mr>>,
+    lkey: u32,
+    rkey: u32,
+    _domain: Arc<Domain>,
+}
+
+#[derive(Debug)]
+struct Mr(NonNull<rdma_sys::ibv_mr>);
+
+// SAFETY: it is only handed to `ibv_dereg_mr`, which any thread may call.
+unsafe impl Send for Mr {}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: registered in `MemoryRegion::new`, deregistered once.
+        release("ibv_dereg_mr", || unsafe {
+            rdma_sys::ibv_dereg_mr(self.0.as_ptr())
+        });
+    }
+}
+
+impl MemoryRegion {
+    /// Registers memory, which stays valid until the region is gone or was deregistered.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_reg_mr`.
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        let len = usize::try_from(len_bytes).map_err(|_| Error::System {
+            operation: "ibv_reg_mr",
+            errno: libc::ENOMEM,
+        })?;
+        // Ours are verbs' own bits. What a peer may write, the local side may, too: verbs insists that it is said.
+        let access = match access {
+            access
+                if access.contains(Access::REMOTE_WRITE)
+                    || access.contains(Access::REMOTE_ATOMIC) =>
+            {
+                access | Access::LOCAL_WRITE
+            }
+            access => access,
+        };
+        // SAFETY: a live domain; the call only looks whether the memory is there.
+        let mr = object("ibv_reg_mr", || unsafe {
+            rdma_sys::ibv_reg_mr(
+                domain.pd.as_ptr(),
+                start.as_ptr().cast(),
+                len,
+                access.bits().cast_signed(),
+            )
+        })?;
+        // SAFETY: just made.
+        let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
+        Ok(MemoryRegion {
+            mr: Mutex::new(Some(Mr(mr))),
+            lkey,
+            rkey,
+            _domain: Arc::clone(domain),
+        })
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Takes the memory from the device. Whether it still had it.
+    pub(crate) fn deregister(&self) -> bool {
+        self.mr
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .is_some()
+    }
+}
+
+/// A protection domain for one queue pair, with a thread domain: to libmlx5 that means a UAR register that no other queue pair uses. On a
+/// shared one, its lock would be libmlx5's, and our stores would tear others' doorbells.
+#[derive(Debug)]
+pub(super) struct OwnUar {
+    parent: NonNull<rdma_sys::ibv_pd>,
+    _thread: ThreadDomain,
+    _domain: Arc<Domain>,
+}
+
+// SAFETY: libibverbs' calls on a parent domain may come from any thread; what it is for, posting without locks, is not done by
+// libibverbs here.
+unsafe impl Send for OwnUar {}
+// SAFETY: as above.
+unsafe impl Sync for OwnUar {}
+
+#[derive(Debug)]
+struct ThreadDomain(NonNull<rdma_sys::ibv_td>);
+
+impl Drop for ThreadDomain {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `OwnUar::new`, freed once, after the parent domain: the field stands behind it.
+        release("ibv_dealloc_td", || unsafe {
+            doorbell_dv_sys::doorbell_dv_dealloc_td(self.0.as_ptr())
+        });
+    }
+}
+
+impl OwnUar {
+    /// # Errors
+    /// [`Error::System`] of the verbs call.
+    pub(super) fn new(domain: &Arc<Domain>) -> Result<OwnUar> {
+        // SAFETY: an open context.
+        let thread = ThreadDomain(object("ibv_alloc_td", || unsafe {
+            doorbell_dv_sys::doorbell_dv_alloc_td(domain.context.raw().as_ptr())
+        })?);
+        // SAFETY: live objects of one context.
+        let parent = object("ibv_alloc_parent_domain", || unsafe {
+            doorbell_dv_sys::doorbell_dv_alloc_parent_domain(domain.pd.as_ptr(), thread.0.as_ptr())
+        })?;
+        Ok(OwnUar {
+            parent,
+            _thread: thread,
+            _domain: Arc::clone(domain),
+        })
+    }
+
+    pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_pd> {
+        self.parent
+    }
+}
+
+impl Drop for OwnUar {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once, before the thread domain and the domain that it is made of. The result is 0 when the
+        // queue pair is gone, and it is: it stands before this in the same object.
+        release("ibv_dealloc_pd", || unsafe {
+            rdma_sys::ibv_dealloc_pd(self.parent.as_ptr())
+        });
+    }
+}

@@ -1,0 +1,231 @@
+//! Asynchronous events: what a device says of queues and of itself, apart from completions.
+#![allow(unsafe_code)] // calls libibverbs
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::time::Instant;
+
+use rdma_sys::ibv_event_type;
+
+use super::call::failed;
+use crate::Result;
+use crate::soft::State;
+
+/// How often the kernel is asked at most: a look costs a system call, and poll loops look all the time.
+const INTERVAL_NS: u64 = 500_000;
+
+/// What is known of a queue pair without a call: the state that it was brought to, and what events say.
+#[derive(Debug)]
+pub(super) struct Status {
+    state: AtomicU8,
+    overrun: AtomicBool,
+}
+
+impl Status {
+    pub(super) fn new() -> Status {
+        Status {
+            state: AtomicU8::new(State::Reset as u8),
+            overrun: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        const STATES: [State; 5] = [
+            State::Reset,
+            State::Init,
+            State::ReadyToReceive,
+            State::ReadyToSend,
+            State::Error,
+        ];
+        let number = self.state.load(Ordering::Acquire);
+        STATES
+            .into_iter()
+            .find(|state| *state as u8 == number)
+            .unwrap_or(State::Error)
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    pub(super) fn overrun(&self) -> bool {
+        self.overrun.load(Ordering::Acquire)
+    }
+}
+
+/// The events of a context.
+#[derive(Debug)]
+pub(super) struct Events {
+    context: RawContext,
+    /// Whom an event is about: by the address of a queue pair or of one of its completion queues.
+    subjects: Mutex<HashMap<usize, Weak<Status>>>,
+    /// Held while events are read: so that one that was read is entered before whoever was waiting looks.
+    reading: Mutex<()>,
+    started: Instant,
+    last_look_ns: AtomicU64,
+}
+
+#[derive(Debug)]
+struct RawContext(NonNull<rdma_sys::ibv_context>);
+
+// SAFETY: used by `look` only, under its lock; the owner of the events holds the context.
+unsafe impl Send for RawContext {}
+// SAFETY: as above.
+unsafe impl Sync for RawContext {}
+
+impl Events {
+    /// Sees to it that looking for an event does not wait for one.
+    ///
+    /// # Errors
+    /// [`crate::Error::System`].
+    pub(super) fn of(context: NonNull<rdma_sys::ibv_context>) -> Result<Events> {
+        // SAFETY: an open context, whose descriptor is its own.
+        let made = unsafe {
+            let fd = context.as_ref().async_fd;
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
+        };
+        if !made {
+            let error = std::io::Error::last_os_error();
+            return Err(failed(
+                "fcntl of the event descriptor",
+                error.raw_os_error().unwrap_or(libc::EIO),
+            ));
+        }
+        Ok(Events {
+            context: RawContext(context),
+            subjects: Mutex::default(),
+            reading: Mutex::default(),
+            started: Instant::now(),
+            last_look_ns: AtomicU64::new(0),
+        })
+    }
+
+    fn subjects(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Weak<Status>>> {
+        self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters what events about the objects at these addresses are to change.
+    pub(super) fn watch(&self, objects: [usize; 3], status: &Arc<Status>) {
+        let mut subjects = self.subjects();
+        for object in objects {
+            subjects.insert(object, Arc::downgrade(status));
+        }
+    }
+
+    /// Before the objects are destroyed: their addresses may come again.
+    pub(super) fn forget(&self, objects: [usize; 3]) {
+        // Whoever reads an event of theirs right now is done with it first.
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subjects = self.subjects();
+        for object in objects {
+            subjects.remove(&object);
+        }
+    }
+
+    /// Takes what events there are, unless somebody did lately or is at it.
+    pub(super) fn look(&self) {
+        let now_ns = self.started.elapsed().as_nanos() as u64;
+        let last_ns = self.last_look_ns.load(Ordering::Relaxed);
+        if now_ns.saturating_sub(last_ns) < INTERVAL_NS {
+            return;
+        }
+        let _reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.last_look_ns.store(now_ns, Ordering::Relaxed);
+        self.read();
+    }
+
+    /// Takes what events there are.
+    pub(super) fn take(&self) {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.read();
+    }
+
+    /// The caller holds `reading`.
+    fn read(&self) {
+        let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::zeroed();
+        let event = event.as_mut_ptr();
+        // SAFETY: an open context, and a place for the event; it does not wait. The event is acknowledged before anybody could destroy
+        // what it is about, because that waits for this lock.
+        while unsafe { rdma_sys::ibv_get_async_event(self.context.0.as_ptr(), event) } == 0 {
+            // SAFETY: the call has filled it in. Its kind is read as a number, because the kernel may know more kinds than the bindings;
+            // and the object as an address, which every member of the union lies in.
+            unsafe {
+                let kind = (&raw const (*event).event_type).cast::<u32>().read();
+                let object = (&raw const (*event).element).cast::<usize>().read();
+                self.enter(kind, object);
+                rdma_sys::ibv_ack_async_event(event);
+            }
+        }
+    }
+
+    /// Enters an event of that kind (`enum ibv_event_type`) about that object.
+    fn enter(&self, kind: u32, object: usize) {
+        const CQ_ERR: u32 = ibv_event_type::IBV_EVENT_CQ_ERR as u32;
+        const QP_FATAL: u32 = ibv_event_type::IBV_EVENT_QP_FATAL as u32;
+        const QP_REQ_ERR: u32 = ibv_event_type::IBV_EVENT_QP_REQ_ERR as u32;
+        const QP_ACCESS_ERR: u32 = ibv_event_type::IBV_EVENT_QP_ACCESS_ERR as u32;
+        const DEVICE_FATAL: u32 = ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32;
+        let subjects = self.subjects();
+        let found = || subjects.get(&object).and_then(Weak::upgrade);
+        match kind {
+            QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR => {
+                if let Some(status) = found() {
+                    status.set_state(State::Error);
+                }
+            }
+            CQ_ERR => {
+                if let Some(status) = found() {
+                    status.overrun.store(true, Ordering::Release);
+                }
+            }
+            DEVICE_FATAL => {
+                for status in subjects.values().filter_map(Weak::upgrade) {
+                    status.set_state(State::Error);
+                }
+            }
+            // A port that is down is one whose peers do not answer: the queue pairs' own timers judge that. The others tell of what
+            // was asked for, or of nothing that concerns a reliable queue pair.
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_changes_what_it_is_about() {
+        let events = Events {
+            context: RawContext(NonNull::dangling()),
+            subjects: Mutex::default(),
+            reading: Mutex::default(),
+            started: Instant::now(),
+            last_look_ns: AtomicU64::new(0),
+        };
+        let [a, b] = [(); 2].map(|()| Arc::new(Status::new()));
+        events.watch([0x10, 0x20, 0x30], &a);
+        events.watch([0x40, 0x50, 0x60], &b);
+        a.set_state(State::ReadyToSend);
+        b.set_state(State::ReadyToSend);
+        events.enter(ibv_event_type::IBV_EVENT_COMM_EST as u32, 0x10);
+        events.enter(ibv_event_type::IBV_EVENT_QP_FATAL as u32, 0x70);
+        assert_eq!(a.state(), State::ReadyToSend);
+        events.enter(ibv_event_type::IBV_EVENT_QP_ACCESS_ERR as u32, 0x10);
+        assert_eq!((a.state(), b.state()), (State::Error, State::ReadyToSend));
+        events.enter(ibv_event_type::IBV_EVENT_CQ_ERR as u32, 0x60);
+        assert!(b.overrun() && !a.overrun());
+        events.forget([0x40, 0x50, 0x60]);
+        a.set_state(State::Init);
+        events.enter(ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32, 0);
+        assert_eq!((a.state(), b.state()), (State::Error, State::ReadyToSend));
+    }
+}

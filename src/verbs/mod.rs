@@ -1,0 +1,21 @@
+//! A card through rdma-core: contexts, memory, queue pairs and events of libibverbs, and by mlx5dv the memory of their queues.
+//!
+//! Control goes through the verbs calls; every one that fails is an error that names it and its errno, and leaves nothing behind.
+//! Data does not go through them: the rings, records and UAR pages that mlx5dv shows are the `mlx5` room's to write and read.
+
+mod call;
+mod completion_queue;
+mod context;
+mod domain;
+mod events;
+mod port;
+mod queue_pair;
+mod select;
+
+pub(crate) use context::Device;
+pub(crate) use domain::{Domain, MemoryRegion};
+pub(crate) use port::{Link, PortAddress};
+pub(crate) use queue_pair::{QueuePair, QueuePairConfig, Queues, RemoteQueuePair};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Which device an application means: by name, by PCI address, or the first that works.
+#![allow(unsafe_code)] // reads the list that libibverbs gives
+
+use std::ffi::{CStr, c_char};
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::call::{object, release};
+use crate::{Error, Result};
+
+/// What selects the first device with an active port.
+pub(super) const AUTOMATIC: &str = "mlx5";
+
+/// What an application asked for: `NAME[,port=N][,gid=N]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Selector<'a> {
+    /// A device name, a PCI address, or [`AUTOMATIC`].
+    pub(super) name: &'a str,
+    pub(super) port: Option<u8>,
+    pub(super) gid_index: Option<u8>,
+}
+
+impl<'a> Selector<'a> {
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub(super) fn parse(text: &'a str) -> Result<Selector<'a>> {
+        let bad = |part: &str| Error::Malformed {
+            what: "device name",
+            reason: format!("`{part}` is neither `port=N` nor `gid=N`"),
+        };
+        let mut parts = text.split(',');
+        let mut selector = Selector {
+            name: parts.next().unwrap_or_default(),
+            port: None,
+            gid_index: None,
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').ok_or_else(|| bad(part))?;
+            let value = value.parse().map_err(|_| bad(part))?;
+            match key {
+                "port" => selector.port = Some(value),
+                "gid" => selector.gid_index = Some(value),
+                _ => return Err(bad(part)),
+            }
+        }
+        Ok(selector)
+    }
+
+    /// Whether that device is meant, as far as its name and place tell.
+    pub(super) fn admits(&self, device: &Listed) -> bool {
+        self.name == AUTOMATIC
+            || self.name == device.name
+            || pci_address(Path::new(&device.path)).is_some_and(|address| address == self.name)
+    }
+}
+
+/// The PCI address of the device behind a folder of `class/infiniband`.
+fn pci_address(path: &Path) -> Option<String> {
+    // The kernel says it in so many words; where there is no such file, the link tells.
+    let uevent = std::fs::read_to_string(path.join("device/uevent")).unwrap_or_default();
+    let named = uevent
+        .lines()
+        .find_map(|line| line.strip_prefix("PCI_SLOT_NAME="));
+    if let Some(named) = named {
+        return Some(named.to_owned());
+    }
+    let target = std::fs::read_link(path.join("device")).ok()?;
+    target.file_name()?.to_str().map(str::to_owned)
+}
+
+/// A device as the list has it; valid while the list is.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) device: NonNull<rdma_sys::ibv_device>,
+    pub(super) name: String,
+    path: String,
+}
+
+/// The devices that the mlx5 provider drives.
+#[derive(Debug)]
+pub(super) struct DeviceList {
+    list: NonNull<*mut rdma_sys::ibv_device>,
+    pub(super) devices: Vec<Listed>,
+}
+
+impl DeviceList {
+    /// # Errors
+    /// [`Error::System`] of `ibv_get_device_list`.
+    pub(super) fn read() -> Result<DeviceList> {
+        let mut count = 0;
+        // SAFETY: `count` is a place for the number of entries.
+        let list = object("ibv_get_device_list", || unsafe {
+            rdma_sys::ibv_get_device_list(&raw mut count)
+        })?;
+        let mut devices = Vec::new();
+        for at in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has `count` entries, which live as long as it; the paths are arrays with an end mark.
+            unsafe {
+                let Some(device) = NonNull::new(*list.as_ptr().add(at)) else {
+                    break;
+                };
+                if doorbell_dv_sys::doorbell_dv_is_mlx5(device.as_ptr()) != 0 {
+                    devices.push(Listed {
+                        device,
+                        name: text(rdma_sys::ibv_get_device_name(device.as_ptr())),
+                        path: text((&raw const (*device.as_ptr()).ibdev_path).cast()),
+                    });
+                }
+            }
+        }
+        Ok(DeviceList { list, devices })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: made by `read`, freed once; what was opened from it does not need it.
+        release("ibv_free_device_list", || unsafe {
+            rdma_sys::ibv_free_device_list(self.list.as_ptr());
+            0
+        });
+    }
+}
+
+/// # Safety
+/// `text` is null or a string with an end mark.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_a_port_and_a_gid_index_behind_it() {
+        let parsed = Selector::parse("mlx5_0,port=2,gid=3").unwrap();
+        let expected = Selector {
+            name: "mlx5_0",
+            port: Some(2),
+            gid_index: Some(3),
+        };
+        assert_eq!(parsed, expected);
+        assert_eq!(
+            Selector::parse("0000:3b:00.0").unwrap().name,
+            "0000:3b:00.0"
+        );
+        for bad in [
+            "mlx5_0,port",
+            "mlx5_0,port=x",
+            "mlx5_0,lid=3",
+            "mlx5_0,gid=256",
+        ] {
+            assert!(Selector::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pci_address_is_read_from_the_event_file_or_from_the_link() {
+        let root = std::env::temp_dir().join(format!("doorbell-select-{}", std::process::id()));
+        let linked = root.join("linked");
+        std::fs::create_dir_all(&linked).unwrap();
+        std::os::unix::fs::symlink("../../0000:3b:00.0", linked.join("device")).unwrap();
+        let named = root.join("named");
+        std::fs::create_dir_all(named.join("device")).unwrap();
+        std::fs::write(
+            named.join("device/uevent"),
+            "DRIVER=mlx5_core\nPCI_SLOT_NAME=0000:af:00.1\n",
+        )
+        .unwrap();
+        assert_eq!(pci_address(&linked).as_deref(), Some("0000:3b:00.0"));
+        assert_eq!(pci_address(&named).as_deref(), Some("0000:af:00.1"));
+        assert_eq!(pci_address(&root), None);
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}
