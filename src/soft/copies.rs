@@ -171,7 +171,7 @@ impl Copies {
             (Some(from), Some(into)) => {
                 // SAFETY: the caller's promise.
                 unsafe { dma::copy_across(from, into, len_bytes) };
-                return Ok(());
+                Ok(())
             }
             (None, Some(into)) => self.fetch(from, into, len_bytes),
             _ if len_bytes == 0 => Ok(()),

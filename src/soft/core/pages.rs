@@ -128,15 +128,12 @@ impl Core {
         };
         let qps = std::mem::take(&mut page.qps);
         // A doorbell of a queue pair alone on its page tells as much as its record, without a look at another process.
-        let alone = match qps.as_slice() {
-            [slot] => {
-                let told = found.map(|&value| Doorbell::parse(value));
-                told.fold(true, |all, doorbell| {
-                    self.count_told(*slot, doorbell) && all
-                })
+        let mut alone = qps.len() == 1;
+        if let [slot] = qps.as_slice() {
+            for &value in found {
+                alone &= self.count_told(*slot, Doorbell::parse(value));
             }
-            _ => false,
-        };
+        }
         if !alone {
             for &slot in &qps {
                 self.count_sends(slot);
