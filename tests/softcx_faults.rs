@@ -70,7 +70,7 @@ fn everywhere(test: &str, source: &str, arguments: &[&str], expected: &str) {
     let Some(program) = verbs_program(test, source) else {
         return;
     };
-    for door in Door::ALL {
+    for door in Door::all() {
         for link in ["ib", "eth"] {
             let name = format!("{test}.{door:?}.{link}");
             let fabric = format!("{test}-{}", std::process::id());
@@ -108,7 +108,7 @@ fn a_thousand_cycles_leak_nothing() {
     let Some(program) = verbs_program(test, "verbs/cycles.c") else {
         return;
     };
-    for door in Door::ALL {
+    for door in Door::all() {
         let fabric = format!("{test}-{}", std::process::id());
         let mut command = door.run(&["--fabric", &fabric], &program);
         command.arg("1000");
@@ -132,7 +132,7 @@ fn every_byte_is_right_over_a_lossy_wire() {
     let Some(program) = verbs_program(test, "verbs/lossy.c") else {
         return;
     };
-    for door in Door::ALL {
+    for door in Door::all() {
         for (number, (fault, rounds)) in WIRES.iter().enumerate() {
             let fabric = format!("{test}-{}-{door:?}-{number}", std::process::id());
             // Short: it is the name of a socket.
@@ -161,7 +161,7 @@ fn every_byte_is_right_between_two_clients_of_one_run() {
     let Some(program) = verbs_program(test, "verbs/lossy.c") else {
         return;
     };
-    for door in Door::ALL {
+    for door in Door::all() {
         let fabric = format!("{test}-{}-{door:?}", std::process::id());
         let socket = std::env::temp_dir().join(format!("{}-{door:?}-both", std::process::id()));
         let _ = std::fs::remove_file(&socket);

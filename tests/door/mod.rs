@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use crate::waived::waived;
 
@@ -16,7 +17,13 @@ pub enum Door {
 }
 
 impl Door {
-    pub const ALL: [Door; 2] = [Door::Reference, Door::Preload];
+    /// Both, but for an instrumented build: the library cannot be loaded into programs that are not, and `scripts/test sanitized` sees to it.
+    pub fn all() -> &'static [Door] {
+        if std::env::var_os("DOORBELL_SANITIZER").is_some() {
+            return &[Door::Reference];
+        }
+        &[Door::Reference, Door::Preload]
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -36,9 +43,32 @@ impl Door {
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
         command.args(["softcx", "run", "--door", self.name()]);
+        if self == Door::Preload {
+            command.arg("--library").arg(library());
+        }
         command.args(options).arg("--").arg(program.as_ref());
         command
     }
+}
+
+/// The preload door's library, as the rest of this build was built.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--quiet", "-p", "doorbell-softcx-preload"]);
+        command.arg("--target-dir").arg(folder.parent().unwrap());
+        if !cfg!(debug_assertions) {
+            command.arg("--release");
+        }
+        let status = command
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        folder.join("libdoorbell_softcx.so")
+    })
 }
 
 /// A C program of `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
