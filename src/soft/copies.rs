@@ -1,28 +1,112 @@
 //! Copies out of registered memory and into it, in whatever process it lies.
 //!
-//! Inside this process they are plain copies. Others' memory is reached by system calls, in large pieces.
+//! Inside this process they are plain copies, made at once. Others' memory is reached by system calls, so copies into it are
+//! collected and made together: when something is to be told that they come before (a completion, an acknowledgement, a
+//! freed slot), when something is to be read, or when enough have come together.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 use crate::soft::dma;
-use crate::soft::space::{Fault, Place};
+use crate::soft::space::{Fault, Place, Space, Span};
 
-/// Bytes that go from one foreign process to another in one piece.
-const BOUNCE_BYTES: usize = 256 << 10;
+/// Bytes and pieces that are collected.
+const MAX_BYTES: usize = 256 << 10;
+const MAX_PIECES: usize = 64;
+/// Bytes that are kept by value: a packet's own, which are gone when it is.
+const MAX_KEPT: usize = 64 << 10;
 
-/// Which end of a copy could not be reached.
+/// For whom copies are made: a queue pair, and whether a request of its peer is being carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cause {
+    pub(crate) qpn: u32,
+    pub(crate) request: bool,
+}
+
+/// Where bytes are until they are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BadEnd {
-    From,
-    Into,
+enum From {
+    /// In this process, for as long as they are not copied.
+    Here(usize),
+    /// In `Copies::kept`.
+    Kept(usize),
+    /// In another one.
+    There(Place),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    from: From,
+    into: u64,
+    len_bytes: usize,
+    cause: Cause,
 }
 
 /// The copying part of a device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Copies {
+    /// What is to be copied into `space`, and its bytes so far.
+    pieces: Vec<Piece>,
+    space: Space,
+    bytes: usize,
+    kept: Vec<u8>,
     bounce: Vec<u8>,
+    cause: Cause,
+    /// For whom a copy failed that was collected.
+    faults: Vec<Cause>,
+    /// What is to be copied out of other processes, while such copies are collected.
+    fetches: Vec<(Place, Span)>,
+    fetching: bool,
+    spans: [Vec<Span>; 2],
+}
+
+impl Default for Copies {
+    fn default() -> Copies {
+        Copies {
+            pieces: Vec::new(),
+            space: Space::LOCAL,
+            bytes: 0,
+            kept: Vec::new(),
+            bounce: Vec::new(),
+            cause: Cause::default(),
+            faults: Vec::new(),
+            fetches: Vec::new(),
+            fetching: false,
+            spans: [Vec::new(), Vec::new()],
+        }
+    }
 }
 
 impl Copies {
+    /// Says for whom the next copies are made.
+    #[inline]
+    pub(crate) fn work_for(&mut self, qpn: u32, request: bool) {
+        self.cause = Cause { qpn, request };
+    }
+
+    /// Makes what was collected. What failed is known by [`Copies::take_fault`] and [`Copies::take_any_fault`].
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !self.pieces.is_empty() {
+            self.make_pieces();
+        }
+    }
+
+    /// Whether a collected copy for that queue pair failed since this was last asked.
+    #[inline]
+    pub(crate) fn take_fault(&mut self, qpn: u32) -> bool {
+        if self.faults.is_empty() {
+            return false;
+        }
+        let before = self.faults.len();
+        self.faults.retain(|cause| cause.qpn != qpn);
+        self.faults.len() != before
+    }
+
+    /// For whom a collected copy failed.
+    #[inline]
+    pub(crate) fn take_any_fault(&mut self) -> Option<Cause> {
+        self.faults.pop()
+    }
+
     /// Copies out of registered memory.
     ///
     /// # Safety
@@ -33,7 +117,10 @@ impl Copies {
             // SAFETY: the caller's promise.
             Some(from) => unsafe { dma::copy_out(from, into) },
             None if into.is_empty() => {}
-            None => from.space.read(from.addr, into)?,
+            None => {
+                self.settle();
+                from.space.read(from.addr, into)?;
+            }
         }
         Ok(())
     }
@@ -48,12 +135,28 @@ impl Copies {
             // SAFETY: the caller's promise.
             Some(into) => unsafe { dma::copy_in(into, from) },
             None if from.is_empty() => {}
-            None => into.space.write(into.addr, from)?,
+            None => self.keep(into, from)?,
         }
         Ok(())
     }
 
-    /// Copies between two places, which may overlap if they are in one space.
+    fn keep(&mut self, into: Place, from: &[u8]) -> Result<(), Fault> {
+        if from.len() > MAX_KEPT {
+            self.settle();
+            return into.space.write(into.addr, from);
+        }
+        self.make_room(into.space, from.len());
+        if self.kept.len() + from.len() > MAX_KEPT {
+            self.settle();
+        }
+        let at = self.kept.len();
+        self.kept.extend_from_slice(from);
+        self.collect(From::Kept(at), into, from.len());
+        Ok(())
+    }
+
+    /// Copies between two places, which may overlap if they are in one space. What lies in this process must stay until
+    /// [`Copies::settle`]. An error is about `from`: that `into` is gone is found out later.
     ///
     /// # Safety
     /// Both were resolved by the key table for `len_bytes`, under the lock that deregistration takes.
@@ -63,44 +166,221 @@ impl Copies {
         from: Place,
         into: Place,
         len_bytes: usize,
-    ) -> Result<(), BadEnd> {
-        if let (Some(from), Some(into)) = (from.pointer(), into.pointer()) {
-            // SAFETY: the caller's promise.
-            unsafe { dma::copy_across(from, into, len_bytes) };
-            return Ok(());
+    ) -> Result<(), Fault> {
+        match (from.pointer(), into.pointer()) {
+            (Some(from), Some(into)) => {
+                // SAFETY: the caller's promise.
+                unsafe { dma::copy_across(from, into, len_bytes) };
+                Ok(())
+            }
+            (None, Some(into)) => self.fetch(from, into, len_bytes),
+            _ if len_bytes == 0 => Ok(()),
+            (Some(start), None) => {
+                self.make_room(into.space, len_bytes);
+                self.collect(From::Here(start.expose_provenance()), into, len_bytes);
+                Ok(())
+            }
+            (None, None) => {
+                self.collect_far(from, into, len_bytes);
+                Ok(())
+            }
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_far(from, into, len_bytes) }
     }
 
+    fn fetch(&mut self, from: Place, into: *mut u8, len_bytes: usize) -> Result<(), Fault> {
+        self.settle();
+        let span = Span {
+            addr: into.expose_provenance() as u64,
+            len_bytes,
+        };
+        if self.fetching {
+            self.fetches.push((from, span));
+            return Ok(());
+        }
+        // SAFETY: resolved for the length by the caller's promise (of `copy`).
+        unsafe {
+            from.space.fetch(
+                &[span],
+                &[Span {
+                    addr: from.addr,
+                    len_bytes,
+                }],
+            )
+        }
+    }
+
+    /// Collects copies out of other processes until [`Copies::end_fetches`].
+    pub(crate) fn begin_fetches(&mut self) {
+        self.fetches.clear();
+        self.fetching = true;
+    }
+
+    /// Makes them. They are of use only if all of them succeed.
+    ///
     /// # Safety
-    /// As [`Copies::copy`].
-    unsafe fn copy_far(
-        &mut self,
-        from: Place,
-        into: Place,
-        len_bytes: usize,
-    ) -> Result<(), BadEnd> {
+    /// What they were to be copied to is still there.
+    pub(crate) unsafe fn end_fetches(&mut self) -> Result<(), Fault> {
+        self.fetching = false;
+        let [own, theirs] = &mut self.spans;
+        for run in self.fetches.chunk_by(|(a, _), (b, _)| a.space == b.space) {
+            for run in run.chunks(MAX_PIECES) {
+                own.clear();
+                theirs.clear();
+                for (from, span) in run {
+                    push(own, *span);
+                    push(
+                        theirs,
+                        Span {
+                            addr: from.addr,
+                            ..*span
+                        },
+                    );
+                }
+                // SAFETY: the caller's promise.
+                unsafe { run[0].0.space.fetch(own, theirs) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Between two other processes, or inside of one.
+    fn collect_far(&mut self, from: Place, into: Place, len_bytes: usize) {
         let mut done = 0;
         while done < len_bytes {
-            let piece = (len_bytes - done).min(BOUNCE_BYTES);
-            if self.bounce.len() < piece {
-                self.bounce.resize(piece, 0);
-            }
-            let mut bounce = std::mem::take(&mut self.bounce);
+            let piece = (len_bytes - done).min(MAX_BYTES);
             let (from, into) = (from.behind(done as u64), into.behind(done as u64));
-            // SAFETY: the caller's promise.
-            let copied = unsafe {
-                self.load(from, &mut bounce[..piece])
-                    .map_err(|Fault| BadEnd::From)
-                    .and_then(|()| {
-                        self.store(into, &bounce[..piece])
-                            .map_err(|Fault| BadEnd::Into)
-                    })
-            };
-            self.bounce = bounce;
-            copied?;
+            // What is read is read before anything is written: it may not be what a collected copy writes.
+            if from.space == self.space && self.writes_to(from.addr, piece) {
+                self.settle();
+            }
+            self.make_room(into.space, piece);
+            self.collect(From::There(from), into, piece);
             done += piece;
+        }
+    }
+
+    fn writes_to(&self, addr: u64, len_bytes: usize) -> bool {
+        let end = addr.saturating_add(len_bytes as u64);
+        let mut pieces = self.pieces.iter();
+        pieces.any(|piece| {
+            piece.into < end && addr < piece.into.saturating_add(piece.len_bytes as u64)
+        })
+    }
+
+    fn make_room(&mut self, space: Space, len_bytes: usize) {
+        let full = self.pieces.len() == MAX_PIECES || self.bytes + len_bytes > MAX_BYTES;
+        if full || self.space != space {
+            self.settle();
+            self.space = space;
+        }
+    }
+
+    fn collect(&mut self, from: From, into: Place, len_bytes: usize) {
+        self.bytes += len_bytes;
+        let cause = self.cause;
+        if let Some(last) = self.pieces.last_mut() {
+            let behind = last.len_bytes as u64;
+            let follows = match (last.from, from) {
+                (From::There(last), From::There(from)) => last.behind(behind) == from,
+                (From::Kept(last), From::Kept(from)) => last + behind as usize == from,
+                _ => false,
+            };
+            if follows && last.into.wrapping_add(behind) == into.addr && last.cause == cause {
+                last.len_bytes += len_bytes;
+                return;
+            }
+        }
+        self.pieces.push(Piece {
+            from,
+            into: into.addr,
+            len_bytes,
+            cause,
+        });
+    }
+
+    fn make_pieces(&mut self) {
+        let pieces = std::mem::take(&mut self.pieces);
+        if self.make(&pieces).is_err() {
+            // Some memory is gone: those whose it is are found one by one.
+            for piece in &pieces {
+                if self.make(std::slice::from_ref(piece)).is_err() {
+                    self.faults.push(piece.cause);
+                }
+            }
+        }
+        self.pieces = pieces;
+        self.pieces.clear();
+        self.kept.clear();
+        self.bytes = 0;
+    }
+
+    fn make(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        self.read_far(pieces)?;
+        let [own, theirs] = &mut self.spans;
+        own.clear();
+        theirs.clear();
+        let mut bounced = 0;
+        for piece in pieces {
+            let len_bytes = piece.len_bytes;
+            let addr = match piece.from {
+                From::Here(addr) => addr,
+                From::Kept(at) => self.kept.as_ptr() as usize + at,
+                From::There(_) => {
+                    bounced += len_bytes;
+                    self.bounce.as_ptr() as usize + bounced - len_bytes
+                }
+            };
+            let addr = addr as u64;
+            push(own, Span { addr, len_bytes });
+            push(
+                theirs,
+                Span {
+                    addr: piece.into,
+                    len_bytes,
+                },
+            );
+        }
+        // SAFETY: bytes of this process that were to stay, or that are in the two buffers, which have as many; the space is
+        // another process's.
+        unsafe { self.space.put(own, theirs) }
+    }
+
+    /// Reads what lies in other processes into the bounce buffer, one after the other.
+    fn read_far(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        let far = |piece: &Piece| match piece.from {
+            From::There(from) => Some((from, piece.len_bytes)),
+            _ => None,
+        };
+        let total: usize = pieces.iter().filter_map(far).map(|(_, len)| len).sum();
+        if total == 0 {
+            return Ok(());
+        }
+        if self.bounce.len() < total {
+            self.bounce.resize(total, 0);
+        }
+        let mut at = 0;
+        let start = self.bounce.as_mut_ptr().expose_provenance();
+        let [own, theirs] = &mut self.spans;
+        own.clear();
+        theirs.clear();
+        let mut far = pieces.iter().filter_map(far).peekable();
+        while let Some((from, len_bytes)) = far.next() {
+            let addr = (start + at) as u64;
+            push(own, Span { addr, len_bytes });
+            push(
+                theirs,
+                Span {
+                    addr: from.addr,
+                    len_bytes,
+                },
+            );
+            at += len_bytes;
+            if far.peek().is_none_or(|(next, _)| next.space != from.space) {
+                // SAFETY: pieces of the bounce buffer, which is as long as all of them.
+                unsafe { from.space.fetch(own, theirs) }?;
+                own.clear();
+                theirs.clear();
+            }
         }
         Ok(())
     }
@@ -152,5 +432,15 @@ impl Copies {
         // SAFETY: the caller's promise.
         unsafe { self.load(at, &mut bytes) }?;
         Ok(u64::from_ne_bytes(bytes))
+    }
+}
+
+/// Adds a span, to the last one if it goes on there.
+fn push(spans: &mut Vec<Span>, span: Span) {
+    match spans.last_mut() {
+        Some(last) if last.addr.wrapping_add(last.len_bytes as u64) == span.addr => {
+            last.len_bytes += span.len_bytes;
+        }
+        _ => spans.push(span),
     }
 }

@@ -41,6 +41,16 @@ impl Cursors {
         (written.wrapping_sub(read) < capacity).then_some(written)
     }
 
+    /// For the writer: the count of the next slot, and how many of `capacity` are free, if any are.
+    #[inline]
+    pub(crate) fn room(&self, capacity: u64) -> Option<(u64, u64)> {
+        let written = self.free(capacity)?;
+        // Acquire: as in `free`.
+        let read = self.read.0.load(Ordering::Acquire);
+        let used = written.wrapping_sub(read);
+        Some((written, capacity.saturating_sub(used)))
+    }
+
     /// For the writer: the slot of this count is complete.
     #[inline]
     pub(crate) fn publish(&self, count: u64) {
@@ -56,13 +66,23 @@ impl Cursors {
     /// [`Corrupt`] if the writer claims more slots than there are.
     #[inline]
     pub(crate) fn filled(&self, capacity: u64) -> Result<Option<u64>, Corrupt> {
+        self.filled_behind(0, capacity)
+    }
+
+    /// For the reader, who has read so many slots that he has not given back: the count of the one behind them, if it is
+    /// filled.
+    ///
+    /// # Errors
+    /// As of [`Cursors::filled`].
+    #[inline]
+    pub(crate) fn filled_behind(&self, held: u64, capacity: u64) -> Result<Option<u64>, Corrupt> {
         let read = self.read.0.load(Ordering::Relaxed);
         // Acquire: pairs with the release in `publish`.
         let written = self.written.0.load(Ordering::Acquire);
         match written.wrapping_sub(read) {
-            0 => Ok(None),
-            filled if filled <= capacity => Ok(Some(read)),
-            _ => Err(Corrupt),
+            filled if filled > capacity => Err(Corrupt),
+            filled if filled <= held => Ok(None),
+            _ => Ok(Some(read.wrapping_add(held))),
         }
     }
 

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // shared memory is what this file is about
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -77,11 +78,23 @@ impl Drop for Pages {
 }
 
 /// A ring of 64-byte blocks or strides in driver memory, read by the device.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Ring {
     start: Place,
     len_bytes: usize,
+    /// What was read ahead of a ring in another process.
+    window: RefCell<Window>,
 }
+
+/// Bytes of a ring from a running offset on, which does not go round.
+#[derive(Debug, Default)]
+struct Window {
+    start: usize,
+    bytes: Vec<u8>,
+}
+
+/// Bytes that are read ahead at once.
+const WINDOW_BYTES: usize = 1024;
 
 impl Ring {
     /// # Safety
@@ -91,6 +104,7 @@ impl Ring {
         Ring {
             start: Place::local(start),
             len_bytes,
+            window: RefCell::default(),
         }
     }
 
@@ -99,7 +113,11 @@ impl Ring {
     /// # Safety
     /// As for [`Ring::new`] if the place is one of this process.
     pub(crate) unsafe fn at(start: Place, len_bytes: usize) -> Ring {
-        Ring { start, len_bytes }
+        Ring {
+            start,
+            len_bytes,
+            window: RefCell::default(),
+        }
     }
 
     /// Its length, a power of two, or 0.
@@ -134,6 +152,49 @@ impl Ring {
             std::ptr::copy_nonoverlapping(start, out.as_mut_ptr().add(head), total - head);
         }
         Ok(())
+    }
+
+    /// [`Ring::read`] of something that does not change any more, as the `valid` bytes from its start on do not: those are read
+    /// ahead, if it takes a system call. `offset` is a running one.
+    ///
+    /// # Errors
+    /// As of [`Ring::read`].
+    #[inline]
+    pub(crate) fn read_ahead(
+        &self,
+        offset: usize,
+        out: &mut [u8],
+        valid: usize,
+    ) -> std::result::Result<(), Fault> {
+        if self.start.space.is_local() {
+            return self.read(offset, out);
+        }
+        let Ok(mut window) = self.window.try_borrow_mut() else {
+            return self.read(offset, out);
+        };
+        let at = offset.wrapping_sub(window.start);
+        if let Some(known) = window.bytes.get(at..at.saturating_add(out.len())) {
+            out.copy_from_slice(known);
+            return Ok(());
+        }
+        let ahead = valid.min(WINDOW_BYTES).min(self.len_bytes);
+        if ahead < out.len() {
+            return self.read(offset, out);
+        }
+        window.bytes.resize(ahead, 0);
+        let read = self.read(offset, &mut window.bytes);
+        if read.is_ok() {
+            window.start = offset;
+            out.copy_from_slice(&window.bytes[..out.len()]);
+        } else {
+            window.bytes.clear();
+        }
+        read
+    }
+
+    /// Forgets what was read ahead: the ring begins anew.
+    pub(crate) fn forget(&mut self) {
+        self.window.get_mut().bytes.clear();
     }
 
     /// Writes a CQE at `offset`, a multiple of 64: bytes 0 to 55, then the last 8 with release order, so that who sees the

@@ -168,6 +168,10 @@ pub(crate) struct Driver {
     pub(crate) pd: u32,
     pub(crate) uar: u32,
     pub(crate) page: u64,
+    /// The node to which queue pairs are connected.
+    pub(crate) dlid: u16,
+    /// Their `ibv_mtu`.
+    pub(crate) mtu: u8,
     next_index: u32,
 }
 
@@ -252,6 +256,8 @@ impl Driver {
             pd,
             uar,
             page,
+            dlid: 1,
+            mtu: 3,
             next_index: 0x100,
         }
     }
@@ -505,13 +511,13 @@ impl Driver {
     pub(crate) fn to_rtr(&self, qp: &DriverQp, dest_qpn: u32) {
         let attributes = QpAttributes {
             state: 2,
-            path_mtu: 3,
+            path_mtu: self.mtu,
             dest_qpn,
             rq_psn: 0x1000,
             max_dest_rd_atomic: 4,
             min_rnr_timer: 1,
             path: AddressVector {
-                dlid: 1,
+                dlid: self.dlid,
                 port: 1,
                 ..AddressVector::default()
             },

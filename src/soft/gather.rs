@@ -3,7 +3,7 @@
 
 use crate::mlx5::{Datagram, Segment, Syndrome, WindowUpdate, Wqe, parse_recv};
 use crate::soft::client::Transport;
-use crate::soft::copies::{BadEnd, Copies};
+use crate::soft::copies::Copies;
 use crate::soft::dma::Ring;
 use crate::soft::keys::{Access, Keys, Refused};
 use crate::soft::packet::{INLINE_BYTES, Payload, Span};
@@ -98,7 +98,12 @@ impl Gather {
         self.window = None;
         let (ring, qpn) = (&parts.send_ring, parts.qpn);
         let start = index as usize * 64;
-        ring.read(start, &mut self.bytes[..64])
+        // What is announced does not change; how much is, a second look does not know.
+        let valid = match limit_wqebbs {
+            u32::MAX => 0,
+            wqebbs => wqebbs as usize * 64,
+        };
+        ring.read_ahead(start, &mut self.bytes[..64], valid)
             .map_err(|Fault| Syndrome::LocalQpOp)?;
         let ds = usize::from(self.bytes[7] & 0x3f);
         if ds == 0 || ds.div_ceil(4) > limit_wqebbs as usize {
@@ -106,7 +111,8 @@ impl Gather {
         }
         let len_bytes = ds * 16;
         if len_bytes > 64 {
-            ring.read(start + 64, &mut self.bytes[64..len_bytes])
+            let rest = &mut self.bytes[64..len_bytes];
+            ring.read_ahead(start + 64, rest, valid.saturating_sub(64))
                 .map_err(|Fault| Syndrome::LocalQpOp)?;
         }
         let wqe = if parts.transport == Transport::Ud {
@@ -153,17 +159,20 @@ impl Gather {
         Ok(request)
     }
 
-    /// Reads a receive WQE. Its capacity in bytes.
+    /// Reads a receive WQE, the one of a running count, behind which `waiting` more are posted. Its capacity in bytes.
     ///
     /// # Errors
     /// [`Fault`] if the ring cannot be read.
     pub(crate) fn load_recv(
         &mut self,
         ring: &Ring,
-        offset: usize,
+        index: u32,
         stride_bytes: u32,
+        waiting: u16,
     ) -> Result<u64, Fault> {
-        self.read_recv(ring, offset, stride_bytes)
+        let valid = (usize::from(waiting) + 1) * stride_bytes as usize;
+        let offset = index as usize * stride_bytes as usize;
+        self.read_recv(ring, offset, stride_bytes, valid)
             .map(|stride| self.parse_recv(0, stride))
     }
 
@@ -177,17 +186,23 @@ impl Gather {
         offset: usize,
         stride_bytes: u32,
     ) -> Result<(u64, u16), Fault> {
-        let stride = self.read_recv(ring, offset, stride_bytes)?;
+        let stride = self.read_recv(ring, offset, stride_bytes, 0)?;
         // The next segment is 16 bytes; its index stands behind two reserved ones.
         let next = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
         Ok((self.parse_recv(16.min(stride), stride), next))
     }
 
-    fn read_recv(&mut self, ring: &Ring, offset: usize, stride_bytes: u32) -> Result<usize, Fault> {
+    fn read_recv(
+        &mut self,
+        ring: &Ring,
+        offset: usize,
+        stride_bytes: u32,
+        valid: usize,
+    ) -> Result<usize, Fault> {
         self.of = None;
         self.count = 0;
         let stride = (stride_bytes as usize).min(WQE_BYTES);
-        ring.read(offset, &mut self.bytes[..stride])?;
+        ring.read_ahead(offset, &mut self.bytes[..stride], valid)?;
         Ok(stride)
     }
 
@@ -437,10 +452,7 @@ impl<'a> Source<'a> {
         mut into: Place,
         mut len_bytes: u32,
     ) -> Result<(), ScatterError> {
-        let failed = |end| match end {
-            BadEnd::From => ScatterError::Source,
-            BadEnd::Into => ScatterError::Target,
-        };
+        let failed = |Fault| ScatterError::Source;
         let no_target = |Fault| ScatterError::Target;
         match self {
             // SAFETY: the caller's promise; slicing checks the source.

@@ -199,6 +199,12 @@ impl Keys {
         self.slots.get_mut((key >> 8) as usize)?.as_mut()
     }
 
+    /// Whether a key names memory of another process.
+    pub(crate) fn is_far(&self, key: u32) -> bool {
+        let entry = self.slots.get((key >> 8) as usize);
+        matches!(entry, Some(Some(entry)) if !entry.start.space.is_local())
+    }
+
     /// Takes a region or a window out; its key is invalid from now on. Whether it was there, and no window is bound to it.
     pub(crate) fn deregister(&mut self, key: u32) -> bool {
         let to = match self.entry_mut(key) {

@@ -227,6 +227,8 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
+        // Behind what it reports.
+        self.copies.settle();
         let lost = self.wire.strikes(Counted::Completion).is_some();
         let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);
         let pushed = queue.is_some_and(|queue| {
@@ -335,6 +337,8 @@ impl Qp {
         self.remote = None;
         self.connection = 0;
         self.lost = false;
+        self.parts.send_ring.forget();
+        self.parts.recv_ring.forget();
         *self.asked = QpAttributes::default();
         self.status.overrun.store(0, Ordering::Release);
         self.set_state(State::Reset);
@@ -424,6 +428,9 @@ impl Qp {
         byte_count: u32,
         syndrome: Option<Syndrome>,
     ) {
+        context.copies.settle();
+        let lost = context.copies.take_fault(self.parts.qpn);
+        let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
                 CqeOpcode::ReqErr
@@ -441,18 +448,42 @@ impl Qp {
         };
         let pushed = context.complete(self.parts.send_cq, &cqe);
         self.check_overrun(pushed);
+        if lost {
+            self.enter_error(context);
+        }
     }
 
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
-        let cqe = Cqe {
+        context.copies.settle();
+        let lost = context.copies.take_fault(self.parts.qpn) && !cqe.opcode.is_error();
+        let mut cqe = Cqe {
             qpn: self.parts.qpn,
             srqn_uidx: self.parts.user_index,
             timestamp: context.now_ns,
             ..cqe
         };
+        if lost {
+            cqe.opcode = CqeOpcode::RespErr;
+            cqe.syndrome = Syndrome::LocalProt as u8;
+        }
         let pushed = context.complete(self.parts.recv_cq, &cqe);
         self.check_overrun(pushed);
+        if lost {
+            self.refuse_done(context);
+        }
+    }
+
+    /// The memory of a request was not there, which was found out behind it, or that of a response.
+    pub(crate) fn lose_data(&mut self, context: &mut Context<'_>, request: bool) {
+        if matches!(self.state(), State::Reset | State::Error) {
+            return;
+        }
+        if request {
+            self.refuse_done(context);
+        } else {
+            self.fail_oldest(context, Syndrome::LocalProt);
+        }
     }
 
     fn check_overrun(&mut self, pushed: bool) {

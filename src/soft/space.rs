@@ -12,6 +12,19 @@ pub(crate) struct Place {
     pub(crate) addr: u64,
 }
 
+/// Bytes in a row, in a space that is known otherwise. It has the form of an `iovec`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Span {
+    pub(crate) addr: u64,
+    pub(crate) len_bytes: usize,
+}
+
+const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());
+const _: () = assert!(std::mem::offset_of!(libc::iovec, iov_len) == 8);
+/// Spans of one system call (`UIO_MAXIOV`).
+const MAX_SPANS: usize = 1024;
+
 impl Place {
     /// An address of this process.
     pub(crate) fn local(at: *const u8) -> Place {
@@ -66,11 +79,48 @@ impl Space {
         self.scatter(&[(addr, from)])
     }
 
+    /// Copies from `theirs`, in this space, to `own`, in this process: both in their order, and as many bytes.
+    ///
+    /// # Safety
+    /// `own` may be written.
+    pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        count();
+        let total: usize = theirs.iter().map(|span| span.len_bytes).sum();
+        if own.len().max(theirs.len()) > MAX_SPANS {
+            return Err(Fault);
+        }
+        // SAFETY: a span has the form of an `iovec`; the caller's promise for `own`; the kernel checks `theirs`.
+        let done = unsafe {
+            let (o, t) = (own.as_ptr().cast(), theirs.as_ptr().cast());
+            libc::process_vm_readv(self.pid(), o, own.len() as u64, t, theirs.len() as u64, 0)
+        };
+        (done == total as isize).then_some(()).ok_or(Fault)
+    }
+
+    /// Copies from `own`, in this process, to `theirs`, in this space: both in their order, and as many bytes.
+    ///
+    /// # Safety
+    /// `own` may be read; `theirs` may be written, if the space is this process.
+    pub(crate) unsafe fn put(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        count();
+        let total: usize = theirs.iter().map(|span| span.len_bytes).sum();
+        if own.len().max(theirs.len()) > MAX_SPANS {
+            return Err(Fault);
+        }
+        // SAFETY: a span has the form of an `iovec`; the caller's promise; the kernel checks `theirs`.
+        let done = unsafe {
+            let (o, t) = (own.as_ptr().cast(), theirs.as_ptr().cast());
+            libc::process_vm_writev(self.pid(), o, own.len() as u64, t, theirs.len() as u64, 0)
+        };
+        (done == total as isize).then_some(()).ok_or(Fault)
+    }
+
     /// Reads several pieces with one system call, one after the other.
     pub(crate) fn gather<const N: usize>(
         self,
         pieces: &mut [(u64, &mut [u8]); N],
     ) -> Result<(), Fault> {
+        count();
         let mut total = 0;
         let mut sides = [[EMPTY; N]; 2];
         for (at, (addr, into)) in pieces.iter_mut().enumerate() {
@@ -89,6 +139,7 @@ impl Space {
 
     /// Writes several pieces with one system call, one after the other.
     pub(crate) fn scatter<const N: usize>(self, pieces: &[(u64, &[u8]); N]) -> Result<(), Fault> {
+        count();
         let mut total = 0;
         let mut sides = [[EMPTY; N]; 2];
         for (at, (addr, from)) in pieces.iter().enumerate() {
@@ -113,6 +164,23 @@ impl Space {
             self.0
         }
     }
+}
+
+/// System calls for the memory of processes so far, in this thread.
+#[cfg(test)]
+pub(crate) fn calls() -> u64 {
+    CALLS.get()
+}
+
+#[cfg(test)]
+thread_local! {
+    static CALLS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[inline]
+fn count() {
+    #[cfg(test)]
+    CALLS.set(CALLS.get() + 1);
 }
 
 const EMPTY: libc::iovec = vector(std::ptr::null_mut(), 0);

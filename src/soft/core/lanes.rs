@@ -1,6 +1,6 @@
 //! Packets from other devices and to them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::Core;
 use crate::Result;
@@ -11,13 +11,17 @@ use crate::soft::gather::Source;
 use crate::soft::inbox::{Arrival, Lane, PortAddress};
 use crate::soft::keys::Keys;
 use crate::soft::options::Link;
-use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Packet};
+use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Packet, Payload};
 use crate::soft::qp::Remote;
 use crate::soft::space::Place;
 use crate::soft::wire::Destination;
 
 /// Packets taken from one lane before others have their turn.
 const BURST: usize = 128;
+/// After so many their slots are given back.
+const GIVE_BACK: u64 = 32;
+/// Packets that are put on a lane together.
+const GROUP: usize = 16;
 
 /// How soon a node whose lane could not be opened is tried again.
 const REOPEN_NS: u64 = 10_000_000;
@@ -197,20 +201,41 @@ impl Core {
         while claimed != 0 {
             let lane = claimed.trailing_zeros() as usize;
             claimed &= claimed - 1;
+            // Slots go back when what was in them is where it belongs.
+            let mut read = 0;
+            let mut last = None;
             for _ in 0..BURST {
-                match self.inbox.receive(lane) {
+                match self.inbox.receive(lane, read) {
                     Arrival::Packet(count, header, start) => {
                         let len_bytes = u32::from(header.payload_bytes);
                         self.dispatch(now_ns, &header, &Source::Lane { start, len_bytes });
-                        self.inbox.give_back(lane, count);
+                        (read, last) = (read + 1, Some(count));
                     }
-                    Arrival::Garbage => self.counters.packets_dropped += 1,
+                    Arrival::Garbage(count) => {
+                        self.counters.packets_dropped += 1;
+                        (read, last) = (read + 1, count);
+                        if count.is_none() {
+                            break;
+                        }
+                    }
                     Arrival::Empty => break,
                 }
                 worked = true;
+                if read == GIVE_BACK {
+                    self.give_back(now_ns, lane, last);
+                    (read, last) = (0, None);
+                }
             }
+            self.give_back(now_ns, lane, last);
         }
         worked
+    }
+
+    fn give_back(&mut self, now_ns: u64, lane: usize, last: Option<u64>) {
+        self.settle(now_ns);
+        if let Some(count) = last {
+            self.inbox.give_back(lane, count);
+        }
     }
 
     /// Moves packets into the lanes of other devices.
@@ -231,7 +256,20 @@ impl Core {
             };
             let before = queue.len();
             if let Some(Way { lane, .. }) = way {
+                let far = |packet: &Packet| match &packet.payload {
+                    Payload::Memory { spans, .. } => self.keys.is_far(spans[0].lkey),
+                    _ => false,
+                };
                 while let Some(packet) = queue.front() {
+                    // Memory of other processes is read for several packets at once.
+                    if queue.len() > 1 && far(packet) {
+                        let passed = pass_group(&self.keys, &mut self.copies, lane, queue);
+                        queue.drain(..passed);
+                        if passed > 0 {
+                            continue;
+                        }
+                    }
+                    let Some(packet) = queue.front() else { break };
                     if !pass(&self.keys, &mut self.copies, lane, packet) {
                         break;
                     }
@@ -279,6 +317,32 @@ fn pass(keys: &Keys, copies: &mut Copies, lane: &Lane, packet: &Packet) -> bool 
         lane.send(&packet.header.refused(), |_| true);
     }
     sent
+}
+
+/// Puts packets on a lane together: how many. None, if one of them has to be looked at alone.
+#[allow(unsafe_code)] // slots are raw memory
+fn pass_group(keys: &Keys, copies: &mut Copies, lane: &Lane, queue: &VecDeque<Packet>) -> usize {
+    let Some((first, room)) = lane.room() else {
+        return 0;
+    };
+    copies.begin_fetches();
+    let mut filled = 0;
+    for (packet, count) in queue.iter().take(GROUP.min(room as usize)).zip(first..) {
+        let source = Source::of(&packet.payload, packet.header.payload_bytes);
+        let fits = source.len_bytes() as usize <= MAX_PAYLOAD_BYTES;
+        if !fits || !fill(keys, copies, &source, lane.payload(count)) {
+            break;
+        }
+        filled += 1;
+    }
+    // SAFETY: slots of the lane, which are ours until they are published.
+    if unsafe { copies.end_fetches() }.is_err() {
+        return 0;
+    }
+    for (packet, count) in queue.iter().take(filled).zip(first..) {
+        lane.publish(count, &packet.header);
+    }
+    filled
 }
 
 /// Copies a payload into a lane's slot. `false` if the sender's memory is gone: the packet is then as good as lost.

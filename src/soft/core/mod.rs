@@ -319,7 +319,23 @@ impl Core {
         }
         let worked = !packets.is_empty();
         self.wire.give_back(packets);
+        self.settle(now_ns);
         worked
+    }
+
+    /// Makes the copies that were collected, before anybody hears of them.
+    #[inline]
+    pub(super) fn settle(&mut self, now_ns: u64) {
+        self.copies.settle();
+        while let Some(cause) = self.copies.take_any_fault() {
+            let slot = (cause.qpn & self.slot_mask()) as usize;
+            if let Some(Some(qp)) = self.qps.get_mut(slot)
+                && qp.parts.qpn == cause.qpn
+            {
+                qp.lose_data(context!(self, now_ns), cause.request);
+            }
+            self.enlist(slot);
+        }
     }
 
     #[inline]
@@ -345,6 +361,8 @@ impl Core {
         if let Some(trace) = &mut self.trace {
             trace.received(now_ns, header, true);
         }
+        self.copies
+            .work_for(header.dst_qpn, header.kind.is_request());
         let context = context!(self, now_ns);
         if header.kind.is_request() {
             qp.on_request(context, header, source);
@@ -369,6 +387,7 @@ impl Core {
                 && qp.expects(header)
             {
                 self.counters.packets_received += 1;
+                self.copies.work_for(qp.parts.qpn, true);
                 qp.on_request(context!(self, now_ns), header, source);
                 self.enlist(slot);
             }

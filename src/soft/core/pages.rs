@@ -2,6 +2,7 @@
 
 use super::Core;
 use super::clients::own;
+use crate::mlx5::Doorbell;
 use crate::soft::client::Errno;
 use crate::soft::dma::Register;
 use crate::soft::qp::State;
@@ -28,20 +29,26 @@ pub(super) struct UarPage {
     quiet: u32,
 }
 
+/// What was rung since the last look.
+#[derive(Debug, Clone, Copy)]
+struct Rung {
+    doorbells: [Option<u64>; 4],
+    armed: bool,
+}
+
 impl UarPage {
-    /// Whether a doorbell and an arm were rung since the last look.
     #[inline]
-    fn look(&mut self) -> (u64, bool) {
-        let rung = self
-            .doorbells
-            .map(|register| u64::from(register.take().is_some()));
-        let found = (rung.iter().sum(), self.arm.take().is_some());
-        self.quiet = if found == (0, false) {
-            self.quiet.saturating_add(1)
-        } else {
-            0
+    fn look(&mut self) -> Rung {
+        let rung = Rung {
+            doorbells: self.doorbells.map(Register::take),
+            armed: self.arm.take().is_some(),
         };
-        found
+        self.quiet = if rung.armed || rung.doorbells != [None; 4] {
+            0
+        } else {
+            self.quiet.saturating_add(1)
+        };
+        rung
     }
 }
 
@@ -100,13 +107,12 @@ impl Core {
             if waits || (page.qps.is_empty() && page.cqs.is_empty()) {
                 continue;
             }
-            let (rung, armed) = page.look();
-            if rung > 0 {
-                self.counters.doorbells += rung;
-                self.count_page(at);
+            let rung = page.look();
+            if rung.doorbells != [None; 4] {
+                self.count_page(at, rung.doorbells);
                 worked = true;
             }
-            if armed {
+            if rung.armed {
                 self.arm_page(at);
                 worked = true;
             }
@@ -114,17 +120,47 @@ impl Core {
         worked
     }
 
-    fn count_page(&mut self, at: usize) {
+    fn count_page(&mut self, at: usize, doorbells: [Option<u64>; 4]) {
+        let found = doorbells.iter().flatten();
+        self.counters.doorbells += found.clone().count() as u64;
         let Some(page) = self.page_mut(at) else {
             return;
         };
         let qps = std::mem::take(&mut page.qps);
-        for &slot in &qps {
-            self.count_sends(slot);
+        // A doorbell of a queue pair alone on its page tells as much as its record, without a look at another process.
+        let mut alone = qps.len() == 1;
+        if let [slot] = qps.as_slice() {
+            for &value in found {
+                alone &= self.count_told(*slot, Doorbell::parse(value));
+            }
+        }
+        if !alone {
+            for &slot in &qps {
+                self.count_sends(slot);
+            }
         }
         if let Some(page) = self.page_mut(at) {
             page.qps = qps;
         }
+    }
+
+    /// Announces what a doorbell says is posted. `false` if it is not one of this queue pair.
+    fn count_told(&mut self, slot: usize, doorbell: Doorbell) -> bool {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return true;
+        };
+        if doorbell.qpn != qp.parts.qpn || doorbell.ds == 0 {
+            return false;
+        }
+        if !matches!(qp.state(), State::Reset | State::Init) {
+            let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+            let told = u16::from(doorbell.ds).div_ceil(4);
+            let told = doorbell.index.wrapping_add(told);
+            if qp.requester.announce_recorded(told, ring_wqebbs) {
+                self.enlist(slot);
+            }
+        }
+        true
     }
 
     fn arm_page(&mut self, at: usize) {

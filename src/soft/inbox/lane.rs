@@ -122,13 +122,30 @@ impl Lane {
         let Some(count) = cursors.free(SLOTS as u64) else {
             return false;
         };
-        let slot = self.mapping.slot(self.lane, count);
-        if fill(slot.wrapping_add(HEADER_BYTES)) {
-            // SAFETY: a slot within the mapping, ours until it is published.
-            unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
-            cursors.publish(count);
+        if fill(self.payload(count)) {
+            self.publish(count, header);
         }
         true
+    }
+
+    /// The count of the next slot, and how many are free.
+    pub(crate) fn room(&self) -> Option<(u64, u64)> {
+        let cursors = &self.mapping.lane(self.lane).cursors;
+        cursors.room(SLOTS as u64)
+    }
+
+    /// Where the payload of the slot of that count lies, with room for [`MAX_PAYLOAD_BYTES`].
+    pub(crate) fn payload(&self, count: u64) -> *mut u8 {
+        let slot = self.mapping.slot(self.lane, count);
+        slot.wrapping_add(HEADER_BYTES)
+    }
+
+    /// Hands over the next slot, whose payload is there.
+    pub(crate) fn publish(&self, count: u64, header: &Header) {
+        let slot = self.mapping.slot(self.lane, count);
+        // SAFETY: a slot within the mapping, ours until it is published.
+        unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
+        self.mapping.lane(self.lane).cursors.publish(count);
     }
 
     /// Wakes the engine over there, if it sleeps.

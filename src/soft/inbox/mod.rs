@@ -183,8 +183,8 @@ pub(crate) struct Inbox {
 pub(crate) enum Arrival {
     /// A packet; its payload lies at the pointer until [`Inbox::give_back`].
     Packet(u64, Header, *const u8),
-    /// Bytes that are no packet; the slot has been given back.
-    Garbage,
+    /// Bytes that are no packet, in the slot of that count; without, the lane was a lie and is empty now.
+    Garbage(Option<u64>),
     /// Nothing.
     Empty,
 }
@@ -245,15 +245,15 @@ impl Inbox {
         self.mapping.head().claimed.load(Ordering::Acquire)
     }
 
-    /// The oldest packet of a lane.
-    pub(crate) fn receive(&self, lane: usize) -> Arrival {
+    /// The oldest packet of a lane, behind so many that were read and not given back.
+    pub(crate) fn receive(&self, lane: usize, held: u64) -> Arrival {
         let head = self.mapping.lane(lane);
-        let count = match head.cursors.filled(SLOTS as u64) {
+        let count = match head.cursors.filled_behind(held, SLOTS as u64) {
             Ok(Some(count)) => count,
             Ok(None) => return Arrival::Empty,
             Err(Corrupt) => {
                 head.cursors.drain();
-                return Arrival::Garbage;
+                return Arrival::Garbage(None);
             }
         };
         let slot = self.mapping.slot(lane, count);
@@ -262,14 +262,11 @@ impl Inbox {
         unsafe { dma::copy_out(slot, &mut bytes) };
         match Header::parse(&bytes) {
             Ok(header) => Arrival::Packet(count, header, slot.wrapping_add(HEADER_BYTES)),
-            Err(_) => {
-                head.cursors.give_back(count);
-                Arrival::Garbage
-            }
+            Err(_) => Arrival::Garbage(Some(count)),
         }
     }
 
-    /// Frees the slot of a packet.
+    /// Frees the slot of a packet, and all before it.
     pub(crate) fn give_back(&self, lane: usize, count: u64) {
         self.mapping.lane(lane).cursors.give_back(count);
     }
@@ -346,7 +343,7 @@ mod tests {
     }
 
     fn receive(inbox: &Inbox, lane: usize) -> Option<u32> {
-        let Arrival::Packet(count, header, payload) = inbox.receive(lane) else {
+        let Arrival::Packet(count, header, payload) = inbox.receive(lane, 0) else {
             return None;
         };
         let mut bytes = [0; 4];
@@ -482,8 +479,11 @@ mod tests {
         assert!(send(&lane, 1));
         // SAFETY: the slot of the packet just written.
         unsafe { *inbox.mapping.slot(0, 0) = 0xff };
-        assert!(matches!(inbox.receive(0), Arrival::Garbage));
-        assert!(matches!(inbox.receive(0), Arrival::Empty));
+        let Arrival::Garbage(Some(count)) = inbox.receive(0, 0) else {
+            panic!("bytes that are no packet");
+        };
+        inbox.give_back(0, count);
+        assert!(matches!(inbox.receive(0, 0), Arrival::Empty));
         assert!(send(&lane, 2));
         assert_eq!(receive(&inbox, 0), Some(2));
     }

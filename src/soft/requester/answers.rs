@@ -291,7 +291,7 @@ impl Qp {
     }
 
     /// The oldest message fails, and with it the queue pair.
-    fn fail_oldest(&mut self, context: &mut Context<'_>, syndrome: Syndrome) {
+    pub(crate) fn fail_oldest(&mut self, context: &mut Context<'_>, syndrome: Syndrome) {
         if let Some(message) = self.requester.messages.pop_front() {
             self.complete_send(
                 context,

@@ -48,8 +48,9 @@ pub(crate) struct Responder {
     /// A negative answer is out: what comes before the expected packet is dropped without another one.
     refused: bool,
     arriving: Option<Arriving>,
-    /// Running count of receives taken.
+    /// Running count of receives taken, and how many the record told of, modulo 2^16.
     taken: u32,
+    posted: u16,
     answers: VecDeque<Answer>,
     /// Results of atomics, by PSN, oldest first.
     results: VecDeque<(u32, u64)>,
@@ -447,16 +448,19 @@ impl Qp {
             }
             return taken.map(|(index, capacity)| (index.into(), capacity));
         }
-        let Ok(posted) = self.parts.recv_record.load() else {
-            self.lose_queue();
-            return None;
-        };
-        let posted = posted as u16;
         let index = self.responder.taken;
-        let waiting = posted.wrapping_sub(index as u16);
-        // More than the ring holds: a record that was made fresh too early, or garbage.
-        if waiting == 0 || u32::from(waiting) > self.parts.recv_wqes {
-            return None;
+        // The record is looked at when what it said before is used up.
+        if self.responder.posted == index as u16 {
+            let Ok(posted) = self.parts.recv_record.load() else {
+                self.lose_queue();
+                return None;
+            };
+            let waiting = (posted as u16).wrapping_sub(index as u16);
+            // More than the ring holds: a record that was made fresh too early, or garbage.
+            if waiting == 0 || u32::from(waiting) > self.parts.recv_wqes {
+                return None;
+            }
+            self.responder.posted = posted as u16;
         }
         self.responder.taken = index.wrapping_add(1);
         match self.load_receive(context, index) {
@@ -490,12 +494,13 @@ impl Qp {
             return Ok(srq.load(context.gather, index as u16)?.0);
         }
         let stride = self.parts.recv_stride_bytes;
-        let slot = index & (self.parts.recv_wqes - 1);
-        context.gather.load_recv(
-            &self.parts.recv_ring,
-            slot as usize * stride as usize,
-            stride,
-        )
+        let waiting = self
+            .responder
+            .posted
+            .wrapping_sub(self.responder.taken as u16);
+        context
+            .gather
+            .load_recv(&self.parts.recv_ring, index, stride, waiting)
     }
 
     /// Puts a payload into the receive at hand, `done` bytes behind its start.
@@ -548,6 +553,16 @@ impl Qp {
             AckCode::InvalidRequest => self.notify(Event::QpRequestError { qpn }),
             AckCode::AccessError => self.notify(Event::QpAccessError { qpn }),
             _ => {}
+        }
+        self.enter_error(context);
+    }
+
+    /// Refuses what was the last request, though it was carried out so far, and is in error.
+    pub(crate) fn refuse_done(&mut self, context: &mut Context<'_>) {
+        self.responder.owes_ack = false;
+        if self.parts.transport == Transport::Rc {
+            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
+            self.answer(Kind::Ack, psn, AckCode::OperationalError, 0);
         }
         self.enter_error(context);
     }

@@ -5,5 +5,6 @@ mod errors;
 mod fabric;
 mod faults;
 mod operations;
+mod speed;
 mod states;
 mod timing;
