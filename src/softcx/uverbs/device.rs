@@ -252,6 +252,21 @@ pub(super) fn query_port_method(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
+pub(super) const DRIVER_PORT_ATTRIBUTES: &[Spec] = &[
+    (DRIVER, Kind::In(4, 4), true),
+    (DRIVER + 1, Kind::Out(8), true),
+];
+
+/// What the driver asks about the port inside of a switch: it is in none, so that nothing is valid of what it asks.
+pub(super) fn query_driver_port(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.opened()?;
+    if call.arguments.word(DRIVER)? != 1 {
+        return Err(libc::EINVAL);
+    }
+    call.arguments.answer_and_clear(DRIVER + 1, &[]);
+    Ok(())
+}
+
 fn port(port: &Port) -> QueryPortResp {
     let ethernet = port.is_ethernet();
     QueryPortResp {
