@@ -103,6 +103,9 @@ const FAULTS: [Fault; 24] = [
     Fault::WordNeverComes,
 ];
 
+/// Those that the device has to help with. Another than the software ConnectX of this process does not hang when it is told to.
+const BY_THE_DEVICE: [Fault; 2] = [Fault::FrozenNic, Fault::FrozenNicTwoStreams];
+
 /// Two pairs of one device, memory, and streams to work with.
 struct Bench {
     device: Device,
@@ -113,6 +116,7 @@ struct Bench {
     stream: HostStream,
     deaf: DeafStream,
     random: Random,
+    faults: Vec<Fault>,
 }
 
 const HALF: u64 = 64 << 10;
@@ -122,7 +126,12 @@ impl Bench {
         let device = device();
         let patient = Pair::new(&device, &patient());
         let hasty = Pair::new(&device, &hasty());
+        let can_hang = device.set_frozen(false);
+        let faults = FAULTS.into_iter();
         Bench {
+            faults: faults
+                .filter(|fault| can_hang || !BY_THE_DEVICE.contains(fault))
+                .collect(),
             region: patient.region(2 * HALF),
             hasty_region: hasty.region(2 * HALF),
             patient,
@@ -696,7 +705,7 @@ fn ten_thousand_faults_end_in_time_with_the_right_error() {
                 let mut bench = Bench::new(seed ^ worker << 56);
                 for number in (worker..faults).step_by(WORKERS as usize) {
                     limit.step(number, BOUND);
-                    let fault = *bench.random.pick(&FAULTS);
+                    let fault = *bench.random.pick(&bench.faults);
                     let started = Instant::now();
                     let run = std::panic::AssertUnwindSafe(|| {
                         bench.run(fault);

@@ -62,7 +62,7 @@ impl Shared {
             self.qp.fail();
             self.await_flush();
             if self.qp.silence() {
-                self.lanes.iter().for_each(Lane::restore_consumer_index);
+                self.lanes.iter().for_each(Lane::enter_silence);
             }
             // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.

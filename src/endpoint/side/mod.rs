@@ -277,12 +277,16 @@ impl Lane {
     /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
     pub(super) fn next_cqe(&self) -> u32 {
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        self.cq.next_index(cursor.freed)
+        cursor
+            .silent_from
+            .unwrap_or_else(|| self.cq.next_index(cursor.freed))
     }
 
-    /// Tells the device again how far completions are read.
-    pub(super) fn restore_consumer_index(&self) {
-        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The device was made silent: remembers how far it has come, before completions of our own are written behind its last one; and
+    /// tells it again how far they are read.
+    pub(super) fn enter_silence(&self) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        cursor.silent_from = Some(self.cq.next_index(cursor.freed));
         self.cq.set_consumer_index(cursor.freed);
     }
 
@@ -292,7 +296,7 @@ impl Lane {
         *cursor = Cursor {
             seen: next_cqe,
             freed: next_cqe,
-            failed: false,
+            ..Cursor::default()
         };
         self.ledger.clear();
         self.cq.reset_at(next_cqe);

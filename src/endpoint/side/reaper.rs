@@ -14,6 +14,8 @@ pub(super) struct Cursor {
     pub(super) freed: u32,
     /// An error completion was seen.
     pub(super) failed: bool,
+    /// Behind the last completion that the device wrote, once it writes no more in this life.
+    pub(super) silent_from: Option<u32>,
 }
 
 /// An error completion, as found by [`Lane::reap`].
