@@ -283,6 +283,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             events: Some(heard.clone()),
+            padded: false,
             ignore_overrun: false,
         };
         (parts, heard)

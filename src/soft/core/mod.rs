@@ -19,6 +19,7 @@ use crate::Result;
 use crate::mlx5::Datagram;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
+use crate::soft::dma::ClockWord;
 use crate::soft::fabric::Fabric;
 use crate::soft::gather::{Gather, Source};
 use crate::soft::inbox::Inbox;
@@ -75,6 +76,8 @@ pub(crate) struct Core {
     next_pd: u32,
     clients: HashMap<u32, Owner>,
     next_client: u32,
+    /// Where clients see the clock.
+    clocks: Vec<(u32, ClockWord)>,
     pages: Vec<Option<UarPage>>,
     page_turns: u32,
     /// Members of multicast groups.
@@ -122,6 +125,7 @@ impl Core {
             next_pd: 1,
             clients: HashMap::new(),
             next_client: 0,
+            clocks: Vec::new(),
             pages: Vec::new(),
             page_turns: 0,
             multicast: HashMap::new(),
@@ -207,6 +211,9 @@ impl Core {
     pub(crate) fn turn(&mut self, now_ns: u64) -> bool {
         if self.frozen {
             return false;
+        }
+        for (_, clock) in &self.clocks {
+            clock.set(now_ns);
         }
         let mut worked = self.look_at_doorbells(now_ns);
         worked |= self.look_at_pages();

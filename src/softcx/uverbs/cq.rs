@@ -23,7 +23,8 @@ const EVENT_FD: u16 = 7;
 /// `ib_uverbs_ex_create_cq_flags`.
 const TIMESTAMPS: u32 = 1;
 const IGNORE_OVERRUN: u32 = 1 << 1;
-/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+/// `MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD` and `_UAR_PAGE_INDEX`.
+const PADDING: u16 = 1;
 const UAR_PAGE_INDEX: u16 = 1 << 1;
 /// `IB_CQ_MODERATE`.
 const MODERATE: u32 = 1;
@@ -114,7 +115,11 @@ fn make(
     if request.flags & !(TIMESTAMPS | IGNORE_OVERRUN) != 0 || driver.cqe_comp_en != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if driver.flags != UAR_PAGE_INDEX || driver.reserved0 != 0 || driver.reserved1 != 0 {
+    let padding = driver.flags & PADDING;
+    if padding != 0 && driver.cqe_size != 128 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if driver.flags & !PADDING != UAR_PAGE_INDEX || driver.reserved0 != 0 || driver.reserved1 != 0 {
         return Err(libc::EINVAL);
     }
     let cqes = entries(request.cqe, u32::from(!matches!(driver.cqe_size, 64 | 128)))?;
@@ -133,6 +138,7 @@ fn make(
         record: driver.db_addr,
         uar: uar::find(call, u32::from(driver.uar_page_index))?,
         events: told,
+        padded: padding != 0,
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
     })?;
     call.context
