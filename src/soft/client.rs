@@ -134,8 +134,8 @@ pub(crate) struct QpParts {
     pub(crate) uar: u32,
     /// Put into every CQE (`srqn_uidx`): libmlx5 finds its queue pair by it.
     pub(crate) user_index: u32,
-    /// Receive entries begin with 16 bytes of signature (`MLX5_QP_FLAG_SIGNATURE`): never set by libmlx5 without a request.
-    pub(crate) signal_all: bool,
+    /// Its own datagrams to a multicast group do not come back to it (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub(crate) blocks_loopback: bool,
 }
 
 /// Where packets go (`ib_uverbs_qp_dest`).

@@ -329,7 +329,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             user_index: self.next_index,
-            signal_all: false,
+            blocks_loopback: false,
         }
     }
 

@@ -392,6 +392,7 @@ impl Core {
         for slot in members.unwrap_or_default() {
             if let Some(Some(qp)) = self.qps.get_mut(slot)
                 && qp.expects(header)
+                && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
             {
                 self.counters.packets_received += 1;
                 self.copies.work_for(qp.parts.qpn, true);

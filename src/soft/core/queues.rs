@@ -322,6 +322,7 @@ impl Core {
                 recv_record: RecordWord::at(at(parts.record)),
                 uar: None,
                 page: uar,
+                blocks_loopback: parts.blocks_loopback,
             }
         };
         self.create_qp(slot, parts);

@@ -29,7 +29,8 @@ const SOURCE_QPN: u16 = 11;
 const EVENT_FD: u16 = 12;
 const RESP_CAP: u16 = 13;
 const RESP_QP_NUM: u16 = 14;
-/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK` and `_SQ_SIG_ALL`.
+const BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
 const SIGNAL_ALL: u32 = 1 << 12;
 /// The log of the least bytes of a receive.
 const LEAST_RECV_SHIFT: u32 = 4;
@@ -75,7 +76,7 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     if request.comp_mask & !INDIRECTION_TABLE != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
     }
-    if request.comp_mask != 0 || request.create_flags != 0 || request.source_qpn != 0 {
+    if request.comp_mask != 0 || request.source_qpn != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     let base = make(call, request, None)?;
@@ -118,7 +119,7 @@ pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
     let arguments = &call.arguments;
     let flags = arguments.flags(FLAGS)?;
     let not_emulated = [XRCD, IND_TABLE, SOURCE_QPN];
-    if flags & !SIGNAL_ALL != 0 || not_emulated.iter().any(|id| arguments.has(*id)) {
+    if not_emulated.iter().any(|id| arguments.has(*id)) {
         return Err(libc::EOPNOTSUPP);
     }
     let cap = QpCap::read(&arguments.bytes(CAP)?);
@@ -138,6 +139,7 @@ pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
         sq_sig_all: u8::from(flags & SIGNAL_ALL != 0),
         qp_type: arguments.number(TYPE, 0xff)? as u8,
         is_srq: u8::from(arguments.has(SRQ)),
+        create_flags: flags & !SIGNAL_ALL,
         ..ExCreateQp::default()
     };
     let events = async_event::find(call, EVENT_FD)?;
@@ -170,6 +172,9 @@ fn make(
         other if NOT_EMULATED.contains(&other) => return Err(libc::EOPNOTSUPP),
         _ => return Err(libc::EINVAL),
     };
+    if request.create_flags & !BLOCK_MULTICAST_LOOPBACK != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let flags = driver.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE);
     if flags & !UAR_PAGE_INDEX != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -223,7 +228,7 @@ fn make(
         record: driver.db_addr,
         uar: uar::find(call, driver.bfreg_index)?,
         user_index: driver.uidx,
-        signal_all: request.sq_sig_all != 0,
+        blocks_loopback: request.create_flags & BLOCK_MULTICAST_LOOPBACK != 0,
     })?;
     call.context
         .events
