@@ -388,6 +388,7 @@ impl Bench {
             reorder: share(random, 0.3),
             delay_ns: random.below(20_000),
             seed: random.next(),
+            ..Faults::default()
         });
         let stream = executor(&self.stream, &self.deaf, random);
         let len = 1 + random.below(8000);

@@ -91,35 +91,24 @@ fn options() -> Options {
     let variable = |name| std::env::var_os(format!("DOORBELL_SOFTCX_{name}"));
     let text = |name| variable(name).and_then(|value| value.into_string().ok());
     let fault = text("FAULT").unwrap_or_default();
-    let faults: Vec<(&str, &str)> = fault
-        .split(',')
-        .filter_map(|part| part.split_once('='))
-        .collect();
-    let of = |name: &str| {
-        let found = faults.iter().find(|(key, _)| *key == name);
-        found.map(|(_, value)| (*value).to_owned())
+    let mut faults = Faults {
+        loss: text("LOSS")
+            .and_then(|loss| loss.parse().ok())
+            .unwrap_or(0.0),
+        ..Faults::default()
     };
-    let share = |own: Option<String>, name| {
-        let value = own.or_else(|| of(name));
-        value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
-    };
-    let number = |own: Option<String>, name| -> u64 {
-        let value = own.or_else(|| of(name));
-        value.and_then(|value| value.parse().ok()).unwrap_or(0)
-    };
+    let delay_us = text("DELAY_US").and_then(|delay| delay.parse::<u64>().ok());
+    faults.delay_ns = delay_us.unwrap_or(0).saturating_mul(1000);
+    for fault in fault.split(',').filter(|fault| !fault.is_empty()) {
+        let _ = faults.set(fault);
+    }
     Options {
         fabric: text("FABRIC").unwrap_or_else(|| "default".into()),
         link: match text("LINK").as_deref() {
             Some("eth") => Link::Ethernet,
             _ => Link::InfiniBand,
         },
-        faults: Faults {
-            loss: share(text("LOSS"), "loss"),
-            duplicate: share(None, "duplicate"),
-            reorder: share(None, "reorder"),
-            delay_ns: number(text("DELAY_US"), "delay-us").saturating_mul(1000),
-            seed: number(None, "seed"),
-        },
+        faults,
         trace: variable("TRACE").map(PathBuf::from),
     }
 }

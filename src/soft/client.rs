@@ -265,7 +265,8 @@ impl Client {
         self.core().dealloc_pd(self.id, pd)
     }
 
-    /// EINVAL for an empty range or one past the end of the address space, EFAULT for one that is not mapped.
+    /// EINVAL for an empty range, one past the end of the address space, or an I/O address at another place of its page (as the
+    /// kernel has it); EFAULT for one that is not mapped.
     fn check_range(&self, range: MrRange, writable: bool) -> Result<(), Errno> {
         let MrRange {
             start,
@@ -273,7 +274,7 @@ impl Client {
             iova,
         } = range;
         let wraps = start.checked_add(len_bytes).is_none() || iova.checked_add(len_bytes).is_none();
-        if len_bytes == 0 || wraps {
+        if len_bytes == 0 || wraps || (start ^ iova) & 0xfff != 0 {
             return Err(libc::EINVAL);
         }
         self.space

@@ -182,8 +182,9 @@ impl Cq {
         self.ring.write_cqe(at, &cqe.encode(owner)).is_ok()
     }
 
+    /// Takes nothing more, and tells so.
     #[cold]
-    fn break_down(&mut self) {
+    pub(crate) fn break_down(&mut self) {
         if !std::mem::replace(&mut self.overrun, true)
             && let Some(owned) = &self.owned
         {

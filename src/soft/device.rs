@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::soft::core::Core;
 use crate::soft::fabric::{Fabric, gid_of};
+use crate::soft::faults::Faults;
 use crate::soft::inbox::{InboxBell, PortAddress};
 use crate::soft::keys::Access;
 use crate::soft::options::{Link, Options};
 use crate::soft::qp::{Counters, Status};
-use crate::soft::wire::Faults;
 use crate::{Error, Result};
 
 /// How long the engine spins with nothing to do before it sleeps.
@@ -218,9 +218,16 @@ impl Device {
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
     pub fn on_fabric(options: &Options) -> Result<Device> {
+        Device::with(Device::core_of(options)?)
+    }
+
+    fn core_of(options: &Options) -> Result<Core> {
         let mut core = Core::on_fabric(&options.fabric, options.link)?;
         core.set_faults(options.faults);
-        Device::with(core)
+        if let Some(path) = &options.trace {
+            core.set_trace(path)?;
+        }
+        Ok(core)
     }
 
     fn with(core: Core) -> Result<Device> {
@@ -256,11 +263,9 @@ impl Device {
     /// As [`Device::on_fabric`], without an engine.
     #[cfg(test)]
     pub(crate) fn on_fabric_without_engine(options: &Options) -> Result<Device> {
-        let mut core = Core::on_fabric(&options.fabric, options.link)?;
-        core.set_faults(options.faults);
         Ok(Device {
             engine: Arc::new(Engine {
-                nic: Device::nic_of(core),
+                nic: Device::nic_of(Device::core_of(options)?),
                 thread: None,
             }),
         })

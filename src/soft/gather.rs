@@ -93,6 +93,9 @@ impl Gather {
         limit_wqebbs: u32,
     ) -> Result<Request, Syndrome> {
         self.of = None;
+        self.count = 0;
+        self.datagram = None;
+        self.window = None;
         let (ring, qpn) = (&parts.send_ring, parts.qpn);
         let start = index as usize * 64;
         // What is announced does not change; how much is, a second look does not know.
@@ -216,6 +219,19 @@ impl Gather {
             self.count += 1;
         }
         capacity
+    }
+
+    /// The segments as text, for a trace: empty without any.
+    #[cold]
+    pub(crate) fn describe(&self) -> String {
+        let parts = self.parts[..self.count].iter().map(|part| match part {
+            Part::Memory(span) => {
+                let (addr, len, key) = (span.addr, span.len_bytes, span.lkey);
+                format!(" {addr:#x}+{len} lkey {key:#x}")
+            }
+            Part::Inline { len_bytes, .. } => format!(" inline {len_bytes} B"),
+        });
+        parts.collect()
     }
 
     /// Whether all memory named here may be used so.

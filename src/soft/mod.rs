@@ -20,6 +20,7 @@ mod dma;
 #[cfg(all(test, not(loom)))]
 mod driver;
 mod fabric;
+mod faults;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;
@@ -40,14 +41,15 @@ pub(crate) mod space;
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod trace;
 mod transitions;
 mod wire;
 
 pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
+pub use faults::Faults;
 pub use keys::Access;
 pub use options::{Link, Options};
 pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, Service, flag};
 pub use qp::{Attributes, Counters, State, Status};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairMemory, RemoteQueuePair};
-pub use wire::Faults;

@@ -108,7 +108,7 @@ impl AckCode {
         }
     }
 
-    fn parse(byte: u8) -> Option<AckCode> {
+    pub(crate) fn parse(byte: u8) -> Option<AckCode> {
         Some(match byte {
             0x00 => AckCode::Ack,
             0x20..=0x3f => AckCode::ReceiverNotReady(byte & 0x1f),

@@ -15,7 +15,8 @@ use crate::soft::packet::{Header, Kind, Packet, Payload, Service};
 use crate::soft::requester::Requester;
 use crate::soft::responder::Responder;
 use crate::soft::srq::Srq;
-use crate::soft::wire::{Destination, Wire};
+use crate::soft::trace::Trace;
+use crate::soft::wire::{Counted, Destination, Wire};
 use crate::{Error, Result};
 
 /// The states of a queue pair, with verbs' numbers (`ibv_qp_state`).
@@ -219,6 +220,7 @@ pub(crate) struct Context<'a> {
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
     pub(crate) fabric: Option<&'a Fabric>,
+    pub(crate) trace: Option<&'a mut Trace>,
     /// Set when a completion queue lost a completion.
     pub(crate) overran: &'a mut bool,
 }
@@ -227,12 +229,18 @@ impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
         // Behind what it reports.
         self.copies.settle();
-        let pushed = self
-            .cqs
-            .get_mut(cq)
-            .and_then(Option::as_mut)
-            .is_some_and(|queue| queue.push(cqe));
+        let lost = self.wire.strikes(Counted::Completion).is_some();
+        let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);
+        let pushed = queue.is_some_and(|queue| {
+            if lost {
+                queue.break_down();
+            }
+            queue.push(cqe)
+        });
         *self.overran |= !pushed;
+        if let Some(trace) = &mut self.trace {
+            trace.cqe(self.now_ns, cq, cqe, pushed);
+        }
         self.counters.completions += u64::from(pushed);
         pushed
     }
@@ -359,8 +367,21 @@ impl Qp {
     }
 
     #[inline]
-    pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, packet: Packet) {
+    pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, mut packet: Packet) {
         context.counters.packets_sent += 1;
+        let other = match packet.header.kind {
+            Kind::ReadResponse => Some(Kind::AtomicResponse),
+            Kind::AtomicResponse => Some(Kind::ReadResponse),
+            _ => None,
+        };
+        if let Some(other) = other
+            && context.wire.strikes(Counted::Response).is_some()
+        {
+            packet.header.kind = other;
+        }
+        if let Some(trace) = &mut context.trace {
+            trace.sent(context.now_ns, to, &packet.header);
+        }
         context.wire.send(context.now_ns, to, packet);
     }
 

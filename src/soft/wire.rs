@@ -3,21 +3,18 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
+use crate::soft::faults::Faults;
 use crate::soft::packet::Packet;
 
-/// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Faults {
-    /// A packet is lost.
-    pub loss: f64,
-    /// A packet arrives twice.
-    pub duplicate: f64,
-    /// A packet is held back for up to 50 us, so that later ones overtake it.
-    pub reorder: f64,
-    /// Every packet is this much later, in nanoseconds.
-    pub delay_ns: u64,
-    /// Start of the random sequence: the same seed and traffic give the same faults.
-    pub seed: u64,
+/// Events of which a fault may pick one by its number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Counted {
+    Packet,
+    Request,
+    Response,
+    Send,
+    Recv,
+    Completion,
 }
 
 const REORDER_NS: u64 = 50_000;
@@ -77,12 +74,21 @@ impl Ord for Late {
     }
 }
 
+/// The link, as far as faults have it.
+#[derive(Debug, Default)]
+struct LinkState {
+    start_ns: Option<u64>,
+    down: bool,
+}
+
 /// Packets between queue pairs of one device, packets that faults hold back, and packets for lanes.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
     local: Vec<Packet>,
     spare: Vec<Packet>,
     faults: Option<(Faults, Random)>,
+    counts: [u64; 6],
+    link: LinkState,
     late: BinaryHeap<Late>,
     order: u64,
     outgoing: Vec<VecDeque<Packet>>,
@@ -93,12 +99,58 @@ pub(crate) struct Wire {
 impl Wire {
     /// Sets what happens to packets from now on.
     pub(crate) fn set_faults(&mut self, faults: Faults) {
+        self.counts = [0; 6];
+        self.link = LinkState::default();
         self.faults = (faults
             != Faults {
                 seed: faults.seed,
                 ..Faults::default()
             })
         .then_some((faults, Random(faults.seed)));
+    }
+
+    /// Counts an event: whether a fault picks this one, and with what code.
+    #[inline]
+    pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {
+        self.faults.as_ref()?;
+        self.strikes_now(event)
+    }
+
+    #[cold]
+    fn strikes_now(&mut self, event: Counted) -> Option<u8> {
+        let (faults, _) = self.faults.as_ref()?;
+        let (nth, code) = match event {
+            Counted::Packet => (faults.drop_nth, 0),
+            Counted::Request => faults.refuse,
+            Counted::Response => (faults.garble_nth, 0),
+            Counted::Send => faults.fail_send,
+            Counted::Recv => faults.fail_recv,
+            Counted::Completion => (faults.overrun_nth, 0),
+        };
+        let count = &mut self.counts[event as usize];
+        *count += 1;
+        (*count == nth).then_some(code)
+    }
+
+    /// Whether the link is down: nothing comes in either.
+    #[inline]
+    pub(crate) fn is_down(&self) -> bool {
+        self.link.down
+    }
+
+    /// Whether the link has gone down or up since the last call.
+    #[inline]
+    pub(crate) fn link_change(&mut self, now_ns: u64) -> Option<bool> {
+        let (faults, _) = self.faults.as_ref()?;
+        let (after, down_for) = faults.down_ns;
+        if down_for == 0 {
+            return None;
+        }
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        let down = since >= after && since - after < down_for;
+        let changed = down != self.link.down;
+        self.link.down = down;
+        changed.then_some(!down)
     }
 
     /// Sends a packet off.
@@ -121,10 +173,11 @@ impl Wire {
 
     #[cold]
     fn send_badly(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        let dropped = self.strikes_now(Counted::Packet).is_some();
         let Some((faults, random)) = &mut self.faults else {
             return;
         };
-        if random.happens(faults.loss) {
+        if dropped || self.link.down || random.happens(faults.loss) {
             return;
         }
         let copies = 1 + usize::from(random.happens(faults.duplicate));

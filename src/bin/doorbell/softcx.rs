@@ -52,7 +52,8 @@ pub struct Options {
     /// Deliver every packet this much later
     #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
     delay_us: u64,
-    /// More faults: loss=0.1,duplicate=0.1,reorder=0.1,seed=7
+    /// More faults: loss=0.1,duplicate=0.1,reorder=0.1,seed=7; by number drop=3,garble=1,overrun=9; by number and code
+    /// refuse=1:0x62,send=2:0x12,recv=1:0x04; down-ms=100+50
     #[arg(long, value_name = "FAULTS")]
     fault: Option<String>,
     /// The preload door's library; beside this executable otherwise
@@ -92,7 +93,7 @@ impl Options {
             ..soft::Faults::default()
         };
         for fault in self.fault.iter().flat_map(|list| list.split(',')) {
-            set(&mut faults, fault).with_context(|| format!("--fault {fault}"))?;
+            faults.set(fault).context("--fault")?;
         }
         Ok(soft::Options {
             fabric: self.fabric.clone(),
@@ -142,21 +143,6 @@ fn preloaded(
     }
     let error = command.exec();
     Outcome::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-fn set(faults: &mut soft::Faults, fault: &str) -> Result<()> {
-    let (name, value) = fault
-        .split_once('=')
-        .context("not of the form name=value")?;
-    match name {
-        "loss" => faults.loss = value.parse()?,
-        "duplicate" => faults.duplicate = value.parse()?,
-        "reorder" => faults.reorder = value.parse()?,
-        "delay-us" => faults.delay_ns = value.parse::<u64>()?.saturating_mul(1000),
-        "seed" => faults.seed = value.parse()?,
-        _ => bail!("there are loss, duplicate, reorder, delay-us and seed"),
-    }
-    Ok(())
 }
 
 /// Runs the program: the exit code for this one.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Core;
-use crate::soft::client::{Errno, EventSink};
+use crate::soft::client::{Errno, Event, EventSink};
 use crate::soft::space::Space;
 
 /// What one context of a process has.
@@ -49,6 +49,13 @@ impl Core {
     }
 
     /// Releases everything of a client.
+    /// Tells every client of what concerns the device.
+    pub(super) fn tell_clients(&self, event: Event) {
+        for owner in self.clients.values() {
+            owner.events.event(event);
+        }
+    }
+
     pub(crate) fn remove_client(&mut self, client: u32) {
         let Some(owner) = self.clients.get(&client) else {
             return;

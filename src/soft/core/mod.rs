@@ -10,6 +10,7 @@ pub(crate) mod queues;
 pub(crate) mod regions;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 
 use self::clients::Owner;
 use self::doorbells::Uar;
@@ -17,9 +18,11 @@ use self::lanes::Ways;
 use self::pages::UarPage;
 use crate::Result;
 use crate::mlx5::Datagram;
+use crate::soft::client::Event;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::fabric::Fabric;
+use crate::soft::faults::Faults;
 use crate::soft::gather::{Gather, Source};
 use crate::soft::inbox::Inbox;
 use crate::soft::keys::Keys;
@@ -28,7 +31,8 @@ use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
 use crate::soft::srq::Srq;
-use crate::soft::wire::{Faults, Wire};
+use crate::soft::trace::Trace;
+use crate::soft::wire::Wire;
 
 /// Timers and failed queue pairs are looked at this often.
 const TICK_NS: u64 = 20_000;
@@ -52,6 +56,7 @@ macro_rules! context {
             counters: &mut $core.counters,
             gather: &mut $core.gather,
             fabric: $core.fabric.as_ref(),
+            trace: $core.trace.as_deref_mut(),
             overran: &mut $core.overran,
         }
     };
@@ -100,6 +105,7 @@ pub(crate) struct Core {
     next_tick_ns: u64,
     ticks: u32,
     next_sweep_ns: u64,
+    trace: Option<Box<Trace>>,
     /// A stuck device, for tests of what waits for it.
     pub(crate) frozen: bool,
 }
@@ -140,6 +146,7 @@ impl Core {
             next_tick_ns: 0,
             ticks: 0,
             next_sweep_ns: 0,
+            trace: None,
             frozen: false,
         })
     }
@@ -152,6 +159,13 @@ impl Core {
         // Numbers of the node's last device are not met again at once.
         core.first_generation = core.inbox.address().port as u8;
         Ok(core)
+    }
+
+    /// Writes every WQE, packet and CQE to this file from now on.
+    pub(crate) fn set_trace(&mut self, path: &Path) -> Result<()> {
+        let node = self.fabric.as_ref().map_or(0, Fabric::node);
+        self.trace = Some(Box::new(Trace::open(path, node)?));
+        Ok(())
     }
 
     pub(crate) fn fabric(&self) -> Option<&Fabric> {
@@ -228,6 +242,9 @@ impl Core {
         }
         if self.overran {
             self.spread_overruns();
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.flush();
         }
         worked | self.fill_lanes(now_ns)
     }
@@ -323,6 +340,10 @@ impl Core {
 
     #[inline]
     fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        if self.wire.is_down() {
+            self.counters.packets_dropped += 1;
+            return;
+        }
         if header.dst_qpn == Datagram::MULTICAST_QPN {
             return self.dispatch_to_group(now_ns, header, source);
         }
@@ -331,9 +352,15 @@ impl Core {
         let Some(qp) = receiver.filter(|qp| qp.parts.qpn == header.dst_qpn && qp.expects(header))
         else {
             self.counters.packets_dropped += 1;
+            if let Some(trace) = &mut self.trace {
+                trace.received(now_ns, header, false);
+            }
             return;
         };
         self.counters.packets_received += 1;
+        if let Some(trace) = &mut self.trace {
+            trace.received(now_ns, header, true);
+        }
         self.copies
             .work_for(header.dst_qpn, header.kind.is_request());
         let context = context!(self, now_ns);
@@ -352,6 +379,9 @@ impl Core {
     #[cold]
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
         let members = self.multicast.get(&header.grh_gid()).cloned();
+        if let Some(trace) = &mut self.trace {
+            trace.received(now_ns, header, members.is_some());
+        }
         for slot in members.unwrap_or_default() {
             if let Some(Some(qp)) = self.qps.get_mut(slot)
                 && qp.expects(header)
@@ -413,6 +443,10 @@ impl Core {
                 at += 1;
             }
             self.enlist(slot);
+        }
+        if let Some(active) = self.wire.link_change(now_ns) {
+            self.tell_clients(Event::Port { active });
+            worked = true;
         }
         self.ticks = self.ticks.wrapping_add(1);
         for at in 0..self.failed.len() {

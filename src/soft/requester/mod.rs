@@ -15,7 +15,7 @@ use crate::soft::gather::Request;
 use crate::soft::keys::Access;
 use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Payload, flag, psn_add, psn_distance};
 use crate::soft::qp::{Context, Parts, Qp, State};
-use crate::soft::wire::Destination;
+use crate::soft::wire::{Counted, Destination};
 
 /// Packets that may be without acknowledgement.
 const WINDOW: i32 = 256;
@@ -328,6 +328,21 @@ impl Qp {
                 window: None,
             },
         };
+        let mut message = message;
+        if let Some(syndrome) = context.wire.strikes(Counted::Send) {
+            message.failed = Syndrome::from_raw(syndrome).or(message.failed);
+        }
+        if let Some(trace) = &mut context.trace {
+            let (request, failed) = (&message.request, message.failed);
+            trace.send_wqe(
+                context.now_ns,
+                &self.parts,
+                index,
+                request,
+                context.gather,
+                failed,
+            );
+        }
         requester.next_psn = psn_add(requester.next_psn, message.packets);
         requester.begun = requester.begun.wrapping_add(message.wqebbs());
         requester.unanswered += u32::from(message.wants_response());

@@ -13,6 +13,7 @@ use crate::soft::keys::{Access, Refused};
 use crate::soft::packet::{AckCode, Header, Kind, Payload, flag, psn_add, psn_distance};
 use crate::soft::qp::{Context, Qp, State};
 use crate::soft::space::{Fault, Place};
+use crate::soft::wire::Counted;
 
 /// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
 /// most that a requester may have on their way.
@@ -103,11 +104,26 @@ impl Qp {
             return self.repeat(context, header);
         }
         self.responder.refused = false;
+        if let Some(code) = context.wire.strikes(Counted::Request) {
+            return self.refuse_by_fault(context, code);
+        }
         match header.kind {
             Kind::Send => self.on_send(context, header, source),
             Kind::Write => self.on_write(context, header, source),
             Kind::ReadRequest => self.on_read(context, header),
             _ => self.on_atomic(context, header),
+        }
+    }
+
+    #[cold]
+    fn refuse_by_fault(&mut self, context: &mut Context<'_>, code: u8) {
+        match AckCode::parse(code) {
+            None | Some(AckCode::Ack) => {}
+            Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
+                self.responder.refused = true;
+                self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+            }
+            Some(code) => self.refuse(context, code),
         }
     }
 
@@ -392,8 +408,29 @@ impl Qp {
         self.complete_recv(context, cqe);
     }
 
-    /// Takes the next posted receive: its running count and its room in bytes. Its segments are in the gather afterwards.
+    /// Takes the next posted receive: its running count, or its index if it is of a shared queue, and its room in bytes. Its
+    /// segments are in the gather afterwards.
     fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+        let mut taken = self.find_receive(context);
+        if let Some((index, _)) = taken
+            && let Some(syndrome) = context.wire.strikes(Counted::Recv)
+            && let Some(syndrome) = Syndrome::from_raw(syndrome)
+        {
+            self.complete_recv(context, receive_error(index, syndrome));
+            if self.parts.transport == Transport::Rc {
+                let psn = self.responder.expected_psn;
+                self.answer(Kind::Ack, psn, AckCode::OperationalError, 0);
+            }
+            self.enter_error(context);
+            taken = None;
+        }
+        if let (Some((index, _)), Some(trace)) = (taken, &mut context.trace) {
+            trace.recv_wqe(context.now_ns, &self.parts, index, context.gather);
+        }
+        taken
+    }
+
+    fn find_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
         if let Some(index) = self.responder.kept.take() {
             return match self.load_receive(context, index) {
                 Ok(capacity) => Some((index, capacity)),
@@ -498,6 +535,10 @@ impl Qp {
     }
 
     fn not_ready(&mut self, context: &mut Context<'_>) {
+        if !self.is_receiving() {
+            // The queue itself was at fault.
+            return;
+        }
         context.counters.rnr_naks += 1;
         self.responder.refused = true;
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);

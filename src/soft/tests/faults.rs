@@ -148,7 +148,7 @@ proptest! {
         devices in 1..3usize,
         receives_late: bool,
     ) {
-        let faults = Faults { loss, duplicate, reorder, delay_ns, seed: seed >> 1 };
+        let faults = Faults { loss, duplicate, reorder, delay_ns, seed: seed >> 1, ..Faults::default() };
         let failed = run(&steps, faults, devices, receives_late);
         // Eight losses in a row of the same packet end a connection: rightly so, and seldom.
         prop_assert!(matches!(failed, None | Some(Syndrome::TransportRetryExc)), "{:?}", failed);
@@ -165,6 +165,7 @@ fn twenty_in_a_hundred_lost_and_nearly_all_connections_live() {
             reorder: 0.1,
             delay_ns: 1000,
             seed: seed * 2,
+            ..Faults::default()
         };
         let steps: Vec<_> = (0..32)
             .map(|i| Step {

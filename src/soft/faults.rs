@@ -1,0 +1,144 @@
+//! What goes wrong on purpose.
+
+use crate::{Error, Result};
+
+/// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Faults {
+    /// A packet is lost.
+    pub loss: f64,
+    /// A packet arrives twice.
+    pub duplicate: f64,
+    /// A packet is held back for up to 50 us, so that later ones overtake it.
+    pub reorder: f64,
+    /// Every packet is this much later, in nanoseconds.
+    pub delay_ns: u64,
+    /// Start of the random sequence: the same seed and traffic give the same faults.
+    pub seed: u64,
+    /// This packet, counted from 1, is lost. In this and the following, 0 is none.
+    pub drop_nth: u64,
+    /// This request packet that arrives in its turn, and its code on the wire (an AETH syndrome, IBTA 9.7.5.2: 0x20 to 0x3f for
+    /// a receiver that is not ready, 0x60 to 0x63 for errors) with which it is answered instead of being carried out.
+    pub refuse: (u64, u8),
+    /// This response to a read or an atomic has the other one's form.
+    pub garble_nth: u64,
+    /// This work request, sends and receives counted apart, and the syndrome with which it fails. On a receive it fails when a
+    /// message would go into it.
+    pub fail_send: (u64, u8),
+    /// As `fail_send`, for receives.
+    pub fail_recv: (u64, u8),
+    /// For this completion there is no room.
+    pub overrun_nth: u64,
+    /// The link goes down this long after the faults are set, and for how long, in nanoseconds: packets are lost, and clients
+    /// hear of it.
+    pub down_ns: (u64, u64),
+}
+
+impl Faults {
+    /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
+    /// probability; `delay-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
+    /// code (`3:0x12`); `down-ms` with two times (`100+50`).
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for another name, or a value that is none.
+    pub fn set(&mut self, fault: &str) -> Result<()> {
+        let bad = || Error::Malformed {
+            what: "fault",
+            reason: format!(
+                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, seed, drop, garble, overrun (=3), refuse, send, \
+                 recv (=3:0x12) and down-ms (=100+50)"
+            ),
+        };
+        let (name, value) = fault.split_once('=').ok_or_else(bad)?;
+        let share = || {
+            let share = value.parse().ok();
+            share
+                .filter(|share| (0.0..=1.0).contains(share))
+                .ok_or_else(bad)
+        };
+        let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
+        let numbered = || -> Result<(u64, u8)> {
+            let (nth, code) = value.split_once(':').ok_or_else(bad)?;
+            let code = match code.strip_prefix("0x") {
+                Some(code) => u8::from_str_radix(code, 16),
+                None => code.parse(),
+            };
+            Ok((number(nth)?, code.map_err(|_| bad())?))
+        };
+        match name {
+            "loss" => self.loss = share()?,
+            "duplicate" => self.duplicate = share()?,
+            "reorder" => self.reorder = share()?,
+            "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
+            "seed" => self.seed = number(value)?,
+            "drop" => self.drop_nth = number(value)?,
+            "garble" => self.garble_nth = number(value)?,
+            "overrun" => self.overrun_nth = number(value)?,
+            "refuse" => self.refuse = numbered()?,
+            "send" => self.fail_send = numbered()?,
+            "recv" => self.fail_recv = numbered()?,
+            "down-ms" => {
+                let (after, time) = value.split_once('+').ok_or_else(bad)?;
+                let ns = |ms| number(ms).map(|ms| ms.saturating_mul(1_000_000));
+                self.down_ns = (ns(after)?, ns(time)?);
+            }
+            _ => return Err(bad()),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_set_by_name() {
+        let mut faults = Faults::default();
+        for fault in [
+            "loss=0.25",
+            "duplicate=1",
+            "reorder=0",
+            "delay-us=7",
+            "seed=9",
+            "drop=1",
+            "garble=2",
+            "overrun=3",
+            "refuse=4:0x62",
+            "send=5:18",
+            "recv=6:0x04",
+            "down-ms=100+50",
+        ] {
+            faults.set(fault).unwrap();
+        }
+        let expected = Faults {
+            loss: 0.25,
+            duplicate: 1.0,
+            reorder: 0.0,
+            delay_ns: 7000,
+            seed: 9,
+            drop_nth: 1,
+            refuse: (4, 0x62),
+            garble_nth: 2,
+            fail_send: (5, 0x12),
+            fail_recv: (6, 4),
+            overrun_nth: 3,
+            down_ns: (100_000_000, 50_000_000),
+        };
+        assert_eq!(faults, expected);
+        for bad in [
+            "",
+            "loss",
+            "loss=2",
+            "loss=NaN",
+            "drop=-1",
+            "send=3",
+            "send=1:0x100",
+            "down-ms=5",
+            "x=1",
+        ] {
+            assert!(faults.set(bad).is_err(), "{bad}");
+        }
+        assert_eq!(faults, expected);
+    }
+}
