@@ -63,7 +63,7 @@ impl Process {
             pid: 0,
             start: start.cast(),
             len_bytes,
-            used: 0,
+            used: 4096,
         }
     }
 
@@ -79,14 +79,27 @@ impl Process {
                 if libc::getppid() != parent {
                     libc::_exit(0);
                 }
-                loop {
-                    libc::pause();
-                }
+                serve(process.start);
             }
         }
         assert!(process.pid > 0);
         process.space = Space::of(process.pid);
         process
+    }
+
+    /// Takes memory away from the other process; here it stays.
+    pub(crate) fn unmap(&self, addr: u64, len_bytes: usize) {
+        let order = |at: usize, value: u64| {
+            let word = self.pointer(self.start as u64 + at as u64, 8);
+            // SAFETY: the first words of the mapping, which are for this.
+            unsafe { AtomicU64::from_ptr(word.cast()) }.store(value, Ordering::Release);
+        };
+        order(8, len_bytes as u64);
+        order(0, addr);
+        let mut probe = [0];
+        while self.space.read(addr, &mut probe).is_ok() {
+            std::thread::yield_now();
+        }
     }
 
     /// Ends the process, if it is another one.
@@ -149,6 +162,24 @@ impl Process {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(at.cast()) }
             .store(u64::from_ne_bytes(value), Ordering::Release);
+    }
+}
+
+/// What the other process does: it unmaps what the first words of its memory say.
+///
+/// # Safety
+/// The start of a mapping, in a process of its own.
+unsafe fn serve(start: *mut u8) -> ! {
+    loop {
+        // SAFETY: the caller's promise; only calls that are safe behind a fork.
+        unsafe {
+            let addr = AtomicU64::from_ptr(start.cast()).swap(0, Ordering::AcqRel);
+            if addr != 0 {
+                let len_bytes = AtomicU64::from_ptr(start.add(8).cast()).load(Ordering::Acquire);
+                libc::munmap(addr as usize as *mut libc::c_void, len_bytes as usize);
+            }
+            libc::usleep(1000);
+        }
     }
 }
 
@@ -264,7 +295,8 @@ impl Driver {
 
     /// Some memory, and its key.
     pub(crate) fn region(&mut self, len_bytes: usize, access: u32) -> (u64, u32) {
-        let start = self.process.place(len_bytes, 64);
+        let align = if len_bytes < 4096 { 64 } else { 4096 };
+        let start = self.process.place(len_bytes, align);
         let range = MrRange {
             start,
             len_bytes: len_bytes as u64,
@@ -283,6 +315,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             events: Some(heard.clone()),
+            padded: false,
             ignore_overrun: false,
         };
         (parts, heard)
@@ -328,7 +361,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             user_index: self.next_index,
-            signal_all: false,
+            blocks_loopback: false,
         }
     }
 

@@ -518,4 +518,104 @@ mod tests {
             Some(Access::REMOTE_WRITE | Access::REMOTE_READ)
         );
     }
+
+    const OWNER: Accessor = Accessor { pd: 7, qpn: 100 };
+
+    fn region_with_windows(keys: &mut Keys, access: Access, windows: bool) -> u32 {
+        let start = Place {
+            space: Space::LOCAL,
+            addr: 0x1000,
+        };
+        keys.add_region(&Region {
+            pd: 7,
+            start,
+            len_bytes: 0x100,
+            iova: 0x5000,
+            access,
+            windows,
+        })
+        .unwrap()
+    }
+
+    fn binding(region: u32) -> Binding {
+        Binding {
+            region,
+            addr: 0x5010,
+            len_bytes: 0x20,
+            iova: 0,
+            access: Access::REMOTE_WRITE,
+        }
+    }
+
+    #[test]
+    fn a_window_opens_what_it_is_bound_to() {
+        let mut keys = Keys::default();
+        let region = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
+        let write = |keys: &Keys, key, by, addr| {
+            keys.resolve_remote(key, by, addr, 8, Access::REMOTE_WRITE)
+                .map(|place| place.addr)
+        };
+        for kind in [1, 2] {
+            let window = keys.add_window(7, kind).unwrap();
+            assert_eq!(write(&keys, window, OWNER, 0), Err(Refused));
+            let key = window ^ 0x55;
+            keys.bind(window, key, OWNER, &binding(region)).unwrap();
+            assert_eq!(write(&keys, key, OWNER, 0x18), Ok(0x1028));
+            assert_eq!(write(&keys, key, OWNER, 0x19), Err(Refused));
+            assert_eq!(write(&keys, window, OWNER, 0), Err(Refused), "the old key");
+            let stranger = Accessor { qpn: 101, ..OWNER };
+            assert_eq!(write(&keys, key, stranger, 0).is_ok(), kind == 1);
+            let span = Span {
+                lkey: key,
+                len_bytes: 8,
+                addr: 0,
+            };
+            let local = keys.resolve_span(&span, 7, Access::LOCAL_READ);
+            assert_eq!(local, Err(Refused), "no local key");
+            assert!(!keys.deregister(region), "in use");
+            let again = keys.bind(key, key ^ 1, OWNER, &binding(region));
+            assert_eq!(again.is_ok(), kind == 1, "type 2 is invalidated first");
+            if kind == 1 {
+                assert_eq!(keys.invalidate(key ^ 1, OWNER), Err(Refused));
+                let nothing = Binding {
+                    len_bytes: 0,
+                    ..binding(region)
+                };
+                keys.bind(key ^ 1, key, OWNER, &nothing).unwrap();
+            } else {
+                assert_eq!(keys.invalidate(key, stranger), Err(Refused));
+                assert_eq!(keys.invalidate(window, OWNER), Err(Refused));
+                assert_eq!(keys.invalidate(key, OWNER), Ok(()));
+                assert_eq!(keys.invalidate(key, OWNER), Err(Refused));
+                keys.bind(key, window, OWNER, &binding(region)).unwrap();
+            }
+            assert!(keys.remove_window(window));
+            assert!(!keys.remove_window(window));
+        }
+        assert!(keys.deregister(region));
+    }
+
+    #[test]
+    fn a_window_is_not_bound_to_what_does_not_allow_it() {
+        let mut keys = Keys::default();
+        let good = region_with_windows(&mut keys, Access::LOCAL_WRITE, true);
+        let closed = region_with_windows(&mut keys, Access::LOCAL_WRITE, false);
+        let constant = region_with_windows(&mut keys, Access::LOCAL_READ, true);
+        let window = keys.add_window(7, 2).unwrap();
+        let other = keys.add_window(8, 2).unwrap();
+        let far = Binding {
+            addr: 0x50f0,
+            ..binding(good)
+        };
+        for bad in [binding(closed), binding(constant), binding(good ^ 1), far] {
+            assert_eq!(keys.bind(window, window, OWNER, &bad), Err(Refused));
+        }
+        let mut bind = |key, new| keys.bind(key, new, OWNER, &binding(good));
+        assert_eq!(bind(other, other), Err(Refused), "another domain");
+        assert_eq!(bind(window, window ^ 0x100), Err(Refused), "another slot");
+        assert_eq!(bind(window ^ 1, window), Err(Refused), "a stale key");
+        assert_eq!(bind(good, good ^ 1), Err(Refused), "no window");
+        assert_eq!(bind(window, window), Ok(()));
+        assert!(!keys.change_region(good, &keys.region(good).unwrap()));
+    }
 }

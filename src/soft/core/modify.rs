@@ -111,8 +111,13 @@ impl Core {
         asked.check(named)?;
         let mut attributes = *qp.asked;
         attributes.take(asked, named);
+        let page = qp.parts.page;
         match to {
-            State::Reset => self.reset_qp(slot),
+            State::Reset => {
+                // A doorbell of before must not be found behind it.
+                self.look_at_page(page);
+                self.reset_qp(slot);
+            }
             State::Error => self.fail_qp(slot, now_ns),
             _ => self.lead(slot, (from, to), attributes, named),
         }

@@ -107,17 +107,25 @@ impl Core {
             if waits || (page.qps.is_empty() && page.cqs.is_empty()) {
                 continue;
             }
-            let rung = page.look();
-            if rung.doorbells != [None; 4] {
-                self.count_page(at, rung.doorbells);
-                worked = true;
-            }
-            if rung.armed {
-                self.arm_page(at);
-                worked = true;
-            }
+            worked |= self.look_at_page(at);
         }
         worked
+    }
+
+    /// Takes what was rung on a page. Whether anything was.
+    pub(super) fn look_at_page(&mut self, at: usize) -> bool {
+        let Some(page) = self.page_mut(at) else {
+            return false;
+        };
+        let rung = page.look();
+        let any = rung.doorbells != [None; 4];
+        if any {
+            self.count_page(at, rung.doorbells);
+        }
+        if rung.armed {
+            self.arm_page(at);
+        }
+        any || rung.armed
     }
 
     fn count_page(&mut self, at: usize, doorbells: [Option<u64>; 4]) {

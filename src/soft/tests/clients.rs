@@ -432,7 +432,7 @@ fn regions_of_every_kind() {
         let far = 0x7000_0000_0000;
         let rkey = client.reg_mr(pd, range(start, 4096, far), ALL).unwrap();
         let zero = client
-            .reg_mr(pd, range(start + 3, 100, start), ALL | 1 << 5)
+            .reg_mr(pd, range(start + 3, 100, start + 3), ALL | 1 << 5)
             .unwrap();
         assert_eq!(
             client.reg_mr(pd, range(start, 0, start), 1),
@@ -459,6 +459,10 @@ fn regions_of_every_kind() {
             Err(libc::EINVAL)
         );
         assert_eq!(
+            client.reg_mr(pd, range(start, 64, start + 8), 1),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(
             client.reg_mr(99_999, range(start, 64, start), 1),
             Err(libc::EINVAL)
         );
@@ -476,18 +480,18 @@ fn regions_of_every_kind() {
         assert_eq!(pair.b.process.read(start + 97, 6), b"second");
 
         let change = MrChange {
-            range: Some(range(start + 4096, 64, 0x100)),
+            range: Some(range(start + 4096, 64, 0x1000)),
             ..MrChange::default()
         };
         let rkey = pair.b.client.rereg_mr(rkey, change).unwrap();
-        assert_eq!(write(&mut pair, 0x100, rkey, 0, 5), Some(0));
+        assert_eq!(write(&mut pair, 0x1000, rkey, 0, 5), Some(0));
         assert_eq!(pair.b.process.read(start + 4096, 5), b"first");
         let bad = MrChange {
             range: Some(range(1 << 12, 64, 0)),
             ..MrChange::default()
         };
         assert_eq!(pair.b.client.rereg_mr(rkey, bad), Err(libc::EFAULT));
-        assert_eq!(write(&mut pair, 0x100, rkey, 6, 6), Some(0), "as it was");
+        assert_eq!(write(&mut pair, 0x1000, rkey, 6, 6), Some(0), "as it was");
         let other = pair.b.client.alloc_pd().unwrap();
         let moved = MrChange {
             pd: Some(other),
@@ -502,7 +506,7 @@ fn regions_of_every_kind() {
         };
         assert_eq!(pair.b.client.rereg_mr(rkey, back), Ok(rkey));
         assert_eq!(pair.b.client.dealloc_pd(other), Ok(()));
-        let refused = write(&mut pair, 0x100, rkey, 0, 5);
+        let refused = write(&mut pair, 0x1000, rkey, 0, 5);
         assert_eq!(
             refused,
             Some(Syndrome::RemoteAccess as u8),
@@ -855,6 +859,48 @@ fn a_reset_queue_pair_starts_again() {
             pair.b.connect(&pair.qps[1], pair.qps[0].qpn);
         }
     });
+}
+
+#[test]
+fn a_doorbell_of_before_a_reset_rings_nothing_behind_it() {
+    let mut pair = Pair::new(Process::other);
+    let (from, lkey) = pair.a.region(64, ALL);
+    let (into, rkey) = pair.b.region(64, ALL);
+    let write = Work::new(WRITE, &[remote(into, rkey), data(from, lkey, 8)]);
+    for _ in 0..3 {
+        pair.a.send(&mut pair.qps[0], &write);
+    }
+    // No turn comes between.
+    pair.a.to_state(&pair.qps[0], 0).unwrap();
+    pair.qps[0].posted = 0;
+    pair.a.process.store(pair.qps[0].parts.record + 4, 0);
+    pair.a.connect(&pair.qps[0], pair.qps[1].qpn);
+    assert_eq!(pair.sent(), []);
+    assert_eq!(pair.a.state(&pair.qps[0]), 3);
+    pair.a.send(&mut pair.qps[0], &write);
+    assert_eq!(pair.sent(), [(CqeOpcode::Req, 0, 0)]);
+}
+
+#[test]
+fn memory_that_is_unmapped_later_fails_its_user_only() {
+    for unmapped in 0..2 {
+        for len_bytes in [8u32, 200_000] {
+            let mut pair = Pair::new(Process::other);
+            let (from, lkey) = pair.a.region(1 << 18, ALL);
+            let (into, rkey) = pair.b.region(1 << 18, ALL);
+            // The other process gives its memory away, the mapping here stays.
+            let (owner, at) = [(&pair.a, from), (&pair.b, into)][unmapped];
+            owner.process.unmap(at, 1 << 18);
+            let write = Work::new(WRITE, &[remote(into, rkey), data(from, lkey, len_bytes)]);
+            pair.a.send(&mut pair.qps[0], &write);
+            let sent = pair.sent();
+            assert_eq!(sent.len(), 1, "{unmapped} {len_bytes}");
+            assert_eq!(sent[0].0, CqeOpcode::ReqErr);
+            assert_eq!(pair.a.state(&pair.qps[0]), 6);
+            let qp = pair.a.qp(Transport::Rc, [&pair.cqs[0], &pair.cqs[0]]);
+            assert_eq!(pair.a.state(&qp), 0);
+        }
+    }
 }
 
 #[test]
