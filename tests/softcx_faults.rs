@@ -68,6 +68,11 @@ impl Drop for Running {
     }
 }
 
+/// A fabric of its own for each test of each run of the tests.
+fn fabric(name: &str) -> String {
+    format!("{}-{name}", std::process::id())
+}
+
 /// Behind both doors, and on both links.
 fn everywhere(test: &str, source: &str, arguments: &[&str], expected: &str) {
     let Some(program) = verbs_program(test, source) else {
@@ -76,7 +81,7 @@ fn everywhere(test: &str, source: &str, arguments: &[&str], expected: &str) {
     for door in Door::all() {
         for link in ["ib", "eth"] {
             let name = format!("{test}.{door:?}.{link}");
-            let fabric = format!("{test}-{}", std::process::id());
+            let fabric = fabric(&test[..20]);
             let mut command = door.run(&["--link", link, "--fabric", &fabric], &program);
             command.args(arguments);
             let output = Running::start(command, &name).finish();
@@ -93,6 +98,49 @@ fn every_status_is_raised_and_reported_right() {
         &[],
         "every status was right",
     );
+}
+
+/// Statuses of verbs with the syndromes of a card that stand for them.
+const SYNDROMES: [(u8, u8); 13] = [
+    (1, 0x01),  // LOC_LEN_ERR
+    (2, 0x02),  // LOC_QP_OP_ERR
+    (4, 0x04),  // LOC_PROT_ERR
+    (5, 0x05),  // WR_FLUSH_ERR
+    (6, 0x06),  // MW_BIND_ERR
+    (7, 0x10),  // BAD_RESP_ERR
+    (8, 0x11),  // LOC_ACCESS_ERR
+    (9, 0x12),  // REM_INV_REQ_ERR
+    (10, 0x13), // REM_ACCESS_ERR
+    (11, 0x14), // REM_OP_ERR
+    (12, 0x15), // RETRY_EXC_ERR
+    (13, 0x16), // RNR_RETRY_EXC_ERR
+    (16, 0x22), // REM_ABORT_ERR
+];
+
+#[test]
+fn every_status_can_be_injected() {
+    let test = "every_status_can_be_injected";
+    let Some(program) = verbs_program(test, "verbs/statuses.c") else {
+        return;
+    };
+    for door in Door::all() {
+        let fabric = fabric(&test[..20]);
+        let expect = |fault: &str, arguments: &[&str]| {
+            let mut command = door.run(&["--fabric", &fabric, "--fault", fault], &program);
+            command.args(arguments);
+            let output = Running::start(command, &format!("{test}.{door:?}")).finish();
+            assert!(output.contains("every status was right"), "{output}");
+        };
+        expect("garble=1", &["garbled"]);
+        for (status, syndrome) in SYNDROMES {
+            for side in ["send", "recv"] {
+                expect(
+                    &format!("{side}=1:{syndrome}"),
+                    &[side, &status.to_string()],
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -112,7 +160,7 @@ fn a_thousand_cycles_leak_nothing() {
         return;
     };
     for door in Door::all() {
-        let fabric = format!("{test}-{}", std::process::id());
+        let fabric = fabric(&test[..20]);
         let mut command = door.run(&["--fabric", &fabric], &program);
         command.arg("1000");
         let output = Running::start(command, &format!("{test}.{door:?}")).finish();
@@ -143,7 +191,7 @@ fn every_byte_is_right_over_a_lossy_wire() {
         for (number, (fault, rounds)) in WIRES.iter().enumerate() {
             let went_through = (0..TRIES).any(|attempt| {
                 let name = format!("{test}.{door:?}.{number}");
-                let fabric = format!("{test}-{}-{door:?}-{number}", std::process::id());
+                let fabric = fabric(&format!("{door:?}-{number}"));
                 // Short: it is the name of a socket.
                 let socket = std::env::temp_dir().join(format!("{}-{door:?}", std::process::id()));
                 let _ = std::fs::remove_file(&socket);
@@ -180,7 +228,7 @@ fn every_byte_is_right_between_two_clients_of_one_run() {
         return;
     };
     for door in Door::all() {
-        let fabric = format!("{test}-{}-{door:?}", std::process::id());
+        let fabric = fabric(&format!("{door:?}-both"));
         let socket = std::env::temp_dir().join(format!("{}-{door:?}-both", std::process::id()));
         let _ = std::fs::remove_file(&socket);
         let fault = "loss=0.02,duplicate=0.05,reorder=0.1,seed=3";

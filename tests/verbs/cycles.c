@@ -96,7 +96,10 @@ int main(int argc, char **argv)
 			maps = mappings();
 		}
 	}
+	/* A device that lives in this process may need a moment to see that it was closed. */
+	for (int i = 0; i < 200 && entries_of("/proc/self/fd") > descriptors; i++)
+		usleep(10000);
 	printf("%u cycles; descriptors %u, at first %u; mappings %u, at first %u\n", cycles, entries_of("/proc/self/fd"), descriptors, mappings(),
 	       maps);
-	return entries_of("/proc/self/fd") != descriptors || mappings() > maps + 8;
+	return entries_of("/proc/self/fd") > descriptors || mappings() > maps + 8;
 }

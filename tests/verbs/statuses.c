@@ -1,6 +1,7 @@
 /*
  * Raises each completion status that a requester or a responder can have, with nothing but libibverbs calls, and compares what both sides
  * report. Both queue pairs are in this process and talk through the device. Prints a line a case; ends with 1 if one was wrong.
+ * `statuses garbled`, `statuses send STATUS` and `statuses recv STATUS` expect what the device was told to do wrong.
  */
 #include "pair.h"
 
@@ -156,7 +157,14 @@ static void lengths_and_keys(void)
 	send = request(IBV_WR_RDMA_WRITE_WITH_IMM, &from);
 	send.wr.rdma.rkey ^= 0x5500;
 	post(send);
-	expect("a write with immediate to a key that is none", IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_ACCESS_ERR);
+	expect("a write with immediate to a key that is none", IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR);
+
+	begin(IBV_QPT_RC, PATIENT);
+	receive(piece(theirs, 1000));
+	send = request(IBV_WR_SEND_WITH_INV, &from);
+	send.invalidate_rkey = theirs->rkey ^ 0x5500;
+	post(send);
+	expect("a send that makes a key invalid that is none", IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_ACCESS_ERR);
 
 	begin(IBV_QPT_RC, PATIENT);
 	send = request(IBV_WR_RDMA_WRITE, &from);
@@ -276,12 +284,25 @@ int main(int argc, char **argv)
 	ours = register_memory(&device, BYTES, EVERY_ACCESS);
 	theirs = register_memory(&device, BYTES, EVERY_ACCESS);
 	for_reading = register_memory(&device, BYTES, IBV_ACCESS_REMOTE_READ);
-	if (strcmp(only, "bad-response") == 0) {
-		/* The door was told to break a response. */
+	if (strcmp(only, "garbled") == 0) {
+		/* The door was told to garble a response. */
 		struct ibv_sge into = piece(ours, 100);
 		begin(IBV_QPT_RC, PATIENT);
 		post(request(IBV_WR_RDMA_READ, &into));
 		expect("a response that is wrong", IBV_WC_BAD_RESP_ERR, NONE);
+	} else if (argc == 3) {
+		/* The door was told to let the first send, or the first receive, fail so. */
+		const enum ibv_wc_status status = (enum ibv_wc_status)atoi(argv[2]);
+		const int fails_here = strcmp(only, "send") == 0;
+		struct ibv_sge from = piece(ours, 100);
+		begin(IBV_QPT_RC, PATIENT);
+		receive(piece(theirs, 100));
+		post(request(IBV_WR_SEND, &from));
+		if (fails_here)
+			expect_one(ibv_wc_status_str(status), "requester", our_cq, status, 0x5e4d, our_qp->qp_num);
+		else
+			expect_one(ibv_wc_status_str(status), "responder", their_cq, status, 0x1ec, their_qp->qp_num);
+		end();
 	} else {
 		lengths_and_keys();
 		patience();
