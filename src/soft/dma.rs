@@ -325,6 +325,30 @@ impl Register {
     }
 }
 
+/// A word where a device shows its clock to those who map it: nanoseconds, big-endian, so that two loads of half a word find the high
+/// one first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClockWord(*mut u64);
+
+// SAFETY: as for `Register`.
+unsafe impl Send for ClockWord {}
+
+impl ClockWord {
+    /// # Safety
+    /// As for [`Register::new`].
+    pub(crate) unsafe fn new(at: *mut u64) -> ClockWord {
+        ClockWord(at)
+    }
+
+    /// Sets it. Release: who finds a CQE with a time stamp finds the clock not behind it.
+    #[inline]
+    pub(crate) fn set(self, now_ns: u64) {
+        // SAFETY: promised at construction.
+        let word = unsafe { AtomicU64::from_ptr(self.0) };
+        word.store(now_ns.to_be(), Ordering::Release);
+    }
+}
+
 /// Copies from registered memory into a local buffer.
 ///
 /// # Safety

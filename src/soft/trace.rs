@@ -193,7 +193,11 @@ struct Address<'a>(&'a Datagram);
 impl fmt::Display for Address<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let to = self.0;
-        write!(f, "qp {:#08x} qkey {:#x} lid {}", to.qpn, to.qkey, to.lid)?;
+        write!(f, "qp {:#08x} qkey {:#x}", to.qpn, to.qkey)?;
+        // On Ethernet the port of the UDP header stands there, and no flag says that there is a GRH.
+        if to.has_grh || to.gid == [0; 16] {
+            write!(f, " lid {}", to.lid)?;
+        }
         if to.gid != [0; 16] {
             write!(f, " gid {}", std::net::Ipv6Addr::from(to.gid))?;
         }

@@ -1,10 +1,15 @@
 //! Tests of the transport in a world whose clock stands still unless it is moved: every run is the same.
 
 mod clients;
+mod datagrams;
 mod errors;
 mod fabric;
 mod faults;
+mod injected;
 mod operations;
+mod shared;
 mod speed;
 mod states;
 mod timing;
+mod unreliable;
+mod windows;
