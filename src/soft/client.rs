@@ -40,6 +40,7 @@ pub(crate) enum Event {
     /// The port went down or up (`IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE`).
     Port { active: bool },
     /// The device failed for good (`IBV_EVENT_DEVICE_FATAL`).
+    #[allow(dead_code)] // the software device does not
     DeviceFatal,
 }
 
@@ -209,7 +210,6 @@ pub(crate) mod mask {
     pub(crate) const SQ_PSN: u32 = 1 << 16;
     pub(crate) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
     pub(crate) const PATH_MIG_STATE: u32 = 1 << 18;
-    pub(crate) const CAP: u32 = 1 << 19;
     pub(crate) const DEST_QPN: u32 = 1 << 20;
     pub(crate) const RATE_LIMIT: u32 = 1 << 25;
 }

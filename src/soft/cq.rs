@@ -202,14 +202,10 @@ impl Cq {
         }
     }
 
-    /// Looks whether the driver has armed it since the last look: what the arm waits for may have come already.
-    pub(crate) fn look_at_arm(&mut self) {
+    /// Acts on an arm word, if it is another than at the last look: what the arm waits for may have come already.
+    pub(crate) fn arm(&mut self, word: u32) {
         let producer = self.producer;
         let Some(owned) = &mut self.owned else { return };
-        // A record that cannot be read is found out by the next completion.
-        let Ok(word) = owned.arm_record.load() else {
-            return;
-        };
         if word == owned.arm.seen {
             return;
         }

@@ -93,6 +93,8 @@ struct Window {
     bytes: Vec<u8>,
 }
 
+/// Words of one system call.
+const WORDS: usize = 512;
 /// Bytes that are read ahead at once.
 const WINDOW_BYTES: usize = 1024;
 
@@ -256,6 +258,25 @@ impl RecordWord {
     /// Whether it is in another process.
     pub(crate) fn is_far(self) -> bool {
         !self.0.space.is_local()
+    }
+
+    /// Loads words of one space, in another process with one system call for many.
+    ///
+    /// # Errors
+    /// As of [`RecordWord::load`], for any of them.
+    pub(crate) fn load_all(words: &[RecordWord]) -> std::result::Result<Vec<u32>, Fault> {
+        let far = words.first().filter(|first| first.is_far());
+        let Some(space) = far.map(|first| first.0.space) else {
+            return words.iter().map(|word| word.load()).collect();
+        };
+        let mut loaded = vec![[0u8; 4]; words.len()];
+        for (words, loaded) in words.chunks(WORDS).zip(loaded.chunks_mut(WORDS)) {
+            let theirs: Vec<_> = words.iter().map(|word| word.0.span(4)).collect();
+            let own = Place::local(loaded.as_mut_ptr().cast()).span(loaded.as_flattened().len());
+            // SAFETY: `own` is what is borrowed here.
+            unsafe { space.fetch(&[own], &theirs) }?;
+        }
+        Ok(loaded.into_iter().map(u32::from_be_bytes).collect())
     }
 
     /// The count that the driver wrote. Acquire: pairs with the release fence before the driver's store of the record, so
