@@ -98,7 +98,7 @@ impl Context {
         self.device.now_ns()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tables> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

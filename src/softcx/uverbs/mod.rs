@@ -19,6 +19,8 @@ mod pd;
 mod qp;
 mod qp_attributes;
 mod srq;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod uar;
 
 pub(in crate::softcx) use self::device::{FIRMWARE, PART};
