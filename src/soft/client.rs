@@ -10,7 +10,7 @@ use crate::soft::core::pages::{ARM, DOORBELLS};
 use crate::soft::core::queues::Need;
 use crate::soft::core::regions::Rights;
 use crate::soft::device::Device;
-use crate::soft::dma::Register;
+use crate::soft::dma::{ClockWord, Register};
 use crate::soft::space::Space;
 
 /// A positive errno.
@@ -40,6 +40,7 @@ pub(crate) enum Event {
     /// The port went down or up (`IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE`).
     Port { active: bool },
     /// The device failed for good (`IBV_EVENT_DEVICE_FATAL`).
+    #[allow(dead_code)] // the software device does not
     DeviceFatal,
 }
 
@@ -78,6 +79,8 @@ pub(crate) struct CqParts {
     pub(crate) cqes: u32,
     /// 64 or 128; a 128-byte entry has its CQE in the second half.
     pub(crate) cqe_bytes: u32,
+    /// The first half of an entry of 128 bytes is written, too, with zeros (`MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD`).
+    pub(crate) padded: bool,
     /// Address of the doorbell record: `[0]` consumer index, `[1]` arm. Creation seeds the arm word with all ones.
     pub(crate) record: u64,
     /// The UAR whose register at 0x20 arms it.
@@ -132,8 +135,8 @@ pub(crate) struct QpParts {
     pub(crate) uar: u32,
     /// Put into every CQE (`srqn_uidx`): libmlx5 finds its queue pair by it.
     pub(crate) user_index: u32,
-    /// Receive entries begin with 16 bytes of signature (`MLX5_QP_FLAG_SIGNATURE`): never set by libmlx5 without a request.
-    pub(crate) signal_all: bool,
+    /// Its own datagrams to a multicast group do not come back to it (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub(crate) blocks_loopback: bool,
 }
 
 /// Where packets go (`ib_uverbs_qp_dest`).
@@ -207,7 +210,6 @@ pub(crate) mod mask {
     pub(crate) const SQ_PSN: u32 = 1 << 16;
     pub(crate) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
     pub(crate) const PATH_MIG_STATE: u32 = 1 << 18;
-    pub(crate) const CAP: u32 = 1 << 19;
     pub(crate) const DEST_QPN: u32 = 1 << 20;
     pub(crate) const RATE_LIMIT: u32 = 1 << 25;
 }
@@ -249,6 +251,19 @@ impl Client {
         let register = |at: usize| unsafe { Register::new(page.add(at).cast()) };
         self.core()
             .add_uar(self.id, DOORBELLS.map(register), register(ARM))
+    }
+
+    /// Shows the device's clock to the client: nanoseconds, big-endian, as of the last turn of the device's work. CQEs are
+    /// stamped with the same clock, never ahead of what is shown.
+    ///
+    /// # Safety
+    /// `word` is 8 bytes of memory shared with the client, aligned, and valid until the client is dropped.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn show_clock(&self, word: *mut u8) {
+        // SAFETY: the caller's promise.
+        let clock = unsafe { ClockWord::new(word.cast()) };
+        clock.set(self.device.now_ns());
+        self.core().show_clock(self.id, clock);
     }
 
     /// EBUSY while a queue uses it.

@@ -444,3 +444,126 @@ fn push(spans: &mut Vec<Span>, span: Span) {
         _ => spans.push(span),
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::soft::driver::Process;
+    use crate::soft::space::calls;
+
+    fn place(process: &Process, addr: u64) -> Place {
+        Place {
+            space: process.space,
+            addr,
+        }
+    }
+
+    /// SAFETY of all copies here: addresses of mappings that live as long as the test, or of other processes.
+    fn copy(copies: &mut Copies, from: Place, into: Place, len_bytes: usize) {
+        // SAFETY: as said.
+        unsafe { copies.copy(from, into, len_bytes) }.unwrap();
+    }
+
+    #[test]
+    fn many_pieces_are_one_call_to_read_and_one_to_write() {
+        let mut a = Process::other(1 << 20);
+        let mut b = Process::other(1 << 20);
+        let (from, into) = (a.place(1 << 17, 4096), b.place(1 << 17, 4096));
+        let bytes: Vec<u8> = (0..1u32 << 17).map(|i| (i * 31) as u8).collect();
+        a.write(from, &bytes);
+        let mut copies = Copies::default();
+        let before = calls();
+        for at in (0..1u64 << 17).step_by(4096) {
+            copy(
+                &mut copies,
+                place(&a, from + at),
+                place(&b, into + at),
+                4096,
+            );
+        }
+        assert_eq!(calls() - before, 0);
+        copies.settle();
+        assert_eq!(calls() - before, 2);
+        assert_eq!(b.read(into, 1 << 17), bytes);
+        copies.settle();
+        assert_eq!(calls() - before, 2);
+    }
+
+    #[test]
+    fn copies_that_need_one_another_keep_their_order() {
+        let mut a = Process::other(1 << 20);
+        let at = a.place(4096, 64);
+        a.write(at, b"one");
+        let mut copies = Copies::default();
+        for step in 0..5 {
+            let (from, into) = (at + step * 100, at + step * 100 + 100);
+            copy(&mut copies, place(&a, from), place(&a, into), 3);
+        }
+        // SAFETY: as said.
+        unsafe { copies.store(place(&a, at), b"two") }.unwrap();
+        copy(&mut copies, place(&a, at), place(&a, at + 1000), 3);
+        let mut got = [0; 3];
+        // SAFETY: as said.
+        unsafe { copies.load(place(&a, at + 1000), &mut got) }.unwrap();
+        assert_eq!(&got, b"two", "a look sees what was collected");
+        assert_eq!(a.read(at + 500, 3), b"one");
+    }
+
+    #[test]
+    fn what_is_kept_by_value_arrives_whole() {
+        let mut a = Process::other(1 << 20);
+        let at = a.place(1 << 18, 64);
+        let mut copies = Copies::default();
+        for piece in 0..3000u64 {
+            let bytes = [piece as u8; 50];
+            // SAFETY: as said.
+            unsafe { copies.store(place(&a, at + piece * 64), &bytes) }.unwrap();
+        }
+        let long = vec![7; MAX_KEPT + 1];
+        // SAFETY: as said.
+        unsafe { copies.store(place(&a, at), &long) }.unwrap();
+        copies.settle();
+        assert_eq!(a.read(at, long.len()), long);
+        for piece in (long.len() as u64 / 64 + 1)..3000 {
+            assert_eq!(a.read(at + piece * 64, 50), [piece as u8; 50]);
+        }
+        let mut copies = Copies::default();
+        // SAFETY: as said.
+        let sum = unsafe {
+            copies.store(place(&a, at), &41u64.to_ne_bytes()).unwrap();
+            copies.fetch_add(place(&a, at), 1).unwrap()
+                + copies.compare_swap(place(&a, at), 42, 50).unwrap()
+        };
+        copies.settle();
+        assert_eq!((sum, a.read(at, 8)), (83, 50u64.to_ne_bytes().to_vec()));
+    }
+
+    #[test]
+    fn a_fault_is_told_to_whom_it_concerns() {
+        let mut a = Process::other(1 << 20);
+        let mut b = Process::other(1 << 20);
+        let (good, bad) = (a.place(4096, 4096), a.place(4096, 4096));
+        let source = b.place(4096, 4096);
+        b.write(source, b"good");
+        a.unmap(bad, 4096);
+        let mut copies = Copies::default();
+        for (qpn, into) in [(1, good), (2, bad), (3, good + 8)] {
+            copies.work_for(qpn, qpn == 2);
+            copy(&mut copies, place(&b, source), place(&a, into), 4);
+        }
+        copies.settle();
+        assert_eq!(a.read(good, 4), b"good");
+        assert_eq!(a.read(good + 8, 4), b"good");
+        assert!(!copies.take_fault(1) && !copies.take_fault(3));
+        let cause = Cause {
+            qpn: 2,
+            request: true,
+        };
+        assert_eq!(copies.take_any_fault(), Some(cause));
+        assert_eq!(copies.take_any_fault(), None);
+        let mut byte = [0];
+        // SAFETY: as said.
+        let refused = unsafe { copies.load(place(&a, bad), &mut byte) };
+        assert_eq!(refused, Err(Fault));
+    }
+}

@@ -17,6 +17,7 @@ pub(crate) struct Cq {
     ring: Ring,
     cqe_count: u32,
     cqe_bytes: u32,
+    padded: bool,
     record: RecordWord,
     producer: u32,
     /// What the record said when it was last looked at.
@@ -97,6 +98,7 @@ impl Cq {
             ring,
             cqe_count,
             cqe_bytes: 64,
+            padded: false,
             record,
             producer: 0,
             consumer: 0,
@@ -118,6 +120,11 @@ impl Cq {
             owned: Some(Box::new(owned)),
             ..Cq::new(ring, cqe_count, record)
         }
+    }
+
+    /// Whether the first half of an entry of 128 bytes is written, too.
+    pub(crate) fn set_padded(&mut self, padded: bool) {
+        self.padded = padded;
     }
 
     /// What it has as a client's.
@@ -179,6 +186,9 @@ impl Cq {
         let slot = self.producer & (self.cqe_count - 1);
         // An entry of 128 bytes has the CQE in its second half.
         let at = slot as usize * self.cqe_bytes as usize + (self.cqe_bytes as usize - 64);
+        if self.padded && self.cqe_bytes == 128 && self.ring.write_cqe(at - 64, &[0; 64]).is_err() {
+            return false;
+        }
         self.ring.write_cqe(at, &cqe.encode(owner)).is_ok()
     }
 
@@ -192,14 +202,10 @@ impl Cq {
         }
     }
 
-    /// Looks whether the driver has armed it since the last look: what the arm waits for may have come already.
-    pub(crate) fn look_at_arm(&mut self) {
+    /// Acts on an arm word, if it is another than at the last look: what the arm waits for may have come already.
+    pub(crate) fn arm(&mut self, word: u32) {
         let producer = self.producer;
         let Some(owned) = &mut self.owned else { return };
-        // A record that cannot be read is found out by the next completion.
-        let Ok(word) = owned.arm_record.load() else {
-            return;
-        };
         if word == owned.arm.seen {
             return;
         }

@@ -93,6 +93,8 @@ struct Window {
     bytes: Vec<u8>,
 }
 
+/// Words of one system call.
+const WORDS: usize = 512;
 /// Bytes that are read ahead at once.
 const WINDOW_BYTES: usize = 1024;
 
@@ -258,6 +260,25 @@ impl RecordWord {
         !self.0.space.is_local()
     }
 
+    /// Loads words of one space, in another process with one system call for many.
+    ///
+    /// # Errors
+    /// As of [`RecordWord::load`], for any of them.
+    pub(crate) fn load_all(words: &[RecordWord]) -> std::result::Result<Vec<u32>, Fault> {
+        let far = words.first().filter(|first| first.is_far());
+        let Some(space) = far.map(|first| first.0.space) else {
+            return words.iter().map(|word| word.load()).collect();
+        };
+        let mut loaded = vec![[0u8; 4]; words.len()];
+        for (words, loaded) in words.chunks(WORDS).zip(loaded.chunks_mut(WORDS)) {
+            let theirs: Vec<_> = words.iter().map(|word| word.0.span(4)).collect();
+            let own = Place::local(loaded.as_mut_ptr().cast()).span(loaded.as_flattened().len());
+            // SAFETY: `own` is what is borrowed here.
+            unsafe { space.fetch(&[own], &theirs) }?;
+        }
+        Ok(loaded.into_iter().map(u32::from_be_bytes).collect())
+    }
+
     /// The count that the driver wrote. Acquire: pairs with the release fence before the driver's store of the record, so
     /// that the WQEs it counts are visible. (A system call orders as much, and more.)
     ///
@@ -301,6 +322,30 @@ impl Register {
             return None;
         }
         Some(register.swap(0, Ordering::AcqRel)).filter(|&value| value != 0)
+    }
+}
+
+/// A word where a device shows its clock to those who map it: nanoseconds, big-endian, so that two loads of half a word find the high
+/// one first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClockWord(*mut u64);
+
+// SAFETY: as for `Register`.
+unsafe impl Send for ClockWord {}
+
+impl ClockWord {
+    /// # Safety
+    /// As for [`Register::new`].
+    pub(crate) unsafe fn new(at: *mut u64) -> ClockWord {
+        ClockWord(at)
+    }
+
+    /// Sets it. Release: who finds a CQE with a time stamp finds the clock not behind it.
+    #[inline]
+    pub(crate) fn set(self, now_ns: u64) {
+        // SAFETY: promised at construction.
+        let word = unsafe { AtomicU64::from_ptr(self.0) };
+        word.store(now_ns.to_be(), Ordering::Release);
     }
 }
 

@@ -315,6 +315,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             events: Some(heard.clone()),
+            padded: false,
             ignore_overrun: false,
         };
         (parts, heard)
@@ -360,7 +361,7 @@ impl Driver {
             record: self.process.place(8, 64),
             uar: self.uar,
             user_index: self.next_index,
-            signal_all: false,
+            blocks_loopback: false,
         }
     }
 

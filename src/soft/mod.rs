@@ -8,14 +8,12 @@
 //! way, in one device and between processes), `core` (one turn of work, without clock or thread), and here the thread.
 
 mod bell;
-#[allow(dead_code)] // filled and used by the doors next
 pub(crate) mod client;
 mod copies;
 mod core;
 mod cq;
 mod cursor;
 mod device;
-#[allow(dead_code)] // as client
 mod dma;
 #[cfg(all(test, not(loom)))]
 mod driver;
@@ -25,19 +23,15 @@ mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;
 mod inbox;
-#[allow(dead_code)] // as client
 mod keys;
 mod mapping;
 mod options;
 mod packet;
-#[allow(dead_code)] // as client
 mod qp;
 mod queue_pair;
 mod requester;
 mod responder;
-#[allow(dead_code)] // as client
 pub(crate) mod space;
-#[allow(dead_code)] // as client
 mod srq;
 #[cfg(all(test, not(loom)))]
 mod tests;

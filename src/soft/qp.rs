@@ -270,6 +270,8 @@ pub(crate) struct Parts {
     pub(crate) uar: Option<[Register; 2]>,
     /// That page, then.
     pub(crate) page: usize,
+    /// Its own multicast does not come back to it.
+    pub(crate) blocks_loopback: bool,
 }
 
 /// A queue pair.

@@ -185,6 +185,7 @@ impl QueuePair {
                 recv_record: RecordWord::new(memory.record),
                 uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
                 page: 0,
+                blocks_loopback: false,
             };
             let send_ring = Ring::new(memory.send_cq, config.send_cqes as usize * 64);
             let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);

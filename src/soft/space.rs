@@ -42,6 +42,14 @@ impl Place {
         }
     }
 
+    /// So many bytes from here on.
+    pub(crate) fn span(self, len_bytes: usize) -> Span {
+        Span {
+            addr: self.addr,
+            len_bytes,
+        }
+    }
+
     /// The address as a pointer, if it is one of this process.
     #[inline]
     pub(crate) fn pointer(self) -> Option<*mut u8> {

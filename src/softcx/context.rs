@@ -1,4 +1,5 @@
 //! One open of the device file, and the one call that it takes.
+#![allow(unsafe_code)] // shows the device a page
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -63,8 +64,11 @@ impl Context {
         let pages = DevicePages::new().map_err(failed)?;
         let descriptor = pages.descriptor().map_err(failed)?;
         let events = Arc::new(AsyncEvents::default());
+        let client = Client::open(device, space, events.clone());
+        // SAFETY: a page of the mapping, which outlives the client.
+        unsafe { client.show_clock(pages.clock()) };
         let context = Context {
-            client: Client::open(device, space, events.clone()),
+            client,
             tables: Mutex::new(Tables {
                 objects: Objects::default(),
                 pages,
@@ -94,7 +98,7 @@ impl Context {
         self.device.now_ns()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tables> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

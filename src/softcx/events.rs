@@ -74,7 +74,7 @@ pub(super) struct AsyncEvents {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The first one hears of objects, all of them hear of the port.
+    /// All of them hear of the port, the first one of objects that were made without a channel of their own.
     channels: Vec<Arc<Channel>>,
     subjects: HashMap<Subject, Named>,
 }
@@ -83,6 +83,8 @@ struct State {
 struct Named {
     /// By which the process knows the object.
     user_handle: u64,
+    /// Where its events go: the channel it was made with, or the first.
+    channel: Option<Arc<Channel>>,
     sent: u32,
 }
 
@@ -99,26 +101,36 @@ impl AsyncEvents {
         self.lock().channels.len()
     }
 
-    /// From now on events of the object are told.
-    pub(super) fn name(&self, subject: Subject, user_handle: u64) {
+    /// The channel that a process's descriptor is of.
+    pub(super) fn find(&self, inode: (u64, u64)) -> Option<Arc<Channel>> {
+        let state = self.lock();
+        let mut channels = state.channels.iter();
+        channels.find(|it| it.inode() == inode).cloned()
+    }
+
+    /// From now on events of the object are told: on that channel, or on the first.
+    pub(super) fn name(&self, subject: Subject, user_handle: u64, channel: Option<Arc<Channel>>) {
+        let mut state = self.lock();
+        let channel = channel.or_else(|| state.channels.first().cloned());
         let named = Named {
             user_handle,
+            channel,
             sent: 0,
         };
-        self.lock().subjects.insert(subject, named);
+        state.subjects.insert(subject, named);
     }
 
     /// Takes back what is unread: how many events of the object have been read, for that many the process acknowledges.
     pub(super) fn forget(&self, subject: Subject) -> u32 {
-        let mut state = self.lock();
-        let Some(named) = state.subjects.remove(&subject) else {
+        let removed = self.lock().subjects.remove(&subject);
+        let Some(named) = removed else {
             return 0;
         };
         if named.sent == 0 {
             return 0;
         }
         let kinds = subject.kinds();
-        let unread = state.channels.first().map_or(0, |channel| {
+        let unread = named.channel.as_ref().map_or(0, |channel| {
             channel.purge(|it| it.element == named.user_handle && kinds.contains(&it.kind))
         });
         named.sent.saturating_sub(unread)
@@ -134,7 +146,10 @@ impl EventSink for AsyncEvents {
         let mut state = self.lock();
         let State { channels, subjects } = &mut *state;
         if let Some((subject, kind)) = Subject::of(event) {
-            let Some((named, channel)) = subjects.get_mut(&subject).zip(channels.first()) else {
+            let Some(named) = subjects.get_mut(&subject) else {
+                return;
+            };
+            let Some(channel) = &named.channel else {
                 return;
             };
             let record = Record {
@@ -219,8 +234,8 @@ mod tests {
         let (channel, theirs) = Channel::new(Carries::AsyncEvents).unwrap();
         let events = AsyncEvents::default();
         events.add_channel(Arc::new(channel));
-        events.name(Subject::Qp(5), 0xabc);
-        events.name(Subject::Cq(5), 0xdef);
+        events.name(Subject::Qp(5), 0xabc, None);
+        events.name(Subject::Cq(5), 0xdef, None);
         events.event(Event::QpFatal { qpn: 5 });
         events.event(Event::CqError { cqn: 5 });
         events.event(Event::QpAccessError { qpn: 5 });

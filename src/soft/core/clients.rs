@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::soft::client::{Errno, Event, EventSink};
+use crate::soft::dma::ClockWord;
 use crate::soft::space::Space;
 
 /// What one context of a process has.
@@ -76,7 +77,13 @@ impl Core {
         for uar in uars {
             let _ = self.free_uar(client, uar as u32);
         }
+        self.clocks.retain(|(owner, _)| *owner != client);
         self.clients.remove(&client);
+    }
+
+    /// Sets the clock in a page of the client's at each turn from now on.
+    pub(crate) fn show_clock(&mut self, client: u32, clock: ClockWord) {
+        self.clocks.push((client, clock));
     }
 
     pub(super) fn owner(&self, client: u32) -> Result<&Owner, Errno> {

@@ -21,6 +21,7 @@ use crate::mlx5::Datagram;
 use crate::soft::client::Event;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
+use crate::soft::dma::ClockWord;
 use crate::soft::fabric::Fabric;
 use crate::soft::faults::Faults;
 use crate::soft::gather::{Gather, Source};
@@ -80,6 +81,8 @@ pub(crate) struct Core {
     next_pd: u32,
     clients: HashMap<u32, Owner>,
     next_client: u32,
+    /// Where clients see the clock.
+    clocks: Vec<(u32, ClockWord)>,
     pages: Vec<Option<UarPage>>,
     page_turns: u32,
     /// Members of multicast groups.
@@ -128,6 +131,7 @@ impl Core {
             next_pd: 1,
             clients: HashMap::new(),
             next_client: 0,
+            clocks: Vec::new(),
             pages: Vec::new(),
             page_turns: 0,
             multicast: HashMap::new(),
@@ -221,6 +225,9 @@ impl Core {
     pub(crate) fn turn(&mut self, now_ns: u64) -> bool {
         if self.frozen {
             return false;
+        }
+        for (_, clock) in &self.clocks {
+            clock.set(now_ns);
         }
         let mut worked = self.look_at_doorbells(now_ns);
         worked |= self.look_at_pages();
@@ -385,6 +392,7 @@ impl Core {
         for slot in members.unwrap_or_default() {
             if let Some(Some(qp)) = self.qps.get_mut(slot)
                 && qp.expects(header)
+                && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
             {
                 self.counters.packets_received += 1;
                 self.copies.work_for(qp.parts.qpn, true);

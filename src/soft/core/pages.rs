@@ -4,7 +4,7 @@ use super::Core;
 use super::clients::own;
 use crate::mlx5::Doorbell;
 use crate::soft::client::Errno;
-use crate::soft::dma::Register;
+use crate::soft::dma::{RecordWord, Register};
 use crate::soft::qp::State;
 
 /// Where the doorbell registers of a page lie: two of libmlx5's, each with the other half of its BlueFlame buffer
@@ -143,9 +143,7 @@ impl Core {
             }
         }
         if !alone {
-            for &slot in &qps {
-                self.count_sends(slot);
-            }
+            self.count_all(&qps);
         }
         if let Some(page) = self.page_mut(at) {
             page.qps = qps;
@@ -154,56 +152,87 @@ impl Core {
 
     /// Announces what a doorbell says is posted. `false` if it is not one of this queue pair.
     fn count_told(&mut self, slot: usize, doorbell: Doorbell) -> bool {
-        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+        let Some(Some(qp)) = self.qps.get(slot) else {
             return true;
         };
         if doorbell.qpn != qp.parts.qpn || doorbell.ds == 0 {
             return false;
         }
-        if !matches!(qp.state(), State::Reset | State::Init) {
-            let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
-            let told = u16::from(doorbell.ds).div_ceil(4);
-            let told = doorbell.index.wrapping_add(told);
-            if qp.requester.announce_recorded(told, ring_wqebbs) {
-                self.enlist(slot);
-            }
+        if self.record_of(slot).is_some() {
+            let wqebbs = u16::from(doorbell.ds).div_ceil(4);
+            self.announce(slot, doorbell.index.wrapping_add(wqebbs));
         }
         true
+    }
+
+    /// Announces what the records of many say is posted.
+    fn count_all(&mut self, slots: &[usize]) {
+        let takes = |slot: &usize| self.record_of(*slot).map(|record| (*slot, record));
+        let (slots, records): (Vec<_>, Vec<_>) = slots.iter().filter_map(takes).unzip();
+        let Ok(counts) = RecordWord::load_all(&records) else {
+            // One of them is gone: which it is, each tells.
+            return slots.into_iter().for_each(|slot| self.count_sends(slot));
+        };
+        for (slot, count) in slots.into_iter().zip(counts) {
+            self.announce(slot, count as u16);
+        }
+    }
+
+    /// The record of a queue pair that takes doorbells.
+    fn record_of(&self, slot: usize) -> Option<RecordWord> {
+        let qp = self.qps.get(slot)?.as_ref()?;
+        let takes = !matches!(qp.state(), State::Reset | State::Init) && !qp.is_lost();
+        (takes && qp.parts.send_ring.len_bytes() > 0).then_some(qp.parts.send_record)
+    }
+
+    fn announce(&mut self, slot: usize, count: u16) {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        if qp.requester.announce_recorded(count, ring_wqebbs) {
+            self.enlist(slot);
+        }
     }
 
     fn arm_page(&mut self, at: usize) {
         let Some(Some(page)) = self.pages.get(at) else {
             return;
         };
+        let mut cqs = Vec::new();
+        let mut records = Vec::new();
         for &slot in &page.cqs {
-            if let Some(Some(cq)) = self.cqs.get_mut(slot) {
-                cq.look_at_arm();
+            if let Some(Some(cq)) = self.cqs.get_mut(slot)
+                && let Some(owned) = cq.owned()
+            {
+                records.push(owned.arm_record);
+                cqs.push(slot);
+            }
+        }
+        // A record that cannot be read arms nothing, and the others are read alone.
+        let words = RecordWord::load_all(&records);
+        for (at, slot) in cqs.into_iter().enumerate() {
+            let word = match &words {
+                Ok(words) => words.get(at).copied(),
+                Err(_) => records.get(at).and_then(|record| record.load().ok()),
+            };
+            if let (Some(Some(cq)), Some(word)) = (self.cqs.get_mut(slot), word) {
+                cq.arm(word);
             }
         }
     }
 
     /// Announces what a queue pair's record says is posted.
     pub(super) fn count_sends(&mut self, slot: usize) {
-        let Some(Some(qp)) = self.qps.get_mut(slot) else {
-            return;
-        };
-        if matches!(qp.state(), State::Reset | State::Init) || qp.is_lost() {
-            return;
-        }
-        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
-        if ring_wqebbs == 0 {
-            return;
-        }
-        match qp.parts.send_record.load() {
-            Ok(recorded) => {
-                if qp.requester.announce_recorded(recorded as u16, ring_wqebbs) {
-                    self.enlist(slot);
+        match self.record_of(slot).map(RecordWord::load) {
+            Some(Ok(count)) => self.announce(slot, count as u16),
+            Some(Err(_)) => {
+                if let Some(Some(qp)) = self.qps.get_mut(slot) {
+                    qp.lose_queue();
                 }
-            }
-            Err(_) => {
-                qp.lose_queue();
                 self.enlist(slot);
             }
+            None => {}
         }
     }
 }

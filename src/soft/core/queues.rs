@@ -141,6 +141,7 @@ impl Core {
         let mut owned = Owned::new(uar, arm_record, parts.events, events);
         owned.ignore_overrun = parts.ignore_overrun;
         let mut cq = Cq::of_client(ring, parts.cqes, parts.cqe_bytes, record, owned);
+        cq.set_padded(parts.padded);
         let slot = free_slot(&mut self.cqs);
         if let Some(owned) = cq.owned() {
             owned.cqn = slot as u32;
@@ -321,6 +322,7 @@ impl Core {
                 recv_record: RecordWord::at(at(parts.record)),
                 uar: None,
                 page: uar,
+                blocks_loopback: parts.blocks_loopback,
             }
         };
         self.create_qp(slot, parts);

@@ -13,6 +13,9 @@ layouts! {
         max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32, max_inline_data: u32, sq_sig_all: u8, qp_type: u8, is_srq: u8,
         reserved: u8, comp_mask: u32, create_flags: u32, rwq_ind_tbl_handle: u32, source_qpn: u32,
     }
+    QpCap = "struct ib_uverbs_qp_cap" {
+        max_send_wr: u32, max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32, max_inline_data: u32,
+    }
     CreateQpResp = "struct ib_uverbs_create_qp_resp" {
         qp_handle: u32, qpn: u32, max_send_wr: u32, max_recv_wr: u32, max_send_sge: u32, max_recv_sge: u32,
         max_inline_data: u32, reserved: u32,

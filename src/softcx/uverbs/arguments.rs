@@ -152,21 +152,47 @@ impl Arguments {
         (value <= most).then_some(value).ok_or(libc::EINVAL)
     }
 
+    /// Flags of four or eight bytes; none if the attribute is not there. EINVAL for more than 32.
+    pub(super) fn flags(&self, id: u16) -> Result<u32, Errno> {
+        let Some((_, attribute)) = self.find(id) else {
+            return Ok(0);
+        };
+        match attribute.len {
+            8 => u32::try_from(attribute.data).map_err(|_| libc::EINVAL),
+            4 => Ok(attribute.data as u32),
+            _ => Err(libc::EINVAL),
+        }
+    }
+
     /// Flags, of which the method knows none.
     pub(super) fn no_flags(&self, id: u16) -> Result<(), Errno> {
-        let Some((_, attribute)) = self.find(id) else {
-            return Ok(());
-        };
-        let flags = match attribute.len {
-            8 => attribute.data,
-            4 => attribute.data & u64::from(u32::MAX),
-            _ => return Err(libc::EINVAL),
-        };
-        if flags == 0 {
-            Ok(())
-        } else {
-            Err(libc::EINVAL)
+        match self.flags(id)? {
+            0 => Ok(()),
+            _ => Err(libc::EINVAL),
         }
+    }
+
+    /// A word of four bytes.
+    pub(super) fn word(&self, id: u16) -> Result<u32, Errno> {
+        let bytes = self.bytes(id)?;
+        let word = bytes.first_chunk();
+        Ok(word.map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
+    }
+
+    /// A word of eight bytes.
+    pub(super) fn long(&self, id: u16) -> u64 {
+        self.find(id).map_or(0, |(_, it)| it.data)
+    }
+
+    /// Whether the call has it.
+    pub(super) fn has(&self, id: u16) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// The descriptor's number in an attribute.
+    pub(super) fn descriptor(&self, id: u16) -> Result<i32, Errno> {
+        let (_, attribute) = self.find(id).ok_or(libc::EINVAL)?;
+        i32::try_from(attribute.data as i64).map_err(|_| libc::EBADF)
     }
 
     /// The handle in an attribute.

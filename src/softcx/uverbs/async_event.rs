@@ -21,3 +21,14 @@ pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     call.arguments.answer_handle(0, number as u64);
     Ok(())
 }
+
+/// The channel that an attribute names by its descriptor, if the attribute is there.
+pub(super) fn find(call: &Call<'_>, id: u16) -> Result<Option<Arc<Channel>>, Errno> {
+    if !call.arguments.has(id) {
+        return Ok(None);
+    }
+    let number = call.arguments.descriptor(id)?;
+    let inode = call.descriptors.inode(number).ok_or(libc::EBADF)?;
+    let channel = call.context.events.find(inode);
+    channel.map(Some).ok_or(libc::EBADF)
+}

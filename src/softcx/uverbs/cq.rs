@@ -2,17 +2,29 @@
 
 use std::sync::Arc;
 
-use super::{Call, completion_channel, limits, uar};
+use super::arguments::{Kind, Spec};
+use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, completion_channel, limits, uar};
 use crate::soft::client::{CqParts, Errno, EventSink};
 use crate::softcx::abi::*;
+use crate::softcx::channel::Channel;
 use crate::softcx::context::Context;
 use crate::softcx::events::{Completions, Subject};
 use crate::softcx::objects::{Cq, Object};
 
+/// `uverbs_attrs_create_cq_cmd_attr_ids`.
+const HANDLE: u16 = 0;
+const CQE: u16 = 1;
+const USER_HANDLE: u16 = 2;
+const COMP_CHANNEL: u16 = 3;
+const COMP_VECTOR: u16 = 4;
+const FLAGS: u16 = 5;
+const RESP_CQE: u16 = 6;
+const EVENT_FD: u16 = 7;
 /// `ib_uverbs_ex_create_cq_flags`.
 const TIMESTAMPS: u32 = 1;
 const IGNORE_OVERRUN: u32 = 1 << 1;
-/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+/// `MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD` and `_UAR_PAGE_INDEX`.
+const PADDING: u16 = 1;
 const UAR_PAGE_INDEX: u16 = 1 << 1;
 /// `IB_CQ_MODERATE`.
 const MODERATE: u32 = 1;
@@ -28,6 +40,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
             comp_channel: request.comp_channel,
             ..ExCreateCq::default()
         },
+        None,
     )?;
     call.respond(response);
     Ok(())
@@ -38,7 +51,7 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     if request.comp_mask != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
     }
-    let base = make(call, request)?;
+    let base = make(call, request, None)?;
     let response = ExCreateCqResp {
         base,
         comp_mask: 0,
@@ -48,7 +61,53 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn make(call: &mut Call<'_>, request: ExCreateCq) -> Result<CreateCqResp, Errno> {
+pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+    (HANDLE, Kind::New, true),
+    (CQE, Kind::In(4, 4), true),
+    (USER_HANDLE, Kind::In(8, 8), true),
+    (COMP_CHANNEL, Kind::Handle, false),
+    (COMP_VECTOR, Kind::In(4, 4), true),
+    (FLAGS, Kind::In(4, 8), false),
+    (RESP_CQE, Kind::Out(4), true),
+    (EVENT_FD, Kind::Handle, false),
+    DRIVER_IN,
+    DRIVER_OUT,
+];
+
+/// The method, which also says where asynchronous events of the queue go.
+pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.opened()?;
+    let comp_channel = if call.arguments.has(COMP_CHANNEL) {
+        let number = call.arguments.descriptor(COMP_CHANNEL)?;
+        if number < 0 {
+            return Err(libc::EBADF);
+        }
+        number
+    } else {
+        -1
+    };
+    let request = ExCreateCq {
+        user_handle: call.arguments.long(USER_HANDLE),
+        cqe: call.arguments.word(CQE)?,
+        comp_vector: call.arguments.word(COMP_VECTOR)?,
+        comp_channel,
+        flags: call.arguments.flags(FLAGS)?,
+        ..ExCreateCq::default()
+    };
+    let events = async_event::find(call, EVENT_FD)?;
+    let response = make(call, request, events)?;
+    call.arguments
+        .answer_handle(HANDLE, u64::from(response.cq_handle));
+    call.arguments.answer(RESP_CQE, &response.cqe.to_ne_bytes());
+    call.arguments.mark_valid(DRIVER_OUT.0);
+    Ok(())
+}
+
+fn make(
+    call: &mut Call<'_>,
+    request: ExCreateCq,
+    events: Option<Arc<Channel>>,
+) -> Result<CreateCqResp, Errno> {
     let driver: Mlx5CreateCq = call.driver_request()?;
     if request.comp_vector >= limits::COMPLETION_VECTORS {
         return Err(libc::EINVAL);
@@ -56,7 +115,11 @@ fn make(call: &mut Call<'_>, request: ExCreateCq) -> Result<CreateCqResp, Errno>
     if request.flags & !(TIMESTAMPS | IGNORE_OVERRUN) != 0 || driver.cqe_comp_en != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if driver.flags != UAR_PAGE_INDEX || driver.reserved0 != 0 || driver.reserved1 != 0 {
+    let padding = driver.flags & PADDING;
+    if padding != 0 && driver.cqe_size != 128 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if driver.flags & !PADDING != UAR_PAGE_INDEX || driver.reserved0 != 0 || driver.reserved1 != 0 {
         return Err(libc::EINVAL);
     }
     let cqes = entries(request.cqe, u32::from(!matches!(driver.cqe_size, 64 | 128)))?;
@@ -67,19 +130,20 @@ fn make(call: &mut Call<'_>, request: ExCreateCq) -> Result<CreateCqResp, Errno>
             Some(Arc::new(Completions::new(channel, request.user_handle)))
         }
     };
-    let events = completions.clone().map(|it| it as Arc<dyn EventSink>);
+    let told = completions.clone().map(|it| it as Arc<dyn EventSink>);
     let cqn = call.context.client.create_cq(CqParts {
         ring: driver.buf_addr,
         cqes,
         cqe_bytes: driver.cqe_size,
         record: driver.db_addr,
         uar: uar::find(call, u32::from(driver.uar_page_index))?,
-        events,
+        events: told,
+        padded: padding != 0,
         ignore_overrun: request.flags & IGNORE_OVERRUN != 0,
     })?;
     call.context
         .events
-        .name(Subject::Cq(cqn), request.user_handle);
+        .name(Subject::Cq(cqn), request.user_handle, events);
     let cq = Cq {
         cqn,
         cqes,

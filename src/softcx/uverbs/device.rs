@@ -17,6 +17,8 @@ const DYNAMIC_UARS: u64 = 1 << 1;
 /// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET` and `_SQD2RTS`.
 const CORE_CLOCK_OFFSET: u32 = 1;
 const SQD2RTS: u32 = 1 << 3;
+/// `MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD`.
+const PADDED_CQES: u32 = 1 << 1;
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`.
 const DRIVER_ANSWERS: u8 = 3;
 /// `MLX5_USER_INLINE_MODE_NONE`.
@@ -178,6 +180,7 @@ pub(super) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     call.respond(response);
     let response = Mlx5QueryDeviceResp {
         response_length: call.driver_room::<Mlx5QueryDeviceResp>(),
+        flags: PADDED_CQES,
         ..Mlx5QueryDeviceResp::default()
     };
     call.driver_respond(response);
@@ -249,6 +252,21 @@ pub(super) fn query_port_method(call: &mut Call<'_>) -> Result<(), Errno> {
         ..QueryPortRespEx::default()
     };
     call.arguments.answer_and_clear(1, &response.to_bytes());
+    Ok(())
+}
+
+pub(super) const DRIVER_PORT_ATTRIBUTES: &[Spec] = &[
+    (DRIVER, Kind::In(4, 4), true),
+    (DRIVER + 1, Kind::Out(8), true),
+];
+
+/// What the driver asks about the port inside of a switch: it is in none, so that nothing is valid of what it asks.
+pub(super) fn query_driver_port(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.opened()?;
+    if call.arguments.word(DRIVER)? != 1 {
+        return Err(libc::EINVAL);
+    }
+    call.arguments.answer_and_clear(DRIVER + 1, &[]);
     Ok(())
 }
 

@@ -19,6 +19,8 @@ mod pd;
 mod qp;
 mod qp_attributes;
 mod srq;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod uar;
 
 pub(in crate::softcx) use self::device::{FIRMWARE, PART};
@@ -37,12 +39,20 @@ const DRIVER: u16 = 1 << 12;
 const DRIVER_IN: Spec = (DRIVER, Kind::In(0, u16::MAX), false);
 const DRIVER_OUT: Spec = (DRIVER + 1, Kind::Out(0), false);
 
+/// Methods of regions that there is nothing for: memory of the device, pages brought in on demand, buffers of other devices.
+const REG_DM_MR: u16 = 0;
+const ADVISE_MR: u16 = 2;
+const REG_DMABUF_MR: u16 = 4;
+
 /// `uverbs_default_objects` and `mlx5_ib_objects`.
 mod object {
     use super::DRIVER;
 
     pub(super) const DEVICE: u16 = 0;
     pub(super) const PD: u16 = 1;
+    pub(super) const CQ: u16 = 3;
+    pub(super) const QP: u16 = 4;
+    pub(super) const SRQ: u16 = 5;
     pub(super) const MR: u16 = 7;
     pub(super) const FLOW_ACTION: u16 = 13;
     pub(super) const DM: u16 = 14;
@@ -84,7 +94,9 @@ const METHODS: &[Method] = &[
     Method(object::DEVICE, 5, gid::TABLE_ATTRIBUTES, gid::query_table),
     Method(object::DEVICE, 6, gid::ENTRY_ATTRIBUTES, gid::query_entry),
     Method(object::PD, DRIVER, pd::QUERY_ATTRIBUTES, pd::query),
-    Method(object::MR, 2, &[], unsupported),
+    Method(object::CQ, 0, cq::CREATE_ATTRIBUTES, cq::create_method),
+    Method(object::QP, 0, qp::CREATE_ATTRIBUTES, qp::create_method),
+    Method(object::SRQ, 0, srq::CREATE_ATTRIBUTES, srq::create_method),
     Method(object::MR, 3, mr::QUERY_ATTRIBUTES, mr::query),
     Method(
         object::ASYNC_EVENT,
@@ -134,7 +146,7 @@ pub(super) fn call(
         .iter()
         .find(|method| method.0 == header.object_id && method.1 == header.method_id);
     let Some(Method(_, _, specs, run)) = method else {
-        return Err(missing(header.object_id));
+        return Err(missing(header.object_id, header.method_id));
     };
     let specs = *specs;
     let arguments = Arguments::read(context.space, argument, header.num_attrs, specs)?;
@@ -149,17 +161,14 @@ pub(super) fn call(
     call.finish(done)
 }
 
-/// Objects of which nothing is emulated answer so that a caller sees it; for the others there is an older command.
-fn missing(object: u16) -> Errno {
-    match object {
-        object::FLOW_ACTION | object::DM | object::COUNTERS => libc::EOPNOTSUPP,
-        DRIVER..=object::LAST_OF_DRIVER => libc::EOPNOTSUPP,
+/// What is not emulated, and has no older command, answers so that a caller sees it; for the others there is one.
+fn missing(object: u16, method: u16) -> Errno {
+    match (object, method) {
+        (object::MR, REG_DM_MR | ADVISE_MR | REG_DMABUF_MR) => libc::EOPNOTSUPP,
+        (object::FLOW_ACTION | object::DM | object::COUNTERS, _) => libc::EOPNOTSUPP,
+        (DRIVER..=object::LAST_OF_DRIVER, _) => libc::EOPNOTSUPP,
         _ => libc::EPROTONOSUPPORT,
     }
-}
-
-fn unsupported(_: &mut Call<'_>) -> Result<(), Errno> {
-    Err(libc::EOPNOTSUPP)
 }
 
 impl Call<'_> {

@@ -2,13 +2,36 @@
 
 pub(super) use super::qp_attributes::{modify, modify_extended, query};
 
-use super::{Call, limits, uar};
+use std::sync::Arc;
+
+use super::arguments::{Kind, Spec};
+use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, limits, uar};
 use crate::soft::client::{Errno, QpParts, Transport};
 use crate::softcx::abi::*;
+use crate::softcx::channel::Channel;
 use crate::softcx::context::Context;
 use crate::softcx::events::Subject;
 use crate::softcx::objects::{Object, Qp};
 
+/// `uverbs_attrs_create_qp_cmd_attr_ids`.
+const HANDLE: u16 = 0;
+const XRCD: u16 = 1;
+const PD: u16 = 2;
+const SRQ: u16 = 3;
+const SEND_CQ: u16 = 4;
+const RECV_CQ: u16 = 5;
+const IND_TABLE: u16 = 6;
+const USER_HANDLE: u16 = 7;
+const CAP: u16 = 8;
+const TYPE: u16 = 9;
+const FLAGS: u16 = 10;
+const SOURCE_QPN: u16 = 11;
+const EVENT_FD: u16 = 12;
+const RESP_CAP: u16 = 13;
+const RESP_QP_NUM: u16 = 14;
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK` and `_SQ_SIG_ALL`.
+const BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
+const SIGNAL_ALL: u32 = 1 << 12;
 /// The log of the least bytes of a receive.
 const LEAST_RECV_SHIFT: u32 = 4;
 /// `MLX5_QP_FLAG_*`. Data in CQEs is a leave for the device, not an order.
@@ -42,6 +65,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
             is_srq: request.is_srq,
             ..ExCreateQp::default()
         },
+        None,
     )?;
     call.respond(response);
     Ok(())
@@ -52,10 +76,10 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     if request.comp_mask & !INDIRECTION_TABLE != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
     }
-    if request.comp_mask != 0 || request.create_flags != 0 || request.source_qpn != 0 {
+    if request.comp_mask != 0 || request.source_qpn != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let base = make(call, request)?;
+    let base = make(call, request, None)?;
     let response = ExCreateQpResp {
         base,
         comp_mask: 0,
@@ -65,7 +89,81 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn make(call: &mut Call<'_>, request: ExCreateQp) -> Result<CreateQpResp, Errno> {
+pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
+    (HANDLE, Kind::New, true),
+    (XRCD, Kind::Handle, false),
+    (PD, Kind::Handle, false),
+    (SRQ, Kind::Handle, false),
+    (SEND_CQ, Kind::Handle, false),
+    (RECV_CQ, Kind::Handle, false),
+    (IND_TABLE, Kind::Handle, false),
+    (USER_HANDLE, Kind::In(8, 8), true),
+    (
+        CAP,
+        Kind::In(QpCap::BYTES as u16, QpCap::BYTES as u16),
+        true,
+    ),
+    (TYPE, Kind::In(8, 8), true),
+    (FLAGS, Kind::In(4, 8), false),
+    (SOURCE_QPN, Kind::In(4, 4), false),
+    (EVENT_FD, Kind::Handle, false),
+    (RESP_CAP, Kind::Out(QpCap::BYTES as u16), true),
+    (RESP_QP_NUM, Kind::Out(4), true),
+    DRIVER_IN,
+    DRIVER_OUT,
+];
+
+/// The method, which also says where asynchronous events of the queue pair go.
+pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.opened()?;
+    let arguments = &call.arguments;
+    let flags = arguments.flags(FLAGS)?;
+    let not_emulated = [XRCD, IND_TABLE, SOURCE_QPN];
+    if not_emulated.iter().any(|id| arguments.has(*id)) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let cap = QpCap::read(&arguments.bytes(CAP)?);
+    let request = ExCreateQp {
+        user_handle: arguments.long(USER_HANDLE),
+        pd_handle: arguments.handle(PD)?,
+        send_cq_handle: arguments.handle(SEND_CQ)?,
+        recv_cq_handle: arguments
+            .handle(RECV_CQ)
+            .or_else(|_| arguments.handle(SEND_CQ))?,
+        srq_handle: arguments.handle(SRQ).unwrap_or(u32::MAX),
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+        sq_sig_all: u8::from(flags & SIGNAL_ALL != 0),
+        qp_type: arguments.number(TYPE, 0xff)? as u8,
+        is_srq: u8::from(arguments.has(SRQ)),
+        create_flags: flags & !SIGNAL_ALL,
+        ..ExCreateQp::default()
+    };
+    let events = async_event::find(call, EVENT_FD)?;
+    let response = make(call, request, events)?;
+    let cap = QpCap {
+        max_send_wr: response.max_send_wr,
+        max_recv_wr: response.max_recv_wr,
+        max_send_sge: response.max_send_sge,
+        max_recv_sge: response.max_recv_sge,
+        max_inline_data: response.max_inline_data,
+    };
+    let arguments = &mut call.arguments;
+    arguments.answer_handle(HANDLE, u64::from(response.qp_handle));
+    arguments.answer(RESP_CAP, &cap.to_bytes());
+    arguments.answer(RESP_QP_NUM, &response.qpn.to_ne_bytes());
+    arguments.mark_valid(DRIVER_OUT.0);
+    Ok(())
+}
+
+fn make(
+    call: &mut Call<'_>,
+    request: ExCreateQp,
+    events: Option<Arc<Channel>>,
+) -> Result<CreateQpResp, Errno> {
     let driver: Mlx5CreateQp = call.driver_request()?;
     let transport = match request.qp_type {
         2 => Transport::Rc,
@@ -74,6 +172,9 @@ fn make(call: &mut Call<'_>, request: ExCreateQp) -> Result<CreateQpResp, Errno>
         other if NOT_EMULATED.contains(&other) => return Err(libc::EOPNOTSUPP),
         _ => return Err(libc::EINVAL),
     };
+    if request.create_flags & !BLOCK_MULTICAST_LOOPBACK != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let flags = driver.flags & !(SCATTER_CQE | ALLOW_SCATTER_CQE);
     if flags & !UAR_PAGE_INDEX != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -127,11 +228,11 @@ fn make(call: &mut Call<'_>, request: ExCreateQp) -> Result<CreateQpResp, Errno>
         record: driver.db_addr,
         uar: uar::find(call, driver.bfreg_index)?,
         user_index: driver.uidx,
-        signal_all: request.sq_sig_all != 0,
+        blocks_loopback: request.create_flags & BLOCK_MULTICAST_LOOPBACK != 0,
     })?;
     call.context
         .events
-        .name(Subject::Qp(qpn), request.user_handle);
+        .name(Subject::Qp(qpn), request.user_handle, events);
     let recv_sge = if recv_wqes == 0 {
         0
     } else {
