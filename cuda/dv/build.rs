@@ -1,5 +1,5 @@
-//! Compiles the glue to mlx5dv and has bindgen read its header. Whether there is an rdma-core and a libclang to do so with, the build
-//! script of the library says, in one line.
+//! Compiles the glue to mlx5dv and has bindgen read its header. Whether there is an rdma-core and a libclang to do so with,
+//! doorbell-rdma-core has said before.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,8 @@
 //! What the feature `verbs` needs of the system, looked for before anything is compiled against it: what is missing is one line that
 //! names the package, and not the end of another crate's panic. Names of packages are Debian's.
+//!
+//! A crate of its own, and without dependencies: so that it is ready before rdma-sys's build script, whose bindgen takes long to compile,
+//! and, with more that waits for it, comes first.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,9 +10,20 @@ use std::process::Command;
 /// The newest libclang that the bindgen inside rdma-sys 0.3.0 can read headers with.
 const LIBCLANG_MAX: u32 = 15;
 
+fn main() {
+    if let Err(missing) = check() {
+        println!("cargo::error={missing}");
+    }
+}
+
 /// The first thing that is missing, with the way to get it.
-pub fn check() -> Result<(), String> {
-    for variable in ["LIBCLANG_PATH", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
+fn check() -> Result<(), String> {
+    for variable in [
+        "CC",
+        "LIBCLANG_PATH",
+        "PKG_CONFIG_PATH",
+        "PKG_CONFIG_LIBDIR",
+    ] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let need = |what: &str, package: &str| {
@@ -56,10 +70,8 @@ fn preprocesses(source: &str) -> bool {
     if std::fs::write(&file, source).is_err() {
         return true;
     }
-    let Ok(compiler) = cc::Build::new().try_get_compiler() else {
-        return true;
-    };
-    let output = compiler.to_command().arg("-E").arg(&file).output();
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let output = Command::new(compiler).arg("-E").arg(&file).output();
     output.is_ok_and(|output| output.status.success())
 }
 
