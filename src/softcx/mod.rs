@@ -17,6 +17,7 @@ mod events;
 mod filter;
 mod install;
 mod last_close;
+mod limits;
 mod listener;
 mod local;
 mod node;
