@@ -2,6 +2,7 @@
 //! `<infiniband/mlx5dv.h>`. Needs the header (Debian: libibverbs-dev) and a C compiler, no card and no library.
 
 mod fixture;
+mod requests;
 mod waived;
 
 use std::collections::BTreeMap;
@@ -11,13 +12,13 @@ use std::process::{Command, Stdio};
 
 use doorbell::WcStatus;
 use doorbell::mlx5::{
-    CQE_BYTES, Cqe, CqeOpcode, DataSegment, Datagram, Opcode, SendRequest, Syndrome, WQEBB_BYTES,
-    WindowOpening, WindowUpdate, Wqe,
+    CQE_BYTES, Cqe, CqeOpcode, Datagram, Opcode, Syndrome, WQEBB_BYTES, WindowOpening,
+    WindowUpdate, Wqe,
 };
 use fixture::{Recv, Send};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use requests::{OPCODES, case, hex, list, runner, segment};
 use waived::waived;
 
 const CASES: usize = 6000;
@@ -82,158 +83,8 @@ fn ask(oracle: &Path, questions: &[String]) -> Vec<String> {
         .collect()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn list(segments: &[DataSegment]) -> String {
-    let words = segments
-        .iter()
-        .map(|s| format!(" {:x} {:x} {:x}", s.len_bytes, s.lkey, s.addr));
-    format!("{:x}{}", segments.len(), words.collect::<String>())
-}
-
-#[derive(Debug, Clone)]
-enum Load {
-    Segments(Vec<DataSegment>),
-    Inline(Vec<u8>),
-}
-
-#[derive(Debug, Clone)]
-struct Case {
-    opcode: Opcode,
-    flags: u8,
-    imm: u32,
-    remote_addr: u64,
-    rkey: u32,
-    swap: u64,
-    compare: u64,
-    load: Load,
-}
-
 const MAX_SEGMENTS: usize = 30;
 const MAX_INLINE: usize = 500;
-
-fn segment() -> impl Strategy<Value = DataSegment> {
-    let len_bytes = prop_oneof![1 => Just(0), 8 => 0..=0x7fff_ffffu32, 4 => 0..5000u32];
-    (len_bytes, any::<u32>(), any::<u64>()).prop_map(|(len_bytes, lkey, addr)| DataSegment {
-        len_bytes,
-        lkey,
-        addr,
-    })
-}
-
-fn case() -> impl Strategy<Value = Case> {
-    let opcode = prop::sample::select(vec![
-        Opcode::Nop,
-        Opcode::RdmaWrite,
-        Opcode::RdmaWriteImm,
-        Opcode::Send,
-        Opcode::SendImm,
-        Opcode::SendInval,
-        Opcode::RdmaRead,
-        Opcode::AtomicCs,
-        Opcode::AtomicFa,
-    ]);
-    let head = (
-        opcode,
-        0..8u8,
-        any::<u32>(),
-        any::<u64>(),
-        any::<u32>(),
-        any::<u64>(),
-        any::<u64>(),
-    );
-    head.prop_flat_map(|(opcode, flags, imm, remote_addr, rkey, swap, compare)| {
-        let segments = prop::collection::vec(segment(), 0..=MAX_SEGMENTS).prop_map(Load::Segments);
-        let load = match opcode {
-            Opcode::Nop => Just(Load::Segments(Vec::new())).boxed(),
-            Opcode::AtomicCs | Opcode::AtomicFa => (any::<u32>(), any::<u64>())
-                .prop_map(|(lkey, addr)| {
-                    Load::Segments(vec![DataSegment {
-                        len_bytes: 8,
-                        lkey,
-                        addr,
-                    }])
-                })
-                .boxed(),
-            Opcode::RdmaRead => segments.boxed(),
-            _ => {
-                let inline =
-                    prop::collection::vec(any::<u8>(), 0..=MAX_INLINE).prop_map(Load::Inline);
-                prop_oneof![segments, inline].boxed()
-            }
-        };
-        load.prop_map(move |load| Case {
-            opcode,
-            flags,
-            imm,
-            remote_addr,
-            rkey,
-            swap,
-            compare,
-            load,
-        })
-    })
-}
-
-impl Case {
-    fn request(&self) -> SendRequest<'_> {
-        let request = match self.opcode {
-            Opcode::RdmaWrite => SendRequest::write(self.remote_addr, self.rkey),
-            Opcode::RdmaWriteImm => SendRequest::write_imm(self.remote_addr, self.rkey, self.imm),
-            Opcode::Send => SendRequest::send(),
-            Opcode::SendImm => SendRequest::send_imm(self.imm),
-            Opcode::SendInval => SendRequest::send_inval(self.imm),
-            Opcode::RdmaRead => SendRequest::read(self.remote_addr, self.rkey),
-            Opcode::AtomicCs => {
-                SendRequest::compare_swap(self.remote_addr, self.rkey, self.compare, self.swap)
-            }
-            Opcode::AtomicFa => SendRequest::fetch_add(self.remote_addr, self.rkey, self.swap),
-            _ => SendRequest::nop(),
-        };
-        let request = request
-            .signaled(self.flags & 1 != 0)
-            .solicited(self.flags & 2 != 0)
-            .fence(self.flags & 4 != 0)
-            // Set for all: those without immediate data must not send it.
-            .imm(self.imm);
-        match &self.load {
-            Load::Segments(segments) => request.segments(segments),
-            Load::Inline(bytes) => request.inline(bytes),
-        }
-    }
-
-    fn question(&self, qpn: u32, index: u32) -> String {
-        let compare = if self.opcode == Opcode::AtomicCs {
-            self.compare
-        } else {
-            0
-        };
-        let load = match &self.load {
-            Load::Segments(segments) => format!("list {}", list(segments)),
-            Load::Inline(bytes) => format!("inline {:x} {}", bytes.len(), hex(bytes)),
-        };
-        format!(
-            "wqe {:x} {:x} {:x} {:x} {:x} {:x} {compare:x} {qpn:x} {:x} {load}",
-            self.opcode as u8,
-            self.flags,
-            self.imm,
-            self.remote_addr,
-            self.rkey,
-            self.swap,
-            index & 0xffff,
-        )
-    }
-}
-
-/// Random, and the same every time.
-fn runner() -> TestRunner {
-    TestRunner::new_with_rng(
-        Config::default(),
-        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
-    )
-}
 
 #[test]
 fn send_wqes() {
@@ -241,7 +92,7 @@ fn send_wqes() {
         return;
     };
     let mut runner = runner();
-    let strategy = case();
+    let strategy = case(&OPCODES, MAX_SEGMENTS, MAX_INLINE);
     let mut questions = Vec::new();
     let mut ours = Vec::new();
     // Several queues for several numbers; each goes round its small ring hundreds of times.

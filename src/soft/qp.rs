@@ -525,8 +525,15 @@ impl Qp {
 
     /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
     pub(crate) fn enter_error(&mut self, context: &mut Context<'_>) {
+        self.trace_state(context, State::Error);
         self.set_state(State::Error);
         self.flush(context);
+    }
+
+    fn trace_state(&self, context: &mut Context<'_>, to: State) {
+        if let Some(trace) = &mut context.trace {
+            trace.state(context.now_ns, self.parts.qpn, self.state(), to);
+        }
     }
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
@@ -550,6 +557,7 @@ impl Qp {
             return self.enter_error(context);
         }
         if self.state() != State::Error {
+            self.trace_state(context, State::SendQueueError);
             self.set_state(State::SendQueueError);
         }
         self.flush_sends(context);

@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::mlx5::{Cqe, CqeOpcode, Datagram, Opcode, Syndrome, WindowUpdate};
 use crate::soft::gather::{Gather, Request};
 use crate::soft::packet::{AckCode, Header, Kind, Service, flag};
-use crate::soft::qp::Parts;
+use crate::soft::qp::{Parts, State};
 use crate::soft::wire::Destination;
 use crate::{Error, Result};
 
@@ -110,6 +110,11 @@ impl Trace {
         self.line(now_ns, format_args!("RX  <- n{from} {packet}{fate}"));
     }
 
+    /// A queue pair's way from one state to another.
+    pub(crate) fn state(&mut self, now_ns: u64, qpn: u32, from: State, to: State) {
+        self.line(now_ns, format_args!("QP  qp {qpn:#08x} {from:?} -> {to:?}"));
+    }
+
     /// A completion; `kept` if the queue had room.
     pub(crate) fn cqe(&mut self, now_ns: u64, cq: usize, cqe: &Cqe, kept: bool) {
         let fate = if kept {
@@ -119,6 +124,12 @@ impl Trace {
         };
         let text = CqeText(cqe);
         self.line(now_ns, format_args!("CQE cq {cq} {text}{fate}"));
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 

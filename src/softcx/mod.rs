@@ -15,6 +15,8 @@ mod clients;
 pub(crate) mod context;
 mod events;
 mod filter;
+#[cfg(fuzzing)]
+pub mod hostile;
 mod install;
 mod last_close;
 mod limits;

@@ -112,6 +112,13 @@ impl Core {
         let mut attributes = *qp.asked;
         attributes.take(asked, named);
         let page = qp.parts.page;
+        // The way to the error state tells of itself.
+        if let Some(trace) = &mut self.trace
+            && from != to
+            && to != State::Error
+        {
+            trace.state(now_ns, qpn, from, to);
+        }
         match to {
             State::Reset => {
                 // A doorbell of before must not be found behind it.

@@ -3,85 +3,36 @@
 //! A node that ends gives its number back; the number of one that died is taken over. Claims exclude each other by a lock
 //! on the file, which the kernel lets go when its holder dies. Readers take no lock: an entry that is torn or stale names
 //! an inbox that is not there, or not the one of that port, and opening the lane finds that out.
-#![allow(unsafe_code)] // memory shared with other processes
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+mod table;
 
-use crate::soft::inbox::{PortAddress, host, is_inbox, last_error, started};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use self::table::{Entry, Shared};
+use crate::soft::inbox::{PortAddress, host, started};
 use crate::soft::options::Link;
 use crate::soft::wire::Destination;
 use crate::{Error, Result};
 
 /// Node numbers are 1 to this one: 6 bits of a queue pair number.
 pub(crate) const NODES: u16 = 63;
-const MAGIC: u64 = u64::from_le_bytes(*b"doorfabr");
-/// Changes with every change of the layout.
-const VERSION: u64 = 1;
-const TABLE_BYTES: usize = 8192;
 const NAME_BYTES: usize = 64;
 /// The upper half of every InfiniBand GID: link-local, as of a subnet without a manager.
 const SUBNET: u64 = 0xfe80 << 48;
 /// The lower half, or'ed with the node number: the identity of a port, EUI-64.
 const PORT_GUID: u64 = 0x5c0f_7c00_0000_0000;
 
-/// All of it is atomic: any process of the user may write there at any time.
-#[repr(C)]
-struct Table {
-    magic: AtomicU64,
-    version: AtomicU64,
-    _pad: [u64; 6],
-    /// By node number; the first is never used.
-    entries: [Entry; NODES as usize + 1],
-}
-
-#[repr(C)]
-struct Entry {
-    /// The random number of the device's inbox; 0 while there is no device.
-    port: AtomicU64,
-    pid: AtomicU32,
-    fd: AtomicU32,
-    /// When that process started.
-    started: AtomicU64,
-    _pad: [u64; 5],
-}
-
-const _: () = assert!(size_of::<Table>() <= TABLE_BYTES);
-
-impl Entry {
-    /// Whether nobody is there any more. In doubt somebody is.
-    fn is_vacant(&self) -> bool {
-        if self.port.load(Ordering::Acquire) == 0 {
-            return true;
-        }
-        let pid = self.pid.load(Ordering::Relaxed);
-        match started(pid) {
-            Ok(None) => true,
-            Ok(Some(at)) if at != self.started.load(Ordering::Relaxed) => true,
-            // The process may have become another program, without its device.
-            Ok(Some(_)) => is_inbox(pid, self.fd.load(Ordering::Relaxed)) == Some(false),
-            Err(_) => false,
-        }
-    }
-}
-
 /// A device's place on a fabric.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    table: NonNull<Table>,
+    table: Shared,
     node: u16,
     link: Link,
     address: PortAddress,
     path: PathBuf,
     inode: u64,
 }
-
-// SAFETY: the table is plain shared memory, accessed by atomics only.
-unsafe impl Send for Fabric {}
 
 impl Fabric {
     /// Takes a node number for the device with this inbox.
@@ -100,45 +51,17 @@ impl Fabric {
                 "`{name}` is no name: it needs 1 to {NAME_BYTES} letters, digits, `-`, `_` and `.`"
             )));
         }
-        let path = path(name, link);
-        let stat = |file: &File| file.metadata().map_err(|_| last_error("stat of a fabric"));
-        let (locked, meta) = loop {
-            let file = open(&path)?;
-            let meta = stat(&file)?;
-            if !meta.is_file() || meta.uid() != user() {
-                return Err(no(format!("{} belongs to somebody else", path.display())));
-            }
-            let locked = Locked::new(file)?;
-            let meta = stat(&locked.0)?;
-            // The last node may have removed it in between.
-            if meta.nlink() > 0 {
-                break (locked, meta);
-            }
-        };
-        let file = &locked.0;
-        if meta.len() < TABLE_BYTES as u64 && file.set_len(TABLE_BYTES as u64).is_err() {
-            return Err(last_error("ftruncate of a fabric"));
-        }
-        let table = map(file)?;
-        // From here on the mapping goes with the fabric, whatever happens.
+        let path = table::path(name, link);
+        table::sweep(&path);
+        let locked = table::lock(&path)?;
         let mut fabric = Fabric {
-            table,
+            table: table::map(&locked, &path)?,
             node: 0,
             link,
             address,
+            inode: locked.inode().unwrap_or(0),
             path,
-            inode: meta.ino(),
         };
-        let path = &fabric.path;
-        let head = fabric.table();
-        match head.magic.load(Ordering::Acquire) {
-            0 => {
-                head.version.store(VERSION, Ordering::Relaxed);
-                head.magic.store(MAGIC, Ordering::Release);
-            }
-            MAGIC if head.version.load(Ordering::Relaxed) == VERSION => {}
-            _ => return Err(no(format!("{} is of another version", path.display()))),
-        }
         let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(Entry::is_vacant));
         let Some(node) = node else {
             return Err(no(format!("all {NODES} nodes of `{name}` are taken")));
@@ -156,16 +79,8 @@ impl Fabric {
         Ok(fabric)
     }
 
-    fn table(&self) -> &Table {
-        // SAFETY: mapped in `map` for longer than a table and until `drop`; any bytes are a valid table.
-        unsafe { self.table.as_ref() }
-    }
-
     fn entry(&self, node: u16) -> Option<&Entry> {
-        self.table()
-            .entries
-            .get(usize::from(node))
-            .filter(|_| node > 0)
+        self.table.entry(node)
     }
 
     /// This device's number.
@@ -225,7 +140,7 @@ impl Fabric {
 impl Fabric {
     /// Gives the number back; the last one to go removes the table.
     fn leave(&self) {
-        let locked = open(&self.path).and_then(Locked::new);
+        let locked = table::lock(&self.path);
         if let Some(entry) = self.entry(self.node) {
             // Not if it was taken over.
             let (port, gone) = (self.address.port, 0);
@@ -233,13 +148,10 @@ impl Fabric {
                 .port
                 .compare_exchange(port, gone, Ordering::AcqRel, Ordering::Relaxed);
         }
-        let is_this = |file: &File| {
-            let last = (1..=NODES).all(|node| self.is_vacant(node));
-            let meta = file.metadata().ok();
-            last && meta.is_some_and(|meta| meta.ino() == self.inode)
-        };
+        // Its name may stand for another table now.
         if let Ok(locked) = &locked
-            && is_this(&locked.0)
+            && locked.inode() == Some(self.inode)
+            && self.table.is_deserted()
         {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -252,8 +164,6 @@ impl Drop for Fabric {
         if self.address.pid == std::process::id() && self.node > 0 {
             self.leave();
         }
-        // SAFETY: mapped in `map` with this length; nobody holds a reference into it any more.
-        unsafe { libc::munmap(self.table.as_ptr().cast(), TABLE_BYTES) };
     }
 }
 
@@ -278,78 +188,6 @@ pub(crate) fn node_of(link: Link, gid: &[u8; 16]) -> Option<u16> {
     ((1..=NODES).contains(&node) && gid_of(link, node) == *gid).then_some(node)
 }
 
-/// Where the table of a fabric lies: shared memory of this user on this host.
-fn path(name: &str, link: Link) -> PathBuf {
-    let link = match link {
-        Link::InfiniBand => "ib",
-        Link::Ethernet => "eth",
-    };
-    PathBuf::from(format!("/dev/shm/doorbell-fabric-{}-{name}.{link}", user()))
-}
-
-fn user() -> u32 {
-    // SAFETY: a plain call.
-    unsafe { libc::geteuid() }
-}
-
-fn open(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-        .open(path)
-        .map_err(|error| Error::System {
-            operation: "open of a fabric's table",
-            errno: error.raw_os_error().unwrap_or(0),
-        })
-}
-
-/// A file that nobody else has locked.
-struct Locked(File);
-
-impl Locked {
-    fn new(file: File) -> Result<Locked> {
-        loop {
-            // SAFETY: a plain call on an open descriptor.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
-                return Ok(Locked(file));
-            }
-            if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
-                return Err(last_error("lock of a fabric"));
-            }
-        }
-    }
-}
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // By name, because a mapping of the file keeps it open, and with it the lock.
-        // SAFETY: a plain call on an open descriptor.
-        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
-    }
-}
-
-fn map(file: &File) -> Result<NonNull<Table>> {
-    // SAFETY: a fresh shared mapping of a file of at least this length.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            TABLE_BYTES,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        return Err(last_error("mmap of a fabric"));
-    }
-    NonNull::new(start.cast()).ok_or_else(|| last_error("mmap of a fabric"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,7 +205,7 @@ mod tests {
 
     #[track_caller]
     fn is_forgotten(name: &str) {
-        assert!(!path(name, Link::InfiniBand).exists());
+        assert!(!table::path(name, Link::InfiniBand).exists());
     }
 
     #[test]
@@ -434,6 +272,22 @@ mod tests {
         }
         drop(all);
         is_forgotten(&name);
+    }
+
+    #[test]
+    fn a_table_that_everybody_has_left_without_a_word_is_removed_by_the_next_who_joins_any() {
+        let (left, other) = (name("left"), name("other"));
+        let (inbox, a) = fabric(&left);
+        let b = fabric(&other);
+        assert!(table::path(&left, Link::InfiniBand).exists());
+        a.play_dead();
+        // The place of a process that was killed is not given back.
+        std::mem::forget((inbox, a));
+        drop(b);
+        let b = fabric(&other);
+        is_forgotten(&left);
+        drop(b);
+        is_forgotten(&other);
     }
 
     #[test]

@@ -1,0 +1,121 @@
+//! The two doors to the software ConnectX, and C programs over libibverbs to go through them.
+#![allow(dead_code)] // Reason: each test uses a part.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::waived::waived;
+
+/// How a program gets to see the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// By seccomp user notification, the device in a supervisor.
+    Reference,
+    /// By a preloaded library, the device in the program.
+    Preload,
+}
+
+impl Door {
+    /// Both, but for an instrumented build: the library cannot be loaded into programs that are not, and `scripts/test sanitized` sees to it.
+    pub fn all() -> &'static [Door] {
+        if std::env::var_os("DOORBELL_SANITIZER").is_some() {
+            return &[Door::Reference];
+        }
+        &[Door::Reference, Door::Preload]
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Door::Reference => "seccomp",
+            Door::Preload => "preload",
+        }
+    }
+
+    /// The command that runs `program` behind this door, with options of `doorbell softcx run`.
+    ///
+    /// `DOORBELL_TEST_DOOR` names another command to run it with, without options: `env` where there is a real card.
+    pub fn run(self, options: &[&str], program: impl AsRef<Path>) -> Command {
+        if let Some(other) = std::env::var_os("DOORBELL_TEST_DOOR") {
+            let mut command = Command::new(other);
+            command.arg(program.as_ref());
+            return command;
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+        command.args(["softcx", "run", "--door", self.name()]);
+        if self == Door::Preload {
+            command.arg("--library").arg(library());
+        }
+        command.args(options).arg("--").arg(program.as_ref());
+        command
+    }
+}
+
+/// The preload door's library, as the rest of this build was built.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["build", "--quiet", "-p", "doorbell-softcx-preload"]);
+        command.arg("--target-dir").arg(folder.parent().unwrap());
+        if !cfg!(debug_assertions) {
+            command.arg("--release");
+        }
+        let status = command
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        folder.join("libdoorbell_softcx.so")
+    })
+}
+
+/// A C program of `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
+pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let probe = folder.join(format!("{test}.probe.c"));
+    std::fs::write(
+        &probe,
+        "#include <infiniband/mlx5dv.h>\nint main(void) { return !mlx5dv_is_supported(0); }\n",
+    )
+    .unwrap();
+    let probed = Command::new("cc")
+        .arg(&probe)
+        .args(["-lmlx5", "-libverbs", "-o"])
+        .arg(folder.join(format!("{test}.probe")))
+        .output();
+    match probed {
+        Ok(output) if output.status.success() => {}
+        Ok(_) => {
+            waived(
+                test,
+                "a program with <infiniband/mlx5dv.h> does not build here (Debian: libibverbs-dev)",
+            );
+            return None;
+        }
+        Err(error) => {
+            waived(test, &format!("no C compiler: {error}"));
+            return None;
+        }
+    }
+    let program = folder.join(test);
+    // The libraries are there: from here on, a failure is a failure.
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests")
+                .join(source),
+        )
+        .args(["-lmlx5", "-libverbs", "-lpthread", "-o"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(program)
+}
