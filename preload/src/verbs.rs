@@ -96,13 +96,19 @@ unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, to: *mut c_void) -
     // SAFETY: stored before this function was put anywhere, and of this type.
     let real = unsafe { std::mem::transmute::<*mut c_void, PollCq>(POLL.load(Ordering::Relaxed)) };
     // SAFETY: as the caller's.
-    let found = unsafe { real(cq, entries, to) };
-    if found != 0 {
+    let mut found = unsafe { real(cq, entries, to) };
+    let Some(local) = state::started() else {
         return found;
+    };
+    if found == 0 {
+        if !local.progress() {
+            return 0;
+        }
+        // SAFETY: as the caller's.
+        found = unsafe { real(cq, entries, to) };
     }
-    if !state::started().is_some_and(doorbell::softcx::Local::progress) {
-        return 0;
+    if found != 0 {
+        local.found();
     }
-    // SAFETY: as the caller's.
-    unsafe { real(cq, entries, to) }
+    found
 }

@@ -18,6 +18,8 @@ pub(crate) struct Bell {
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
+/// The engine sleeps, and somebody does its work meanwhile: no need to wake it.
+const STOOD_IN: u32 = 2;
 
 impl Bell {
     /// Wakes the engine if it sleeps. What it is to find must have been stored before.
@@ -33,21 +35,51 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell rings or `timeout` passes; not at all if `last_look` finds something to do.
-    pub(crate) fn sleep(&self, timeout: Duration, last_look: impl FnOnce() -> bool) {
+    /// Does without rings for as long as the caller looks itself, again and again, from here on.
+    #[inline]
+    pub(crate) fn stand_in(&self) {
+        if self.word.load(Ordering::Relaxed) == ASLEEP {
+            // Failing is fine: the engine has woken up.
+            let _ =
+                self.word
+                    .compare_exchange(ASLEEP, STOOD_IN, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends that. If it says so, the caller looks once more: a ring may have been left out that came before.
+    #[inline]
+    pub(crate) fn stand_down(&self) -> bool {
+        if self.word.load(Ordering::Relaxed) != STOOD_IN {
+            return false;
+        }
+        let done = self
+            .word
+            .compare_exchange(STOOD_IN, ASLEEP, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        // Orders the bell before the last look; pairs with the fence in `ring`.
+        fence(Ordering::SeqCst);
+        done
+    }
+
+    /// Sleeps until the bell rings or `timeout` passes; not at all if `last_look` finds something to do. Whether it rang.
+    pub(crate) fn sleep(&self, timeout: Duration, last_look: impl FnOnce() -> bool) -> bool {
         self.word.store(ASLEEP, Ordering::Relaxed);
         // Orders the store before the last look; pairs with the fence in `ring`.
         fence(Ordering::SeqCst);
         if !last_look() {
-            self.futex_wait(timeout);
+            // The word as it is: somebody may have stood in since.
+            match self.word.load(Ordering::Relaxed) {
+                AWAKE => {}
+                asleep => self.futex_wait(asleep, timeout),
+            }
         }
-        self.word.store(AWAKE, Ordering::Relaxed);
+        self.word.swap(AWAKE, Ordering::Relaxed) == AWAKE
     }
 }
 
 #[cfg(not(loom))]
 impl Bell {
-    fn futex_wait(&self, timeout: Duration) {
+    fn futex_wait(&self, word: u32, timeout: Duration) {
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -58,7 +90,7 @@ impl Bell {
                 libc::SYS_futex,
                 self.word.as_ptr(),
                 libc::FUTEX_WAIT,
-                ASLEEP,
+                word,
                 &raw const timeout,
             )
         };
@@ -85,9 +117,9 @@ mod model {
     impl Bell {
         /// As the kernel does it: looks at the word and goes to sleep in one step. Without the time-out, which would hide a
         /// lost ring.
-        pub(super) fn futex_wait(&self, _timeout: Duration) {
+        pub(super) fn futex_wait(&self, word: u32, _timeout: Duration) {
             let guard = self.kernel.lock.lock().unwrap();
-            if self.word.load(Ordering::SeqCst) == ASLEEP {
+            if self.word.load(Ordering::SeqCst) == word {
                 drop(self.kernel.woken.wait(guard).unwrap());
             }
         }
@@ -130,6 +162,34 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
     use std::time::Instant;
+
+    #[test]
+    fn no_ring_is_needed_while_somebody_stands_in() {
+        let bell = Bell::default();
+        assert!(!bell.stand_down(), "nobody stood in");
+        bell.stand_in();
+        bell.sleep(Duration::from_millis(1), || {
+            bell.stand_in();
+            bell.ring();
+            assert!(bell.stand_down());
+            assert!(!bell.stand_down());
+            bell.stand_in();
+            false
+        });
+        // It woke up by its time-out, and the standing in is over.
+        assert!(!bell.stand_down());
+        let start = Instant::now();
+        bell.sleep(Duration::from_secs(20), || {
+            bell.stand_in();
+            assert!(bell.stand_down());
+            bell.ring();
+            false
+        });
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "a ring after it counts"
+        );
+    }
 
     #[test]
     fn a_ring_wakes_and_work_found_in_the_last_look_does_not_sleep() {

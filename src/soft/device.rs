@@ -1,32 +1,18 @@
-//! The device as its users see it, and its engine thread.
+//! The device as its users see it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard};
 
 use crate::soft::core::Core;
+use crate::soft::engine::{ANYBODY, Engine, NOBODY, Nic};
 use crate::soft::fabric::{Fabric, gid_of};
 use crate::soft::faults::Faults;
-use crate::soft::inbox::{InboxBell, PortAddress};
+use crate::soft::inbox::PortAddress;
 use crate::soft::keys::Access;
 use crate::soft::options::{Link, Options};
+use crate::soft::pace::Pace;
 use crate::soft::qp::{Counters, Status};
 use crate::{Error, Result};
-
-/// How long the engine spins with nothing to do before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
-/// How long it keeps out of the way while somebody else makes the device's progress.
-const NAP: Duration = Duration::from_micros(50);
-/// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
-/// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
-const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
-const SLEEP: Duration = Duration::from_millis(1);
-/// The same for a device with nothing to do for [`DOZE_AFTER`].
-const DOZE: Duration = Duration::from_millis(10);
-/// When an idle device becomes one that is not used.
-const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 /// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,136 +53,6 @@ impl PortId {
     }
 }
 
-#[derive(Debug)]
-struct Nic {
-    core: Mutex<Core>,
-    bell: InboxBell,
-    started: Instant,
-    stop: AtomicBool,
-    /// Changes with every turn that others than the engine make, or would have made.
-    driven: AtomicU64,
-    /// Whose doorbell to look for: [`NOBODY`], a slot, or [`ANYBODY`].
-    rung: AtomicUsize,
-}
-
-/// Nobody said that a doorbell was rung that no turn looks at.
-const NOBODY: usize = usize::MAX;
-/// A doorbell of some queue pair, or doorbells of several, were rung.
-const ANYBODY: usize = usize::MAX - 1;
-/// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
-const IDLE_LOOKS: usize = 64;
-
-impl Nic {
-    fn now_ns(&self) -> u64 {
-        self.started.elapsed().as_nanos() as u64
-    }
-
-    /// The core is plain data: a panic while it was locked (none is known) leaves it as it was at that point.
-    fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
-        match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// One turn, with a look at what was rung.
-    #[inline]
-    fn turn(&self, core: &mut Core, now_ns: u64) -> bool {
-        let mut anybody = false;
-        if self.rung.load(Ordering::Relaxed) != NOBODY {
-            // Acquire: behind the doorbell that the hint is about.
-            match self.rung.swap(NOBODY, Ordering::AcqRel) {
-                NOBODY => {}
-                ANYBODY => anybody = true,
-                slot => core.watch(slot),
-            }
-        }
-        let worked = core.turn(now_ns);
-        // The doorbells that every turn looks at come first: a hint without a name is nearly always about one of them.
-        if !worked && anybody && core.look_at_idle(usize::MAX) {
-            return core.turn(now_ns);
-        }
-        worked
-    }
-
-    fn run(&self) {
-        let mut seen = 0;
-        let mut idle_since = None;
-        let mut nap = NAP;
-        while !self.stop.load(Ordering::Acquire) {
-            let driven = self.driven.load(Ordering::Relaxed);
-            if driven != seen {
-                seen = driven;
-                idle_since = None;
-                std::thread::sleep(nap);
-                nap = (nap * 2).min(LONGEST_NAP);
-                continue;
-            }
-            nap = NAP;
-            let worked = self
-                .try_lock()
-                .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
-            if worked {
-                idle_since = None;
-                continue;
-            }
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now_ns = self.now_ns();
-            let due = self.lock().next_due_ns(now_ns);
-            let longest = if since.elapsed() < DOZE_AFTER {
-                SLEEP
-            } else {
-                DOZE
-            };
-            let timeout = due.map_or(longest, |due| {
-                Duration::from_nanos(due.saturating_sub(now_ns)).min(longest)
-            });
-            if timeout.is_zero() {
-                std::thread::yield_now();
-                continue;
-            }
-            let mut woken = false;
-            self.bell.sleep(timeout, || {
-                woken =
-                    self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
-                woken
-            });
-            // After a time-out one turn is enough to know; after a ring there is more to come.
-            if woken || self.lock().look_at_idle(IDLE_LOOKS) {
-                idle_since = None;
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Engine {
-    nic: Arc<Nic>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.nic.stop.store(true, Ordering::Release);
-        self.nic.bell.ring();
-        if let Some(thread) = self.thread.take() {
-            // The engine does not panic; if it did, the panic was printed, and a drop is no place for another.
-            let _ = thread.join();
-        }
-    }
-}
-
 /// A software ConnectX. Clones are handles of the same device; it ends with the last handle, and everything made from it
 /// holds one.
 #[derive(Debug, Clone)]
@@ -210,7 +66,7 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        Device::with(Core::new()?)
+        Device::with(Core::new()?, None)
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
@@ -218,7 +74,7 @@ impl Device {
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
     pub fn on_fabric(options: &Options) -> Result<Device> {
-        Device::with(Device::core_of(options)?)
+        Device::with(Device::core_of(options)?, Some(Pace::new()))
     }
 
     fn core_of(options: &Options) -> Result<Core> {
@@ -230,33 +86,9 @@ impl Device {
         Ok(core)
     }
 
-    fn with(core: Core) -> Result<Device> {
-        let nic = Device::nic_of(core);
-        let engine = Arc::clone(&nic);
-        let thread = std::thread::Builder::new()
-            .name("softcx-engine".into())
-            .spawn(move || engine.run());
-        let thread = thread.map_err(|error| Error::System {
-            operation: "start of the engine thread",
-            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
-        })?;
+    fn with(core: Core, pace: Option<Pace>) -> Result<Device> {
         Ok(Device {
-            engine: Arc::new(Engine {
-                nic,
-                thread: Some(thread),
-            }),
-        })
-    }
-
-    fn nic_of(core: Core) -> Arc<Nic> {
-        let bell = core.inbox().bell();
-        Arc::new(Nic {
-            core: Mutex::new(core),
-            bell,
-            started: Instant::now(),
-            stop: AtomicBool::new(false),
-            driven: AtomicU64::new(0),
-            rung: AtomicUsize::new(NOBODY),
+            engine: Arc::new(Engine::start(core, pace)?),
         })
     }
 
@@ -264,10 +96,7 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn on_fabric_without_engine(options: &Options) -> Result<Device> {
         Ok(Device {
-            engine: Arc::new(Engine {
-                nic: Device::nic_of(Device::core_of(options)?),
-                thread: None,
-            }),
+            engine: Arc::new(Engine::resting(Device::core_of(options)?)),
         })
     }
 
@@ -275,10 +104,7 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
         Ok(Device {
-            engine: Arc::new(Engine {
-                nic: Device::nic_of(Core::new()?),
-                thread: None,
-            }),
+            engine: Arc::new(Engine::resting(Core::new()?)),
         })
     }
 
@@ -329,6 +155,22 @@ impl Device {
             nic.bell.ring();
         }
         worked
+    }
+
+    /// As [`Device::progress`], for a caller that will call again and again, or say that it stops: until then the engine is not
+    /// woken by packets.
+    #[inline]
+    pub(crate) fn progress_on(&self) -> bool {
+        self.nic().bell.stand_in();
+        self.progress()
+    }
+
+    /// That caller turns to something else.
+    #[inline]
+    pub(crate) fn progress_off(&self) {
+        if self.nic().bell.stand_down() {
+            self.progress();
+        }
     }
 
     /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because

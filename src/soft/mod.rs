@@ -17,6 +17,7 @@ mod device;
 mod dma;
 #[cfg(all(test, not(loom)))]
 mod driver;
+mod engine;
 mod fabric;
 mod faults;
 mod gather;
@@ -26,6 +27,7 @@ mod inbox;
 mod keys;
 mod mapping;
 mod options;
+mod pace;
 mod packet;
 mod qp;
 mod queue_pair;

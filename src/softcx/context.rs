@@ -1,6 +1,7 @@
 //! One open of the device file, and the one call that it takes.
 #![allow(unsafe_code)] // shows the device a page
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,6 +46,8 @@ pub(super) struct Tables {
     pub(super) objects: Objects,
     pub(super) pages: DevicePages,
     pub(super) channels: Vec<CompletionChannel>,
+    /// Queue pairs, by number, in multicast groups.
+    pub(super) groups: HashSet<(u32, [u8; 16])>,
     /// GET_CONTEXT was called; before that nothing else can be.
     pub(super) opened: bool,
 }
@@ -73,6 +76,7 @@ impl Context {
                 objects: Objects::default(),
                 pages,
                 channels: Vec::new(),
+                groups: HashSet::new(),
                 opened: false,
             }),
             events,

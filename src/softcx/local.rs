@@ -130,10 +130,16 @@ impl Local {
         node::statx(stat)
     }
 
-    /// Lets the device do a turn of its work in the caller: [`Device::progress`].
+    /// Lets the device do a turn of its work in a caller that polls: [`Device::progress`].
     #[inline]
     pub fn progress(&self) -> bool {
-        self.device.progress()
+        self.device.progress_on()
+    }
+
+    /// That caller has found what it polled for.
+    #[inline]
+    pub fn found(&self) {
+        self.device.progress_off();
     }
 
     /// Removes what is on disk, before the process ends.

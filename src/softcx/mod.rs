@@ -19,6 +19,7 @@ mod filter;
 pub mod hostile;
 mod install;
 mod last_close;
+mod limits;
 mod listener;
 mod local;
 mod node;

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use crate::soft::client::Errno;
 use crate::softcx::events::Completions;
-
-/// Handles that one context may hold. Numbers that objects have in the device are limited there.
-pub(super) const HANDLES: usize = 1 << 17;
+use crate::softcx::limits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mr {
@@ -60,26 +58,47 @@ pub(super) enum Object {
     Uar(Uar),
 }
 
+impl Object {
+    /// Which kind it is, and how many of them one context may have.
+    fn kind(&self) -> (usize, u32) {
+        match self {
+            Object::Pd(_) => (0, limits::PDS),
+            Object::Mr(_) => (1, limits::MRS),
+            Object::Mw(_) => (2, limits::MWS),
+            Object::Cq(_) => (3, limits::CQS),
+            Object::Srq(_) => (4, limits::SRQS),
+            Object::Qp(_) => (5, limits::QPS),
+            Object::Ah(_) => (6, limits::AHS),
+            Object::Uar(_) => (7, limits::UARS),
+        }
+    }
+}
+
 /// Objects by handle. The lowest free one is taken next.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
     /// No free slot is below.
     free_from: usize,
+    /// How many there are of each kind.
+    counts: [u32; 8],
 }
 
 impl Objects {
-    /// ENOMEM when there are too many.
+    /// ENOMEM when there are too many of the kind.
     pub(super) fn insert(&mut self, object: Object) -> Result<u32, Errno> {
+        let (kind, limit) = object.kind();
+        let count = self.counts.get_mut(kind).ok_or(libc::ENOMEM)?;
+        if *count >= limit {
+            return Err(libc::ENOMEM);
+        }
+        *count += 1;
         let at = self
             .slots
             .iter()
             .skip(self.free_from)
             .position(Option::is_none)
             .map_or(self.slots.len(), |at| at + self.free_from);
-        if at >= HANDLES {
-            return Err(libc::ENOMEM);
-        }
         match self.slots.get_mut(at) {
             Some(slot) => *slot = Some(object),
             None => self.slots.push(Some(object)),
@@ -98,8 +117,11 @@ impl Objects {
 
     pub(super) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.slots.get_mut(handle as usize)?.take();
-        if object.is_some() {
+        if let Some(object) = &object {
             self.free_from = self.free_from.min(handle as usize);
+            if let Some(count) = self.counts.get_mut(object.kind().0) {
+                *count -= 1;
+            }
         }
         object
     }
@@ -159,10 +181,11 @@ mod tests {
     #[test]
     fn there_is_an_end_to_them() {
         let mut objects = Objects::default();
-        for _ in 0..HANDLES {
+        for _ in 0..limits::PDS {
             objects.insert(Object::Pd(0)).unwrap();
         }
         assert_eq!(objects.insert(Object::Pd(0)), Err(libc::ENOMEM));
+        assert_eq!(objects.insert(Object::Mw(0)), Ok(limits::PDS));
         objects.remove(77);
         assert_eq!(objects.insert(Object::Pd(0)), Ok(77));
     }

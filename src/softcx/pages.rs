@@ -9,11 +9,12 @@ use std::time::{Duration, SystemTime};
 use crate::soft::client::Errno;
 use crate::softcx::abi::{Layout, Mlx5ClockInfo};
 use crate::softcx::channel::{inode, last_errno, reopen};
+use crate::softcx::limits;
 
 pub(super) const PAGE_BYTES: usize = 4096;
 /// The first UAR page in the file, and how many there are. Their numbers are what `UAR_OBJ_ALLOC` returns.
 const FIRST_UAR: usize = 0xa00;
-pub(super) const UARS: usize = 512;
+const UARS: usize = limits::UARS as usize;
 /// Pages that libmlx5 asks for by command: `MLX5_IB_MMAP_CORE_CLOCK` and `MLX5_IB_MMAP_CLOCK_INFO`, in the second byte.
 const CLOCK: usize = 5 << 8;
 const CLOCK_INFO: usize = 7 << 8;

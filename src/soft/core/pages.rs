@@ -92,6 +92,23 @@ impl Core {
         self.pages.get_mut(uar).and_then(Option::as_mut)
     }
 
+    /// Whether a client has a queue pair that takes requests: its doorbell may be stored to at any time, and nobody says so.
+    pub(crate) fn may_be_rung(&self) -> bool {
+        let awake = |slot: &usize| {
+            let qp = self.qps.get(*slot).and_then(Option::as_ref);
+            qp.is_some_and(|qp| !matches!(qp.state(), State::Reset | State::Init))
+        };
+        let mut pages = self.pages.iter().flatten();
+        pages.any(|page| page.qps.iter().any(awake))
+    }
+
+    /// Has the next turn look at all pages, also those that were quiet for long.
+    pub(crate) fn look_at_all_pages(&mut self) {
+        for page in self.pages.iter_mut().flatten() {
+            page.quiet = page.quiet.min(HOT_LOOKS - 1);
+        }
+    }
+
     /// Looks at the registers of all pages. A register may have been overwritten before it was seen, so a hit is taken as one
     /// for each queue on its page, and their records tell.
     #[inline]

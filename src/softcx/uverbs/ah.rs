@@ -1,6 +1,6 @@
 //! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
 
-use super::{Call, limits};
+use super::Call;
 use crate::soft::client::Errno;
 use crate::softcx::abi::{CreateAh, CreateAhResp, DestroyAh, Mlx5CreateAhResp};
 use crate::softcx::objects::Object;
@@ -18,10 +18,6 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(libc::EINVAL);
     }
     let pd = call.tables.objects.pd(request.pd_handle)?;
-    let kept = |object: &&Object| matches!(object, Object::Ah(_));
-    if call.tables.objects.iter().filter(kept).count() >= limits::AHS as usize {
-        return Err(libc::ENOMEM);
-    }
     let ah_handle = call.insert(Object::Ah(pd))?;
     call.respond(CreateAhResp { ah_handle });
     if port.is_ethernet() {

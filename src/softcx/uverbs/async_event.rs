@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::arguments::{Kind, Spec};
-use super::{Call, Made, limits};
+use super::{Call, Made};
 use crate::soft::client::Errno;
 use crate::softcx::channel::{Carries, Channel};
+use crate::softcx::limits;
 
 pub(super) const ATTRIBUTES: &[Spec] = &[(0, Kind::New, true)];
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Call, Made, limits};
+use super::{Call, Made};
 use crate::soft::client::Errno;
 use crate::softcx::abi::{CreateCompChannel, CreateCompChannelResp};
 use crate::softcx::channel::{Carries, Channel};
 use crate::softcx::context::CompletionChannel;
+use crate::softcx::limits;
 use crate::softcx::objects::Object;
 
 pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, completion_channel, limits, uar};
+use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, completion_channel, uar};
 use crate::soft::client::{CqParts, Errno, EventSink};
 use crate::softcx::abi::*;
 use crate::softcx::channel::Channel;
 use crate::softcx::context::Context;
 use crate::softcx::events::{Completions, Subject};
+use crate::softcx::limits;
 use crate::softcx::objects::{Cq, Object};
 
 /// `uverbs_attrs_create_cq_cmd_attr_ids`.

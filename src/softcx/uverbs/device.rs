@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::arguments::{Kind, Spec};
-use super::limits;
 use super::{Call, DRIVER, DRIVER_IN, DRIVER_OUT, Made};
 use crate::soft::client::Errno;
 use crate::softcx::abi::*;
 use crate::softcx::channel::{Carries, Channel};
+use crate::softcx::limits;
 use crate::softcx::port::{GIDS, Port};
 
 /// `MLX5_IB_ALLOC_UCTX_DEVX`: raw commands to the firmware, of which there is none.
@@ -41,6 +41,10 @@ const RC_RNR_NAK_GEN: u32 = 1 << 12;
 const MEM_WINDOW: u32 = 1 << 17;
 const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
+
+/// `ib_uverbs_query_port_cap_flags`: nothing is here that a subnet manager would talk to.
+const SYS_IMAGE_GUID_SUP: u32 = 1 << 11;
+const IP_BASED_GIDS: u32 = 1 << 26;
 
 /// Which ConnectX it shows itself as: the part, and its firmware's version.
 pub(in crate::softcx) const PART: u32 = 4129;
@@ -212,9 +216,9 @@ fn device(port: &Port) -> QueryDeviceResp {
         // IBV_ATOMIC_HCA
         atomic_cap: 1,
         max_mw: limits::MWS,
-        max_mcast_grp: 1 << 13,
-        max_mcast_qp_attach: 240,
-        max_total_mcast_qp_attach: 240 << 13,
+        max_mcast_grp: limits::MULTICAST,
+        max_mcast_qp_attach: limits::MULTICAST,
+        max_total_mcast_qp_attach: limits::MULTICAST,
         max_ah: limits::AHS,
         max_srq: limits::SRQS,
         max_srq_wr: limits::SRQ_WQES - 1,
@@ -273,7 +277,11 @@ pub(super) fn query_driver_port(call: &mut Call<'_>) -> Result<(), Errno> {
 fn port(port: &Port) -> QueryPortResp {
     let ethernet = port.is_ethernet();
     QueryPortResp {
-        port_cap_flags: if ethernet { 0x0401_0000 } else { 0x2259_e848 },
+        port_cap_flags: if ethernet {
+            IP_BASED_GIDS
+        } else {
+            SYS_IMAGE_GUID_SUP
+        },
         max_msg_sz: limits::MESSAGE_BYTES,
         gid_tbl_len: GIDS,
         pkey_tbl_len: limits::PKEYS,

@@ -11,7 +11,6 @@ mod completion_channel;
 mod cq;
 mod device;
 mod gid;
-mod limits;
 mod mr;
 mod multicast;
 mod mw;

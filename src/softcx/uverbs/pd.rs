@@ -1,18 +1,14 @@
 //! Protection domains.
 
 use super::Call;
+use super::DRIVER;
 use super::arguments::{Kind, Spec};
-use super::{DRIVER, limits};
 use crate::soft::client::Errno;
 use crate::softcx::abi::{AllocPd, AllocPdResp, DeallocPd, Layout, Mlx5AllocPdResp};
 use crate::softcx::objects::Object;
 
 pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
     let _: AllocPd = call.request()?;
-    let kept = |object: &&Object| matches!(object, Object::Pd(_));
-    if call.tables.objects.iter().filter(kept).count() >= limits::PDS as usize {
-        return Err(libc::ENOMEM);
-    }
     let pd = call.context.client.alloc_pd()?;
     let pd_handle = call.insert(Object::Pd(pd))?;
     call.respond(AllocPdResp { pd_handle });

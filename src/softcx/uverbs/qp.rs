@@ -5,12 +5,13 @@ pub(super) use super::qp_attributes::{modify, modify_extended, query};
 use std::sync::Arc;
 
 use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, limits, uar};
+use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, uar};
 use crate::soft::client::{Errno, QpParts, Transport};
 use crate::softcx::abi::*;
 use crate::softcx::channel::Channel;
 use crate::softcx::context::Context;
 use crate::softcx::events::Subject;
+use crate::softcx::limits;
 use crate::softcx::objects::{Object, Qp};
 
 /// `uverbs_attrs_create_qp_cmd_attr_ids`.
@@ -265,6 +266,7 @@ pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: DestroyQp = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let events_reported = remove(call.context, qp.qpn)?;
+    call.tables.groups.retain(|(qpn, _)| *qpn != qp.qpn);
     call.tables.objects.remove(request.qp_handle);
     call.respond(DestroyQpResp { events_reported });
     Ok(())

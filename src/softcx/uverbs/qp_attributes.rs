@@ -1,8 +1,9 @@
 //! Attributes of queue pairs: modify and query.
 
-use super::{Call, limits};
+use super::Call;
 use crate::soft::client::{AddressVector, Errno, QpAttributes, mask};
 use crate::softcx::abi::*;
+use crate::softcx::limits;
 use crate::softcx::port::GIDS;
 
 /// What the older form may name: everything up to IB_QP_DEST_QPN.

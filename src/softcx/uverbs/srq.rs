@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, limits};
+use super::{Call, DRIVER_IN, DRIVER_OUT, async_event};
 use crate::soft::client::{Errno, SrqParts};
 use crate::softcx::abi::*;
 use crate::softcx::channel::Channel;
 use crate::softcx::context::Context;
 use crate::softcx::events::Subject;
+use crate::softcx::limits;
 use crate::softcx::objects::{Object, Srq};
 
 /// `uverbs_attrs_create_srq_cmd_attr_ids`.

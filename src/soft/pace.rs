@@ -1,0 +1,157 @@
+//! When an engine looks that nobody calls.
+//!
+//! The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
+//! looks again and again: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
+//! Who rings after a pause waits that part longer, and a device that is not used costs next to nothing.
+//!
+//! It sleeps rather than spins or yields because clients spin: where there are no more cores than those, the scheduler lets a thread
+//! that wakes up go first, above all one with short slices, but lets one that never sleeps wait for whole ticks.
+#![allow(unsafe_code)] // scheduling of the calling thread
+
+use std::time::Duration;
+
+/// Sleeps are this part of the time since there was something to do.
+const PART: u32 = 32;
+const SHORTEST: Duration = Duration::from_micros(2);
+const LONGEST: Duration = Duration::from_micros(500);
+/// The same when no client could ring.
+const UNUSED: Duration = Duration::from_millis(10);
+/// From this length on a sleep can be ended by a ring; below, the ring would take its caller longer than the rest of the sleep.
+const RINGABLE: Duration = Duration::from_micros(10);
+/// How long the engine goes on looking before the first sleep: as long as a client takes to answer with a doorbell.
+const SPIN: Duration = Duration::from_micros(5);
+/// The same where there are cores to spare.
+const LONG_SPIN: Duration = Duration::from_micros(100);
+const MANY_CORES: usize = 8;
+/// What the scheduler may let this thread run in one go; the shortest that it takes (Linux 6.12).
+const SLICE_NS: u64 = 100_000;
+
+/// What an engine without work is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Look again.
+    Spin,
+    /// Sleep for so long, whatever happens.
+    Nap(Duration),
+    /// Sleep for at most so long, or until the bell rings.
+    Sleep(Duration),
+}
+
+impl Rest {
+    /// Not longer than until something is due.
+    pub(super) fn until(self, due: Option<Duration>) -> Rest {
+        let Some(due) = due else {
+            return self;
+        };
+        match self {
+            Rest::Spin => Rest::Spin,
+            _ if due.is_zero() => Rest::Spin,
+            Rest::Nap(time) => Rest::Nap(time.min(due)),
+            Rest::Sleep(time) => Rest::Sleep(time.min(due)),
+        }
+    }
+}
+
+/// The pace of a device that clients ring unheard.
+#[derive(Debug)]
+pub(super) struct Pace {
+    spin: Duration,
+}
+
+impl Pace {
+    pub(super) fn new() -> Pace {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Pace {
+            spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
+        }
+    }
+
+    /// `idle`: how long there has been nothing to do; `may_be_rung`: whether a client could ring.
+    pub(super) fn rest(&self, idle: Duration, may_be_rung: bool) -> Rest {
+        if idle < self.spin {
+            return Rest::Spin;
+        }
+        if !may_be_rung {
+            return Rest::Sleep(UNUSED);
+        }
+        let sleep = (idle / PART).clamp(SHORTEST, LONGEST);
+        if sleep < RINGABLE {
+            Rest::Nap(sleep)
+        } else {
+            Rest::Sleep(sleep)
+        }
+    }
+}
+
+/// Has the scheduler wake the calling thread on time, and put it before threads that run on and on. What the kernel does not know, it
+/// refuses, and nothing is lost.
+pub(super) fn wake_promptly() {
+    // SAFETY: takes numbers only, and is about the calling thread.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+    let attributes = SchedAttr {
+        size: size_of::<SchedAttr>() as u32,
+        // SAFETY: takes numbers only. Niceness is set together with the slice.
+        nice: unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) },
+        runtime: SLICE_NS,
+        ..SchedAttr::default()
+    };
+    // SAFETY: a structure that says its own length; about the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
+/// `struct sched_attr`, as of its first version.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
+        let pace = Pace { spin: SPIN };
+        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), true);
+        assert_eq!(rest(0), Rest::Spin);
+        assert_eq!(rest(6), Rest::Nap(SHORTEST));
+        assert_eq!(rest(128), Rest::Nap(Duration::from_micros(4)));
+        assert_eq!(rest(3200), Rest::Sleep(Duration::from_micros(100)));
+        assert_eq!(rest(1_000_000), Rest::Sleep(LONGEST));
+        let unused = pace.rest(Duration::from_secs(1), false);
+        assert_eq!(unused, Rest::Sleep(UNUSED));
+    }
+
+    #[test]
+    fn no_sleep_outlasts_what_is_due() {
+        let (short, long) = (Duration::from_micros(1), Duration::from_secs(1));
+        let rest = Rest::Sleep(LONGEST);
+        assert_eq!(rest.until(None), rest);
+        assert_eq!(rest.until(Some(long)), rest);
+        assert_eq!(rest.until(Some(short)), Rest::Sleep(short));
+        assert_eq!(Rest::Nap(SHORTEST).until(Some(short)), Rest::Nap(short));
+        assert_eq!(rest.until(Some(Duration::ZERO)), Rest::Spin);
+    }
+
+    #[test]
+    fn a_thread_that_wakes_promptly_keeps_its_niceness() {
+        let thread = std::thread::spawn(|| {
+            // SAFETY: takes numbers only; about this thread.
+            let nice = || unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+            // SAFETY: as above.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) };
+            let before = nice();
+            wake_promptly();
+            assert_eq!(nice(), before);
+        });
+        thread.join().unwrap();
+    }
+}
