@@ -227,8 +227,6 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
-        // Behind what it reports.
-        self.copies.settle();
         let lost = self.wire.strikes(Counted::Completion).is_some();
         let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);
         let pushed = queue.is_some_and(|queue| {
@@ -371,15 +369,8 @@ impl Qp {
     #[inline]
     pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, mut packet: Packet) {
         context.counters.packets_sent += 1;
-        let other = match packet.header.kind {
-            Kind::ReadResponse => Some(Kind::AtomicResponse),
-            Kind::AtomicResponse => Some(Kind::ReadResponse),
-            _ => None,
-        };
-        if let Some(other) = other
-            && context.wire.strikes(Counted::Response).is_some()
-        {
-            packet.header.kind = other;
+        if context.wire.is_faulty() {
+            garble(context, &mut packet.header);
         }
         if let Some(trace) = &mut context.trace {
             trace.sent(context.now_ns, to, &packet.header);
@@ -430,8 +421,8 @@ impl Qp {
         byte_count: u32,
         syndrome: Option<Syndrome>,
     ) {
-        context.copies.settle();
-        let lost = context.copies.take_fault(self.parts.qpn);
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn);
         let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
@@ -457,8 +448,8 @@ impl Qp {
 
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
-        context.copies.settle();
-        let lost = context.copies.take_fault(self.parts.qpn) && !cqe.opcode.is_error();
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn) && !cqe.opcode.is_error();
         let mut cqe = Cqe {
             qpn: self.parts.qpn,
             srqn_uidx: self.parts.user_index,
@@ -561,6 +552,19 @@ impl Qp {
             self.set_state(State::SendQueueError);
         }
         self.flush_sends(context);
+    }
+}
+
+/// Gives a response the form of the other kind, if a fault picks it.
+#[cold]
+fn garble(context: &mut Context<'_>, header: &mut Header) {
+    let other = match header.kind {
+        Kind::ReadResponse => Kind::AtomicResponse,
+        Kind::AtomicResponse => Kind::ReadResponse,
+        _ => return,
+    };
+    if context.wire.strikes(Counted::Response).is_some() {
+        header.kind = other;
     }
 }
 
