@@ -37,7 +37,6 @@ mod nic;
 pub mod peer;
 pub mod region;
 pub mod soft;
-#[allow(dead_code)] // layouts that only the tests build
 pub mod softcx;
 mod status;
 pub mod stream;

@@ -367,7 +367,7 @@ fn datagram() {
         flow_label: 0x1_2345,
         gid: hex("fe800000000000005c0f7c0000000007").try_into().unwrap(),
     };
-    assert_eq!(wqe.datagram, Some(expected));
+    assert_eq!(wqe.datagram(), Some(expected));
     assert_eq!(wqe.total_len(), 64);
 }
 
@@ -391,7 +391,7 @@ fn window() {
             access: 6,
         }),
     };
-    assert_eq!(Wqe::parse(&wqe).unwrap().window, Some(expected));
+    assert_eq!(Wqe::parse(&wqe).unwrap().window(), Some(expected));
     assert_eq!(expected.new_key(), 0x0005_0602);
 }
 

@@ -201,7 +201,7 @@ fn datagram_wqes() {
     for ((theirs, want), question) in theirs.iter().zip(&wanted).zip(&questions) {
         let bytes = unhex(theirs);
         let wqe = Wqe::parse_datagram(&bytes).unwrap();
-        assert_eq!(wqe.datagram.as_ref(), Some(want), "{question}");
+        assert_eq!(wqe.datagram(), Some(*want), "{question}");
         assert_eq!(wqe.total_len(), 8);
     }
 }
@@ -248,8 +248,8 @@ fn window_wqes() {
     for ((theirs, want), question) in theirs.iter().zip(&wanted).zip(&questions) {
         let bytes = unhex(theirs);
         assert_eq!(
-            Wqe::parse(&bytes).unwrap().window.as_ref(),
-            Some(want),
+            Wqe::parse(&bytes).unwrap().window(),
+            Some(*want),
             "{question}"
         );
         // Cut short, it is none.

@@ -150,10 +150,10 @@ pub struct Wqe<'a> {
     pub remote: Option<Remote>,
     /// The operands, for the atomics.
     pub atomic: Option<RemoteAtomic>,
-    /// Where it goes, for a WQE that was read as one of a datagram queue pair.
-    pub datagram: Option<Datagram>,
-    /// What it does to a memory window, for UMR.
-    pub window: Option<WindowUpdate>,
+    /// The segments of its address, for a WQE that was read as one of a datagram queue pair.
+    address: Option<&'a [[u8; SEGMENT_BYTES]; 3]>,
+    /// Those of an update of a memory window, checked.
+    update: Option<&'a [[u8; SEGMENT_BYTES]]>,
     /// The segments behind control, remote and atomic, checked.
     payload: &'a [[u8; SEGMENT_BYTES]],
     payload_offset: usize,
@@ -209,15 +209,15 @@ impl<'a> Wqe<'a> {
             ctrl: control,
             remote: None,
             atomic: None,
-            datagram: None,
-            window: None,
+            address: None,
+            update: None,
             payload: &[],
             payload_offset: 0,
             total_len: 0,
         };
         if control.opcode_raw == WindowUpdate::OPCODE {
-            wqe.window = WindowUpdate::parse(control.imm, rest);
-            return match wqe.window {
+            wqe.update = Some(rest);
+            return match wqe.window() {
                 Some(_) => Ok(wqe),
                 None => Err(malformed("UMR without its segments".to_owned())),
             };
@@ -229,7 +229,7 @@ impl<'a> Wqe<'a> {
             let Some((address, behind)) = rest.split_first_chunk::<3>() else {
                 return Err(malformed(format!("{} without an address", opcode.name())));
             };
-            wqe.datagram = Some(Datagram::parse(address));
+            wqe.address = Some(address);
             rest = behind;
         }
         let mut next = |what: &str| match rest.split_first() {
@@ -266,6 +266,16 @@ impl<'a> Wqe<'a> {
             rest = behind;
         }
         Ok(wqe)
+    }
+
+    /// Where it goes, for a WQE that was read as one of a datagram queue pair.
+    pub fn datagram(&self) -> Option<Datagram> {
+        self.address.map(Datagram::parse)
+    }
+
+    /// What it does to a memory window, for UMR.
+    pub fn window(&self) -> Option<WindowUpdate> {
+        WindowUpdate::parse(self.ctrl.imm, self.update?)
     }
 
     /// The payload in order.

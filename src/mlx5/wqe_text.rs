@@ -7,7 +7,7 @@ use super::{Segment, Wqe};
 impl fmt::Display for Wqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let control = &self.ctrl;
-        let opcode = match (control.opcode, self.window) {
+        let opcode = match (control.opcode, self.window()) {
             (Some(opcode), _) => opcode.name(),
             (None, Some(_)) => "UMR",
             (None, None) => "unknown",

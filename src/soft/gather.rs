@@ -153,8 +153,12 @@ impl Gather {
             compare: wqe.atomic.map_or(0, |atomic| atomic.compare),
             total_bytes: wqe.total_len(),
         };
-        self.datagram = wqe.datagram;
-        self.window = wqe.window;
+        if parts.transport == Transport::Ud {
+            self.datagram = wqe.datagram();
+        }
+        if request.opcode == WindowUpdate::OPCODE {
+            self.window = wqe.window();
+        }
         self.of = Some((qpn, index));
         Ok(request)
     }

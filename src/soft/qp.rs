@@ -371,15 +371,8 @@ impl Qp {
     #[inline]
     pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, mut packet: Packet) {
         context.counters.packets_sent += 1;
-        let other = match packet.header.kind {
-            Kind::ReadResponse => Some(Kind::AtomicResponse),
-            Kind::AtomicResponse => Some(Kind::ReadResponse),
-            _ => None,
-        };
-        if let Some(other) = other
-            && context.wire.strikes(Counted::Response).is_some()
-        {
-            packet.header.kind = other;
+        if context.wire.is_faulty() {
+            garble(context, &mut packet.header);
         }
         if let Some(trace) = &mut context.trace {
             trace.sent(context.now_ns, to, &packet.header);
@@ -561,6 +554,19 @@ impl Qp {
             self.set_state(State::SendQueueError);
         }
         self.flush_sends(context);
+    }
+}
+
+/// Gives a response the form of the other kind, if a fault picks it.
+#[cold]
+fn garble(context: &mut Context<'_>, header: &mut Header) {
+    let other = match header.kind {
+        Kind::ReadResponse => Kind::AtomicResponse,
+        Kind::AtomicResponse => Kind::ReadResponse,
+        _ => return,
+    };
+    if context.wire.strikes(Counted::Response).is_some() {
+        header.kind = other;
     }
 }
 

@@ -109,6 +109,12 @@ impl Wire {
         .then_some((faults, Random(faults.seed)));
     }
 
+    /// Whether anything is to go wrong at all.
+    #[inline]
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.faults.is_some()
+    }
+
     /// Counts an event: whether a fault picks this one, and with what code.
     #[inline]
     pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::soft::client::Errno;
+use crate::softcx::abi::{AsyncEventDesc, CompEventDesc, Layout};
 
 /// Unread events of a channel from which on an event that is already among them is not added again: who does not read
 /// needs no second wake-up. A pipe holds 4,096 of the longer kind, so that the others find room.
@@ -34,8 +35,8 @@ pub(super) enum Carries {
 impl Carries {
     fn bytes(self) -> usize {
         match self {
-            Carries::Completions => 8,
-            Carries::AsyncEvents => 16,
+            Carries::Completions => CompEventDesc::BYTES,
+            Carries::AsyncEvents => AsyncEventDesc::BYTES,
         }
     }
 }
@@ -91,10 +92,6 @@ impl Channel {
     /// By which the process's descriptor is recognised.
     pub(super) fn inode(&self) -> (u64, u64) {
         self.inode
-    }
-
-    pub(super) fn carries(&self) -> Carries {
-        self.carries
     }
 
     /// Puts an event in. False if nothing was added, because the reader has that very event and much else to read. Never blocks.
@@ -198,14 +195,18 @@ impl Queue {
                 break;
             };
             for record in bytes[..read.min(bytes.len())].chunks_exact(carries.bytes()) {
-                records.push(Record {
-                    element: record
-                        .first_chunk()
-                        .map_or(0, |word| u64::from_ne_bytes(*word)),
-                    kind: record
-                        .get(8..)
-                        .and_then(<[u8]>::first_chunk)
-                        .map_or(0, |word| u32::from_ne_bytes(*word)),
+                records.push(match carries {
+                    Carries::Completions => Record {
+                        element: CompEventDesc::read(record).cq_handle,
+                        kind: 0,
+                    },
+                    Carries::AsyncEvents => {
+                        let event = AsyncEventDesc::read(record);
+                        Record {
+                            element: event.element,
+                            kind: event.event_type,
+                        }
+                    }
                 });
             }
         }

@@ -90,6 +90,12 @@ const METHODS: &[Method] = &[
         device::QUERY_ATTRIBUTES,
         device::query_context,
     ),
+    Method(
+        object::DEVICE,
+        DRIVER,
+        device::DRIVER_PORT_ATTRIBUTES,
+        device::query_driver_port,
+    ),
     Method(object::DEVICE, 5, gid::TABLE_ATTRIBUTES, gid::query_table),
     Method(object::DEVICE, 6, gid::ENTRY_ATTRIBUTES, gid::query_entry),
     Method(object::PD, DRIVER, pd::QUERY_ATTRIBUTES, pd::query),

@@ -311,6 +311,28 @@ fn a_context_is_opened_once_and_first() {
 }
 
 #[test]
+fn the_clock_that_is_mapped_runs() {
+    let client = Client::open();
+    let word = client.context.lock().pages.clock();
+    let read = || {
+        // SAFETY: a page of the mapping, which the context holds.
+        let clock = unsafe { std::sync::atomic::AtomicU64::from_ptr(word.cast()) };
+        u64::from_be(clock.load(std::sync::atomic::Ordering::Acquire))
+    };
+    let (first, mut last) = (read(), read());
+    for _ in 0..1000 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        let now = read();
+        assert!(now >= last);
+        last = now;
+        if last > first + 20_000_000 {
+            return;
+        }
+    }
+    panic!("it stands at {last}");
+}
+
+#[test]
 fn wrong_frames_are_refused() {
     let client = Client::open();
     let list = [(2, 8, 3)];
