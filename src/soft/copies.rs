@@ -82,7 +82,7 @@ impl Copies {
         self.cause = Cause { qpn, request };
     }
 
-    /// Makes what was collected. What failed is known by [`Copies::take_fault`] and [`Copies::take_any_fault`].
+    /// Makes what was collected. What failed is known by [`Copies::settle_for`] and [`Copies::take_any_fault`].
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !self.pieces.is_empty() {
@@ -90,12 +90,19 @@ impl Copies {
         }
     }
 
-    /// Whether a collected copy for that queue pair failed since this was last asked.
+    /// Makes what was collected, before something is told to this queue pair. Whether a copy for it failed since this was last
+    /// asked.
     #[inline]
-    pub(crate) fn take_fault(&mut self, qpn: u32) -> bool {
-        if self.faults.is_empty() {
+    pub(crate) fn settle_for(&mut self, qpn: u32) -> bool {
+        if self.pieces.is_empty() && self.faults.is_empty() {
             return false;
         }
+        self.make_pieces();
+        self.take_fault(qpn)
+    }
+
+    #[cold]
+    fn take_fault(&mut self, qpn: u32) -> bool {
         let before = self.faults.len();
         self.faults.retain(|cause| cause.qpn != qpn);
         self.faults.len() != before
@@ -298,9 +305,10 @@ impl Copies {
         });
     }
 
+    #[cold]
     fn make_pieces(&mut self) {
         let pieces = std::mem::take(&mut self.pieces);
-        if self.make(&pieces).is_err() {
+        if !pieces.is_empty() && self.make(&pieces).is_err() {
             // Some memory is gone: those whose it is are found one by one.
             for piece in &pieces {
                 if self.make(std::slice::from_ref(piece)).is_err() {
@@ -554,7 +562,7 @@ mod tests {
         copies.settle();
         assert_eq!(a.read(good, 4), b"good");
         assert_eq!(a.read(good + 8, 4), b"good");
-        assert!(!copies.take_fault(1) && !copies.take_fault(3));
+        assert!(!copies.settle_for(1) && !copies.settle_for(3));
         let cause = Cause {
             qpn: 2,
             request: true,

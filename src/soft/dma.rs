@@ -141,11 +141,7 @@ impl Ring {
         let total = out.len().min(self.len_bytes);
         let head = total.min(self.len_bytes - offset);
         let Some(start) = self.start.pointer() else {
-            let (first, rest) = out[..total].split_at_mut(head);
-            let at = self.start.behind(offset as u64);
-            return at
-                .space
-                .gather(&mut [(at.addr, first), (self.start.addr, rest)]);
+            return self.read_far(offset, &mut out[..total], head);
         };
         // SAFETY: `offset + head` and `total - head` stay within the ring; `out` has room for `total`; a ring and a local
         // buffer do not overlap.
@@ -154,6 +150,19 @@ impl Ring {
             std::ptr::copy_nonoverlapping(start, out.as_mut_ptr().add(head), total - head);
         }
         Ok(())
+    }
+
+    #[cold]
+    fn read_far(
+        &self,
+        offset: usize,
+        out: &mut [u8],
+        head: usize,
+    ) -> std::result::Result<(), Fault> {
+        let (first, rest) = out.split_at_mut(head);
+        let at = self.start.behind(offset as u64);
+        at.space
+            .gather(&mut [(at.addr, first), (self.start.addr, rest)])
     }
 
     /// [`Ring::read`] of something that does not change any more, as the `valid` bytes from its start on do not: those are read
@@ -171,6 +180,16 @@ impl Ring {
         if self.start.space.is_local() {
             return self.read(offset, out);
         }
+        self.read_window(offset, out, valid)
+    }
+
+    #[cold]
+    fn read_window(
+        &self,
+        offset: usize,
+        out: &mut [u8],
+        valid: usize,
+    ) -> std::result::Result<(), Fault> {
         let Ok(mut window) = self.window.try_borrow_mut() else {
             return self.read(offset, out);
         };
@@ -215,13 +234,7 @@ impl Ring {
         }
         let offset = offset & (self.len_bytes - 1) & !63;
         let Some(start) = self.start.pointer() else {
-            // The kernel copies one piece after the other; inside of a piece the order is anybody's. So the byte with the owner
-            // bit is a piece of its own.
-            let at = self.start.behind(offset as u64);
-            let (body, owner) = cqe.split_at(63);
-            return at
-                .space
-                .scatter(&[(at.addr, body), (at.addr.wrapping_add(63), owner)]);
+            return self.write_cqe_far(offset, cqe);
         };
         let last = u64::from_ne_bytes([
             cqe[56], cqe[57], cqe[58], cqe[59], cqe[60], cqe[61], cqe[62], cqe[63],
@@ -233,6 +246,18 @@ impl Ring {
             AtomicU64::from_ptr(at.add(56).cast()).store(last, Ordering::Release);
         }
         Ok(())
+    }
+}
+
+impl Ring {
+    /// The kernel copies one piece after the other; inside of a piece the order is anybody's. So the byte with the owner bit is
+    /// a piece of its own.
+    #[cold]
+    fn write_cqe_far(&self, offset: usize, cqe: &[u8; 64]) -> std::result::Result<(), Fault> {
+        let at = self.start.behind(offset as u64);
+        let (body, owner) = cqe.split_at(63);
+        at.space
+            .scatter(&[(at.addr, body), (at.addr.wrapping_add(63), owner)])
     }
 }
 
@@ -253,6 +278,13 @@ impl RecordWord {
     /// As for [`RecordWord::new`] if the place is one of this process.
     pub(crate) unsafe fn at(place: Place) -> RecordWord {
         RecordWord(place)
+    }
+
+    #[cold]
+    fn load_far(self) -> std::result::Result<u32, Fault> {
+        let mut bytes = [0; 4];
+        self.0.space.read(self.0.addr, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
     }
 
     /// Whether it is in another process.
@@ -287,9 +319,7 @@ impl RecordWord {
     #[inline]
     pub(crate) fn load(self) -> std::result::Result<u32, Fault> {
         let Some(word) = self.0.pointer() else {
-            let mut bytes = [0; 4];
-            self.0.space.read(self.0.addr, &mut bytes)?;
-            return Ok(u32::from_be_bytes(bytes));
+            return self.load_far();
         };
         // SAFETY: promised at construction.
         let word = unsafe { AtomicU32::from_ptr(word.cast()) };

@@ -123,7 +123,15 @@ impl Nic {
                 seen = driven;
                 idle_since = None;
                 // Whoever drives says when it stops, and is told of what comes after that by the bell.
-                if !self.bell.sleep(nap, || self.stop.load(Ordering::Acquire)) {
+                // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
+                // do has a driver.
+                let last_look = || {
+                    if let Some(mut core) = self.try_lock() {
+                        self.turn(&mut core, self.now_ns());
+                    }
+                    self.stop.load(Ordering::Acquire)
+                };
+                if !self.bell.sleep(nap, last_look) {
                     nap = (nap * 2).min(LONGEST_NAP);
                     continue;
                 }
@@ -139,7 +147,7 @@ impl Nic {
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            let mut rest = pace.rest(idle, core.may_be_rung());
+            let mut rest = pace.rest(idle, driven != 0, core.may_be_rung());
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);

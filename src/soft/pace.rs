@@ -13,6 +13,9 @@ use std::time::Duration;
 /// Sleeps are this part of the time since there was something to do.
 const PART: u32 = 32;
 const SHORTEST: Duration = Duration::from_micros(2);
+/// The same where polls do the work: they see to the doorbells, too, and packets ring. What is left is a program that
+/// posts and then looks at its memory alone; and it needs the core.
+const SHORTEST_DRIVEN: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_micros(500);
 /// The same when no client could ring.
 const UNUSED: Duration = Duration::from_millis(10);
@@ -66,8 +69,12 @@ impl Pace {
         }
     }
 
-    /// `idle`: how long there has been nothing to do; `may_be_rung`: whether a client could ring.
-    pub(super) fn rest(&self, idle: Duration, may_be_rung: bool) -> Rest {
+    /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
+    /// `may_be_rung`: whether a client could ring.
+    pub(super) fn rest(&self, idle: Duration, driven: bool, may_be_rung: bool) -> Rest {
+        if driven && may_be_rung {
+            return Rest::Sleep((idle / PART).clamp(SHORTEST_DRIVEN, LONGEST));
+        }
         if idle < self.spin {
             return Rest::Spin;
         }
@@ -120,13 +127,16 @@ mod tests {
     #[test]
     fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
         let pace = Pace { spin: SPIN };
-        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), true);
+        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), false, true);
         assert_eq!(rest(0), Rest::Spin);
         assert_eq!(rest(6), Rest::Nap(SHORTEST));
         assert_eq!(rest(128), Rest::Nap(Duration::from_micros(4)));
         assert_eq!(rest(3200), Rest::Sleep(Duration::from_micros(100)));
         assert_eq!(rest(1_000_000), Rest::Sleep(LONGEST));
-        let unused = pace.rest(Duration::from_secs(1), false);
+        let driven = |idle_us| pace.rest(Duration::from_micros(idle_us), true, true);
+        assert_eq!(driven(0), Rest::Sleep(SHORTEST_DRIVEN));
+        assert_eq!(driven(3200), Rest::Sleep(Duration::from_micros(100)));
+        let unused = pace.rest(Duration::from_secs(1), false, false);
         assert_eq!(unused, Rest::Sleep(UNUSED));
     }
 

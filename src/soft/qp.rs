@@ -227,8 +227,6 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     fn complete(&mut self, cq: usize, cqe: &Cqe) -> bool {
-        // Behind what it reports.
-        self.copies.settle();
         let lost = self.wire.strikes(Counted::Completion).is_some();
         let queue = self.cqs.get_mut(cq).and_then(Option::as_mut);
         let pushed = queue.is_some_and(|queue| {
@@ -423,8 +421,8 @@ impl Qp {
         byte_count: u32,
         syndrome: Option<Syndrome>,
     ) {
-        context.copies.settle();
-        let lost = context.copies.take_fault(self.parts.qpn);
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn);
         let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
         let cqe = Cqe {
             opcode: if syndrome.is_some() {
@@ -450,8 +448,8 @@ impl Qp {
 
     /// Completes a receive.
     pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
-        context.copies.settle();
-        let lost = context.copies.take_fault(self.parts.qpn) && !cqe.opcode.is_error();
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn) && !cqe.opcode.is_error();
         let mut cqe = Cqe {
             qpn: self.parts.qpn,
             srqn_uidx: self.parts.user_index,

@@ -35,6 +35,7 @@ impl Place {
     }
 
     /// The place `bytes` behind this one.
+    #[inline]
     pub(crate) fn behind(self, bytes: u64) -> Place {
         Place {
             addr: self.addr.wrapping_add(bytes),
@@ -73,6 +74,7 @@ impl Space {
     }
 
     /// Whether addresses are pointers of this process.
+    #[inline]
     pub(crate) fn is_local(self) -> bool {
         self.0 == 0
     }
