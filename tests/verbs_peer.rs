@@ -1,0 +1,147 @@
+//! A peer's view: a program over libibverbs (`tests/verbs/peer.c`) talks to an endpoint on a device of verbs, one process each, both ways.
+//! `scripts/test verbs` runs this behind both doors, with DOORBELL_TEST_DEVICE naming the device that is behind them.
+#![cfg(all(feature = "verbs", not(loom)))]
+
+mod door;
+mod rig;
+mod waived;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use door::verbs_program;
+use doorbell::{
+    Access, Address, Completion, Device, Endpoint, EndpointConfig, Executor, HostStream, Operation,
+    Region, Side, Work,
+};
+use rig::{Limit, SOON};
+use waived::waived;
+
+const AREA: u64 = 65_536;
+const LENGTH: u64 = 20_011;
+const IMM: u32 = 0x0102_0304;
+const SOURCE: u64 = 0;
+const WRITTEN: u64 = AREA;
+const RECEIVED: u64 = 2 * AREA;
+const COUNTERS: u64 = 3 * AREA;
+const RESULTS: u64 = 4 * AREA;
+
+struct Peer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// The next line that it prints.
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.input, "{line}").unwrap();
+        self.hear()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the peer, or the endpoint, has in its source area.
+fn pattern(of_peer: bool) -> Vec<u8> {
+    (0..LENGTH as u32)
+        .map(|at| (at * 13 + (at >> 8) + if of_peer { 0x5a } else { 0 }) as u8)
+        .collect()
+}
+
+#[test]
+fn a_libibverbs_program_talks_to_an_endpoint() {
+    let test = "a_libibverbs_program_talks_to_an_endpoint";
+    let name = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_default();
+    if name.is_empty() || name == "softcx" {
+        return waived(test, "DOORBELL_TEST_DEVICE names no verbs device");
+    }
+    let Some(program) = verbs_program(test, "verbs/peer.c") else {
+        return;
+    };
+    let _limit = Limit::new(test, Duration::from_secs(60));
+    let mut child = Command::new(program)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut peer = Peer {
+        input: child.stdin.take().unwrap(),
+        output: BufReader::new(child.stdout.take().unwrap()),
+        child,
+    };
+    let line = peer.hear();
+    let words: Vec<&str> = line.split(' ').collect();
+    assert_eq!((words.len(), words[0]), (4, "address"), "{line}");
+    let address: Address = words[1].parse().unwrap();
+    let base = u64::from_str_radix(words[2], 16).unwrap();
+    let rkey = u32::from_str_radix(words[3], 16).unwrap();
+
+    let domain = Device::open(&name).unwrap().protection_domain();
+    let mut endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+    let region = Region::alloc(&domain, 5 * AREA, Access::ALL).unwrap();
+    region.write(SOURCE, &pattern(false)).unwrap();
+    let own = region.remote();
+    let told = format!(
+        "connect {} {:x} {:x}",
+        endpoint.address(),
+        own.addr,
+        own.rkey
+    );
+    endpoint.connect(&address).unwrap();
+    assert_eq!(peer.ask(&told), "connected");
+
+    // There.
+    let stream = HostStream::new("peer").unwrap();
+    let part = |at, len| region.slice(at, len).unwrap();
+    let (source, fetched) = ([part(SOURCE, LENGTH)], [part(RESULTS + 64, LENGTH)]);
+    let results = [[part(RESULTS, 8)], [part(RESULTS + 8, 8)]];
+    let works = [
+        Work::write(&source, base + WRITTEN, rkey),
+        Work::read(&fetched, base + SOURCE, rkey),
+        Work::fetch_add(&results[0], base + COUNTERS, rkey, 42),
+        Work::compare_swap(&results[1], base + COUNTERS + 8, rkey, 0, 7),
+        Work::send(&source).imm(IMM),
+    ];
+    for work in &works {
+        endpoint.stream_queue_send(&stream, work).unwrap();
+    }
+    for _ in &works {
+        endpoint.wait_cq(Side::Send, SOON).unwrap();
+    }
+    stream.synchronize(SOON).unwrap();
+    let read = |at: u64| {
+        let mut bytes = vec![0; LENGTH as usize];
+        region.read(at, &mut bytes).unwrap();
+        bytes
+    };
+    assert!(read(RESULTS + 64) == pattern(true), "read");
+    assert_eq!(peer.ask("check"), "checked");
+
+    // And back.
+    endpoint.post_recv(9, &[part(RECEIVED, AREA)]).unwrap();
+    assert_eq!(peer.ask("go"), "done");
+    let expected = Completion {
+        wr_id: 9,
+        operation: Operation::Receive,
+        len_bytes: LENGTH as u32,
+        imm: Some(IMM),
+    };
+    assert_eq!(endpoint.wait_cq(Side::Recv, SOON), Ok(expected));
+    assert!(read(RECEIVED) == pattern(true), "received");
+    assert!(read(WRITTEN) == pattern(true), "written");
+    assert_eq!(region.load_u32(COUNTERS), Ok(42));
+    assert_eq!(region.load_u32(COUNTERS + 8), Ok(7));
+}
