@@ -281,7 +281,12 @@ fn a_forked_child_has_a_device_of_its_own_behind_the_preload_door() {
     let Some(client) = dynamic_client() else {
         return waived("softcx_doors", "no C compiler or RDMA headers");
     };
-    let [_, preload] = doors();
+    let Some(preload) = doors().into_iter().nth(1) else {
+        return waived(
+            "softcx_doors",
+            "the preload door has a stage of its own under a sanitizer",
+        );
+    };
     let (code, text) = outcome(run(&preload, &[client, "family"]));
     assert_eq!((code, text.as_str()), (0, ""));
 }
