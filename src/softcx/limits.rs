@@ -19,7 +19,7 @@ pub(in crate::softcx) const MRS: u32 = 1 << 15;
 pub(in crate::softcx) const MWS: u32 = 1 << 15;
 pub(in crate::softcx) const PDS: u32 = 1 << 15;
 pub(in crate::softcx) const AHS: u32 = 1 << 15;
-pub(in crate::softcx) const UARS: u32 = 512;
+pub(in crate::softcx) const UARS: u32 = 2048;
 /// Memberships in multicast groups.
 pub(in crate::softcx) const MULTICAST: u32 = 1 << 13;
 pub(in crate::softcx) const CHANNELS: usize = 1024;

@@ -76,8 +76,9 @@ pub(super) mod injection {
     }
 
     /// Has this thread's call after the next `calls` fail, and all behind it succeed.
-    pub(in crate::verbs) fn fail_after(calls: Option<u32>) {
-        CALLS_LEFT.set(calls);
+    /// Whether the failure asked for before never came.
+    pub(in crate::verbs) fn fail_after(calls: Option<u32>) -> bool {
+        CALLS_LEFT.replace(calls).is_some()
     }
 
     pub(super) fn pass(call: &'static str) -> Result<()> {

@@ -79,13 +79,22 @@ impl Port {
             (Some(index), _) => (index, read(index)?),
             (None, Link::InfiniBand) => (0, read(0)?),
             (None, Link::Ethernet) => {
-                let all: Vec<_> = (0..found.gid_count.min(256))
-                    .filter_map(|index| Some((index as u8, read(index as u8).ok()?)))
-                    .collect();
-                choose_roce(&all).ok_or_else(|| Error::State {
+                let mut all = Vec::new();
+                let mut refusal = None;
+                for index in 0..found.gid_count.min(256) {
+                    match read(index as u8) {
+                        Ok(gid) => all.push((index as u8, gid)),
+                        Err(Error::System { errno, .. }) if errno == libc::ENODATA => {}
+                        Err(error) => refusal = refusal.or(Some(error)),
+                    }
+                }
+                let none = || Error::State {
                     operation: "open",
-                    reason: format!("port {number} has no RoCE v2 address: its network interface needs an IP address"),
-                })?
+                    reason: format!(
+                        "port {number} has no RoCE v2 address: its network interface needs an IP address"
+                    ),
+                };
+                choose_roce(&all).ok_or_else(|| refusal.unwrap_or_else(none))?
             }
         };
         Ok(Port {

@@ -70,10 +70,12 @@ fn every_call_that_fails_is_named_and_leaves_nothing_behind() {
     for calls in 0..100 {
         fail_after(Some(calls));
         let result = whole_life(&name);
-        fail_after(None);
+        let never_came = fail_after(None);
         assert_eq!(alive(), 0, "after {} calls: {result:?}", calls);
         match result {
-            Ok(()) => break,
+            Ok(()) if never_came => break,
+            // One of several addresses that could not be read.
+            Ok(()) => {}
             Err(Error::System { operation, errno }) => {
                 assert_eq!(errno, ERRNO, "{operation}");
                 named.push(operation);
