@@ -277,6 +277,21 @@ fn a_static_program_finds_the_device_by_every_name() {
 }
 
 #[test]
+fn a_forked_child_has_a_device_of_its_own_behind_the_preload_door() {
+    let Some(client) = dynamic_client() else {
+        return waived("softcx_doors", "no C compiler or RDMA headers");
+    };
+    let Some(preload) = doors().into_iter().nth(1) else {
+        return waived(
+            "softcx_doors",
+            "the preload door has a stage of its own under a sanitizer",
+        );
+    };
+    let (code, text) = outcome(run(&preload, &[client, "family"]));
+    assert_eq!((code, text.as_str()), (0, ""));
+}
+
+#[test]
 fn a_thousand_opens_leave_nothing_behind() {
     let (Some(fixed), Some(dynamic)) = (client(), dynamic_client()) else {
         return waived(
