@@ -52,6 +52,8 @@ pub(crate) struct Copies {
     cause: Cause,
     /// For whom a copy failed that was collected.
     faults: Vec<Cause>,
+    /// Queue pairs for which it failed because the process whose bytes they were has died.
+    orphans: Vec<u32>,
     /// What is to be copied out of other processes, while such copies are collected.
     fetches: Vec<(Place, Span)>,
     fetching: bool,
@@ -68,6 +70,7 @@ impl Default for Copies {
             bounce: Vec::new(),
             cause: Cause::default(),
             faults: Vec::new(),
+            orphans: Vec::new(),
             fetches: Vec::new(),
             fetching: false,
             spans: [Vec::new(), Vec::new()],
@@ -106,6 +109,18 @@ impl Copies {
         let before = self.faults.len();
         self.faults.retain(|cause| cause.qpn != qpn);
         self.faults.len() != before
+    }
+
+    /// Whether the sender of what is being carried out for this queue pair died with bytes of it. Of what was made so far.
+    #[inline]
+    pub(crate) fn is_orphan(&self, qpn: u32) -> bool {
+        !self.orphans.is_empty() && self.orphans.contains(&qpn)
+    }
+
+    /// A queue pair whose sender died with bytes of its request.
+    #[inline]
+    pub(crate) fn take_orphan(&mut self) -> Option<u32> {
+        self.orphans.pop()
     }
 
     /// For whom a collected copy failed.
@@ -311,8 +326,14 @@ impl Copies {
         if !pieces.is_empty() && self.make(&pieces).is_err() {
             // Some memory is gone: those whose it is are found one by one.
             for piece in &pieces {
-                if self.make(std::slice::from_ref(piece)).is_err() {
-                    self.faults.push(piece.cause);
+                if self.make(std::slice::from_ref(piece)).is_ok() {
+                    continue;
+                }
+                match piece.from {
+                    From::There(from) if piece.cause.request && from.space.is_gone() => {
+                        self.orphans.push(piece.cause.qpn);
+                    }
+                    _ => self.faults.push(piece.cause),
                 }
             }
         }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::soft::space::{Fault, Place};
+use crate::soft::space::{Fault, Place, Space};
 use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
@@ -266,6 +266,11 @@ impl Ring {
 pub(crate) struct RecordWord(Place);
 
 impl RecordWord {
+    /// Whose memory it is.
+    pub(crate) fn space(self) -> Space {
+        self.0.space
+    }
+
     /// # Safety
     /// As for [`Ring::new`]: aligned, and valid until the device object that holds it is destroyed.
     pub(crate) unsafe fn new(at: *mut u32) -> RecordWord {

@@ -167,6 +167,19 @@ impl Space {
         (done == total as isize).then_some(()).ok_or(Fault)
     }
 
+    /// Whether the process has no memory any more: it has died, though its number may still be taken.
+    pub(crate) fn is_gone(self) -> bool {
+        let mut byte = 0u8;
+        // Whether there is something at the address does not matter.
+        let (own, theirs) = (vector(&raw mut byte, 1), vector(foreign(0), 1));
+        // SAFETY: `own` is one byte of this function; the kernel checks `theirs`.
+        let done = unsafe {
+            libc::process_vm_readv(self.pid(), &raw const own, 1, &raw const theirs, 1, 0)
+        };
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        !self.is_local() && done < 0 && errno == Some(libc::ESRCH)
+    }
+
     pub(super) fn pid(self) -> libc::pid_t {
         if self.is_local() {
             std::process::id() as libc::pid_t
@@ -205,4 +218,27 @@ const fn vector(start: *mut u8, len_bytes: usize) -> libc::iovec {
 /// An address for the kernel alone to use.
 fn foreign(addr: u64) -> *mut u8 {
     std::ptr::without_provenance_mut(addr as usize)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_have_no_memory_whether_waited_for_or_not() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let space = Space::of(child.id() as libc::pid_t);
+        assert!(!space.is_gone());
+        child.kill().unwrap();
+        // Not waited for: a zombie.
+        while !space.is_gone() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(space.is_gone());
+        assert!(!Space::LOCAL.is_gone());
+    }
 }

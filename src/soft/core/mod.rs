@@ -334,6 +334,14 @@ impl Core {
     #[inline]
     pub(super) fn settle(&mut self, now_ns: u64) {
         self.copies.settle();
+        while let Some(qpn) = self.copies.take_orphan() {
+            let slot = (qpn & self.slot_mask()) as usize;
+            if let Some(Some(qp)) = self.qps.get_mut(slot)
+                && qp.parts.qpn == qpn
+            {
+                qp.lose_sender();
+            }
+        }
         while let Some(cause) = self.copies.take_any_fault() {
             let slot = (cause.qpn & self.slot_mask()) as usize;
             if let Some(Some(qp)) = self.qps.get_mut(slot)

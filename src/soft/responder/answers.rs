@@ -23,6 +23,11 @@ pub(super) enum Answer {
 
 impl Qp {
     pub(super) fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
+        let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
+        // The memory of a process that dies goes before its queue pairs do. To its peers it is dead, not at fault: silence.
+        if refused && self.parts.send_record.space().is_gone() {
+            return;
+        }
         self.responder
             .answers
             .push_back(Answer::Packet(kind, psn, code, operand));

@@ -62,6 +62,8 @@ pub(crate) struct Responder {
     /// The owner knows that packets come, and that no receive is taken any more.
     established: bool,
     told_last: bool,
+    /// The sender died in the middle of a message.
+    orphaned: bool,
 }
 
 impl Responder {
@@ -79,7 +81,7 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
-        if !self.is_receiving() {
+        if !self.is_receiving() || self.responder.orphaned {
             return;
         }
         match self.parts.transport {
@@ -395,6 +397,11 @@ impl Qp {
         index: u32,
         byte_count: u32,
     ) {
+        context.copies.settle();
+        if self.responder.orphaned || context.copies.is_orphan(self.parts.qpn) {
+            // The message has a hole, and nobody is left to fill it: to this side it never came.
+            return self.put_back(context, index);
+        }
         let cqe = Cqe {
             opcode,
             wqe_counter: index as u16,
@@ -440,6 +447,11 @@ impl Qp {
             _ => {}
         }
         self.enter_error(context);
+    }
+
+    /// The sender has died, and bytes of its last message with it. To a connection it is as if it were cut.
+    pub(crate) fn lose_sender(&mut self) {
+        self.responder.orphaned = self.parts.transport != Transport::Ud;
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.
