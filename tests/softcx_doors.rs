@@ -312,7 +312,14 @@ fn a_thousand_opens_leave_nothing_behind() {
             (before.descriptors, before.threads)
         );
         let grown = after.resident_kib.saturating_sub(before.resident_kib);
-        assert!(grown < 2048, "{grown} KiB more");
+        if is_instrumented() {
+            waived(
+                "softcx_doors (resident bytes of a supervisor)",
+                "a sanitizer keeps freed memory for a while",
+            );
+        } else {
+            assert!(grown < 2048, "{grown} KiB more");
+        }
         assert_eq!(running.code(), 0);
     }
 }
