@@ -1,6 +1,7 @@
 //! The doors to the software ConnectX, with programs that need no verbs library: exit codes, signals, process trees, descriptors,
 //! and what is left when clients die.
 
+mod door;
 mod waived;
 
 use std::fs;
@@ -152,25 +153,9 @@ fn build(
     built.get_or_init(compile).as_deref()
 }
 
-/// The preload door's library, as the rest of this build was built.
+/// The preload door's library, as an argument.
 fn library() -> &'static str {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "-p", "doorbell-softcx-preload"]);
-        command.arg("--target-dir").arg(folder.parent().unwrap());
-        if !cfg!(debug_assertions) {
-            command.arg("--release");
-        }
-        let status = command
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .unwrap();
-        assert!(status.success());
-        folder.join("libdoorbell_softcx.so")
-    };
-    BUILT.get_or_init(build).to_str().unwrap()
+    door::library().to_str().unwrap()
 }
 
 /// The doors, as options of the run. An instrumented library cannot be loaded into programs that are not: `scripts/test sanitized` does.

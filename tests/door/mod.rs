@@ -52,7 +52,7 @@ impl Door {
 }
 
 /// The preload door's library, as the rest of this build was built.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
