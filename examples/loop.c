@@ -3,7 +3,7 @@
  *
  *   cargo build --release
  *   cc -O2 -I include examples/loop.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc -o loop
- *   ./loop [SIZE_BYTES [STEPS [KERNEL_US]]]
+ *   ./loop [SIZE_BYTES [STEPS [KERNEL_US [DEVICE]]]]
  *
  * Each step computes a message and sends it to a second endpoint of this process.
  *   sync    the application launches the kernel, waits for the stream, posts the send, and polls for its completion.
@@ -177,7 +177,7 @@ static uint64_t number(int argc, char **argv, int at, uint64_t otherwise)
 		return otherwise;
 	value = strtoull(argv[at], &end, 10);
 	if (*argv[at] < '0' || *argv[at] > '9' || *end) {
-		fprintf(stderr, "usage: loop [SIZE_BYTES [STEPS [KERNEL_US]]]\n");
+		fprintf(stderr, "usage: loop [SIZE_BYTES [STEPS [KERNEL_US [DEVICE]]]]\n");
 		exit(2);
 	}
 	return value;
@@ -187,6 +187,7 @@ int main(int argc, char **argv)
 {
 	const uint64_t size_bytes = number(argc, argv, 1, 64), count = number(argc, argv, 2, 2000);
 	const uint64_t kernel_us = number(argc, argv, 3, 10);
+	const char *device_name = argc > 4 ? argv[4] : "softcx";
 	struct loop loop = {0};
 	doorbell_device *device;
 	doorbell_domain *domain;
@@ -199,7 +200,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "a size of 1 to 1073741824 bytes, and at least one step\n");
 		return 2;
 	}
-	TRY(doorbell_device_open("softcx", &device));
+	TRY(doorbell_device_open(device_name, &device));
 	TRY(doorbell_domain_create(device, &domain));
 	TRY(doorbell_region_alloc(domain, 2 * size_bytes, DOORBELL_ACCESS_ALL, &region));
 	TRY(doorbell_endpoint_create(domain, NULL, &loop.sender));
@@ -214,7 +215,7 @@ int main(int argc, char **argv)
 	loop.kernel_ns = kernel_us * 1000;
 
 	TRY(doorbell_endpoint_path(loop.sender, NULL, path, sizeof path));
-	printf("doorbell %s, softcx, host stream, %s\n", doorbell_version_text(), path);
+	printf("doorbell %s, %s, host stream, %s\n", doorbell_version_text(), device_name, path);
 	printf("%llu bytes a message, kernels of %llu us\n", (unsigned long long)size_bytes,
 	       (unsigned long long)kernel_us);
 	printf("%-6s %8s %12s %20s %12s\n", "loop", "steps", "us/step", "application us/step", "wrong bytes");

@@ -7,6 +7,7 @@
  *   cargo build --release    makes target/release/libdoorbell.a and target/release/libdoorbell.so
  *   static:   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   shared:   cc -I include program.c -L target/release -ldoorbell -Wl,-rpath,$PWD/target/release
+ *   With the feature `verbs`, the static library needs -lmlx5 -libverbs before these.
  *   The system libraries are those that `cargo rustc --lib --crate-type staticlib -- --print native-static-libs` prints.
  *
  * Results
@@ -108,7 +109,9 @@ enum doorbell_error {
 	/* The operating system refused; the text has its reason. */
 	DOORBELL_ESYSTEM = -20,
 	/* Bytes or a text make no sense: an address, a greeting of a stranger. */
-	DOORBELL_EMALFORMED = -21
+	DOORBELL_EMALFORMED = -21,
+	/* A process of the group is no longer there. No function of this header returns it yet. */
+	DOORBELL_ERANK = -22
 };
 
 /* What ended an endpoint: doorbell_failure.cause. */

@@ -114,6 +114,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A process of the group is no longer there, and with it what others wait for.
+    #[error("rank {rank} of the group: {reason}")]
+    Rank {
+        /// Which.
+        rank: u32,
+        /// How it is known.
+        reason: String,
+    },
 }
 
 /// How an endpoint failed: its first error, and the operation that it belongs to.

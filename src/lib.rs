@@ -12,6 +12,7 @@
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
+//! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
 //! The example of the README, as `examples/first.rs` has it:
@@ -32,6 +33,7 @@
 pub mod endpoint;
 mod error;
 mod ffi;
+pub mod group;
 pub mod mlx5;
 mod nic;
 pub mod peer;
@@ -44,11 +46,12 @@ pub mod stream;
 mod verbs;
 
 pub use endpoint::{
-    Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig, Listener,
-    Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post, stream_post_all,
-    stream_wait_value32, stream_write_value32, wait_value32,
+    AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
+    Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,
+    stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 pub use error::{Cause, Error, Result, WorkError};
+pub use group::{Group, GroupConfig, Place, Store};
 pub use mlx5::Opcode;
 pub use region::{Access, Counters, Device, Faults, ProtectionDomain, Region, RemoteRegion, Slice};
 pub use status::WcStatus;

@@ -41,13 +41,19 @@ fn the_first_program_of_the_readme_runs() {
 #[test]
 fn the_example_runs_both_loops_and_checks_every_byte() {
     let program = build(&root().join("examples/loop.c"), "loop", &["-O2"]);
+    let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
     for (arguments, bytes) in [
-        (&["64", "200", "10"][..], 2 * 64 * 200),
+        (&["64", "200", "10", &device][..], 2 * 64 * 200),
         // Longer than a packet, no kernel time, and a last batch that is not full.
-        (&["10000", "31", "0"], 2 * 10_000 * 31),
+        (&["10000", "31", "0", &device], 2 * 10_000 * 31),
         (&["1", "1"], 2),
     ] {
         let output = run(Command::new(&program).args(arguments));
+        let on = arguments.get(3).unwrap_or(&"softcx");
+        assert!(
+            output.contains(&format!(", {on}, host stream, direct (")),
+            "{output}"
+        );
         let last = format!("all {bytes} bytes arrived as they were sent");
         assert_eq!(output.lines().last(), Some(last.as_str()), "{output}");
         for name in ["sync ", "async "] {
@@ -73,9 +79,10 @@ fn a_program_in_cpp_links_with_the_shared_library() {
     let source = scratch("shared.cpp");
     std::fs::write(
         &source,
-        "#include <doorbell.h>\n#include <cstdio>\nint main() {\n\
+        "#include <doorbell.h>\n#include <cstdio>\n#include <cstdlib>\nint main() {\n\
          doorbell_device *device = nullptr;\n\
-         if (doorbell_device_open(\"softcx\", &device) < 0) return 1;\n\
+         const char *name = std::getenv(\"DOORBELL_TEST_DEVICE\");\n\
+         if (doorbell_device_open(name ? name : \"softcx\", &device) < 0) return 1;\n\
          doorbell_work work = doorbell_work_send_inline(\"x\", 1);\n\
          if (doorbell_post_send(nullptr, &work, nullptr) != DOORBELL_EINVAL) return 2;\n\
          std::puts(doorbell_last_error());\n\

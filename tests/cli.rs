@@ -1,4 +1,5 @@
-//! The `doorbell` command, run as its users run it.
+//! The `doorbell` command, run as its users run it. `scripts/test verbs` runs this behind both doors as well, with
+//! DOORBELL_TEST_DEVICE naming the device that is behind them.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -10,6 +11,16 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(60);
 /// A row that takes milliseconds.
 const QUICK: &str = "--iterations 40 --steps 5 --batches 2";
+
+/// The device that the command is to use.
+fn device() -> String {
+    std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into())
+}
+
+/// `doorbell bench` with a subcommand, on that device.
+fn bench(subcommand: &str) -> String {
+    format!("bench {subcommand} --device {}", device())
+}
 
 fn command(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
@@ -150,7 +161,7 @@ fn check_rows(rows: &[Value], sizes: &[u64], kernels: &[u64]) {
         assert_eq!(row["iterations"], 40);
         assert_eq!(
             (&row["nic"], &row["stream"], &row["path"]),
-            (&"softcx".into(), &"host".into(), &"direct".into())
+            (&device().into(), &"host".into(), &"direct".into())
         );
     }
 }
@@ -161,7 +172,8 @@ fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
                 let line = format!(
-                    "bench {test} --op {op} {validate} --sizes 1,64,9001 --kernel-us 0,3 --json {QUICK}"
+                    "{} --op {op} {validate} --sizes 1,64,9001 --kernel-us 0,3 --json {QUICK}",
+                    bench(test)
                 );
                 check_rows(&rows(&text(run(&line))), &[1, 64, 9001], &[0, 3]);
             }
@@ -174,9 +186,10 @@ fn two_processes_do_the_same() {
     for test in ["loop", "pingpong"] {
         for op in ["write", "send"] {
             for validate in ["", "--validate"] {
-                let (other, address) = Running::listen(&format!("bench {test}"));
+                let (other, address) = Running::listen(&bench(test));
                 let line = format!(
-                    "bench {test} --op {op} {validate} --sizes 8,9001 --kernel-us 2 --json {QUICK} --connect {address}"
+                    "{} --op {op} {validate} --sizes 8,9001 --kernel-us 2 --json {QUICK} --connect {address}",
+                    bench(test)
                 );
                 check_rows(&rows(&text(run(&line))), &[8, 9001], &[2]);
                 let (code, out, err) = other.end();
@@ -188,10 +201,12 @@ fn two_processes_do_the_same() {
 
 #[test]
 fn a_table_names_what_it_was_taken_on() {
-    let table = text(run(&format!("bench loop --sizes 8 --kernel-us 0 {QUICK}")));
+    let line = format!("{} --sizes 8 --kernel-us 0 {QUICK}", bench("loop"));
+    let table = text(run(&line));
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 4, "{table}");
-    assert!(lines[0].starts_with("# nic=softcx stream=host path=direct ("));
+    let taken_on = format!("# nic={} stream=host path=direct (", device());
+    assert!(lines[0].starts_with(&taken_on), "{table}");
     assert!(lines[1].contains("app_cpu[us]"));
     assert!(lines[2].contains(" sync ") && lines[3].contains(" async "));
 }
@@ -201,7 +216,8 @@ fn plot_writes_an_svg() {
     let path = std::env::temp_dir().join(format!("doorbell-cli-{}.svg", std::process::id()));
     let shown = path.to_str().unwrap();
     run(&format!(
-        "bench loop --sizes 8,64 --kernel-us 0 --plot {shown} {QUICK}"
+        "{} --sizes 8,64 --kernel-us 0 --plot {shown} {QUICK}",
+        bench("loop")
     ));
     let svg = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -210,7 +226,7 @@ fn plot_writes_an_svg() {
 
 #[test]
 fn disasm_shows_what_rings_and_what_waits() {
-    let plain = text(run("disasm"));
+    let plain = text(run(&format!("disasm --device {}", device())));
     for said in [
         "== send of 64 bytes",
         "opcode    0x0a (SEND)",
@@ -229,15 +245,16 @@ fn disasm_shows_what_rings_and_what_waits() {
         assert!(plain.contains(said), "`{said}` is missing:\n{plain}");
     }
     // The bytes themselves: ten is the opcode of a send, in the fourth byte; the queue pair's number and two segments follow.
+    let qpn = plain.strip_prefix("# endpoint 0x").unwrap();
+    let qpn = u32::from_str_radix(qpn.split(' ').next().unwrap(), 16).unwrap();
+    let [_, high, middle, low] = qpn.to_be_bytes();
+    let first = format!("     0  00 00 00 0a {high:02x} {middle:02x} {low:02x} 02");
     let dump = plain
         .lines()
         .find(|line| line.starts_with("     0  "))
         .unwrap();
-    assert!(
-        dump.starts_with("     0  00 00 00 0a 01 00 00 02"),
-        "{dump}"
-    );
-    let blueflame = text(run("disasm --blueflame"));
+    assert!(dump.starts_with(&first), "{dump}");
+    let blueflame = text(run(&format!("disasm --blueflame --device {}", device())));
     assert!(blueflame.contains("COPY_BLOCK") && blueflame.contains("by BlueFlame"));
 }
 
@@ -253,6 +270,51 @@ fn info_lists_devices_streams_paths_and_features() {
         "host stream: direct (",
     ] {
         assert!(info.contains(said), "`{said}` is missing:\n{info}");
+    }
+}
+
+#[test]
+fn info_on_one_device_names_no_other() {
+    let device = device();
+    let info = text(run(&format!("info --device {device}")));
+    let devices = info.split_once("devices\n").unwrap().1;
+    assert!(devices.trim_start().starts_with(&device), "{info}");
+    assert_eq!(
+        devices.matches("host stream: direct (").count(),
+        1,
+        "{info}"
+    );
+    assert_eq!(devices.lines().count(), 3, "{info}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let listen = "bench pingpong --listen 127.0.0.1:0";
+    for line in ["bench loop", listen, "disasm", "info"] {
+        // Where there are other devices, perhaps, and where libibverbs finds no RDMA at all.
+        for sysfs in [None, Some("/nonexistent")] {
+            let line = format!("{line} --device mlx5_17");
+            let mut command = command(&line);
+            command.envs(sysfs.map(|path| ("SYSFS_PATH", path)));
+            let Output {
+                status,
+                stdout,
+                stderr,
+            } = command.output().unwrap();
+            let (out, err) = (
+                String::from_utf8_lossy(&stdout),
+                String::from_utf8_lossy(&stderr),
+            );
+            assert_eq!(status.code(), Some(1), "`{line}`: {err}");
+            assert!(
+                !out.contains("listening") && !out.contains("direct"),
+                "`{line}`: {out}"
+            );
+            assert!(
+                err.contains("there is no device `mlx5_17`; there are:") && err.contains("softcx"),
+                "`{line}`: {err}"
+            );
+        }
     }
 }
 
@@ -278,6 +340,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ("bench loop --listen 127.0.0.1:0 --json", "--json"),
         ("bench pingpong --frequency 3", "--frequency"),
         ("info more", "more"),
+        ("bench loop --device", "--device"),
     ] {
         let (code, out, err) = Running::start(line).end();
         assert_eq!((code, &*out), (Some(2), ""), "`{line}`: {err}");
@@ -308,10 +371,13 @@ fn connecting_to_nobody_ends_by_its_deadline() {
 
 #[test]
 fn a_stranger_does_not_keep_a_peer_from_being_served() {
-    let (other, address) = Running::listen("bench loop");
+    let (other, address) = Running::listen(&bench("loop"));
     let mut stranger = std::net::TcpStream::connect(&address).unwrap();
     std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let line = format!("bench loop --sizes 64 --kernel-us 0 --iterations 40 --connect {address}");
+    let line = format!(
+        "{} --sizes 64 --kernel-us 0 --iterations 40 --connect {address}",
+        bench("loop")
+    );
     let (code, _, err) = Running::start(&line).end();
     assert_eq!(code, Some(0), "{err}");
     let (code, _, err) = other.end();
@@ -320,19 +386,20 @@ fn a_stranger_does_not_keep_a_peer_from_being_served() {
 
 #[test]
 fn a_peer_that_is_killed_ends_the_other_process() {
-    for options in [
-        "loop --loop sync",
-        "loop --loop async",
-        "loop --loop sync --validate",
-        "loop --loop async --validate",
-        "loop --loop async --op send",
-        "pingpong --loop sync",
-        "pingpong --loop async",
+    for (test, options) in [
+        ("loop", "--loop sync"),
+        ("loop", "--loop async"),
+        ("loop", "--loop sync --validate"),
+        ("loop", "--loop async --validate"),
+        ("loop", "--loop async --op send"),
+        ("pingpong", "--loop sync"),
+        ("pingpong", "--loop async"),
     ] {
         for kill_listener in [true, false] {
-            let (other, address) = Running::listen("bench loop");
+            let (other, address) = Running::listen(&bench("loop"));
             let line = format!(
-                "bench {options} --sizes 64 --kernel-us 5 --iterations 10000000 --steps 20 --connect {address}"
+                "{} {options} --sizes 64 --kernel-us 5 --iterations 10000000 --steps 20 --connect {address}",
+                bench(test)
             );
             let measuring = Running::start(&line);
             // Well into the row: meeting takes milliseconds. If it has not met by then, the end is noticed all the same.

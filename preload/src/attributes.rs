@@ -17,7 +17,7 @@ unsafe fn stat_at(
 ) -> c_int {
     // SAFETY: as the caller's, or a terminated path.
     unsafe {
-        match &lead(path) {
+        match &lead(directory, path) {
             Lead::Node => {
                 to.write(Local::node_attributes());
                 0
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn statx(
         let call = |directory: c_int, path: *const c_char| {
             libc::syscall(libc::SYS_statx, directory, path, flags, mask, to) as c_int
         };
-        match &lead(path) {
+        match &lead(directory, path) {
             Lead::Node => {
                 to.write(Local::extended(&Local::node_attributes()));
                 0

@@ -10,8 +10,10 @@
 //! After a fork the child has no device: an engine does not survive it. Contexts that it inherited are dead there (commands fail with
 //! EIO, completions no longer come), as those of a card may not be used either; what it opens anew works.
 
+mod access;
 mod attributes;
 mod calls;
+mod opens;
 mod paths;
 mod state;
 mod verbs;

@@ -1,5 +1,6 @@
 //! The device of this process: made when it is first looked for, and made anew in a forked child.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
@@ -75,21 +76,28 @@ extern "C" fn clear_away() {
     }
 }
 
+/// Run when the program has run what it wanted to run at its end: that may still use the device.
+// SAFETY: the section is a list of functions of this type.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static LAST: extern "C" fn() = clear_away;
+
 fn register() {
     static ONCE: AtomicBool = AtomicBool::new(false);
     if !ONCE.swap(true, Ordering::AcqRel) {
-        // SAFETY: two functions that live as long as the library, which is never unloaded.
-        unsafe {
-            libc::pthread_atfork(None, None, Some(forget));
-            libc::atexit(clear_away);
-        }
+        // SAFETY: a function that lives as long as the library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forget)) };
     }
+}
+
+/// An option in the environment.
+pub fn option(name: &str) -> Option<OsString> {
+    std::env::var_os(format!("DOORBELL_SOFTCX_{name}"))
 }
 
 /// What `doorbell softcx run` put into the environment. What makes no sense there is taken as absent: it has checked it.
 fn options() -> Options {
-    let variable = |name| std::env::var_os(format!("DOORBELL_SOFTCX_{name}"));
-    let text = |name| variable(name).and_then(|value| value.into_string().ok());
+    let text = |name| option(name).and_then(|value| value.into_string().ok());
     let fault = text("FAULT").unwrap_or_default();
     let mut faults = Faults {
         loss: text("LOSS")
@@ -109,6 +117,6 @@ fn options() -> Options {
             _ => Link::InfiniBand,
         },
         faults,
-        trace: variable("TRACE").map(PathBuf::from),
+        trace: option("TRACE").map(PathBuf::from),
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // makes the queues over the ring memory of a queue pair
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::endpoint::shared::Shared;
@@ -119,6 +120,13 @@ impl Endpoint {
         self.shared.fail(None, Cause::Aborted);
     }
 
+    /// A handle that aborts it from elsewhere, for who watches over an endpoint that another thread uses.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle {
+            shared: Arc::downgrade(&self.shared),
+        }
+    }
+
     /// Brings the endpoint back to where it was when it was made, with a new address: its failure is forgotten, work in
     /// flight and operations that are prepared and not given to a stream are dropped. Waits, for up to five seconds, until
     /// streams are done with its programs; a wait that is not going to end needs an [`Endpoint::abort`] first.
@@ -142,6 +150,21 @@ impl Endpoint {
             control: Control::Direct,
             reason: self.shared.qp.why_direct().into(),
             better: Vec::new(),
+        }
+    }
+}
+
+/// Aborts an endpoint that it does not own; see [`Endpoint::abort_handle`].
+#[derive(Debug, Clone)]
+pub struct AbortHandle {
+    shared: Weak<Shared>,
+}
+
+impl AbortHandle {
+    /// [`Endpoint::abort`] of the endpoint, if it still exists.
+    pub fn abort(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.fail(None, Cause::Aborted);
         }
     }
 }

@@ -10,6 +10,7 @@ mod address;
 mod clock;
 mod config;
 mod connection;
+mod deadline;
 mod ledger;
 mod path;
 mod prepared;
@@ -24,6 +25,8 @@ mod work;
 
 pub use address::Address;
 pub use config::{Completion, EndpointConfig, Operation, Side};
+pub use connection::AbortHandle;
+pub(crate) use deadline::{Deadline, system};
 pub use path::{Control, Path};
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
 pub use queue::Endpoint;

@@ -1,18 +1,17 @@
 //! Meeting a peer at a TCP address, to exchange addresses and to agree that both are ready.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::endpoint::Address;
+use crate::endpoint::deadline::{Deadline, RETRY, system};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBRV";
 const VERSION: u16 = 1;
 /// The longest message: addresses and keys are short, and a length from a stranger must not allocate much.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// How often a call looks whether its peer has come.
-const RETRY: Duration = Duration::from_millis(5);
 /// How long who comes may take to greet: others wait behind it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -137,43 +136,11 @@ impl Channel {
     }
 
     fn put(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
-        let mut put = 0;
-        while put < bytes.len() {
-            // Set anew for each piece: a peer that takes a byte at a time has the same deadline.
-            let timed = self.stream.set_write_timeout(Some(deadline.left()?));
-            match timed.and_then(|()| self.stream.write(&bytes[put..])) {
-                Ok(0) => {
-                    return Err(Error::State {
-                        operation: "send to a peer",
-                        reason: "the peer has gone".into(),
-                    });
-                }
-                Ok(count) => put += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(deadline.or_system("send to a peer", &error)),
-            }
-        }
-        Ok(())
+        deadline.write_all(&self.stream, bytes, "send to a peer")
     }
 
     fn get(&mut self, bytes: &mut [u8], deadline: &Deadline) -> Result<()> {
-        let mut got = 0;
-        while got < bytes.len() {
-            // Set anew for each piece: a peer that sends a byte at a time has the same deadline.
-            let timed = self.stream.set_read_timeout(Some(deadline.left()?));
-            match timed.and_then(|()| self.stream.read(&mut bytes[got..])) {
-                Ok(0) => {
-                    return Err(Error::State {
-                        operation: "receive from a peer",
-                        reason: "the peer has gone".into(),
-                    });
-                }
-                Ok(count) => got += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(deadline.or_system("receive from a peer", &error)),
-            }
-        }
-        Ok(())
+        deadline.read_exact(&self.stream, bytes, "receive from a peer")
     }
 
     /// Sends a message.
@@ -242,75 +209,6 @@ impl Channel {
     }
 }
 
-struct Deadline {
-    operation: &'static str,
-    at: Instant,
-    timeout: Duration,
-}
-
-impl Deadline {
-    fn new(operation: &'static str, timeout: Duration) -> Deadline {
-        let now = Instant::now();
-        // A time too far to be told is a century: nobody waits longer.
-        let at = now
-            .checked_add(timeout)
-            .unwrap_or(now + Duration::from_secs(3_153_600_000));
-        Deadline {
-            operation,
-            at,
-            timeout,
-        }
-    }
-
-    /// For a part of the same operation, which may not take all of its time.
-    fn within(&self, part: Duration) -> Deadline {
-        Deadline {
-            at: self.at.min(Instant::now() + part),
-            ..*self
-        }
-    }
-
-    fn passed(&self) -> Error {
-        Error::Timeout {
-            operation: self.operation,
-            timeout: self.timeout,
-        }
-    }
-
-    /// The time left, never zero.
-    fn left(&self) -> Result<Duration> {
-        let left = self.at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(self.passed())
-        } else {
-            Ok(left)
-        }
-    }
-
-    fn nap(&self) -> Result<()> {
-        std::thread::sleep(self.left()?.min(RETRY));
-        Ok(())
-    }
-
-    fn or_system(&self, operation: &'static str, error: &std::io::Error) -> Error {
-        match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.passed(),
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Error::State {
-                operation,
-                reason: "the peer has gone".into(),
-            },
-            _ => system(operation, error),
-        }
-    }
-}
-
-fn system(operation: &'static str, error: &std::io::Error) -> Error {
-    Error::System {
-        operation,
-        errno: error.raw_os_error().unwrap_or(libc::EIO),
-    }
-}
-
 fn resolve(address: &str) -> Result<SocketAddr> {
     let bad = |reason: String| Error::Malformed {
         what: "TCP address",
@@ -326,6 +224,8 @@ fn resolve(address: &str) -> Result<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     const SOON: Duration = Duration::from_secs(20);

@@ -62,6 +62,8 @@ codes! {
     DOORBELL_ESYSTEM = -20;
     /// [`Error::Malformed`].
     DOORBELL_EMALFORMED = -21;
+    /// [`Error::Rank`].
+    DOORBELL_ERANK = -22;
 }
 
 /// The code of an error of the library.
@@ -79,6 +81,7 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::Work(_) => DOORBELL_EWORK,
         Error::System { .. } => DOORBELL_ESYSTEM,
         Error::Malformed { .. } => DOORBELL_EMALFORMED,
+        Error::Rank { .. } => DOORBELL_ERANK,
     }
 }
 

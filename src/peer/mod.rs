@@ -6,13 +6,15 @@
 
 mod disassembly;
 mod fence;
+mod ops;
 mod program;
 mod target;
 mod unit;
 
 pub use disassembly::Disassembly;
 pub use fence::Fence;
-pub use program::{At, Ops, PeerOp, Program, UNIT_LIMIT, Units};
+pub use ops::{At, Ops, PeerOp, Units};
+pub use program::{Program, UNIT_LIMIT};
 pub use target::{BLOCK_BYTES_MAX, Block, Dword, Qword, Role, Target, TargetId, Targets};
 pub use unit::{Kind, UNIT_BYTES, Unit};
 

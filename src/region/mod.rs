@@ -2,7 +2,9 @@
 
 mod device;
 mod memory;
+mod remote;
 
 pub use crate::nic::{Access, Counters, Faults};
 pub use device::{Device, ProtectionDomain};
-pub use memory::{REGION_BYTES_MAX, Region, RemoteRegion, Slice};
+pub use memory::{REGION_BYTES_MAX, Region, Slice};
+pub use remote::RemoteRegion;

@@ -51,6 +51,12 @@ impl Cursors {
         Some((written, capacity.saturating_sub(used)))
     }
 
+    /// For the writer: whether the reader has given back all that was written.
+    #[inline]
+    pub(crate) fn is_read(&self) -> bool {
+        self.written.0.load(Ordering::Relaxed) == self.read.0.load(Ordering::Relaxed)
+    }
+
     /// For the writer: the slot of this count is complete.
     #[inline]
     pub(crate) fn publish(&self, count: u64) {

@@ -245,7 +245,7 @@ impl Device {
 
     /// Stops all work of the device, or lets it go on: a card that hangs, for tests.
     pub fn set_frozen(&self, frozen: bool) {
-        self.lock().frozen = frozen;
+        self.lock().set_frozen(frozen);
         self.rung();
     }
 

@@ -109,8 +109,9 @@ impl Nic {
     }
 
     /// The engine of a device that is also rung unheard.
-    fn run_at(&self, pace: &Pace) {
+    fn run_at(&self, pace: Pace) {
         pace::wake_promptly();
+        let pace = pace.calibrated();
         let mut seen = 0;
         let mut idle_since: Option<Instant> = None;
         let mut nap = NAP;
@@ -139,7 +140,8 @@ impl Nic {
             }
             nap = NAP;
             let Some(mut core) = self.try_lock() else {
-                std::hint::spin_loop();
+                // Whoever has it may be waiting for this very core of the machine.
+                std::thread::sleep(STEP_ASIDE);
                 continue;
             };
             if self.turn(&mut core, self.now_ns()) {
@@ -147,7 +149,7 @@ impl Nic {
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            let mut rest = pace.rest(idle, driven != 0, core.may_be_rung());
+            let mut rest = pace.rest(idle, driven != 0, core.pages_that_may_be_rung());
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);
@@ -173,7 +175,7 @@ impl Nic {
     }
 
     fn run(&self) {
-        if let Some(pace) = &self.pace {
+        if let Some(pace) = self.pace {
             return self.run_at(pace);
         }
         let mut seen = 0;

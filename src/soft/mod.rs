@@ -3,9 +3,11 @@
 //! [`Device`] owns an engine thread. The engine also makes progress inside the poll loops of whoever waits
 //! ([`Device::progress`]): on a machine with few cores that is what keeps spinning threads from starving each other.
 //!
-//! Layers, from the memory inwards: `dma` (every access to shared memory), `gather` and `keys` (what a WQE's segments
-//! name, and whether they may), `requester` and `responder` (the reliable transport), `wire` and `inbox` (packets on their
-//! way, in one device and between processes), `core` (one turn of work, without clock or thread), and here the thread.
+//! Layers, from the memory inwards: `dma` (every access to shared memory), `space` and `copies` (whose memory it is, and bytes
+//! from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
+//! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
+//! `requester/placement` and `inbox/placement` (writes that need no packets), `core` (one turn of work, without clock or
+//! thread), and `engine` (the thread).
 
 mod bell;
 pub(crate) mod client;
@@ -18,13 +20,14 @@ mod dma;
 #[cfg(all(test, not(loom)))]
 mod driver;
 mod engine;
-mod fabric;
+pub(crate) mod fabric;
 mod faults;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;
 mod inbox;
 mod keys;
+mod life;
 mod mapping;
 mod options;
 mod pace;

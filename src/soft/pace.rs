@@ -8,7 +8,7 @@
 //! that wakes up go first, above all one with short slices, but lets one that never sleeps wait for whole ticks.
 #![allow(unsafe_code)] // scheduling of the calling thread
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sleeps are this part of the time since there was something to do.
 const PART: u32 = 32;
@@ -17,15 +17,19 @@ const SHORTEST: Duration = Duration::from_micros(2);
 /// posts and then looks at its memory alone; and it needs the core.
 const SHORTEST_DRIVEN: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_micros(500);
+/// And so much longer for each page that has to be looked at behind it, some fifty times what that takes.
+const LONGER_A_PAGE: Duration = Duration::from_micros(1);
 /// The same when no client could ring.
 const UNUSED: Duration = Duration::from_millis(10);
 /// From this length on a sleep can be ended by a ring; below, the ring would take its caller longer than the rest of the sleep.
 const RINGABLE: Duration = Duration::from_micros(10);
 /// How long the engine goes on looking before the first sleep: as long as a client takes to answer with a doorbell.
-const SPIN: Duration = Duration::from_micros(5);
+const SPIN: Duration = Duration::from_nanos(1200);
 /// The same where there are cores to spare.
 const LONG_SPIN: Duration = Duration::from_micros(100);
 const MANY_CORES: usize = 8;
+/// Sleeps that are timed to find out what the shortest is.
+const NAPS: u32 = 5;
 /// What the scheduler may let this thread run in one go; the shortest that it takes (Linux 6.12).
 const SLICE_NS: u64 = 100_000;
 
@@ -56,9 +60,10 @@ impl Rest {
 }
 
 /// The pace of a device that clients ring unheard.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     spin: Duration,
+    shortest: Duration,
 }
 
 impl Pace {
@@ -66,23 +71,40 @@ impl Pace {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Pace {
             spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
+            shortest: SHORTEST,
         }
     }
 
+    /// This pace with sleeps that are sleeps, on this machine, for the calling thread. To set a timer and to take its interrupt cost
+    /// 20 us on some virtual machines. A timer that is due before the thread has gone to sleep wakes it on the spot, and a client
+    /// that waits for the core does not get it: not once, however often that is repeated.
+    pub(super) fn calibrated(self) -> Pace {
+        let nap = |_| {
+            let start = Instant::now();
+            std::thread::sleep(Duration::from_nanos(1));
+            start.elapsed()
+        };
+        let least = (0..NAPS).map(nap).min().unwrap_or_default();
+        // Somewhat more than the half of it that comes before the sleep.
+        let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
+        Pace { shortest, ..self }
+    }
+
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
-    /// `may_be_rung`: whether a client could ring.
-    pub(super) fn rest(&self, idle: Duration, driven: bool, may_be_rung: bool) -> Rest {
-        if driven && may_be_rung {
-            return Rest::Sleep((idle / PART).clamp(SHORTEST_DRIVEN, LONGEST));
+    /// `pages`: how many a client could ring.
+    pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
+        let longest = LONGEST + LONGER_A_PAGE * pages.min(10_000) as u32;
+        if driven && pages > 0 {
+            return Rest::Sleep((idle / PART).clamp(SHORTEST_DRIVEN, longest));
         }
         if idle < self.spin {
             return Rest::Spin;
         }
-        if !may_be_rung {
+        if pages == 0 {
             return Rest::Sleep(UNUSED);
         }
-        let sleep = (idle / PART).clamp(SHORTEST, LONGEST);
-        if sleep < RINGABLE {
+        let sleep = (idle / PART).clamp(self.shortest, longest);
+        if sleep < RINGABLE.max(self.shortest * 2) {
             Rest::Nap(sleep)
         } else {
             Rest::Sleep(sleep)
@@ -126,17 +148,23 @@ mod tests {
 
     #[test]
     fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
-        let pace = Pace { spin: SPIN };
-        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), false, true);
+        let pace = Pace {
+            spin: SPIN,
+            shortest: SHORTEST,
+        };
+        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), false, 1);
         assert_eq!(rest(0), Rest::Spin);
         assert_eq!(rest(6), Rest::Nap(SHORTEST));
         assert_eq!(rest(128), Rest::Nap(Duration::from_micros(4)));
         assert_eq!(rest(3200), Rest::Sleep(Duration::from_micros(100)));
-        assert_eq!(rest(1_000_000), Rest::Sleep(LONGEST));
-        let driven = |idle_us| pace.rest(Duration::from_micros(idle_us), true, true);
+        let longest = LONGEST + LONGER_A_PAGE;
+        assert_eq!(rest(1_000_000), Rest::Sleep(longest));
+        let many = pace.rest(Duration::from_secs(1), false, 2000);
+        assert_eq!(many, Rest::Sleep(Duration::from_micros(2500)));
+        let driven = |idle_us| pace.rest(Duration::from_micros(idle_us), true, 1);
         assert_eq!(driven(0), Rest::Sleep(SHORTEST_DRIVEN));
         assert_eq!(driven(3200), Rest::Sleep(Duration::from_micros(100)));
-        let unused = pace.rest(Duration::from_secs(1), false, false);
+        let unused = pace.rest(Duration::from_secs(1), false, 0);
         assert_eq!(unused, Rest::Sleep(UNUSED));
     }
 

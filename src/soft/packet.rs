@@ -184,6 +184,9 @@ pub struct Header {
     pub source_qpn: u32,
     /// Service level, 4 bits.
     pub sl: u8,
+    /// Sequence numbers that it takes, 1 to 16: one, or, between devices whose packets nobody looks at, one for each MTU of its
+    /// payload.
+    pub psns: u8,
     /// Queue key of a datagram.
     pub qkey: u32,
 }
@@ -209,6 +212,7 @@ impl Header {
             source_lid: 0,
             source_qpn: 0,
             sl: 0,
+            psns: 1,
             qkey: 0,
         }
     }
@@ -262,7 +266,8 @@ impl Header {
         bytes[32..40].copy_from_slice(&self.addr.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.operand.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.compare.to_le_bytes());
-        let source = u32::from(self.sl) << 24 | self.source_qpn;
+        let level = self.sl & 0xf | self.psns.wrapping_sub(1) << 4;
+        let source = u32::from(level) << 24 | self.source_qpn;
         bytes[56..60].copy_from_slice(&source.to_le_bytes());
         bytes[60..64].copy_from_slice(&self.qkey.to_le_bytes());
         bytes
@@ -305,7 +310,8 @@ impl Header {
             service: Service::parse(bytes[3]).ok_or_else(|| bad("unknown transport"))?,
             source_lid: u16::from_le_bytes([bytes[18], bytes[19]]),
             source_qpn: word(56) & 0xff_ffff,
-            sl: bytes[59],
+            sl: bytes[59] & 0xf,
+            psns: (bytes[59] >> 4) + 1,
             qkey: word(60),
         };
         if header.flags & !flag::KNOWN != 0 {
@@ -316,9 +322,6 @@ impl Header {
         }
         if usize::from(header.payload_bytes) > MAX_PAYLOAD_BYTES {
             return Err(bad("payload longer than the largest MTU"));
-        }
-        if header.sl > 0xf {
-            return Err(bad("a service level of more than 4 bits"));
         }
         Ok(header)
     }

@@ -1,9 +1,58 @@
 //! Whose memory an address is of: this process's, or that of a client that the device serves from outside.
 #![allow(unsafe_code)] // reads and writes the memory of processes
 
-/// An address space.
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// An address space: this process, or a process by its number, or a process by its place in [`PROCESSES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Space(libc::pid_t);
+pub(crate) struct Space(u32);
+
+/// A process, by its number and by that of a thread of it that has its memory: the first one's, which is the same, while that lives.
+#[derive(Debug)]
+struct Process {
+    pid: AtomicI32,
+    thread: AtomicI32,
+}
+
+impl Process {
+    /// The thread has ended. Takes another one of the process, if there is one: the first need not be the last.
+    #[cold]
+    fn finds_another_thread(&self) -> bool {
+        let ended = self.thread.load(Ordering::Acquire);
+        if ended == NOBODY {
+            return false;
+        }
+        let pid = self.pid.load(Ordering::Relaxed);
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+        let threads = threads.into_iter().flatten().flatten();
+        let numbers = threads.filter_map(|it| it.file_name().to_str()?.parse().ok());
+        let has_memory = |&thread: &libc::pid_t| thread != ended && !Space::of(thread).is_gone();
+        let Some(found) = numbers.into_iter().find(has_memory) else {
+            return false;
+        };
+        // Not if the process was found dead meanwhile.
+        let swapped =
+            self.thread
+                .compare_exchange(ended, found, Ordering::AcqRel, Ordering::Relaxed);
+        swapped.is_ok()
+    }
+}
+
+/// Set in a space that is a place in [`PROCESSES`]: no process has such a number.
+const LIFE: u32 = 1 << 31;
+/// No process: the kernel's numbers end at 2^22.
+const NOBODY: libc::pid_t = libc::pid_t::MAX;
+const MAX_PROCESSES: usize = 1 << 14;
+/// Numbers of processes whose end is looked out for. Another process may get the number then, and its memory is not to be touched.
+static PROCESSES: [Process; MAX_PROCESSES] = [const {
+    Process {
+        pid: AtomicI32::new(0),
+        thread: AtomicI32::new(0),
+    }
+}; MAX_PROCESSES];
+/// Places that are free again, behind those that were never taken.
+static FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
 
 /// An address in a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +71,17 @@ pub(crate) struct Span {
 
 const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());
 const _: () = assert!(std::mem::offset_of!(libc::iovec, iov_len) == 8);
+
+/// `process_vm_readv` or `process_vm_writev`.
+type Transfer = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
+
 /// Spans of one system call (`UIO_MAXIOV`).
 const MAX_SPANS: usize = 1024;
 
@@ -68,9 +128,52 @@ impl Space {
     /// This process: addresses are pointers.
     pub(crate) const LOCAL: Space = Space(0);
 
-    /// Another process of this host, reached by `process_vm_readv` and `process_vm_writev`.
+    /// Another process of this host, reached by `process_vm_readv` and `process_vm_writev`: whoever has the number at the time.
     pub(crate) fn of(pid: libc::pid_t) -> Space {
-        Space(pid)
+        Space(pid.max(0) as u32)
+    }
+
+    /// Another process of this host for as long as it lives: until [`Space::end`], after which there is nothing in the space. `None`
+    /// when there are too many. To be given back by [`Space::leave`].
+    pub(crate) fn enter(pid: libc::pid_t) -> Option<Space> {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (places, never_taken) = &mut *free;
+        let place = places.pop().or_else(|| {
+            let next = *never_taken;
+            *never_taken += u32::from((next as usize) < MAX_PROCESSES);
+            Some(next)
+        })?;
+        let process = PROCESSES.get(place as usize)?;
+        process.pid.store(pid, Ordering::Relaxed);
+        process.thread.store(pid, Ordering::Release);
+        Some(Space(LIFE | place))
+    }
+
+    /// The process has died.
+    pub(crate) fn end(self) {
+        if let Some(process) = self.process() {
+            process.thread.store(NOBODY, Ordering::Release);
+        }
+    }
+
+    /// Whether [`Space::end`] was called.
+    pub(crate) fn has_ended(self) -> bool {
+        self.process()
+            .is_some_and(|process| process.thread.load(Ordering::Acquire) == NOBODY)
+    }
+
+    /// Nobody has a place in the space any more.
+    pub(crate) fn leave(self) {
+        if self.process().is_some() {
+            self.end();
+            let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+            free.0.push(self.0 & !LIFE);
+        }
+    }
+
+    fn process(self) -> Option<&'static Process> {
+        let place = (self.0 & LIFE != 0).then_some(self.0 & !LIFE)?;
+        PROCESSES.get(place as usize)
     }
 
     /// Whether addresses are pointers of this process.
@@ -93,25 +196,25 @@ impl Space {
     ///
     /// # Safety
     /// `own` may be written.
+    #[inline]
     pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
-        count();
-        let total: usize = theirs.iter().map(|span| span.len_bytes).sum();
-        if own.len().max(theirs.len()) > MAX_SPANS {
-            return Err(Fault);
-        }
-        // SAFETY: a span has the form of an `iovec`; the caller's promise for `own`; the kernel checks `theirs`.
-        let done = unsafe {
-            let (o, t) = (own.as_ptr().cast(), theirs.as_ptr().cast());
-            libc::process_vm_readv(self.pid(), o, own.len() as u64, t, theirs.len() as u64, 0)
-        };
-        (done == total as isize).then_some(()).ok_or(Fault)
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(libc::process_vm_readv, own, theirs) }
     }
 
     /// Copies from `own`, in this process, to `theirs`, in this space: both in their order, and as many bytes.
     ///
     /// # Safety
     /// `own` may be read; `theirs` may be written, if the space is this process.
+    #[inline]
     pub(crate) unsafe fn put(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(libc::process_vm_writev, own, theirs) }
+    }
+
+    /// # Safety
+    /// What `call` does to `own`, and to `theirs` if the space is this process, may be done.
+    unsafe fn transfer(self, call: Transfer, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
         count();
         let total: usize = theirs.iter().map(|span| span.len_bytes).sum();
         if own.len().max(theirs.len()) > MAX_SPANS {
@@ -120,7 +223,8 @@ impl Space {
         // SAFETY: a span has the form of an `iovec`; the caller's promise; the kernel checks `theirs`.
         let done = unsafe {
             let (o, t) = (own.as_ptr().cast(), theirs.as_ptr().cast());
-            libc::process_vm_writev(self.pid(), o, own.len() as u64, t, theirs.len() as u64, 0)
+            let (mine, their) = (own.len() as u64, theirs.len() as u64);
+            self.reach(|pid| call(pid, o, mine, t, their, 0))
         };
         (done == total as isize).then_some(()).ok_or(Fault)
     }
@@ -130,61 +234,75 @@ impl Space {
         self,
         pieces: &mut [(u64, &mut [u8]); N],
     ) -> Result<(), Fault> {
-        count();
-        let mut total = 0;
-        let mut sides = [[EMPTY; N]; 2];
-        for (at, (addr, into)) in pieces.iter_mut().enumerate() {
-            total += into.len();
-            sides[0][at] = vector(into.as_mut_ptr(), into.len());
-            sides[1][at] = vector(foreign(*addr), into.len());
-        }
-        let [own, theirs] = &sides;
-        // SAFETY: the vectors are as long as said; `own` are exclusive borrows; the kernel checks `theirs`.
-        let done = unsafe {
-            let (own, theirs) = (own.as_ptr(), theirs.as_ptr());
-            libc::process_vm_readv(self.pid(), own, N as u64, theirs, N as u64, 0)
-        };
-        (done == total as isize).then_some(()).ok_or(Fault)
+        let theirs = pieces.each_ref().map(|(addr, into)| Span {
+            addr: *addr,
+            len_bytes: into.len(),
+        });
+        let own = pieces.each_mut().map(|(_, into)| Span {
+            addr: into.as_mut_ptr().expose_provenance() as u64,
+            len_bytes: into.len(),
+        });
+        // SAFETY: `own` are exclusive borrows.
+        unsafe { self.fetch(&own, &theirs) }
     }
 
     /// Writes several pieces with one system call, one after the other.
     pub(crate) fn scatter<const N: usize>(self, pieces: &[(u64, &[u8]); N]) -> Result<(), Fault> {
-        count();
-        let mut total = 0;
-        let mut sides = [[EMPTY; N]; 2];
-        for (at, (addr, from)) in pieces.iter().enumerate() {
-            total += from.len();
-            sides[0][at] = vector(from.as_ptr().cast_mut(), from.len());
-            sides[1][at] = vector(foreign(*addr), from.len());
-        }
-        let [own, theirs] = &sides;
-        // SAFETY: the vectors are as long as said; `own` is only read; the kernel checks `theirs`, and that it is memory of
-        // ours is the caller's concern as it is when a process gives the kernel a pointer.
-        let done = unsafe {
-            let (own, theirs) = (own.as_ptr(), theirs.as_ptr());
-            libc::process_vm_writev(self.pid(), own, N as u64, theirs, N as u64, 0)
-        };
-        (done == total as isize).then_some(()).ok_or(Fault)
+        let theirs = pieces.map(|(addr, from)| Span {
+            addr,
+            len_bytes: from.len(),
+        });
+        let own = pieces.map(|(_, from)| Span {
+            addr: from.as_ptr().expose_provenance() as u64,
+            len_bytes: from.len(),
+        });
+        // SAFETY: `own` is only read; that `theirs` is memory of ours is the caller's concern, as it is when a process gives
+        // the kernel a pointer.
+        unsafe { self.put(&own, &theirs) }
     }
 
     /// Whether the process has no memory any more: it has died, though its number may still be taken.
     pub(crate) fn is_gone(self) -> bool {
         let mut byte = 0u8;
         // Whether there is something at the address does not matter.
-        let (own, theirs) = (vector(&raw mut byte, 1), vector(foreign(0), 1));
+        let [own, theirs] =
+            [(&raw mut byte).expose_provenance() as u64, 0].map(|addr| Span { addr, len_bytes: 1 });
         // SAFETY: `own` is one byte of this function; the kernel checks `theirs`.
         let done = unsafe {
-            libc::process_vm_readv(self.pid(), &raw const own, 1, &raw const theirs, 1, 0)
+            let (own, theirs) = ((&raw const own).cast(), (&raw const theirs).cast());
+            self.reach(|pid| libc::process_vm_readv(pid, own, 1, theirs, 1, 0))
         };
-        let errno = std::io::Error::last_os_error().raw_os_error();
-        !self.is_local() && done < 0 && errno == Some(libc::ESRCH)
+        !self.is_local() && done == -(libc::ESRCH as isize)
     }
 
+    /// Makes a system call with the process's number, and with another one of it if nobody has the first any more: what it returns, or
+    /// the errno, negative.
+    #[inline]
+    fn reach(self, call: impl Fn(libc::pid_t) -> isize) -> isize {
+        let errno = || {
+            -(std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO) as isize)
+        };
+        let done = call(self.pid());
+        if done >= 0 {
+            return done;
+        }
+        let failed = errno();
+        let gone = failed == -(libc::ESRCH as isize);
+        if gone && self.process().is_some_and(Process::finds_another_thread) {
+            let done = call(self.pid());
+            return if done < 0 { errno() } else { done };
+        }
+        failed
+    }
+
+    /// Its process.
     pub(super) fn pid(self) -> libc::pid_t {
-        if self.is_local() {
-            std::process::id() as libc::pid_t
-        } else {
-            self.0
+        match self.process() {
+            Some(process) => process.thread.load(Ordering::Acquire),
+            None if self.is_local() => std::process::id() as libc::pid_t,
+            None => self.0 as libc::pid_t,
         }
     }
 }
@@ -204,20 +322,6 @@ thread_local! {
 fn count() {
     #[cfg(test)]
     CALLS.set(CALLS.get() + 1);
-}
-
-const EMPTY: libc::iovec = vector(std::ptr::null_mut(), 0);
-
-const fn vector(start: *mut u8, len_bytes: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: start.cast(),
-        iov_len: len_bytes,
-    }
-}
-
-/// An address for the kernel alone to use.
-fn foreign(addr: u64) -> *mut u8 {
-    std::ptr::without_provenance_mut(addr as usize)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -240,5 +344,25 @@ mod tests {
         child.wait().unwrap();
         assert!(space.is_gone());
         assert!(!Space::LOCAL.is_gone());
+    }
+
+    #[test]
+    fn a_space_ends_with_its_process_whoever_has_the_number_then() {
+        let me = std::process::id() as libc::pid_t;
+        let (value, mut read) = ([7u8; 4], [0; 4]);
+        let at = Place::local(value.as_ptr()).addr;
+        let spaces = [me, me].map(|pid| Space::enter(pid).unwrap());
+        assert_ne!(spaces[0], spaces[1]);
+        assert!(spaces.iter().all(|space| !space.is_local()));
+        assert_eq!(spaces[0].read(at, &mut read), Ok(()));
+        assert_eq!((read, spaces[0].has_ended()), (value, false));
+        spaces[0].end();
+        assert!(spaces[0].has_ended() && spaces[0].is_gone());
+        assert_eq!(spaces[0].read(at, &mut read), Err(Fault));
+        assert_eq!(spaces[1].read(at, &mut read), Ok(()));
+        spaces.into_iter().for_each(Space::leave);
+        let places: Vec<_> = (0..).map_while(|_| Space::enter(me)).collect();
+        assert!(places.len() <= MAX_PROCESSES && places.contains(&spaces[0]));
+        places.into_iter().for_each(Space::leave);
     }
 }

@@ -104,20 +104,23 @@ impl Caller {
             format!("/proc/{}/fd/{directory}", self.tid)
         };
         let base = std::fs::read_link(base).ok()?;
+        // It may have another root, and its absolute paths begin there.
+        let root = std::fs::read_link(format!("/proc/{}/root", self.tid)).ok()?;
+        let base = match base.strip_prefix(&root) {
+            Ok(inside) => Path::new("/").join(inside),
+            Err(_) => base,
+        };
         // A descriptor that is no directory reads as `socket:[7]` and the like.
         base.is_absolute().then(|| normal(&base.join(path)))
     }
 }
 
-/// Without empty, `.` and `..` components.
+/// Without empty, `.` and `..` components, and without a slash at its end.
 fn normal(path: &Path) -> PathBuf {
     // The common case costs nothing.
-    let plain = !path
-        .as_os_str()
-        .as_bytes()
-        .windows(2)
-        .any(|pair| pair == b"/." || pair == b"//");
-    if plain {
+    let bytes = path.as_os_str().as_bytes();
+    let is_odd = |pair: &[u8]| pair == b"/." || pair == b"//";
+    if !bytes.windows(2).any(is_odd) && !bytes.ends_with(b"/") {
         return path.to_owned();
     }
     let mut normal = PathBuf::from("/");
@@ -180,12 +183,14 @@ mod tests {
             "//dev/./infiniband//uverbs0",
             "/dev/../dev/infiniband/x/../uverbs0",
             "/../dev/infiniband/uverbs0",
+            "/dev/infiniband/uverbs0/",
         ] {
             assert_eq!(
                 absolute(libc::AT_FDCWD, path).as_ref(),
                 Some(&node),
                 "{path}"
             );
+            assert_eq!(absolute(0, path).unwrap().as_os_str(), node.as_os_str());
         }
         let dev = std::fs::File::open("/dev").unwrap();
         assert_eq!(absolute(dev.as_raw_fd(), "infiniband/uverbs0"), Some(node));

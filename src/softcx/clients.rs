@@ -1,30 +1,40 @@
 //! Who has the device open through the supervisor: contexts by the inode of their descriptor, and the life of their processes.
-#![allow(unsafe_code)] // pidfd and epoll
+#![allow(unsafe_code)] // epoll
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::caller::Inode;
+use super::caller::{Caller, Inode};
 use super::context::Context;
 use super::last_close::LastClose;
+use super::process::Process;
 use crate::soft::Device;
 use crate::soft::space::Space;
 
 /// One open of the device.
 #[derive(Debug)]
 pub(super) struct Open {
+    // The context goes first: what it holds is in memory of these processes.
     pub(super) context: Context,
-    /// Whose memory the context is about.
-    pub(super) process: libc::pid_t,
+    /// Who has called: who has opened it, and who has it by a fork. Also the dead, whose memory is not there any more.
+    processes: Mutex<Vec<Arc<Process>>>,
+}
+
+impl Open {
+    fn processes(&self) -> MutexGuard<'_, Vec<Arc<Process>>> {
+        self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug, Default)]
 struct Table {
     opens: HashMap<Inode, Arc<Open>>,
-    /// A descriptor that becomes readable when the process is dead, and how many contexts the process has.
-    processes: HashMap<libc::pid_t, (OwnedFd, usize)>,
+    /// Who has called and lives.
+    processes: HashMap<libc::pid_t, Arc<Process>>,
 }
 
 #[derive(Debug)]
@@ -78,35 +88,54 @@ impl Clients {
         process: libc::pid_t,
         still_there: impl FnOnce() -> bool,
     ) -> io::Result<OwnedFd> {
-        let life = self.life_of(process)?;
-        if !still_there() {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        let process = self.process(process, still_there)?;
+        let (context, descriptor) = Context::open(&self.device)?;
+        let (inode, file) = (context.inode(), context.file()?);
+        let processes = Mutex::new(vec![process]);
+        let open = Arc::new(Open { context, processes });
+        self.table().opens.insert(inode, open);
+        let watched = self.last_close.watch(descriptor.as_fd(), file, inode);
+        if watched.is_err() {
+            self.release(inode);
         }
-        let (context, descriptor) = Context::open(&self.device, Space::of(process))?;
-        let inode = context.inode();
-        let mut table = self.table();
-        self.last_close.watch(descriptor.as_fd(), inode)?;
-        table
-            .opens
-            .insert(inode, Arc::new(Open { context, process }));
-        match table.processes.get_mut(&process) {
-            Some((_, count)) => *count += 1,
-            None => {
-                self.wait_for(life.as_fd(), process as u64)?;
-                table.processes.insert(process, (life, 1));
-            }
-        }
-        Ok(descriptor)
+        watched.map(|()| descriptor)
     }
 
-    fn life_of(&self, process: libc::pid_t) -> io::Result<OwnedFd> {
-        // SAFETY: takes numbers only.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+    /// The memory of a process that calls on a context; `still_there` as for [`Clients::open`].
+    pub(super) fn space_of(
+        &self,
+        caller: &Caller,
+        open: &Open,
+        still_there: impl FnOnce() -> bool,
+    ) -> io::Result<Space> {
+        let known = |it: &&Arc<Process>| !it.space.has_ended() && caller.is_of(it.pid);
+        if let Some(process) = open.processes().iter().find(known) {
+            return Ok(process.space);
         }
-        // SAFETY: just opened, and nobody else's.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        let gone = || io::Error::from_raw_os_error(libc::ESRCH);
+        let process = self.process(caller.process().ok_or_else(gone)?, still_there)?;
+        let space = process.space;
+        open.processes().push(process);
+        Ok(space)
+    }
+
+    fn process(
+        &self,
+        pid: libc::pid_t,
+        still_there: impl FnOnce() -> bool,
+    ) -> io::Result<Arc<Process>> {
+        let mut table = self.table();
+        if let Some(process) = table.processes.get(&pid)
+            && !process.is_dead()
+        {
+            return Ok(Arc::clone(process));
+        }
+        let process = Arc::new(Process::of(pid, still_there)?);
+        process
+            .with_life(|life| self.wait_for(life, pid as u64))
+            .transpose()?;
+        table.processes.insert(pid, Arc::clone(&process));
+        Ok(process)
     }
 
     fn wait_for(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
@@ -143,41 +172,29 @@ impl Clients {
             )
         };
         for event in events.iter().take(count.max(0) as usize) {
-            match event.u64 {
-                CLOSES => {
-                    for inode in self.last_close.closed() {
-                        self.release(|at, _| *at == inode);
-                    }
-                }
-                process => self.release(|_, open| open.process as u64 == process),
+            if event.u64 != CLOSES {
+                self.bury(event.u64 as libc::pid_t);
             }
+        }
+        for inode in self.last_close.closed() {
+            self.release(inode);
         }
     }
 
-    fn release(&self, is_over: impl Fn(&Inode, &Open) -> bool) {
-        let over = self.take_out(is_over);
+    /// What a process had open, it has closed by its death. What others have of it, a forked child perhaps, they keep, but for
+    /// what was in its memory.
+    fn bury(&self, pid: libc::pid_t) {
+        let mut table = self.table();
+        if table.processes.get(&pid).is_some_and(|it| it.is_dead()) {
+            table.processes.remove(&pid);
+        }
+    }
+
+    fn release(&self, inode: Inode) {
+        self.last_close.forget(inode);
+        let open = self.table().opens.remove(&inode);
         // A call may be using a context; then it ends with that call. Not under the lock: that takes the device's time.
-        drop(over);
-    }
-
-    fn take_out(&self, is_over: impl Fn(&Inode, &Open) -> bool) -> Vec<Arc<Open>> {
-        let mut guard = self.table();
-        let table = &mut *guard;
-        let over: Vec<(Inode, Arc<Open>)> = table
-            .opens
-            .extract_if(|inode, open| is_over(inode, open))
-            .collect();
-        for (inode, open) in &over {
-            self.last_close.forget(*inode);
-            if let Some((_, count)) = table.processes.get_mut(&open.process) {
-                *count -= 1;
-                if *count == 0 {
-                    // Closing it takes it out of `events`, too.
-                    table.processes.remove(&open.process);
-                }
-            }
-        }
-        over.into_iter().map(|(_, open)| open).collect()
+        drop(open);
     }
 }
 

@@ -16,8 +16,12 @@ use crate::softcx::pages::DevicePages;
 use crate::softcx::port::Port;
 use crate::softcx::uverbs;
 
-/// What the context needs of the table of descriptors of the process that calls.
+/// What the context needs of the process that calls: its memory and its table of descriptors. It need not be the one that has opened
+/// the context, as with a kernel: who has it by a fork calls from its own memory.
 pub(crate) trait Descriptors {
+    /// Its memory: addresses of the call, and of what the call makes, are there.
+    fn space(&self) -> Space;
+
     /// Hands a descriptor to the process: its number there.
     fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno>;
 
@@ -35,7 +39,6 @@ pub(crate) struct Context {
     pub(super) client: Client,
     tables: Mutex<Tables>,
     pub(super) events: Arc<AsyncEvents>,
-    pub(super) space: Space,
     pub(super) port: Port,
     device: Device,
 }
@@ -52,22 +55,23 @@ pub(super) struct Tables {
     pub(super) opened: bool,
 }
 
-/// A completion channel, and its descriptor in the process as it was given.
+/// A completion channel, and its descriptor as it was given, in the process with this memory.
 #[derive(Debug)]
 pub(super) struct CompletionChannel {
     pub(super) channel: Arc<Channel>,
     pub(super) number: i32,
+    pub(super) space: Space,
 }
 
 impl Context {
-    /// Opens the device for the process whose memory `space` is. The descriptor stands for the device file, and is open in a way of
+    /// Opens the device. The descriptor stands for the device file, and is open in a way of
     /// its own: when the process has closed it everywhere, nobody else has it open so. Pages are mapped from it.
-    pub(crate) fn open(device: &Device, space: Space) -> io::Result<(Context, OwnedFd)> {
+    pub(crate) fn open(device: &Device) -> io::Result<(Context, OwnedFd)> {
         let failed = io::Error::from_raw_os_error;
         let pages = DevicePages::new().map_err(failed)?;
         let descriptor = pages.descriptor().map_err(failed)?;
         let events = Arc::new(AsyncEvents::default());
-        let client = Client::open(device, space, events.clone());
+        let client = Client::open(device, Space::LOCAL, events.clone());
         // SAFETY: a page of the mapping, which outlives the client.
         unsafe { client.show_clock(pages.clock()) };
         let context = Context {
@@ -80,7 +84,6 @@ impl Context {
                 opened: false,
             }),
             events,
-            space,
             port: Port::of(device),
             device: device.clone(),
         };
@@ -92,7 +95,12 @@ impl Context {
         self.lock().pages.inode()
     }
 
-    /// `RDMA_VERBS_IOCTL`, with its argument: an address in the process.
+    /// Another descriptor of the file, beside the one that the process has.
+    pub(crate) fn file(&self) -> io::Result<OwnedFd> {
+        self.lock().pages.file()
+    }
+
+    /// `RDMA_VERBS_IOCTL`, with its argument: an address in the process that calls.
     pub(crate) fn ioctl(&self, argument: u64, descriptors: &dyn Descriptors) -> Result<(), Errno> {
         uverbs::call(self, &mut self.lock(), argument, descriptors)
     }

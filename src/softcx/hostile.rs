@@ -34,10 +34,14 @@ pub struct Hostile {
     arena: *mut u8,
 }
 
-/// Descriptors stay in this process.
-struct Kept(std::sync::Mutex<Vec<OwnedFd>>);
+/// Descriptors stay in this process; memory is the child's.
+struct Kept(std::sync::Mutex<Vec<OwnedFd>>, Space);
 
 impl Descriptors for Kept {
+    fn space(&self) -> Space {
+        self.1
+    }
+
     fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
         let number = descriptor.as_raw_fd();
         self.0.lock().map_err(|_| libc::EMFILE)?.push(descriptor);
@@ -96,7 +100,7 @@ impl Hostile {
 
     /// One client's life.
     pub fn live(&self, bytes: &[u8]) {
-        let Ok((context, file)) = Context::open(&self.device, Space::of(self.child)) else {
+        let Ok((context, file)) = Context::open(&self.device) else {
             return;
         };
         // SAFETY: pages of a file that is as long; nobody else has the mapping.
@@ -117,7 +121,7 @@ impl Hostile {
             arena: self.arena,
             uars: uars.cast(),
             context: &context,
-            kept: Kept(std::sync::Mutex::default()),
+            kept: Kept(std::sync::Mutex::default(), Space::of(self.child)),
             bytes,
             pds: Vec::new(),
             cqs: Vec::new(),

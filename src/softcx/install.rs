@@ -10,6 +10,7 @@ use std::process::{Child, Command};
 
 use libc::{sock_filter, sock_fprog};
 
+use super::descriptors::Limit;
 use super::filter;
 use super::signals::Mask;
 
@@ -25,13 +26,18 @@ pub(super) enum Failure {
     Program(io::Error),
 }
 
-/// Starts the program with the filter on, and with the given signal mask. The child, and the filter's listening end.
-pub(super) fn start(mut command: Command, mask: Mask) -> Result<(Child, OwnedFd), Failure> {
+/// Starts the program with the filter on, and with the given signal mask and limit. The child, and the filter's listening end.
+pub(super) fn start(
+    mut command: Command,
+    mask: Mask,
+    descriptors: Limit,
+) -> Result<(Child, OwnedFd), Failure> {
     let (here, there) = UnixStream::pair().map_err(Failure::Filter)?;
     let program = filter::program();
     let channel = there.as_raw_fd();
     let prepare = move || {
         mask.apply()?;
+        descriptors.apply()?;
         let listener = install(&program)?;
         send(channel, listener)
     };

@@ -1,23 +1,50 @@
 //! Tells when the last reference to a descriptor that was handed out is gone: duplicates, forked copies and mappings included.
 //!
-//! The descriptor is an open file description of its own on a memfd that the device keeps under another one. inotify reports
-//! each opening and each end of such a description.
-#![allow(unsafe_code)] // inotify
+//! The descriptor is an open file description of its own on a memfd that the device keeps under another one. It has a shared
+//! `flock`, which goes with the description and with nothing else: who can lock the file for himself knows that it is gone. inotify
+//! tells when to try. (To count what inotify reports would not do: it makes one of several events that are alike.)
+#![allow(unsafe_code)] // inotify and flock
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::caller::Inode;
 
 #[derive(Debug)]
 struct Watched {
     inode: Inode,
-    /// Descriptions that are open; whoever looks into `/proc/PID/fd` by opening it makes one more for a moment.
-    open: u32,
+    /// The file under the other description.
+    file: OwnedFd,
+    /// Some description of it was closed.
+    in_doubt: bool,
+}
+
+/// The kernel tells of a close before it drops the lock, a few instructions later if it is not interrupted. Who waits in vain has seen a
+/// stranger close his; in case that it was not one, the file is tried again with every later event.
+const PAUSES_MS: [u64; 6] = [0, 1, 2, 4, 8, 16];
+
+impl Watched {
+    fn is_closed(&self) -> bool {
+        lock(self.file.as_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok()
+    }
+}
+
+fn lock(descriptor: BorrowedFd<'_>, how: i32) -> io::Result<()> {
+    loop {
+        // SAFETY: an open descriptor.
+        if unsafe { libc::flock(descriptor.as_raw_fd(), how) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
 }
 
 /// Watches descriptors.
@@ -42,35 +69,44 @@ impl LastClose {
         })
     }
 
-    /// Watches a descriptor whose description is the only one so far, beside those of the memfd itself.
-    pub(super) fn watch(&self, descriptor: BorrowedFd<'_>, inode: Inode) -> io::Result<()> {
+    /// Watches a descriptor that is to be handed out. `file` is the same file, under another description.
+    pub(super) fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        file: OwnedFd,
+        inode: Inode,
+    ) -> io::Result<()> {
+        lock(descriptor, libc::LOCK_SH | libc::LOCK_NB)?;
         let path = CString::new(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched();
         // SAFETY: a terminated path.
         let watch = unsafe {
-            libc::inotify_add_watch(
-                self.inotify.as_raw_fd(),
-                path.as_ptr(),
-                libc::IN_OPEN | libc::IN_CLOSE,
-            )
+            libc::inotify_add_watch(self.inotify.as_raw_fd(), path.as_ptr(), libc::IN_CLOSE)
         };
         if watch < 0 {
             return Err(io::Error::last_os_error());
         }
-        watched.insert(watch, Watched { inode, open: 1 });
+        watched.insert(
+            watch,
+            Watched {
+                inode,
+                file,
+                in_doubt: false,
+            },
+        );
         Ok(())
     }
 
     /// Looks no more for the end of this one.
     pub(super) fn forget(&self, inode: Inode) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched();
         watched.retain(|_, entry| entry.inode != inode);
     }
 
     /// Takes what has happened; blocks until something has, unless told not to by [`LastClose::new`]. The descriptors whose last
     /// reference is gone.
     pub(super) fn closed(&self) -> Vec<Inode> {
-        let mut bytes = [0u8; 4096];
+        let mut bytes = [0u8; 1 << 14];
         // SAFETY: a buffer with its length.
         let len = unsafe {
             libc::read(
@@ -80,25 +116,38 @@ impl LastClose {
             )
         };
         let mut left = bytes.get(..len.max(0) as usize).unwrap_or_default();
-        let mut closed = Vec::new();
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fresh = HashSet::new();
         while let Some((watch, mask, rest)) = event(left) {
             left = rest;
-            let Some(entry) = watched.get_mut(&watch) else {
-                continue;
-            };
-            if mask & libc::IN_OPEN != 0 {
-                entry.open += 1;
-            }
-            if mask & libc::IN_CLOSE != 0 {
-                entry.open = entry.open.saturating_sub(1);
-                if entry.open == 0 {
-                    closed.push(entry.inode);
-                    watched.remove(&watch);
-                }
+            let mut watched = self.watched();
+            if mask & libc::IN_Q_OVERFLOW != 0 {
+                // Events are lost: any of them may have been.
+                watched.values_mut().for_each(|it| it.in_doubt = true);
+                fresh.extend(watched.keys().copied());
+            } else if mask & libc::IN_CLOSE != 0
+                && let Some(entry) = watched.get_mut(&watch)
+            {
+                entry.in_doubt = true;
+                fresh.insert(watch);
             }
         }
-        closed
+        let mut closed = Vec::new();
+        for pause_ms in PAUSES_MS {
+            let is_over = |it: &Watched| it.in_doubt && it.is_closed();
+            closed.extend(self.watched().extract_if(|_, it| is_over(it)));
+            if fresh
+                .iter()
+                .all(|watch| !self.watched().contains_key(watch))
+            {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(pause_ms));
+        }
+        closed.into_iter().map(|(_, it)| it.inode).collect()
+    }
+
+    fn watched(&self) -> MutexGuard<'_, HashMap<i32, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,8 +174,14 @@ impl AsFd for LastClose {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::os::unix::fs::MetadataExt;
+
+    impl LastClose {
+        fn is_idle(&self) -> bool {
+            crate::softcx::poll::wait([(self.as_fd(), libc::POLLIN)], 0).unwrap() == [0]
+        }
+    }
 
     fn reopened() -> (File, File, Inode) {
         // SAFETY: a terminated name.
@@ -143,17 +198,34 @@ mod tests {
         (kept, given, (found.dev(), found.ino()))
     }
 
+    /// What is closed, as soon as something is: a test in another thread that forks holds every descriptor until its child has begun.
+    fn soon_closed(watch: &LastClose) -> Vec<Inode> {
+        let started = std::time::Instant::now();
+        loop {
+            let closed = watch.closed();
+            if !closed.is_empty() || started.elapsed() > std::time::Duration::from_secs(10) {
+                return closed;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn only_the_last_reference_counts() {
         let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
-        watch.watch(given.as_fd(), inode).unwrap();
+        watch
+            .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)
+            .unwrap();
         let duplicate = given.try_clone().unwrap();
         drop(given);
         assert_eq!(watch.closed(), []);
-        // A stranger looks at it.
-        drop(File::open(format!("/proc/self/fd/{}", duplicate.as_raw_fd())).unwrap());
-        assert_eq!(watch.closed(), []);
+        // Strangers look at it, several at once, and go one by one.
+        let look = || File::open(format!("/proc/self/fd/{}", duplicate.as_raw_fd())).unwrap();
+        for stranger in [look(), look(), look()] {
+            drop(stranger);
+            assert_eq!(watch.closed(), []);
+        }
         // SAFETY: a fresh mapping.
         let map = unsafe {
             libc::mmap(
@@ -169,16 +241,49 @@ mod tests {
         assert_eq!(watch.closed(), [], "a mapping is a reference");
         // SAFETY: mapped above.
         unsafe { libc::munmap(map, 4096) };
-        assert_eq!(watch.closed(), [inode]);
+        assert_eq!(soon_closed(&watch), [inode]);
         assert_eq!(watch.closed(), []);
         drop(kept);
     }
 
     #[test]
+    fn lost_events_lose_nothing() {
+        let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
+        let (kept, given, inode) = reopened();
+        watch
+            .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)
+            .unwrap();
+        let (others_kept, others, others_inode) = reopened();
+        let file = others_kept.try_clone().unwrap().into();
+        watch.watch(others.as_fd(), file, others_inode).unwrap();
+        // Alike events are one: the two take turns.
+        let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        for _ in 0..limit.trim().parse::<usize>().unwrap() {
+            for file in [&kept, &others_kept] {
+                drop(File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap());
+            }
+        }
+        drop(given);
+        let mut closed = Vec::new();
+        loop {
+            match watch.closed() {
+                more if !more.is_empty() => closed.extend(more),
+                _ if watch.is_idle() => break,
+                _ => {}
+            }
+        }
+        assert_eq!(closed, [inode]);
+        drop(others);
+        assert_eq!(soon_closed(&watch), [others_inode]);
+    }
+
+    #[test]
     fn a_forgotten_one_is_not_reported() {
         let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
-        let (_kept, given, inode) = reopened();
-        watch.watch(given.as_fd(), inode).unwrap();
+        let (kept, given, inode) = reopened();
+        watch
+            .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)
+            .unwrap();
         watch.forget(inode);
         drop(given);
         assert_eq!(watch.closed(), []);

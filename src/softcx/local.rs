@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::caller::Caller;
 use super::context::{Context, Descriptors};
 use super::last_close::LastClose;
 use super::node::{self, Place};
 use super::scratch::Scratch;
 use super::sysfs;
 use crate::soft::client::Errno;
+use crate::soft::fabric::{Fabric, Leaver};
 use crate::soft::space::Space;
 use crate::soft::{Device, Options};
 use crate::{Error, Result};
@@ -32,6 +34,7 @@ pub struct Local {
     /// The file system of the device's descriptors: others are told from them without a lock.
     file_system: AtomicU64,
     last_close: LastClose,
+    leaver: Option<Leaver>,
 }
 
 impl Local {
@@ -60,8 +63,10 @@ impl Local {
         let device = Device::on_fabric(options)?;
         let scratch = Scratch::new().map_err(system("creation of a private directory"))?;
         sysfs::write(scratch.path(), &device).map_err(system("creation of the sysfs tree"))?;
+        let leaver = device.lock().fabric().map(Fabric::leaver);
         let local: &'static Local = Box::leak(Box::new(Local {
             device,
+            leaver,
             tree: scratch.path().to_owned(),
             scratch: Mutex::new(Some(scratch)),
             opens: Mutex::default(),
@@ -75,13 +80,71 @@ impl Local {
         Ok(local)
     }
 
-    /// Where this path leads, if it is about the device: [`Redirect`]. It is taken by its letters.
+    /// The absolute form of a path that a program gave together with a directory's descriptor, by its letters, if it can be about
+    /// the device. Costs next to nothing if it cannot; asks no device, so that one need not be made for this.
+    pub fn absolute(directory: RawFd, path: &Path) -> Option<PathBuf> {
+        if !node::may_lead_here(path) {
+            return None;
+        }
+        // SAFETY: takes nothing and cannot fail.
+        let me = Caller::new(unsafe { libc::gettid() });
+        me.absolute(directory, path)
+    }
+
+    /// Whether an absolute path is about RDMA devices, and so worth making one.
+    pub fn is_about_devices(path: &Path) -> bool {
+        node::place(path, Path::new("/nonexistent")) != Place::Elsewhere
+    }
+
+    /// Where an absolute path without odd components leads, if it is about the device: [`Redirect`].
     pub fn redirect(&self, path: &Path) -> Redirect {
         match node::place(path, &self.tree) {
             Place::Node => Redirect::Node,
-            Place::Sysfs(file) => Redirect::File(file),
+            Place::File(file) => Redirect::File(file),
             Place::Elsewhere => Redirect::Elsewhere,
         }
+    }
+
+    /// Whether the node may be opened with these flags: an errno if not.
+    ///
+    /// # Errors
+    /// The errno of the open.
+    pub fn check_open(flags: i32) -> std::result::Result<(), i32> {
+        node::check_open(flags)
+    }
+
+    /// Whether the node may be used so, as `access` asks.
+    ///
+    /// # Errors
+    /// The errno of `access`.
+    pub fn check_access(mode: i32) -> std::result::Result<(), i32> {
+        node::check_access(mode)
+    }
+
+    /// The flags with which a file that [`Local::redirect`] named is to be opened: it can be read and nothing else.
+    ///
+    /// # Errors
+    /// The errno of the open.
+    pub fn flags_for_file(file: &Path, flags: i32) -> std::result::Result<i32, i32> {
+        node::flags_for_file(file, flags)
+    }
+
+    /// Whether such a file may be used so, as `access` asks.
+    ///
+    /// # Errors
+    /// The errno of `access`.
+    pub fn check_file_access(file: &Path, mode: i32) -> std::result::Result<(), i32> {
+        node::check_file_access(file, mode)
+    }
+
+    /// The errno of `readlink` on such a file.
+    pub fn no_link(file: &Path) -> i32 {
+        node::no_link(file)
+    }
+
+    /// The errno of a look for extended attributes of such a file.
+    pub fn no_extended_attributes(file: &Path) -> i32 {
+        node::no_extended_attributes(file)
     }
 
     /// Opens the device: a descriptor for the program.
@@ -89,10 +152,11 @@ impl Local {
     /// # Errors
     /// Those of the kernel.
     pub fn open(&self) -> io::Result<OwnedFd> {
-        let (context, descriptor) = Context::open(&self.device, Space::LOCAL)?;
+        let (context, descriptor) = Context::open(&self.device)?;
         let inode = context.inode();
         self.file_system.store(inode.0, Ordering::Relaxed);
-        self.last_close.watch(descriptor.as_fd(), inode)?;
+        self.last_close
+            .watch(descriptor.as_fd(), context.file()?, inode)?;
         self.opens().insert(inode, Arc::new(context));
         Ok(descriptor)
     }
@@ -130,25 +194,30 @@ impl Local {
         node::statx(stat)
     }
 
-    /// Lets the device do a turn of its work in a caller that polls: [`Device::progress`].
+    /// Lets the device do a turn of its work in the caller: [`Device::progress`].
     #[inline]
     pub fn progress(&self) -> bool {
+        self.device.progress()
+    }
+
+    /// The same for a caller that polls, and will do so again at once. Meanwhile packets do not wake the device's thread.
+    #[inline]
+    pub fn poll(&self) -> bool {
         self.device.progress_on()
     }
 
-    /// That caller has found what it polled for.
-    #[inline]
-    pub fn found(&self) {
+    /// That caller is about to sleep.
+    pub fn stops_polling(&self) {
         self.device.progress_off();
     }
 
-    /// Removes what is on disk, before the process ends.
+    /// Leaves the fabric and removes what is on disk, at the end of the process: for its last words, when nobody looks for the device any
+    /// more. Other threads may still use it. Waits for nothing that they hold: one of them may be this one, interrupted by a signal.
     pub fn clear_away(&self) {
-        let scratch = self
-            .scratch
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        if let Some(leaver) = &self.leaver {
+            leaver.leave();
+        }
+        let scratch = self.scratch.try_lock().ok().and_then(|mut it| it.take());
         drop(scratch);
     }
 
@@ -210,6 +279,10 @@ fn stat(descriptor: RawFd) -> Option<libc::stat> {
 struct OwnHands;
 
 impl Descriptors for OwnHands {
+    fn space(&self) -> Space {
+        Space::LOCAL
+    }
+
     fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
         Ok(descriptor.into_raw_fd())
     }

@@ -13,6 +13,7 @@ mod caller;
 mod channel;
 mod clients;
 pub(crate) mod context;
+mod descriptors;
 mod events;
 mod filter;
 #[cfg(fuzzing)]
@@ -27,6 +28,7 @@ mod objects;
 mod pages;
 mod poll;
 mod port;
+mod process;
 mod scratch;
 mod service;
 mod signals;

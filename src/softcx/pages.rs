@@ -89,6 +89,11 @@ impl DevicePages {
         reopen(&self.file, libc::O_RDWR)
     }
 
+    /// Another descriptor of the file, with the description that is used here.
+    pub(super) fn file(&self) -> std::io::Result<OwnedFd> {
+        self.file.try_clone()
+    }
+
     /// Takes a UAR page, zeroed: its number, which is also its place in the file in pages.
     pub(super) fn take_uar(&mut self) -> Result<u32, Errno> {
         let slot = self.taken.iter().position(|taken| !taken);

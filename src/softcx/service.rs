@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use super::caller::{Caller, Inode};
@@ -14,6 +15,7 @@ use super::filter::RDMA_VERBS_IOCTL;
 use super::listener::{Answer, Call, Listener};
 use super::node::{self, Place};
 use crate::soft::client::Errno;
+use crate::soft::space::Space;
 
 /// What the threads that answer share.
 #[derive(Debug)]
@@ -31,12 +33,18 @@ impl Service {
     /// Answers calls until nobody is left who could make one.
     pub(super) fn run(&self) {
         while let Some(call) = self.listener.next() {
-            let answer = self.serve(&call);
+            // A call without an answer would wait for ever, and this thread be missing for the others.
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&call)));
+            let answer = served.unwrap_or(Answer::Errno(libc::EIO));
             self.listener.answer(&call, answer);
         }
     }
 
     fn serve(&self, call: &Call) -> Answer {
+        // A process that has no number here is out of reach. The number that it has instead would mean this process.
+        if call.tid <= 0 {
+            return Answer::Continue;
+        }
         let caller = Caller::new(call.tid);
         let [a, b, c, d, e, _] = call.args;
         let here = libc::AT_FDCWD;
@@ -51,6 +59,14 @@ impl Service {
             }
             libc::SYS_statx => self.stat_at(call, &caller, a as i32, b, e, c as i32, Form::Statx),
             libc::SYS_fstat => self.stat_open(call, &caller, a as i32, b, Form::Stat),
+            libc::SYS_faccessat => self.access(call, &caller, a as i32, b, c as i32),
+            // Who asks with flags gets the same answer: who the caller is does not matter here, and nothing is a link.
+            libc::SYS_faccessat2 => self.access(call, &caller, a as i32, b, c as i32),
+            libc::SYS_readlinkat => self.read_link(call, &caller, a as i32, b),
+            libc::SYS_getxattr
+            | libc::SYS_lgetxattr
+            | libc::SYS_listxattr
+            | libc::SYS_llistxattr => self.extended_attributes(call, &caller, a),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_open => self.open(call, &caller, here, a, b as i32),
             #[cfg(target_arch = "x86_64")]
@@ -60,6 +76,10 @@ impl Service {
                 let flags = libc::AT_SYMLINK_NOFOLLOW;
                 self.stat_at(call, &caller, here, a, b, flags, Form::Stat)
             }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_access => self.access(call, &caller, here, a, b as i32),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_readlink => self.read_link(call, &caller, here, a),
             _ => Ok(Answer::Continue),
         };
         served.unwrap_or_else(Answer::Errno)
@@ -78,11 +98,15 @@ impl Service {
         let Some(open) = open else {
             return Ok(Answer::Continue);
         };
-        // A forked child has the descriptor, but addresses in its memory are not those that the context is about.
-        if !caller.is_of(open.process) {
-            return Err(libc::EACCES);
+        let waiting = || self.listener.is_waiting(call);
+        let space = self.clients.space_of(caller, &open, waiting);
+        let space = space.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        // Else the descriptor was looked up in the table of another, who has got the number since.
+        if !waiting() {
+            return Err(libc::ESRCH);
         }
         let hands = Hands {
+            space,
             listener: &self.listener,
             call,
             caller,
@@ -95,7 +119,7 @@ impl Service {
     fn place(&self, call: &Call, caller: &Caller, directory: i32, path: u64) -> Place {
         let found = caller
             .path(path)
-            .filter(|path| !path.as_os_str().is_empty())
+            .filter(|path| node::may_lead_here(path))
             .and_then(|path| caller.absolute(directory, &path))
             .map_or(Place::Elsewhere, |path| node::place(&path, &self.tree));
         if found == Place::Elsewhere || self.listener.is_waiting(call) {
@@ -116,13 +140,13 @@ impl Service {
         let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         let descriptor = match self.place(call, caller, directory, path) {
             Place::Elsewhere => return Ok(Answer::Continue),
-            Place::Node if flags & libc::O_DIRECTORY != 0 => return Err(libc::ENOTDIR),
             Place::Node => {
+                node::check_open(flags)?;
                 let process = caller.process().ok_or(libc::ESRCH)?;
                 let waiting = || self.listener.is_waiting(call);
                 self.clients.open(process, waiting).map_err(failed)?
             }
-            Place::Sysfs(file) => open_for_reading(&file, flags)?,
+            Place::File(file) => open_for_reading(&file, flags)?,
         };
         // If it does not get there, the drop of this descriptor is the last close of the context.
         self.listener
@@ -144,9 +168,6 @@ impl Service {
             return Ok(Answer::Continue);
         }
         let flags = u64::from_ne_bytes(flags) as i32;
-        if flags & (libc::O_CREAT | libc::O_PATH) != 0 {
-            return Ok(Answer::Continue);
-        }
         self.open(call, caller, directory, path, flags)
     }
 
@@ -174,9 +195,52 @@ impl Service {
         let stat = match self.place(call, caller, directory, path) {
             Place::Elsewhere => return Ok(Answer::Continue),
             Place::Node => node::stat(),
-            Place::Sysfs(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
+            Place::File(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
         };
         put(caller, to, &stat, form)
+    }
+
+    fn access(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+        mode: i32,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, directory, path) {
+            Place::Elsewhere => return Ok(Answer::Continue),
+            Place::Node => node::check_access(mode)?,
+            Place::File(file) => node::check_file_access(&file, mode)?,
+        }
+        Ok(Answer::Value(0))
+    }
+
+    fn read_link(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, directory, path) {
+            Place::Elsewhere => Ok(Answer::Continue),
+            Place::Node => Err(libc::EINVAL),
+            Place::File(file) => Err(node::no_link(&file)),
+        }
+    }
+
+    fn extended_attributes(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        path: u64,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, libc::AT_FDCWD, path) {
+            Place::Elsewhere => Ok(Answer::Continue),
+            Place::Node => Err(libc::EOPNOTSUPP),
+            Place::File(file) => Err(node::no_extended_attributes(&file)),
+        }
     }
 
     fn stat_open(
@@ -232,16 +296,24 @@ fn terminated(path: &Path) -> Result<CString, Refusal> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)
 }
 
-/// Opens a file of the private tree. Its descriptor here is closed on exec; what the caller gets, its flags say.
+/// Opens a file of the private tree. Its descriptor here is closed on exec; what the caller gets, its flags say. Programs of this user
+/// can change the tree where it lies: neither a link nor a pipe that nobody writes to may hold this thread up or lead it away.
 fn open_for_reading(file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
+    let flags = node::flags_for_file(file, flags)?;
     let path = terminated(file)?;
+    let careful = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: a terminated path.
-    let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOCTTY) };
+    let fd = unsafe { libc::open(path.as_ptr(), flags | careful) };
     if fd < 0 {
         return Err(last_errno());
     }
     // SAFETY: just opened, and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let opened = unsafe { OwnedFd::from_raw_fd(fd) };
+    if flags & libc::O_NONBLOCK == 0 {
+        // SAFETY: an open descriptor.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_CLOEXEC) };
+    }
+    Ok(opened)
 }
 
 fn stat(file: &Path, flags: i32) -> Result<libc::stat, Refusal> {
@@ -255,14 +327,19 @@ fn stat(file: &Path, flags: i32) -> Result<libc::stat, Refusal> {
     Ok(stat)
 }
 
-/// The caller's descriptors, for a command that gives it one.
+/// The caller's memory, and its descriptors for a command that gives it one.
 struct Hands<'a> {
+    space: Space,
     listener: &'a Listener,
     call: &'a Call,
     caller: &'a Caller,
 }
 
 impl Descriptors for Hands<'_> {
+    fn space(&self) -> Space {
+        self.space
+    }
+
     fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
         self.listener
             .give(self.call, descriptor.as_fd())
@@ -273,6 +350,8 @@ impl Descriptors for Hands<'_> {
         self.caller.inode(number)
     }
 
-    /// Nobody can close a descriptor of another process. It stays until that ends: the call had bad addresses.
+    /// Nobody can close a descriptor of another process, and to add it together with the call's result would not do, which is 0 for
+    /// these: its number is in memory. So answers are written before it is given; it stays only where another thread took away
+    /// the memory since then.
     fn take_back(&self, _number: i32) {}
 }

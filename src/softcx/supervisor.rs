@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::clients::Clients;
+use super::descriptors::Limit;
 use super::install::{self, Failure};
 use super::listener::Listener;
 use super::scratch::Scratch;
@@ -56,6 +57,7 @@ pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
     };
     // Before there are threads: they are to have the same mask.
     let signals = Signals::block().map_err(system("signalfd"))?;
+    let descriptors = Limit::raise().map_err(system("setrlimit"))?;
     let device = Device::on_fabric(options)?;
     let scratch = Scratch::new().map_err(system("creation of a private directory"))?;
     sysfs::write(scratch.path(), &device).map_err(system("creation of the sysfs tree"))?;
@@ -63,7 +65,7 @@ pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
     // SAFETY: takes numbers only. Orphans stay descendants of this process: where ptrace is restricted to those, so is their memory.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     command.env("SYSFS_PATH", scratch.path());
-    let (child, listener) = match install::start(command, signals.before()) {
+    let (child, listener) = match install::start(command, signals.before(), descriptors.before()) {
         Ok(started) => started,
         Err(Failure::Program(error)) => {
             return Ok(Outcome::NotStarted(
@@ -71,6 +73,8 @@ pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
             ));
         }
         Err(Failure::Filter(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
+            // SAFETY: as above. Whatever this process becomes now, its orphans are the other supervisor's.
+            unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) };
             return Ok(Outcome::Supervised);
         }
         Err(Failure::Filter(error)) => return Err(system("seccomp with a listener")(error)),

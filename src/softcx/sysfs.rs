@@ -8,18 +8,20 @@ use crate::soft::Device;
 use crate::softcx::port::Port;
 use crate::softcx::uverbs::{FIRMWARE, PART};
 
-/// The file that a program opens, and its device numbers.
-pub(crate) const DEVICE_NODE: &str = "/dev/infiniband/uverbs0";
+/// The file that a program opens, without the leading slash: in the tree it is an empty file, so that a program that lists its
+/// directory finds it. And its device numbers.
+pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
 
-/// Writes the tree as it would lie under `/sys`. Files that are there are replaced.
+/// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
 pub(crate) fn write(root: &Path, device: &Device) -> io::Result<()> {
-    for (name, value) in files(&Port::of(device)) {
+    let node = (NODE_IN_TREE, String::new());
+    for (name, value) in files(&Port::of(device)).into_iter().chain([node]) {
         let path = root.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::write(path, value + "\n")?;
+        fs::write(path, value)?;
     }
     Ok(())
 }
@@ -94,7 +96,7 @@ fn files(port: &Port) -> Vec<(&'static str, String)> {
     ];
     files
         .iter()
-        .map(|(name, value)| (*name, (*value).to_owned()))
+        .map(|(name, value)| (*name, format!("{value}\n")))
         .collect()
 }
 

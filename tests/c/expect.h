@@ -66,9 +66,16 @@ static inline void rig_connect(struct rig *rig)
 	GIVES(1, doorbell_endpoint_is_connected(rig->a));
 }
 
+/* The device to test, which may be any that the library opens. */
+static inline const char *rig_device_name(void)
+{
+	const char *name = getenv("DOORBELL_TEST_DEVICE");
+	return name ? name : "softcx";
+}
+
 static inline void rig_make(struct rig *rig)
 {
-	WORKS(doorbell_device_open("softcx", &rig->device));
+	WORKS(doorbell_device_open(rig_device_name(), &rig->device));
 	WORKS(doorbell_domain_create(rig->device, &rig->domain));
 	WORKS(doorbell_region_alloc(rig->domain, RIG_BYTES, DOORBELL_ACCESS_ALL, &rig->region));
 	WORKS(doorbell_endpoint_create(rig->domain, NULL, &rig->a));

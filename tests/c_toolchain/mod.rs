@@ -6,7 +6,11 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the static library needs of the system, as the header says.
-pub const NATIVE_LIBS: [&str; 7] = [
+pub const NATIVE_LIBS: &[&str] = &[
+    #[cfg(feature = "verbs")]
+    "-lmlx5",
+    #[cfg(feature = "verbs")]
+    "-libverbs",
     "-lgcc_s",
     "-lutil",
     "-lrt",

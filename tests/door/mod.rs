@@ -71,10 +71,16 @@ pub fn library() -> &'static Path {
     })
 }
 
+/// Where a program is made before it is renamed to `program`: tests are processes side by side, and one may be running what
+/// another is about to build.
+pub fn partial(program: &Path) -> PathBuf {
+    program.with_extension(format!("{}.part", std::process::id()))
+}
+
 /// A C program of `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
 pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let probe = folder.join(format!("{test}.probe.c"));
+    let probe = folder.join(format!("{test}.{}.probe.c", std::process::id()));
     std::fs::write(
         &probe,
         "#include <infiniband/mlx5dv.h>\nint main(void) { return !mlx5dv_is_supported(0); }\n",
@@ -82,9 +88,9 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     .unwrap();
     let probed = Command::new("cc")
         .arg(&probe)
-        .args(["-lmlx5", "-libverbs", "-o"])
-        .arg(folder.join(format!("{test}.probe")))
+        .args(["-lmlx5", "-libverbs", "-o", "/dev/null"])
         .output();
+    std::fs::remove_file(&probe).unwrap();
     match probed {
         Ok(output) if output.status.success() => {}
         Ok(_) => {
@@ -100,6 +106,7 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
         }
     }
     let program = folder.join(test);
+    let part = partial(&program);
     // The libraries are there: from here on, a failure is a failure.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
@@ -109,7 +116,7 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
                 .join(source),
         )
         .args(["-lmlx5", "-libverbs", "-lpthread", "-o"])
-        .arg(&program)
+        .arg(&part)
         .output()
         .unwrap();
     assert!(
@@ -117,5 +124,6 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
+    std::fs::rename(&part, &program).unwrap();
     Some(program)
 }

@@ -9,6 +9,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <rdma/mlx5-abi.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -144,9 +146,9 @@ static void family(void)
 	for (int i = 0; i < 8; i++) EXPECT(pthread_create(&threads[i], NULL, asks, &fd) == 0);
 	for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
 	for (int i = 0; i < 8; i++) if (fork() == 0) {
-		/* The supervisor knows whose it is; in the process itself nothing of it is left. */
-		int refused = ask(fd);
-		EXPECT(refused == EACCES || refused == EIO);
+		/* The supervisor serves it; in the process itself nothing of it is left. */
+		int inherited = ask(fd);
+		EXPECT(inherited == ENOSPC || inherited == EIO);
 		int own = open_node();
 		EXPECT(ask(own) == ENOSPC);
 		/* A grandchild that outlives its parent. */
@@ -173,13 +175,173 @@ static void cycles(int count)
 	}
 }
 
+/* More contexts at once than a process may usually have descriptors for the device's part of. */
+static void many(void)
+{
+	int fds[600];
+	for (int i = 0; i < 600; i++) { fds[i] = open_node(); EXPECT(get_context(fds[i]) >= 0); close(fds[i] + 1); }
+	for (int i = 0; i < 600; i++) { EXPECT(ask(fds[i]) == ENOSPC); close(fds[i]); }
+}
+
+static void nothing(int signal) { (void)signal; }
+
+#define UNINTERRUPTED(call) ({ long result; do result = (call); while (result == -1 && errno == EINTR); result; })
+
+/* Signals that come all the time. Calls are begun again behind a handler that asks for that, and else interrupted before anything of
+ * them was done: no descriptor is lost. */
+static void storm(void)
+{
+	struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { { 0, 0 }, { 0, 0 } };
+	for (int round = 0; round < 2; round++) {
+		struct sigaction action = { .sa_handler = nothing, .sa_flags = round ? 0 : SA_RESTART };
+		int first = dup(0), refused;
+		close(first);
+		sigaction(SIGALRM, &action, NULL);
+		setitimer(ITIMER_REAL, &often, NULL);
+		for (int i = 0; i < 300; i++) {
+			struct stat found;
+			int fd = round ? (int)UNINTERRUPTED(open(NODE, O_RDWR)) : open_node();
+			EXPECT(fd >= 0);
+			EXPECT((round ? UNINTERRUPTED(stat(NODE, &found)) : stat(NODE, &found)) == 0);
+			EXPECT((round ? UNINTERRUPTED(access(NODE, R_OK)) : access(NODE, R_OK)) == 0);
+			do refused = ask(fd); while (round && refused == EINTR);
+			EXPECT(refused == ENOSPC);
+			if (!round) close(get_context(fd));
+			close(fd);
+		}
+		setitimer(ITIMER_REAL, &never, NULL);
+		int last = dup(0);
+		EXPECT(last == first);
+		close(last);
+	}
+}
+
+static void *goes_on(void *unused)
+{
+	(void)unused;
+	usleep(20000);
+	int fd = open_node();
+	struct stat found;
+	EXPECT(ask(fd) == ENOSPC);
+	EXPECT(get_context(fd) >= 0);
+	EXPECT(fstat(fd, &found) == 0);
+	is_node(&found);
+	exit(0);
+}
+
+/* The process goes on without its first thread. */
+static void headless(void)
+{
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, goes_on, NULL) == 0);
+	pthread_exit(NULL);
+}
+
+/* What a program does that is cautious: needs the right to do so. */
+static void confined(void)
+{
+	char folder[] = "/tmp/confined-XXXXXX";
+	EXPECT(mkdtemp(folder));
+	if (chroot(folder)) { rmdir(folder); puts("no right to"); return; }
+	EXPECT(chdir("/") == 0);
+	close(open_node());
+	int fd = open("dev/infiniband/uverbs0", O_RDWR);
+	EXPECT(fd >= 0 && ask(fd) == ENOSPC);
+	int attribute = open("/sys/class/infiniband/mlx5_0/node_type", O_RDONLY);
+	EXPECT(attribute >= 0);
+	EXPECT(setgid(65534) == 0 && setuid(65534) == 0);
+	EXPECT(ask(fd) == ENOSPC);
+	fd = open_node();
+	EXPECT(get_context(fd) >= 0);
+}
+
+/* A descriptor over exec, and opens of a child that borrows its parent's memory. */
+static void spawned(char *own)
+{
+	char number[16];
+	int status, fd = open(NODE, O_RDWR);
+	EXPECT(fd >= 0 && ask(fd) == ENOSPC);
+	snprintf(number, sizeof number, "%d", fd);
+	for (int i = 0; i < 20; i++) {
+		pid_t child = vfork();
+		if (child == 0) {
+			if (open(NODE, O_RDWR) < 0) _exit(1);
+			execl(own, own, "inherited", number, NULL);
+			_exit(2);
+		}
+		EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	}
+	EXPECT(ask(fd) == ENOSPC);
+}
+
+/* Who can write where the supervisor reads can put what he likes there. */
+static void trapped(void)
+{
+	char path[256];
+	snprintf(path, sizeof path, "%s/class/infiniband/mlx5_0/pipe", getenv("SYSFS_PATH"));
+	EXPECT(mkfifo(path, 0600) == 0);
+	for (int i = 0; i < 8; i++) {
+		int fd = open("/sys/class/infiniband/mlx5_0/pipe", O_RDONLY);
+		if (fd >= 0) close(fd);
+	}
+	EXPECT(unlink(path) == 0);
+	snprintf(path, sizeof path, "%s/class/infiniband/mlx5_0/link", getenv("SYSFS_PATH"));
+	EXPECT(symlink("/etc/passwd", path) == 0);
+	EXPECT(open("/sys/class/infiniband/mlx5_0/link", O_RDONLY) == -1 && errno == ELOOP);
+	EXPECT(unlink(path) == 0);
+	EXPECT(ask(open_node()) == ENOSPC);
+}
+
+static void *opens_and_closes(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		int fd = open(NODE, O_RDWR | O_CLOEXEC);
+		if (fd < 0) continue;
+		ask(fd);
+		void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		close(fd);
+		ask(fd);
+		if (page != MAP_FAILED) munmap(page, 4096);
+	}
+	return NULL;
+}
+
+/* Processes that die at any point of any call; and what one thread closes another one uses. */
+static void deaths(int count)
+{
+	for (int i = 0; i < count; i++) {
+		int status;
+		pid_t child = fork();
+		EXPECT(child >= 0);
+		if (child == 0) {
+			pthread_t thread;
+			for (int t = 0; t < 3; t++) pthread_create(&thread, NULL, opens_and_closes, NULL);
+			opens_and_closes(NULL);
+		}
+		usleep(500 + 137 * i % 5000);
+		kill(child, SIGKILL);
+		EXPECT(waitpid(child, &status, 0) == child);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 	setvbuf(stdout, NULL, _IONBF, 0);
 	if (!strcmp(what, "ways")) ways();
 	else if (!strcmp(what, "family")) family();
-	else if (!strcmp(what, "cycles")) {
+	else if (!strcmp(what, "many")) many();
+	else if (!strcmp(what, "storm")) storm();
+	else if (!strcmp(what, "headless")) headless();
+	else if (!strcmp(what, "confined")) confined();
+	else if (!strcmp(what, "spawned")) spawned(argv[0]);
+	else if (!strcmp(what, "inherited")) EXPECT(ask(atoi(argv[2])) == ENOSPC);
+	else if (!strcmp(what, "trapped")) trapped();
+	else if (!strcmp(what, "deaths")) {
+		char line[32];
+		while (fgets(line, sizeof line, stdin)) { deaths(atoi(line)); puts("done"); }
+	} else if (!strcmp(what, "cycles")) {
 		/* A number of cycles for each line that is read, and a line when they are done. */
 		char line[32];
 		while (fgets(line, sizeof line, stdin)) { cycles(atoi(line)); puts("done"); }

@@ -157,7 +157,7 @@ static void lengths_and_keys(void)
 	send = request(IBV_WR_RDMA_WRITE_WITH_IMM, &from);
 	send.wr.rdma.rkey ^= 0x5500;
 	post(send);
-	expect("a write with immediate to a key that is none", IBV_WC_REM_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR);
+	expect("a write with immediate to a key that is none", IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_ACCESS_ERR);
 
 	begin(IBV_QPT_RC, PATIENT);
 	receive(piece(theirs, 1000));

@@ -18,6 +18,10 @@ pub struct Options {
     /// Doorbells that carry their WQE to the device
     #[arg(long)]
     blueflame: bool,
+
+    /// The device that the endpoints are made on, as `doorbell info` names it
+    #[arg(long, value_name = "NAME", default_value = "softcx")]
+    device: String,
 }
 
 /// Prepares a send, a write and a wait on an endpoint, prints them, and cancels them.
@@ -26,7 +30,8 @@ pub struct Options {
 /// What the library refuses.
 pub fn run(options: &Options) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let device = Device::open("softcx")?;
+    let name = &options.device;
+    let device = Device::open(name).with_context(|| format!("--device {name}"))?;
     let domain = device.protection_domain();
     let (mut endpoint, peer) = pair(&domain, options)?;
     let region = Region::alloc(&domain, 4096, Access::ALL)?;

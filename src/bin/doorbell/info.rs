@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::Args;
 use doorbell::{Device, Endpoint, EndpointConfig};
 
 /// Features with what they are for.
@@ -11,17 +12,24 @@ const FEATURES: [(&str, bool, &str); 2] = [
     ("cuda", cfg!(feature = "cuda"), "CUDA streams"),
 ];
 
+/// What `doorbell info` takes.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Show this device only, by any name that opens it: `mlx5`, a PCI address, `mlx5_0,port=2,gid=3`
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+}
+
 /// Lists versions, features, devices, streams, and the path of each device.
 ///
 /// # Errors
 /// A device that is listed and cannot be used.
-pub fn run() -> Result<()> {
+pub fn run(options: &Options) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     writeln!(out, "doorbell {} ({os}, {arch})", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "features")?;
     for (name, compiled, serves) in FEATURES {
-        // Both are declared, and their rooms are empty: a build with them has nothing more than one without.
         let state = if compiled {
             "compiled in"
         } else {
@@ -35,9 +43,15 @@ pub fn run() -> Result<()> {
         "  host     a thread of this process; kernels are closures"
     )?;
     writeln!(out, "devices")?;
-    for name in &Device::list() {
-        let device = Device::open(name)?;
-        let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())?;
+    let names = match &options.device {
+        Some(name) => vec![name.clone()],
+        None => Device::list(),
+    };
+    for name in &names {
+        let device = Device::open(name).with_context(|| format!("device {name}"))?;
+        let endpoint = Endpoint::new(&device.protection_domain(), &EndpointConfig::default())
+            .with_context(|| format!("device {name}"))?;
+        let name = device.name();
         let kind = if name == "softcx" {
             "software ConnectX in this process; peers in this process and in others of this host"
         } else {

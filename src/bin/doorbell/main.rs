@@ -4,6 +4,7 @@ mod bench;
 mod disasm;
 mod info;
 mod softcx;
+mod surroundings;
 
 use std::process::ExitCode;
 
@@ -25,7 +26,7 @@ enum Command {
     /// Show the bytecode and the WQE of a send, a write and a wait
     Disasm(disasm::Options),
     /// List devices, streams and paths
-    Info,
+    Info(info::Options),
     /// The software ConnectX for unmodified verbs programs
     #[command(subcommand, arg_required_else_help = false)]
     Softcx(Softcx),
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
             }
         }
         Command::Disasm(options) => disasm::run(&options),
-        Command::Info => info::run(),
+        Command::Info(options) => info::run(&options),
         Command::Softcx(Softcx::Run(options)) => match softcx::run(&options) {
             Ok(code) => return ExitCode::from(code),
             Err(error) => Err(error),

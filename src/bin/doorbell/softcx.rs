@@ -1,14 +1,16 @@
 //! `doorbell softcx run`: a program with a software ConnectX in sight.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use doorbell::soft;
 use doorbell::softcx::{self, Outcome};
+
+use crate::surroundings;
 
 /// Exit code when the run itself fails, as `env` and `timeout` have it.
 const FAILED: u8 = 125;
@@ -37,21 +39,21 @@ pub struct Options {
     /// How programs get at the device
     #[arg(long, value_enum, default_value = "seccomp")]
     door: Door,
-    /// The kind of link that the port shows
-    #[arg(long, value_enum, default_value = "ib")]
-    link: Link,
-    /// Runs on one fabric reach each other
-    #[arg(long, default_value = "default", value_name = "NAME")]
-    fabric: String,
+    /// The kind of link that the port shows [default: that of the run around this one, or ib]
+    #[arg(long, value_enum)]
+    link: Option<Link>,
+    /// Runs on one fabric reach each other [default: that of the run around this one, or `default`]
+    #[arg(long, value_name = "NAME")]
+    fabric: Option<String>,
     /// Write every WQE, packet and CQE to this file, decoded
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Lose this share of packets
-    #[arg(long, default_value_t = 0.0, value_name = "0..1")]
-    loss: f64,
+    #[arg(long, value_name = "0..1")]
+    loss: Option<f64>,
     /// Deliver every packet this much later
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
-    delay_us: u64,
+    #[arg(long, value_name = "MICROSECONDS")]
+    delay_us: Option<u64>,
     /// More faults: loss=0.1,duplicate=0.1,reorder=0.1,seed=7; by number drop=3,garble=1,overrun=9; by number and code
     /// refuse=1:0x62,send=2:0x12,recv=1:0x04; down-ms=100+50
     #[arg(long, value_name = "FAULTS")]
@@ -88,59 +90,91 @@ impl Options {
 
     fn device(&self) -> Result<soft::Options> {
         let mut faults = soft::Faults {
-            loss: self.loss,
-            delay_ns: self.delay_us.saturating_mul(1000),
+            loss: self.loss.unwrap_or(0.0),
+            delay_ns: self.delay_us.unwrap_or(0).saturating_mul(1000),
             ..soft::Faults::default()
         };
         for fault in self.fault.iter().flat_map(|list| list.split(',')) {
             faults.set(fault).context("--fault")?;
         }
         Ok(soft::Options {
-            fabric: self.fabric.clone(),
-            link: match self.link {
+            fabric: match &self.fabric {
+                Some(fabric) => fabric.clone(),
+                None => outer("fabric").unwrap_or_else(|| "default".into()),
+            },
+            link: match self.link() {
                 Link::Ib => soft::Link::InfiniBand,
                 Link::Eth => soft::Link::Ethernet,
             },
             faults,
-            trace: self.trace.clone(),
+            trace: self.trace()?,
         })
+    }
+
+    fn link(&self) -> Link {
+        let outer = || Link::from_str(&outer("link")?, false).ok();
+        self.link.or_else(outer).unwrap_or(Link::Ib)
+    }
+
+    /// Programs need not stay in this directory.
+    fn trace(&self) -> Result<Option<PathBuf>> {
+        let absolute = |path| std::path::absolute(path).context("--trace");
+        self.trace.as_ref().map(absolute).transpose()
+    }
+
+    /// The options that were given, as the environment has them, and none for those that were not.
+    fn given(&self) -> Result<[(&'static str, Option<OsString>); 6]> {
+        let link = self.link.and_then(|link| link.to_possible_value());
+        Ok([
+            ("link", link.map(|link| link.get_name().into())),
+            ("fabric", self.fabric.clone().map(Into::into)),
+            ("trace", self.trace()?.map(Into::into)),
+            ("loss", self.loss.map(|loss| loss.to_string().into())),
+            ("delay-us", self.delay_us.map(|us| us.to_string().into())),
+            ("fault", self.fault.clone().map(Into::into)),
+        ])
+    }
+
+    /// Tells the program, and runs within this one, what holds.
+    fn tell(&self, command: &mut Command, device: &soft::Options) -> Result<()> {
+        for (option, value) in self.given()? {
+            surroundings::tell(command, option, value.as_deref());
+        }
+        let word =
+            |name: Option<clap::builder::PossibleValue>| name.map(|it| it.get_name().to_owned());
+        for (option, value) in [
+            ("link", word(self.link().to_possible_value())),
+            ("fabric", Some(device.fabric.clone())),
+            ("door", word(self.door.to_possible_value())),
+        ] {
+            surroundings::tell(command, option, value.as_deref().map(OsStr::new));
+        }
+        Ok(())
+    }
+
+    /// What the run around this one has otherwise than was asked for.
+    fn disagreement(&self) -> Result<Option<String>> {
+        for (option, asked) in self.given()? {
+            let has = surroundings::outer(option);
+            let Some(asked) = asked.filter(|asked| Some(asked) != has.as_ref()) else {
+                continue;
+            };
+            let has = match has {
+                Some(has) => format!("--{option} {}", has.display()),
+                None => format!("no --{option}"),
+            };
+            return Ok(Some(format!("{has}, not {}", asked.display())));
+        }
+        Ok(None)
     }
 }
 
-/// Becomes the program, with the library before all others. Returns only if that fails.
-fn preloaded(
-    mut command: Command,
-    library: &Path,
-    device: &soft::Options,
-    options: &Options,
-) -> Outcome {
-    let mut list = library.as_os_str().to_owned();
-    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
-        list.push(":");
-        list.push(before);
-    }
-    command.env("LD_PRELOAD", list);
-    command.env("DOORBELL_SOFTCX_FABRIC", &device.fabric);
-    let link = options.link.to_possible_value();
-    command.env(
-        "DOORBELL_SOFTCX_LINK",
-        link.as_ref().map_or("ib", |link| link.get_name()),
-    );
-    command.env("DOORBELL_SOFTCX_LOSS", device.faults.loss.to_string());
-    command.env(
-        "DOORBELL_SOFTCX_DELAY_US",
-        (device.faults.delay_ns / 1000).to_string(),
-    );
-    for (name, value) in [
-        ("FAULT", options.fault.as_ref().map(OsString::from)),
-        ("TRACE", device.trace.clone().map(OsString::from)),
-    ] {
-        let name = format!("DOORBELL_SOFTCX_{name}");
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+fn outer(option: &str) -> Option<String> {
+    surroundings::outer(option)?.into_string().ok()
+}
+
+/// Becomes the program. Returns only if that fails.
+fn become_program(mut command: Command) -> Outcome {
     let error = command.exec();
     Outcome::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))
 }
@@ -152,11 +186,35 @@ fn preloaded(
 pub fn run(options: &Options) -> Result<u8> {
     let device = options.device()?;
     let (name, arguments) = options.program.split_first().context("no program")?;
-    let mut command = Command::new(name);
-    command.args(arguments);
+    let program = || {
+        let mut command = Command::new(name);
+        command.args(arguments);
+        command
+    };
+    let mut command = program();
+    options.tell(&mut command, &device)?;
     let outcome = match options.door {
-        Door::Seccomp => softcx::run(&device, command),
-        Door::Preload => Ok(preloaded(command, &options.library()?, &device, options)),
+        Door::Seccomp => {
+            surroundings::without_library(&mut command);
+            softcx::run(&device, command)
+        }
+        Door::Preload => {
+            surroundings::with_library(&mut command, &options.library()?);
+            Ok(become_program(command))
+        }
+    };
+    let outcome = match outcome {
+        // The kernel allows one supervisor. If it is that of a run around this one, the device is in sight already.
+        Ok(Outcome::Supervised) if outer("door").as_deref() == Some("seccomp") => {
+            if let Some(disagreement) = options.disagreement()? {
+                eprintln!(
+                    "error: a run within a run, and the outer one has {disagreement}; --door preload can have options of its own"
+                );
+                return Ok(FAILED);
+            }
+            Ok(become_program(program()))
+        }
+        other => other,
     };
     let name = name.to_string_lossy();
     Ok(match outcome {
@@ -172,7 +230,8 @@ pub fn run(options: &Options) -> Result<u8> {
         }
         Ok(Outcome::Supervised) => {
             eprintln!(
-                "error: a seccomp supervisor is there already, and the kernel allows no second one; --door preload works"
+                "error: a seccomp supervisor is there already, not of a run that is known here, and the kernel allows no second one; \
+                 --door preload works"
             );
             FAILED
         }

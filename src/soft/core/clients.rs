@@ -6,12 +6,10 @@ use std::sync::Arc;
 use super::Core;
 use crate::soft::client::{Errno, Event, EventSink};
 use crate::soft::dma::ClockWord;
-use crate::soft::space::Space;
 
 /// What one context of a process has.
 #[derive(Debug)]
 pub(super) struct Owner {
-    pub(super) space: Space,
     pub(super) events: Arc<dyn EventSink>,
     /// Protection domains, with the number of objects in each.
     pub(super) pds: HashMap<u32, u32>,
@@ -31,12 +29,22 @@ pub(super) fn own(list: &[usize], number: u32) -> Result<usize, Errno> {
     list.contains(&slot).then_some(slot).ok_or(libc::EINVAL)
 }
 
+/// The slot of that number in one of an owner's lists, and what is in it.
+pub(super) fn owned<'a, T>(
+    list: &[usize],
+    slots: &'a mut [Option<T>],
+    number: u32,
+) -> Result<(usize, &'a mut T), Errno> {
+    let slot = own(list, number)?;
+    let object = slots.get_mut(slot).and_then(Option::as_mut);
+    object.map(|object| (slot, object)).ok_or(libc::EINVAL)
+}
+
 impl Core {
     /// A new client.
-    pub(crate) fn add_client(&mut self, space: Space, events: Arc<dyn EventSink>) -> u32 {
+    pub(crate) fn add_client(&mut self, events: Arc<dyn EventSink>) -> u32 {
         self.next_client += 1;
         let owner = Owner {
-            space,
             events,
             pds: HashMap::new(),
             keys: HashMap::new(),
@@ -49,7 +57,6 @@ impl Core {
         self.next_client
     }
 
-    /// Releases everything of a client.
     /// Tells every client of what concerns the device.
     pub(super) fn tell_clients(&self, event: Event) {
         for owner in self.clients.values() {
@@ -57,6 +64,7 @@ impl Core {
         }
     }
 
+    /// Releases everything of a client.
     pub(crate) fn remove_client(&mut self, client: u32) {
         let Some(owner) = self.clients.get(&client) else {
             return;

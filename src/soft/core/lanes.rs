@@ -10,6 +10,7 @@ use crate::soft::fabric::{Fabric, NODES, node_of};
 use crate::soft::gather::Source;
 use crate::soft::inbox::{Arrival, Lane, PortAddress};
 use crate::soft::keys::Keys;
+use crate::soft::life::Life;
 use crate::soft::options::Link;
 use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Packet, Payload};
 use crate::soft::qp::Remote;
@@ -28,16 +29,33 @@ const REOPEN_NS: u64 = 10_000_000;
 
 /// The way into another device.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(crate) struct Way {
     lane: Lane,
     port: u64,
     /// Queue pairs that use it. The way to a node of a fabric stays without any.
     users: usize,
+    process: Life,
+    /// It may be written to without packets.
+    writable: bool,
+}
+
+impl Way {
+    fn open(to: &PortAddress) -> Result<Way> {
+        // The process first: if the inbox is found after that, it is this process's.
+        let process = Life::of(to.pid, to.fd);
+        Ok(Way {
+            lane: Lane::open(to)?,
+            port: to.port,
+            users: 0,
+            process,
+            writable: true,
+        })
+    }
 }
 
 /// The ways out of a device. On a fabric the first ones are those to its nodes, by number.
 #[derive(Debug, Default)]
-pub(super) struct Ways {
+pub(crate) struct Ways {
     ways: Vec<Option<Way>>,
     by_port: HashMap<u64, usize>,
     /// By node: not before this time, and not to this port.
@@ -66,21 +84,45 @@ impl Ways {
             if port == 0 || (closed.1 == port && now_ns < closed.0) {
                 return None;
             }
-            let opened = fabric
-                .address(node as u16)
-                .map(|to| (to.port, Lane::open(&to)));
-            match opened {
-                Some((port, Ok(lane))) => {
-                    *way = Some(Way {
-                        lane,
-                        port,
-                        users: 0,
-                    });
-                }
+            match fabric.address(node as u16).map(|to| Way::open(&to)) {
+                Some(Ok(opened)) => *way = Some(opened),
                 _ => *closed = (now_ns + REOPEN_NS, port),
             }
         }
         way.as_ref()
+    }
+
+    /// The lane to a device that may be written to without packets, if nothing waits to go there.
+    #[inline]
+    pub(crate) fn writer(
+        &mut self,
+        fabric: Option<&Fabric>,
+        index: usize,
+        now_ns: u64,
+    ) -> Option<&Lane> {
+        if let Some(fabric) = fabric.filter(|_| index < self.nodes) {
+            self.open_to_node(fabric, index, now_ns)?;
+        }
+        let way = self.ways.get_mut(index)?.as_mut()?;
+        (way.writable && way.process.lasts(now_ns)).then_some(&way.lane)
+    }
+
+    /// Whether packets lie there that a living process has not read: nothing is lost, its device has not had its turn.
+    #[cold]
+    pub(crate) fn is_behind(&mut self, to: Destination, now_ns: u64) -> bool {
+        let Destination::Lane(index) = to else {
+            return false;
+        };
+        let way = self.ways.get_mut(index).and_then(Option::as_mut);
+        way.is_some_and(|way| !way.lane.is_read() && way.process.lasts(now_ns))
+    }
+
+    /// Writing there did not go well: packets tell why, now and from now on.
+    #[cold]
+    pub(crate) fn stop_writing(&mut self, index: usize) {
+        if let Some(Some(way)) = self.ways.get_mut(index) {
+            way.writable = false;
+        }
     }
 }
 
@@ -93,17 +135,13 @@ impl Core {
         if let Some(&lane) = ways.by_port.get(&port.port) {
             return Ok(Destination::Lane(lane));
         }
-        let lane = Lane::open(port)?;
+        let way = Way::open(port)?;
         let free = ways.ways.iter().skip(ways.nodes).position(Option::is_none);
         let at = free.map_or(ways.ways.len(), |free| ways.nodes + free);
         if at == ways.ways.len() {
             ways.ways.push(None);
         }
-        ways.ways[at] = Some(Way {
-            lane,
-            port: port.port,
-            users: 0,
-        });
+        ways.ways[at] = Some(way);
         ways.by_port.insert(port.port, at);
         Ok(Destination::Lane(at))
     }

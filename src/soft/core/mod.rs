@@ -4,45 +4,41 @@ mod clients;
 mod doorbells;
 mod lanes;
 mod modify;
+mod multicast;
+mod needs;
 mod objects;
+mod packets;
 pub(crate) mod pages;
-pub(crate) mod queues;
+mod queues;
 pub(crate) mod regions;
+mod ticks;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
 use self::clients::Owner;
 use self::doorbells::Uar;
-use self::lanes::Ways;
+pub(crate) use self::lanes::Ways;
+pub(crate) use self::needs::Need;
 use self::pages::UarPage;
 use crate::Result;
-use crate::mlx5::Datagram;
-use crate::soft::client::Event;
 use crate::soft::copies::Copies;
 use crate::soft::cq::Cq;
 use crate::soft::dma::ClockWord;
 use crate::soft::fabric::Fabric;
 use crate::soft::faults::Faults;
-use crate::soft::gather::{Gather, Source};
+use crate::soft::gather::Gather;
 use crate::soft::inbox::Inbox;
 use crate::soft::keys::Keys;
 use crate::soft::options::Link;
-use crate::soft::packet::{Header, Kind, Packet};
 use crate::soft::qp::{Context, Counters, Qp, State};
 use crate::soft::requester::Pause;
 use crate::soft::srq::Srq;
 use crate::soft::trace::Trace;
 use crate::soft::wire::Wire;
 
-/// Timers and failed queue pairs are looked at this often.
-const TICK_NS: u64 = 20_000;
-/// Failed queue pairs of other processes are looked at once in so many ticks.
-const FAR_TICKS: u32 = 50;
 /// A full lane is tried again this often, if nothing else happens.
 const LANE_RETRY_NS: u64 = 50_000;
-/// Lanes are looked over for dead writers this often.
-const SWEEP_NS: u64 = 20_000_000;
 
 /// Splits the core into the parts that a queue pair works with; the queue pairs themselves stay apart.
 macro_rules! context {
@@ -57,6 +53,7 @@ macro_rules! context {
             counters: &mut $core.counters,
             gather: &mut $core.gather,
             fabric: $core.fabric.as_ref(),
+            ways: &mut $core.ways,
             trace: $core.trace.as_deref_mut(),
             overran: &mut $core.overran,
         }
@@ -110,11 +107,15 @@ pub(crate) struct Core {
     next_sweep_ns: u64,
     trace: Option<Box<Trace>>,
     /// A stuck device, for tests of what waits for it.
-    pub(crate) frozen: bool,
+    frozen: bool,
 }
 
 impl Core {
     pub(crate) fn new() -> Result<Core> {
+        let inbox = Inbox::new()?;
+        let mut keys = Keys::default();
+        keys.show_in(inbox.openings());
+        inbox.openings().set_open(true);
         Ok(Core {
             qps: Vec::new(),
             uars: Vec::new(),
@@ -123,7 +124,7 @@ impl Core {
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
             srqs: Vec::new(),
-            keys: Keys::default(),
+            keys,
             copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
@@ -144,7 +145,7 @@ impl Core {
             timed: Vec::new(),
             failed: Vec::new(),
             held: Vec::new(),
-            inbox: Inbox::new()?,
+            inbox,
             fabric: None,
             ways: Ways::default(),
             next_tick_ns: 0,
@@ -169,21 +170,35 @@ impl Core {
     pub(crate) fn set_trace(&mut self, path: &Path) -> Result<()> {
         let node = self.fabric.as_ref().map_or(0, Fabric::node);
         self.trace = Some(Box::new(Trace::open(path, node)?));
+        self.open_or_shut();
         Ok(())
+    }
+
+    /// Stops all work, or lets it go on.
+    pub(crate) fn set_frozen(&mut self, frozen: bool) {
+        self.frozen = frozen;
+        self.open_or_shut();
+    }
+
+    /// Lets peers write by themselves while nobody wants to see their packets, or to have them lost.
+    fn open_or_shut(&self) {
+        let open = !self.frozen && self.trace.is_none() && !self.wire.is_faulty();
+        self.inbox.openings().set_open(open);
     }
 
     pub(crate) fn fabric(&self) -> Option<&Fabric> {
         self.fabric.as_ref()
     }
 
-    /// The bits of a queue pair number that are its place in the table.
+    /// The place in the table of the queue pair with that number, if there is one.
     #[inline]
-    fn slot_mask(&self) -> u32 {
-        if self.fabric.is_some() {
+    fn slot_of(&self, qpn: u32) -> usize {
+        let mask = if self.fabric.is_some() {
             0x3fff
         } else {
             0xffff
-        }
+        };
+        (qpn & mask) as usize
     }
 
     pub(crate) fn inbox(&self) -> &Inbox {
@@ -192,6 +207,7 @@ impl Core {
 
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.wire.set_faults(faults);
+        self.open_or_shut();
     }
 
     /// Puts a queue pair on the lists where it belongs.
@@ -234,7 +250,6 @@ impl Core {
         worked |= self.receive(now_ns);
         worked |= self.wire.advance(now_ns);
         if now_ns >= self.next_tick_ns {
-            self.next_tick_ns = now_ns + TICK_NS;
             worked |= self.tick(now_ns);
         }
         // A message and its acknowledgement inside one device need three rounds.
@@ -289,7 +304,8 @@ impl Core {
             let Some(Some(qp)) = self.qps.get_mut(slot) else {
                 continue;
             };
-            let before = self.counters.packets_sent + self.counters.completions;
+            let done = |c: &Counters| c.packets_sent + c.placed + c.completions;
+            let before = done(&self.counters);
             match qp.transmit(context!(self, now_ns)) {
                 Pause::Idle => qp.ready = false,
                 Pause::Burst => self.ready.push_back(slot),
@@ -299,7 +315,7 @@ impl Core {
                     self.held.push(slot);
                 }
             }
-            worked |= self.counters.packets_sent + self.counters.completions != before;
+            worked |= done(&self.counters) != before;
             self.enlist_others(slot);
         }
         worked
@@ -319,98 +335,6 @@ impl Core {
     }
 
     #[inline]
-    fn deliver(&mut self, now_ns: u64) -> bool {
-        let packets = self.wire.take_arrived();
-        for Packet { header, payload } in &packets {
-            self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
-        }
-        let worked = !packets.is_empty();
-        self.wire.give_back(packets);
-        self.settle(now_ns);
-        worked
-    }
-
-    /// Makes the copies that were collected, before anybody hears of them.
-    #[inline]
-    pub(super) fn settle(&mut self, now_ns: u64) {
-        self.copies.settle();
-        while let Some(qpn) = self.copies.take_orphan() {
-            let slot = (qpn & self.slot_mask()) as usize;
-            if let Some(Some(qp)) = self.qps.get_mut(slot)
-                && qp.parts.qpn == qpn
-            {
-                qp.lose_sender();
-            }
-        }
-        while let Some(cause) = self.copies.take_any_fault() {
-            let slot = (cause.qpn & self.slot_mask()) as usize;
-            if let Some(Some(qp)) = self.qps.get_mut(slot)
-                && qp.parts.qpn == cause.qpn
-            {
-                qp.lose_data(context!(self, now_ns), cause.request);
-            }
-            self.enlist(slot);
-        }
-    }
-
-    #[inline]
-    fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        if self.wire.is_down() {
-            self.counters.packets_dropped += 1;
-            return;
-        }
-        if header.dst_qpn == Datagram::MULTICAST_QPN {
-            return self.dispatch_to_group(now_ns, header, source);
-        }
-        let slot = (header.dst_qpn & self.slot_mask()) as usize;
-        let receiver = self.qps.get_mut(slot).and_then(Option::as_mut);
-        let Some(qp) = receiver.filter(|qp| qp.parts.qpn == header.dst_qpn && qp.expects(header))
-        else {
-            self.counters.packets_dropped += 1;
-            if let Some(trace) = &mut self.trace {
-                trace.received(now_ns, header, false);
-            }
-            return;
-        };
-        self.counters.packets_received += 1;
-        if let Some(trace) = &mut self.trace {
-            trace.received(now_ns, header, true);
-        }
-        self.copies
-            .work_for(header.dst_qpn, header.kind.is_request());
-        let context = context!(self, now_ns);
-        if header.kind.is_request() {
-            qp.on_request(context, header, source);
-        } else if qp.is_sending() {
-            match header.kind {
-                Kind::Ack => qp.on_ack(context, header),
-                _ => qp.on_response(context, header, source),
-            }
-        }
-        self.enlist(slot);
-    }
-
-    /// A datagram for a group: each member gets it.
-    #[cold]
-    fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        let members = self.multicast.get(&header.grh_gid()).cloned();
-        if let Some(trace) = &mut self.trace {
-            trace.received(now_ns, header, members.is_some());
-        }
-        for slot in members.unwrap_or_default() {
-            if let Some(Some(qp)) = self.qps.get_mut(slot)
-                && qp.expects(header)
-                && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
-            {
-                self.counters.packets_received += 1;
-                self.copies.work_for(qp.parts.qpn, true);
-                qp.on_request(context!(self, now_ns), header, source);
-                self.enlist(slot);
-            }
-        }
-    }
-
-    #[inline]
     fn send_answers(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         for _ in 0..self.answering.len() {
@@ -422,6 +346,7 @@ impl Core {
             };
             qp.answering = false;
             let before = self.counters.packets_sent;
+            qp.show_progress();
             if qp.send_answers(context!(self, now_ns)) && !qp.held {
                 let to = qp.remote.map(|remote| remote.to);
                 if to.is_some_and(|to| self.wire.congested(to)) {
@@ -431,62 +356,6 @@ impl Core {
             }
             worked |= self.counters.packets_sent != before;
             self.enlist(slot);
-        }
-        worked
-    }
-
-    /// A packet without payload that nobody sent.
-    #[cfg(test)]
-    pub(crate) fn inject(&mut self, header: &Header) {
-        self.dispatch(0, header, &Source::Bytes(&[]));
-    }
-
-    /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
-    #[cold]
-    fn tick(&mut self, now_ns: u64) -> bool {
-        let mut worked = false;
-        let mut at = 0;
-        while let Some(&slot) = self.timed.get(at) {
-            let Some(Some(qp)) = self.qps.get_mut(slot) else {
-                self.timed.swap_remove(at);
-                continue;
-            };
-            worked |= qp.on_timer(context!(self, now_ns));
-            if qp.requester.next_timer_ns().is_none() {
-                qp.timed = false;
-                self.timed.swap_remove(at);
-            } else {
-                at += 1;
-            }
-            self.enlist(slot);
-        }
-        if let Some(active) = self.wire.link_change(now_ns) {
-            self.tell_clients(Event::Port { active });
-            worked = true;
-        }
-        self.ticks = self.ticks.wrapping_add(1);
-        for at in 0..self.failed.len() {
-            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
-                continue;
-            };
-            // To look at the record of another process is a system call.
-            let waits = qp.parts.recv_record.is_far() && !qp.requester.has_work();
-            if waits && !self.ticks.is_multiple_of(FAR_TICKS) {
-                continue;
-            }
-            let before = self.counters.completions;
-            qp.flush(context!(self, now_ns));
-            worked |= self.counters.completions != before;
-        }
-        let qps = &self.qps;
-        self.failed.retain(|&slot| {
-            let qp = qps.get(slot).and_then(Option::as_ref);
-            qp.is_some_and(|qp| matches!(qp.state(), State::Error | State::SendQueueError))
-        });
-        if now_ns >= self.next_sweep_ns {
-            self.next_sweep_ns = now_ns + SWEEP_NS;
-            self.inbox.sweep();
-            self.sweep_nodes();
         }
         worked
     }

@@ -93,10 +93,7 @@ impl Core {
         named: u32,
         now_ns: u64,
     ) -> Result<(), Errno> {
-        let slot = self.client_qp(client, qpn)?;
-        let Some(Some(qp)) = self.qps.get(slot) else {
-            return Err(libc::EINVAL);
-        };
+        let (slot, qp) = self.client_qp(client, qpn)?;
         let from = qp.state();
         let to = if named & mask::STATE == 0 {
             from
@@ -157,14 +154,12 @@ impl Core {
         if to == State::ReadyToSend {
             self.count_sends(slot);
         }
+        self.show_qp(slot);
         self.enlist(slot);
     }
 
     pub(crate) fn query_qp(&self, client: u32, qpn: u32) -> Result<QpAttributes, Errno> {
-        let slot = self.client_qp(client, qpn)?;
-        let Some(Some(qp)) = self.qps.get(slot) else {
-            return Err(libc::EINVAL);
-        };
+        let (_, qp) = self.client_qp(client, qpn)?;
         Ok(attributes_of(qp))
     }
 }

@@ -13,6 +13,16 @@ const MAX_QPS: usize = 1 << 16;
 /// on the last node, have the number that stands for multicast.
 const MAX_QPS_OF_NODE: usize = (1 << 14) - 1;
 
+/// A slot for a new object, `first` or one behind it.
+pub(super) fn free_slot<T>(slots: &mut Vec<Option<T>>, first: usize) -> usize {
+    let free = slots.iter().skip(first).position(Option::is_none);
+    let slot = free.map_or(slots.len().max(first), |free| free + first);
+    while slots.len() <= slot {
+        slots.push(None);
+    }
+    slot
+}
+
 impl Core {
     pub(crate) fn create_pd(&mut self) -> u32 {
         self.next_pd += 1;
@@ -20,14 +30,7 @@ impl Core {
     }
 
     pub(crate) fn create_cq(&mut self, cq: Cq) -> usize {
-        let slot = self
-            .cqs
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.cqs.len());
-        if slot == self.cqs.len() {
-            self.cqs.push(None);
-        }
+        let slot = free_slot(&mut self.cqs, 0);
         self.cqs[slot] = Some(cq);
         slot
     }
@@ -163,13 +166,21 @@ impl Core {
     pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
         self.transition(slot, State::ReadyToSend)?
             .set_state(State::ReadyToSend);
+        self.show_qp(slot);
         self.enlist(slot);
         Ok(())
     }
 
+    /// Shows a queue pair that has changed to its peer.
+    pub(super) fn show_qp(&mut self, slot: usize) {
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.show_in(&self.inbox.openings(), slot);
+        }
+    }
+
     /// Any state to ERR. When this returns, everything posted is flushed and the device writes nothing more but flushes.
     pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
-        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
             // What was rung before this call counts as posted.
             match self.uars.get(slot) {
                 Some(Some(uar)) => {
@@ -178,7 +189,7 @@ impl Core {
                 _ => self.count_sends(slot),
             }
         }
-        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.enter_error(context!(self, now_ns));
         }
         self.enlist(slot);
@@ -211,7 +222,7 @@ impl Core {
             }
         }
         self.held.retain(|&held| held != slot);
-        if let Some(qp) = self.qps.get_mut(slot).and_then(Option::as_mut) {
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.held = false;
             qp.reset();
             let cqs = [qp.parts.send_cq, qp.parts.recv_cq];

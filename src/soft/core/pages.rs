@@ -2,6 +2,7 @@
 
 use super::Core;
 use super::clients::own;
+use super::objects::free_slot;
 use crate::mlx5::Doorbell;
 use crate::soft::client::Errno;
 use crate::soft::dma::{RecordWord, Register};
@@ -59,12 +60,8 @@ impl Core {
         doorbells: [Register; 4],
         arm: Register,
     ) -> Result<u32, Errno> {
-        let free = self.pages.iter().position(Option::is_none);
-        let slot = free.unwrap_or(self.pages.len());
+        let slot = free_slot(&mut self.pages, 0);
         self.owner_mut(client)?.uars.push(slot);
-        if slot == self.pages.len() {
-            self.pages.push(None);
-        }
         self.pages[slot] = Some(UarPage {
             doorbells,
             arm,
@@ -92,14 +89,14 @@ impl Core {
         self.pages.get_mut(uar).and_then(Option::as_mut)
     }
 
-    /// Whether a client has a queue pair that takes requests: its doorbell may be stored to at any time, and nobody says so.
-    pub(crate) fn may_be_rung(&self) -> bool {
+    /// Pages of clients' queue pairs that take requests: a doorbell may be stored to at any time, and nobody says so.
+    pub(crate) fn pages_that_may_be_rung(&self) -> usize {
         let awake = |slot: &usize| {
             let qp = self.qps.get(*slot).and_then(Option::as_ref);
             qp.is_some_and(|qp| !matches!(qp.state(), State::Reset | State::Init))
         };
-        let mut pages = self.pages.iter().flatten();
-        pages.any(|page| page.qps.iter().any(awake))
+        let pages = self.pages.iter().flatten();
+        pages.filter(|page| page.qps.iter().any(awake)).count()
     }
 
     /// Has the next turn look at all pages, also those that were quiet for long.

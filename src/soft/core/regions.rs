@@ -3,7 +3,7 @@
 use super::Core;
 use crate::soft::client::{Errno, MrChange, MrRange};
 use crate::soft::keys::{Access, Region};
-use crate::soft::space::Place;
+use crate::soft::space::{Place, Space};
 
 /// Flags of `ibv_access_flags` besides the rights that [`Access`] has.
 mod flag {
@@ -54,11 +54,11 @@ impl Core {
     pub(crate) fn reg_mr(
         &mut self,
         client: u32,
+        space: Space,
         pd: u32,
         range: MrRange,
         rights: Rights,
     ) -> Result<u32, Errno> {
-        let space = self.owner(client)?.space;
         self.enter_pd(client, pd)?;
         let key = self.keys.add_region(&Region {
             pd,
@@ -89,17 +89,23 @@ impl Core {
         pd.copied().ok_or(libc::EINVAL)
     }
 
+    /// A region of this client, with its domain.
+    fn client_region(&self, client: u32, key: u32) -> Result<(u32, Region), Errno> {
+        let pd = self.key_pd(client, key)?;
+        let region = self.keys.region(key).ok_or(libc::EINVAL)?;
+        Ok((pd, region))
+    }
+
     /// The range was looked at already.
     pub(crate) fn rereg_mr(
         &mut self,
         client: u32,
+        space: Space,
         key: u32,
         change: &MrChange,
         rights: Option<Rights>,
     ) -> Result<u32, Errno> {
-        let old_pd = self.key_pd(client, key)?;
-        let space = self.owner(client)?.space;
-        let mut region = self.keys.region(key).ok_or(libc::EINVAL)?;
+        let (old_pd, mut region) = self.client_region(client, key)?;
         let new_pd = change.pd.unwrap_or(old_pd);
         if !self.owner(client)?.pds.contains_key(&new_pd) {
             return Err(libc::EINVAL);
@@ -129,8 +135,7 @@ impl Core {
 
     /// The range of a region, and whether the memory must be writable.
     pub(crate) fn mr_range(&self, client: u32, key: u32) -> Result<(MrRange, bool), Errno> {
-        self.key_pd(client, key)?;
-        let region = self.keys.region(key).ok_or(libc::EINVAL)?;
+        let (_, region) = self.client_region(client, key)?;
         let range = MrRange {
             start: region.start.addr,
             len_bytes: region.len_bytes,
@@ -145,8 +150,7 @@ impl Core {
     }
 
     pub(crate) fn dereg_mr(&mut self, client: u32, key: u32) -> Result<(), Errno> {
-        let pd = self.key_pd(client, key)?;
-        self.keys.region(key).ok_or(libc::EINVAL)?;
+        let (pd, _) = self.client_region(client, key)?;
         if !self.keys.deregister(key) {
             return Err(libc::EBUSY);
         }

@@ -4,11 +4,13 @@
 //! on the file, which the kernel lets go when its holder dies. Readers take no lock: an entry that is torn or stale names
 //! an inbox that is not there, or not the one of that port, and opening the lane finds that out.
 
+mod leaver;
 mod table;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+pub(crate) use self::leaver::Leaver;
 use self::table::{Entry, Shared};
 use crate::soft::inbox::{PortAddress, host, started};
 use crate::soft::options::Link;
@@ -138,9 +140,14 @@ impl Fabric {
 }
 
 impl Fabric {
+    /// A way to leave that needs nothing of this.
+    pub(crate) fn leaver(&self) -> Leaver {
+        Leaver::of(self)
+    }
+
     /// Gives the number back; the last one to go removes the table.
     fn leave(&self) {
-        let locked = table::lock(&self.path);
+        let locked = table::lock_existing(&self.path);
         if let Some(entry) = self.entry(self.node) {
             // Not if it was taken over.
             let (port, gone) = (self.address.port, 0);
@@ -149,7 +156,7 @@ impl Fabric {
                 .compare_exchange(port, gone, Ordering::AcqRel, Ordering::Relaxed);
         }
         // Its name may stand for another table now.
-        if let Ok(locked) = &locked
+        if let Some(locked) = &locked
             && locked.inode() == Some(self.inode)
             && self.table.is_deserted()
         {
@@ -289,6 +296,36 @@ mod tests {
         is_forgotten(&left);
         drop(b);
         is_forgotten(&other);
+    }
+
+    #[test]
+    fn a_place_is_left_without_its_device() {
+        let name = name("leavers");
+        let path = table::path(&name, Link::InfiniBand);
+        let (_inbox_a, a) = fabric(&name);
+        let (inbox_b, b) = fabric(&name);
+        // Somebody holds the table, and is not waited for.
+        let held = table::lock(&path).unwrap();
+        a.leaver().leave();
+        assert!(b.address(1).is_some());
+        drop(held);
+        a.leaver().leave();
+        a.leaver().leave();
+        assert_eq!(
+            (b.address(1), b.address(2)),
+            (None, Some(inbox_b.address()))
+        );
+        // Another has the number now, and keeps it.
+        let (inbox_c, c) = fabric(&name);
+        a.leaver().leave();
+        assert_eq!((c.node(), b.address(1)), (1, Some(inbox_c.address())));
+        c.leaver().leave();
+        assert!(path.exists());
+        b.leaver().leave();
+        assert!(!path.exists(), "the last one");
+        b.leaver().leave();
+        drop((a, b, c));
+        is_forgotten(&name);
     }
 
     #[test]

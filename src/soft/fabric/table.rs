@@ -217,6 +217,24 @@ pub(super) fn lock(path: &Path) -> Result<Locked> {
     }
 }
 
+/// The table, locked, if it is there; an error if somebody else has it locked.
+pub(super) fn try_lock(path: &Path) -> std::result::Result<Option<Locked>, Busy> {
+    let Some(file) = open(path, false).ok().filter(is_own) else {
+        return Ok(None);
+    };
+    Locked::try_new(file).map(Some).ok_or(Busy)
+}
+
+/// Somebody else has the table locked.
+#[derive(Debug)]
+pub(super) struct Busy;
+
+/// The table, locked, if it is there. Waits for it.
+pub(super) fn lock_existing(path: &Path) -> Option<Locked> {
+    let file = open(path, false).ok().filter(is_own)?;
+    Locked::new(file).ok()
+}
+
 /// Maps a locked file, made long enough.
 ///
 /// # Errors

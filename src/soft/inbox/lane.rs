@@ -16,7 +16,12 @@ use crate::{Error, Result};
 /// Whether this descriptor of a process is an inbox; `None` if the kernel does not say.
 pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
     match std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) {
-        Ok(target) => Some(target.as_os_str().as_bytes().starts_with(INBOX_LINK)),
+        Ok(target) => Some(
+            target
+                .as_os_str()
+                .as_bytes()
+                .starts_with(INBOX_LINK.as_bytes()),
+        ),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(false),
         Err(_) => None,
     }
@@ -25,7 +30,7 @@ pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
 /// The writing end of a lane into another device's inbox.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    mapping: Mapping,
+    pub(super) mapping: Mapping,
     pub(super) lane: usize,
 }
 
@@ -60,7 +65,11 @@ impl Lane {
         };
         // Looked at before it is opened: an address may be forged, and to open a device or a terminal may do something.
         let target = std::fs::read_link(&path).map_err(gone)?;
-        if !target.as_os_str().as_bytes().starts_with(INBOX_LINK) {
+        if !target
+            .as_os_str()
+            .as_bytes()
+            .starts_with(INBOX_LINK.as_bytes())
+        {
             return Err(another());
         }
         let file = File::options()
@@ -107,6 +116,7 @@ impl Lane {
             .find(|&lane| free(lane))
             .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
         if let Some(lane) = lane {
+            mapping.lane(lane).end_writes();
             head.claimed.fetch_or(1u64 << lane, Ordering::AcqRel);
             return Ok(Lane { mapping, lane });
         }
@@ -116,7 +126,7 @@ impl Lane {
     }
 
     /// Writes a packet. `false` if the lane is full. `fill` puts the payload into the slot, which has room for
-    /// [`MAX_PAYLOAD_BYTES`]; if it fails the packet is dropped.
+    /// [`MAX_PAYLOAD_BYTES`](crate::soft::packet::MAX_PAYLOAD_BYTES); if it fails the packet is dropped.
     pub(crate) fn send(&self, header: &Header, fill: impl FnOnce(*mut u8) -> bool) -> bool {
         let cursors = &self.mapping.lane(self.lane).cursors;
         let Some(count) = cursors.free(SLOTS as u64) else {
@@ -134,7 +144,7 @@ impl Lane {
         cursors.room(SLOTS as u64)
     }
 
-    /// Where the payload of the slot of that count lies, with room for [`MAX_PAYLOAD_BYTES`].
+    /// Where the payload of the slot of that count lies, with room for [`MAX_PAYLOAD_BYTES`](crate::soft::packet::MAX_PAYLOAD_BYTES).
     pub(crate) fn payload(&self, count: u64) -> *mut u8 {
         let slot = self.mapping.slot(self.lane, count);
         slot.wrapping_add(HEADER_BYTES)
@@ -146,6 +156,11 @@ impl Lane {
         // SAFETY: a slot within the mapping, ours until it is published.
         unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
         self.mapping.lane(self.lane).cursors.publish(count);
+    }
+
+    /// Whether the reader has read all packets.
+    pub(crate) fn is_read(&self) -> bool {
+        self.mapping.lane(self.lane).cursors.is_read()
     }
 
     /// Wakes the engine over there, if it sleeps.

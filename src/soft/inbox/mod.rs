@@ -7,10 +7,13 @@
 #![allow(unsafe_code)] // memory shared with other processes
 
 mod lane;
+mod placement;
 mod process;
 
 use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,19 +25,21 @@ use crate::soft::dma;
 use crate::soft::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
 
 pub(crate) use lane::{Lane, is_inbox};
+pub(crate) use placement::{NotNow, OpenConnection, OpenRegion, Openings};
 pub(crate) use process::{host, last_error, random, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Devices that may send to one device: all other nodes of a fabric, and one more.
 const LANES: usize = 64;
 const SLOTS: usize = 256;
 const SLOT_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
 const LANE_BYTES: usize = 4096 + SLOTS * SLOT_BYTES;
-const INBOX_BYTES: usize = 4096 + LANES * LANE_BYTES;
+const ENTRIES_AT: usize = 4096 + LANES * LANE_BYTES;
+const INBOX_BYTES: usize = ENTRIES_AT + size_of::<placement::Entries>().next_multiple_of(4096);
 /// How the kernel shows the descriptor of an inbox in `/proc`.
-const INBOX_LINK: &[u8] = b"/memfd:doorbell-inbox";
+const INBOX_LINK: &str = "/memfd:doorbell-inbox";
 
 /// Set in `LaneHead::owner` by a writer that closed its end.
 const CLOSED: u64 = 1 << 63;
@@ -61,7 +66,9 @@ struct LaneHead {
     owner: AtomicU64,
     /// When the writer's process started, so that a later process of the same number is not taken for it.
     owner_started: AtomicU64,
-    _pad: [u64; 6],
+    /// Odd while the writer writes by itself: [`placement`].
+    writes: AtomicU64,
+    _pad: [u64; 5],
     cursors: Cursors,
 }
 
@@ -111,6 +118,8 @@ pub(crate) struct PortAddress {
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
+    /// Of its file.
+    inode: u64,
 }
 
 // SAFETY: plain shared memory; access to it is by atomics, and to slots as the cursors allow.
@@ -120,6 +129,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: &OwnedFd) -> Result<Mapping> {
+        let copy = file.try_clone().map_err(|_| last_error("dup"))?;
+        let inode = File::from(copy).metadata().map_or(0, |meta| meta.ino());
         // SAFETY: a fresh shared mapping of a file that is INBOX_BYTES long and sealed against shrinking.
         let start = unsafe {
             libc::mmap(
@@ -135,7 +146,7 @@ impl Mapping {
             return Err(last_error("mmap of an inbox"));
         }
         NonNull::new(start.cast())
-            .map(|start| Mapping { start })
+            .map(|start| Mapping { start, inode })
             .ok_or_else(|| last_error("mmap of an inbox"))
     }
 
@@ -153,6 +164,11 @@ impl Mapping {
                 .cast::<LaneHead>()
                 .as_ref()
         }
+    }
+
+    fn entries(&self) -> &placement::Entries {
+        // SAFETY: within the mapping, and page aligned; all of it is atomic, so any bytes are valid.
+        unsafe { self.start.add(ENTRIES_AT).cast().as_ref() }
     }
 
     fn slot(&self, lane: usize, count: u64) -> *mut u8 {
@@ -302,6 +318,11 @@ impl Inbox {
                 head.owner.store(0, Ordering::Release);
             }
         }
+    }
+
+    /// What it shows to those who write by themselves.
+    pub(crate) fn openings(&self) -> Openings {
+        Openings(Arc::clone(&self.mapping))
     }
 
     /// The bell of this inbox.

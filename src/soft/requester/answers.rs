@@ -1,10 +1,13 @@
 //! What comes back to a requester: acknowledgements, refusals, responses, or nothing; and how messages end.
 
-use super::{NOP, RDMA_READ};
+use super::opcode::{NOP, RDMA_READ};
 use crate::mlx5::Syndrome;
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::packet::{AckCode, Header, Kind, psn_add, psn_distance, rnr_delay_ns};
 use crate::soft::qp::{Context, Qp};
+
+/// How long a peer is waited for that does not read its packets, before they count as lost.
+const PATIENCE_NS: u64 = 5_000_000_000;
 
 impl Qp {
     /// An acknowledgement, positive or negative.
@@ -95,6 +98,7 @@ impl Qp {
         requester.retries = 0;
         requester.rnr_retries = 0;
         requester.asked_again = false;
+        requester.patient_until_ns = None;
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
         requester.deadline_ns =
             outstanding.then(|| context.now_ns.saturating_add(self.attributes.timeout_ns()));
@@ -164,12 +168,30 @@ impl Qp {
             .is_some_and(|deadline| deadline <= context.now_ns)
         {
             self.requester.deadline_ns = None;
-            if self.requester.has_work() || !self.requester.messages.is_empty() {
+            if self.has_patience(context) {
+                let again = context.now_ns.saturating_add(self.attributes.timeout_ns());
+                self.requester.deadline_ns = Some(again);
+            } else if self.requester.has_work() || !self.requester.messages.is_empty() {
                 self.retry(context);
                 due = true;
             }
         }
         due
+    }
+
+    /// Whether the peer's device, which shares its processors with all else on the host, has not come to read what was sent: no
+    /// packet is lost, and sending it again would not help. A card does not wait for a processor.
+    fn has_patience(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(remote) = self.remote else {
+            return false;
+        };
+        let now_ns = context.now_ns;
+        let until = self.requester.patient_until_ns;
+        let until = *self
+            .requester
+            .patient_until_ns
+            .insert(until.unwrap_or(now_ns + PATIENCE_NS));
+        now_ns < until && context.ways.is_behind(remote.to, now_ns)
     }
 
     /// A response to a read or an atomic.

@@ -1,6 +1,8 @@
 //! Sending datagrams: each WQE has its own address, is one packet, and is done when that has left.
 
-use super::{Message, Pause, SEND_IMM};
+use super::Pause;
+use super::message::Message;
+use super::opcode::SEND_IMM;
 use crate::mlx5::{Datagram, Syndrome};
 use crate::soft::fabric::{NODES, node_of};
 use crate::soft::options::Link;

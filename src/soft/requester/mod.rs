@@ -5,69 +5,28 @@
 
 mod answers;
 mod datagrams;
+mod message;
+mod opcode;
+mod packets;
+mod placement;
 mod windows;
 
 use std::collections::VecDeque;
 
-use crate::mlx5::{Syndrome, WindowUpdate};
+use self::message::{MAX_MESSAGE_PACKETS, Message, check};
+use self::opcode::RDMA_WRITE;
+use self::placement::{Placement, ROW};
+use crate::mlx5::Syndrome;
 use crate::soft::client::{Event, Transport};
 use crate::soft::gather::Request;
-use crate::soft::keys::Access;
-use crate::soft::packet::{Kind, MAX_PAYLOAD_BYTES, Payload, flag, psn_add, psn_distance};
-use crate::soft::qp::{Context, Parts, Qp, State};
+use crate::soft::packet::{psn_add, psn_distance};
+use crate::soft::qp::{Context, Qp, State};
 use crate::soft::wire::{Counted, Destination};
 
 /// Packets that may be without acknowledgement.
 const WINDOW: i32 = 256;
 /// Packets that one queue pair sends before others have their turn.
 const BURST: u32 = 32;
-/// The longest message (IBTA: 2^31 bytes).
-const MAX_MESSAGE_BYTES: u64 = 1 << 31;
-/// The most packets of one message: well within half of the 24-bit sequence space, so that distances keep their sign. At
-/// an MTU of 4096 the length limit comes first; at 256 it is 1 GiB.
-const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
-
-const NOP: u8 = 0x00;
-const SEND_INVAL: u8 = 0x01;
-const RDMA_WRITE: u8 = 0x08;
-const RDMA_WRITE_IMM: u8 = 0x09;
-const SEND: u8 = 0x0a;
-const SEND_IMM: u8 = 0x0b;
-const RDMA_READ: u8 = 0x10;
-const ATOMIC_CS: u8 = 0x11;
-const ATOMIC_FA: u8 = 0x12;
-const UMR: u8 = WindowUpdate::OPCODE;
-
-/// A work request that was begun and is not complete.
-#[derive(Debug)]
-struct Message {
-    /// Running WQEBB count of its WQE.
-    index: u32,
-    request: Request,
-    /// First PSN, and how many the message takes: of a read, those of its response.
-    first_psn: u32,
-    packets: u32,
-    /// Of a read or an atomic: response packets that came.
-    responses: u32,
-    /// What the completion will say, if it is no success.
-    failed: Option<Syndrome>,
-    /// What is to be done to a memory window, until it is done.
-    window: Option<Box<WindowUpdate>>,
-}
-
-impl Message {
-    fn wants_response(&self) -> bool {
-        matches!(self.request.opcode, RDMA_READ | ATOMIC_CS | ATOMIC_FA)
-    }
-
-    fn answered(&self) -> bool {
-        self.responses >= self.packets
-    }
-
-    fn wqebbs(&self) -> u32 {
-        u32::from(self.request.ds).div_ceil(4)
-    }
-}
 
 /// The state of one send queue in the device.
 #[derive(Debug, Default)]
@@ -89,10 +48,14 @@ pub(crate) struct Requester {
     unanswered: u32,
     /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
     asked_again: bool,
+    /// RDMA writes begun since the last other request.
+    writes_in_a_row: u32,
     retries: u8,
     rnr_retries: u8,
     /// When to send again without having heard anything; `None` while nothing is outstanding.
     deadline_ns: Option<u64>,
+    /// Until when a peer is waited for that has not read its packets.
+    patient_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     wait_until_ns: u64,
     /// The owner knows that the queue is drained.
@@ -151,6 +114,10 @@ impl Requester {
     fn catch_up(&mut self) {
         while let Some(message) = self.messages.get(self.cursor) {
             let arrived = psn_distance(self.unacked_psn, message.first_psn);
+            if message.waits || message.window.is_some() {
+                // What takes no packets is still to be done.
+                return;
+            }
             if message.wants_response() || arrived < message.packets as i32 {
                 if !message.wants_response() && arrived > self.packet as i32 {
                     self.packet = arrived as u32;
@@ -238,6 +205,13 @@ impl Qp {
                 self.reap(context);
                 return Pause::Idle;
             }
+            if message.waits && !self.place_waiting(context) {
+                return Pause::Idle;
+            }
+            let requester = &self.requester;
+            let Some(message) = requester.messages.get(requester.cursor) else {
+                return Pause::Idle;
+            };
             if message.packets == 0 {
                 if message.window.is_some() {
                     if message.request.fence && requester.reads > 0 {
@@ -293,13 +267,8 @@ impl Qp {
         let message = match loaded {
             Ok(request) => {
                 let mut failed = check(&request, context, &self.parts).err();
-                let mut packets = match request.opcode {
-                    NOP | UMR => 0,
-                    ATOMIC_CS | ATOMIC_FA => 1,
-                    _ => (request.total_bytes.min(MAX_MESSAGE_BYTES) as u32)
-                        .div_ceil(self.attributes.mtu_bytes)
-                        .max(1),
-                };
+                let mut packets = self.packets(&request);
+                let requester = &self.requester;
                 if packets > MAX_MESSAGE_PACKETS {
                     failed = Some(Syndrome::LocalLength);
                     packets = 1;
@@ -311,6 +280,7 @@ impl Qp {
                     packets,
                     responses: 0,
                     failed,
+                    waits: false,
                     window: context.gather.window.map(Box::new),
                 }
             }
@@ -325,6 +295,7 @@ impl Qp {
                 packets: 1,
                 responses: 0,
                 failed: Some(syndrome),
+                waits: false,
                 window: None,
             },
         };
@@ -332,6 +303,21 @@ impl Qp {
         if let Some(syndrome) = context.wire.strikes(Counted::Send) {
             message.failed = Syndrome::from_raw(syndrome).or(message.failed);
         }
+        if message.request.opcode == RDMA_WRITE && message.failed.is_none() {
+            let row = self.requester.writes_in_a_row.saturating_add(1);
+            self.requester.writes_in_a_row = row;
+            match self.place(context, &message.request) {
+                Placement::Done => message.packets = 0,
+                Placement::Behind if row >= ROW => {
+                    message.packets = 0;
+                    message.waits = true;
+                }
+                _ => {}
+            }
+        } else {
+            self.requester.writes_in_a_row = 0;
+        }
+        let requester = &mut self.requester;
         if let Some(trace) = &mut context.trace {
             let (request, failed) = (&message.request, message.failed);
             trace.send_wqe(
@@ -349,155 +335,4 @@ impl Qp {
         requester.messages.push_back(message);
         true
     }
-
-    /// Sends the packet at the cursor and moves on.
-    #[inline]
-    fn send_packet(&mut self, context: &mut Context<'_>, psn: u32) {
-        let mtu = self.attributes.mtu_bytes;
-        let requester = &mut self.requester;
-        let packet = requester.packet;
-        let Some(message) = requester.messages.get_mut(requester.cursor) else {
-            return;
-        };
-        let request = message.request;
-        let total = request.total_bytes as u32;
-        if message.wants_response() {
-            // A read that is asked again asks for what is still missing.
-            let done = message.responses * mtu;
-            let missing = total - done.min(total);
-            let psn = psn_add(message.first_psn, message.responses);
-            let after = psn_add(message.first_psn, message.packets);
-            requester.cursor += 1;
-            requester.packet = 0;
-            requester.reads += 1;
-            if psn_distance(after, requester.unsent_psn) > 0 {
-                requester.unsent_psn = after;
-            }
-            let kind = match request.opcode {
-                RDMA_READ => Kind::ReadRequest,
-                ATOMIC_CS => Kind::CompareSwap,
-                _ => Kind::FetchAdd,
-            };
-            self.send(context, kind, psn, Payload::Empty, |header| {
-                header.flags = flag::FIRST | flag::LAST;
-                header.rkey = request.rkey;
-                header.addr = request.remote_addr.wrapping_add(done.into());
-                header.total_bytes = missing;
-                header.operand = request.operand;
-                header.compare = request.compare;
-            });
-            return self.arm(context);
-        }
-        let offset = packet * mtu;
-        let payload_bytes = (total - offset).min(mtu);
-        let (index, last) = (message.index, packet + 1 == message.packets);
-        let loaded = context.gather.holds(self.parts.qpn, index)
-            || context.gather.load(&self.parts, index, u32::MAX).is_ok();
-        let reliable = self.parts.transport == Transport::Rc;
-        let (keys, copies, pd) = (&*context.keys, &mut *context.copies, self.parts.pd);
-        // Unreliable means that the memory is the application's again at once.
-        let payload = if reliable {
-            context
-                .gather
-                .payload(keys, copies, pd, offset, payload_bytes)
-        } else {
-            context
-                .gather
-                .by_value(keys, copies, pd, offset, payload_bytes)
-        };
-        let Some(payload) = payload.ok().filter(|_| loaded) else {
-            // The region went away after the work request was begun.
-            message.failed = Some(Syndrome::LocalProt);
-            return self.reap(context);
-        };
-        requester.packet += 1;
-        if last {
-            requester.cursor += 1;
-            requester.packet = 0;
-        }
-        let after = psn_add(psn, 1);
-        if psn_distance(after, requester.unsent_psn) > 0 {
-            requester.unsent_psn = after;
-        }
-        if !reliable {
-            requester.unacked_psn = requester.unsent_psn;
-        }
-        let mark = match request.opcode {
-            SEND_IMM | RDMA_WRITE_IMM => flag::IMMEDIATE,
-            SEND_INVAL => flag::INVALIDATE,
-            _ => 0,
-        };
-        let kind = if matches!(request.opcode, SEND | SEND_IMM | SEND_INVAL) {
-            Kind::Send
-        } else {
-            Kind::Write
-        };
-        self.send(context, kind, psn, payload, |header| {
-            header.payload_bytes = payload_bytes as u16;
-            if packet == 0 {
-                header.flags |= flag::FIRST;
-                header.addr = request.remote_addr;
-                header.rkey = request.rkey;
-                header.total_bytes = total;
-            }
-            if last {
-                header.flags |= flag::LAST;
-                if mark != 0 {
-                    header.flags |= mark;
-                    header.imm = request.imm;
-                }
-                if request.solicited {
-                    header.flags |= flag::SOLICITED;
-                }
-            }
-        });
-        if reliable {
-            self.arm(context);
-        } else if last {
-            self.reap(context);
-        }
-    }
-
-    /// Starts the timer, if it does not run.
-    #[inline]
-    fn arm(&mut self, context: &Context<'_>) {
-        if self.requester.deadline_ns.is_none() {
-            self.requester.deadline_ns =
-                Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
-        }
-    }
-}
-
-/// What can be found wrong before anything is sent.
-fn check(request: &Request, context: &Context<'_>, parts: &Parts) -> Result<(), Syndrome> {
-    let opcode = request.opcode;
-    let known = match parts.transport {
-        Transport::Rc => true,
-        Transport::Uc => matches!(
-            opcode,
-            NOP | UMR | SEND | SEND_IMM | RDMA_WRITE | RDMA_WRITE_IMM
-        ),
-        Transport::Ud => matches!(opcode, NOP | SEND | SEND_IMM),
-    };
-    let need = match opcode {
-        _ if !known => return Err(Syndrome::LocalQpOp),
-        NOP | UMR => return Ok(()),
-        SEND | SEND_IMM | SEND_INVAL | RDMA_WRITE | RDMA_WRITE_IMM => Access::LOCAL_READ,
-        RDMA_READ | ATOMIC_CS | ATOMIC_FA => Access::LOCAL_WRITE,
-        _ => return Err(Syndrome::LocalQpOp),
-    };
-    let longest = match parts.transport {
-        Transport::Ud => MAX_PAYLOAD_BYTES as u64,
-        _ => MAX_MESSAGE_BYTES,
-    };
-    if request.total_bytes > longest {
-        return Err(Syndrome::LocalLength);
-    }
-    if matches!(opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
-        return Err(Syndrome::LocalLength);
-    }
-    context
-        .gather
-        .check(context.keys, parts.pd, need)
-        .map_err(|_| Syndrome::LocalProt)
 }

@@ -1,9 +1,9 @@
 //! Receiving datagrams: 40 bytes for a GRH in front of every message, whether there is one or not.
 
-use super::send_opcode;
-use crate::mlx5::{Cqe, Syndrome};
+use super::messages::send_opcode;
+use crate::mlx5::Cqe;
 use crate::soft::fabric::gid_of;
-use crate::soft::gather::{ScatterError, Source};
+use crate::soft::gather::Source;
 use crate::soft::options::Link;
 use crate::soft::packet::{Header, Kind, flag};
 use crate::soft::qp::{Context, Qp};
@@ -43,15 +43,8 @@ impl Qp {
         });
         let scattered =
             head.and_then(|()| self.scatter(context, source, GRH_BYTES as u32, capacity));
-        match scattered {
-            Ok(()) => {}
-            Err(ScatterError::Source) => return self.responder.kept = Some(index),
-            Err(ScatterError::TooLong) => {
-                return self.fail_receive(context, index, Syndrome::LocalLength);
-            }
-            Err(ScatterError::Target) => {
-                return self.fail_receive(context, index, Syndrome::LocalProt);
-            }
+        if let Err(error) = scattered {
+            return self.end_receive(context, index, error);
         }
         let cqe = Cqe {
             opcode: send_opcode(header),

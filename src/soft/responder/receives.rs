@@ -1,7 +1,7 @@
 //! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
 
-use super::{Arriving, receive_error};
-use crate::mlx5::Syndrome;
+use super::messages::Arriving;
+use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
 use crate::soft::client::{Event, Transport};
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::packet::{AckCode, Kind};
@@ -146,5 +146,15 @@ impl Qp {
         while let Some((index, _)) = self.take_receive(context) {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
+    }
+}
+
+/// The completion of a receive that failed.
+pub(super) fn receive_error(index: u32, syndrome: Syndrome) -> Cqe {
+    Cqe {
+        opcode: CqeOpcode::RespErr,
+        wqe_counter: index as u16,
+        syndrome: syndrome as u8,
+        ..Cqe::default()
     }
 }

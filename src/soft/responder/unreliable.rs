@@ -1,7 +1,8 @@
 //! The responder of an unreliable connection: a message whose packets do not all come, in order, is as if it had never been
 //! sent. Its receive is there for the next one (IBTA 9.8.2.2).
 
-use super::{Arriving, receive_error, send_opcode};
+use super::messages::{Arriving, send_opcode};
+use super::receives::receive_error;
 use crate::mlx5::{CqeOpcode, Syndrome};
 use crate::soft::gather::{ScatterError, Source};
 use crate::soft::keys::Access;
@@ -58,16 +59,8 @@ impl Qp {
             },
             _ => return,
         };
-        match self.scatter(context, source, done, capacity) {
-            Ok(()) => {}
-            // As if the packet had been lost.
-            Err(ScatterError::Source) => return self.responder.kept = Some(index),
-            Err(ScatterError::TooLong) => {
-                return self.fail_receive(context, index, Syndrome::LocalLength);
-            }
-            Err(ScatterError::Target) => {
-                return self.fail_receive(context, index, Syndrome::LocalProt);
-            }
+        if let Err(error) = self.scatter(context, source, done, capacity) {
+            return self.end_receive(context, index, error);
         }
         let done = done + source.len_bytes();
         if header.has(flag::LAST) {
@@ -133,13 +126,20 @@ impl Qp {
         }
     }
 
-    /// The receive itself is at fault: the owner hears of it, and the queue pair is in error.
-    pub(super) fn fail_receive(
+    /// A payload has not come to its receive. If the receive itself is at fault, the owner hears of it, and the queue pair is in
+    /// error.
+    pub(super) fn end_receive(
         &mut self,
         context: &mut Context<'_>,
         index: u32,
-        syndrome: Syndrome,
+        error: ScatterError,
     ) {
+        let syndrome = match error {
+            // As if the packet had been lost.
+            ScatterError::Source => return self.responder.kept = Some(index),
+            ScatterError::TooLong => Syndrome::LocalLength,
+            ScatterError::Target => Syndrome::LocalProt,
+        };
         self.complete_recv(context, receive_error(index, syndrome));
         self.enter_error(context);
     }

@@ -178,10 +178,9 @@ fn remote_invalid_request_for_an_atomic_beside_its_word() {
 fn remote_access() {
     let list_of = |case: &Case, len| [case.a.segment(0, len)];
     type Bad = fn(&Case) -> SendRequest<'static>;
-    let bad: [Bad; 7] = [
+    let bad: [Bad; 6] = [
         |case| SendRequest::write(case.b.at(0), case.b.key ^ 2),
         |case| SendRequest::write(case.b.at((1 << 16) - 4), case.b.key),
-        |case| SendRequest::write_imm(case.b.at((1 << 16) - 4), case.b.key, 1),
         |case| SendRequest::write(u64::MAX - 3, case.b.key),
         |case| SendRequest::read(case.b.at((1 << 16) - 4), case.b.key),
         |case| SendRequest::read(case.b.at(0), case.a.key),
@@ -198,6 +197,44 @@ fn remote_access() {
         assert_eq!(done.len(), 4);
         case.noticed(&[(0, Some(Syndrome::WrFlush))]);
     }
+}
+
+/// The receive that the immediate would have completed fails by an access to its own side's memory; those behind it are flushed.
+#[test]
+fn local_access_for_a_write_with_immediate() {
+    let mut case = case();
+    for _ in 0..2 {
+        case.b.receive(&[case.b.segment(0, 60)]);
+    }
+    let list = [case.a.segment(0, 8)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[
+        (0, Some(Syndrome::LocalAccess)),
+        (1, Some(Syndrome::WrFlush)),
+    ]);
+}
+
+/// The first packet is refused, and it does not tell that an immediate would come.
+#[test]
+fn a_long_write_with_immediate_is_refused_before_its_receive_is_taken() {
+    let mut case = case();
+    case.b.receive(&[case.b.segment(0, 60)]);
+    let list = [case.a.segment(0, 20_000)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[(0, Some(Syndrome::WrFlush))]);
+}
+
+/// It would never be carried out, so there is no waiting for a receive.
+#[test]
+fn a_write_with_immediate_that_finds_no_receive_is_refused_at_once() {
+    let mut case = case();
+    let list = [case.a.segment(0, 8)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[]);
+    assert_eq!(case.world.devices[0].counters().rnr_naks, 0);
 }
 
 #[test]
@@ -285,7 +322,7 @@ fn bad_response() {
     });
     case.world.turn();
     let header = Header::new(Kind::AtomicResponse, local.qpn, local.psn, local.connection);
-    case.world.devices[0].lock().inject(&header);
+    case.world.devices[0].lock().inject(&header, &[]);
     case.world.settle();
     assert_eq!(case.a.all_sent(), [(0, Some(Syndrome::BadResp))]);
     case.unnoticed();
@@ -303,7 +340,7 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
             psn_add(local.psn, 0xff_ffff),
         ] {
             let header = Header::new(kind, local.qpn, psn, local.connection);
-            case.world.devices[0].lock().inject(&header);
+            case.world.devices[0].lock().inject(&header, &[]);
         }
     }
     let list = [case.a.segment(0, 8)];
@@ -333,7 +370,7 @@ fn packets_that_make_no_sense_to_a_responder_are_refused() {
             total_bytes: total,
             ..Header::new(kind, local.qpn, remote.psn, local.connection)
         };
-        case.world.devices[0].lock().inject(&header);
+        case.world.devices[0].lock().inject(&header, &[]);
         case.world.settle();
         case.noticed(&[]);
     }

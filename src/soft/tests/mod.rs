@@ -7,6 +7,8 @@ mod fabric;
 mod faults;
 mod injected;
 mod operations;
+mod pair;
+mod placement;
 mod shared;
 mod speed;
 mod states;

@@ -217,8 +217,10 @@ fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
         turns += 1;
         assert!(turns < 50_000);
     }
-    let want = Attributes::default().timeout_ns() * 8;
-    assert!((want..want + want / 10).contains(&world.now_ns));
+    // Patience, which ends with one of its time-outs, and then those that count.
+    let timeout_ns = Attributes::default().timeout_ns();
+    let want = 5_000_000_000 + timeout_ns * 7;
+    assert!((want..want + timeout_ns * 2).contains(&world.now_ns));
     assert_eq!(a.all_sent(), [(0, Some(Syndrome::TransportRetryExc))]);
     // And with a device that lives, the next connection over the same lane works, full as it was.
     world.devices.push(b.qp.device().clone());
@@ -234,4 +236,57 @@ fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
     );
     world.settle();
     assert_eq!(a.all_sent(), [(0, None)]);
+}
+
+#[test]
+fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_long() {
+    let shape = Shape {
+        attributes: Attributes {
+            timeout: 14,
+            ..Attributes::default()
+        },
+        ..Shape::default()
+    };
+    for starved_s in [4, 7] {
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(shape);
+        b.qp.fail();
+        drop(b);
+        world.settle();
+        let (mut a2, mut b2) = world.pair(shape);
+        b2.receive(&[b2.segment(0, 60)]);
+        a2.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
+        let a_alone = world.devices[0].clone();
+        for _ in 0..starved_s * 100 {
+            world.now_ns += 10_000_000;
+            a_alone.turn_at(world.now_ns);
+        }
+        let patient = starved_s < 5;
+        assert_eq!(a_alone.counters().retransmissions == 0, patient);
+        world.settle();
+        let want = if patient {
+            None
+        } else {
+            Some(Syndrome::TransportRetryExc)
+        };
+        assert_eq!(a2.all_sent(), [(0, want)]);
+        if patient {
+            // What it has answered since, it may be as late again with the next one.
+            b2.receive(&[b2.segment(0, 60)]);
+            a2.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
+            for _ in 0..starved_s * 100 {
+                world.now_ns += 10_000_000;
+                a_alone.turn_at(world.now_ns);
+            }
+            assert_eq!(a_alone.counters().retransmissions, 0);
+            world.settle();
+            assert_eq!(a2.all_sent(), [(1, None)]);
+        }
+        // Who reads and does not answer has no such excuse.
+        let before = a_alone.counters().retransmissions;
+        a.send(&SendRequest::send().inline(&[5; 8]).signaled(true));
+        world.settle();
+        assert_eq!(a.all_sent(), [(0, Some(Syndrome::TransportRetryExc))]);
+        assert_eq!(a_alone.counters().retransmissions - before, 7);
+    }
 }

@@ -1,94 +1,21 @@
 //! Unreliable connections: all of a message or nothing of it, and no word about which.
 
-use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
+use super::pair::{Pair, ROOM};
+use crate::mlx5::{CqeOpcode, Syndrome};
+use crate::soft::Faults;
 use crate::soft::client::{Event, QpAttributes, Transport, mask};
-use crate::soft::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
-use crate::soft::harness::{World, pattern};
-use crate::soft::{Faults, Link};
+use crate::soft::driver::{Process, Work, data, remote};
+use crate::soft::harness::pattern;
 
 const WRITE: u8 = 0x08;
 const WRITE_IMM: u8 = 0x09;
 const SEND: u8 = 0x0a;
 const SEND_IMM: u8 = 0x0b;
 const READ: u8 = 0x10;
-const ROOM: usize = 1 << 20;
 const ERROR: u8 = 6;
 const SEND_QUEUE_ERROR: u8 = 5;
 const READY_TO_SEND: u8 = 3;
 const DRAINED: u8 = 4;
-
-/// A queue pair of one client that sends to one of another.
-struct Pair {
-    world: World,
-    a: Driver,
-    b: Driver,
-    qps: [DriverQp; 2],
-    cqs: [DriverCq; 2],
-    from: (u64, u32),
-    into: (u64, u32),
-}
-
-impl Pair {
-    fn new(transport: Transport, devices: usize, process: fn(usize) -> Process) -> Pair {
-        let world = World::on_fabric(devices, Link::InfiniBand);
-        let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
-        let mut a = Driver::new(first, process(4 << 20));
-        let mut b = Driver::new(last, process(4 << 20));
-        let cqs = [a.cq(256, 64), b.cq(256, 64)];
-        let qps = [
-            a.qp(transport, [&cqs[0], &cqs[0]]),
-            b.qp(transport, [&cqs[1], &cqs[1]]),
-        ];
-        (a.dlid, b.dlid) = (last.node(), first.node());
-        (a.mtu, b.mtu) = (3, 3);
-        a.connect(&qps[0], qps[1].qpn);
-        b.connect(&qps[1], qps[0].qpn);
-        let (from, into) = (a.region(ROOM, ALL), b.region(ROOM, ALL));
-        Pair {
-            world,
-            a,
-            b,
-            qps,
-            cqs,
-            from,
-            into,
-        }
-    }
-
-    fn receive(&mut self, offset: usize, len: usize) {
-        let (at, key) = self.into;
-        let segment = data(at + offset as u64, key, len as u32);
-        self.b.post_recv(&mut self.qps[1], &[segment]);
-    }
-
-    fn send(&mut self, work: &Work) {
-        self.a.send(&mut self.qps[0], work);
-    }
-
-    fn here(&self, offset: usize, len: usize) -> [u8; 16] {
-        data(self.from.0 + offset as u64, self.from.1, len as u32)
-    }
-
-    fn there(&self, offset: usize) -> [u8; 16] {
-        remote(self.into.0 + offset as u64, self.into.1)
-    }
-
-    fn sent(&mut self) -> Vec<(u16, u8)> {
-        self.world.settle();
-        std::iter::from_fn(|| self.a.poll(&mut self.cqs[0]))
-            .map(|cqe| (cqe.wqe_counter, cqe.syndrome))
-            .collect()
-    }
-
-    fn received(&mut self) -> Vec<Cqe> {
-        self.world.settle();
-        std::iter::from_fn(|| self.b.poll(&mut self.cqs[1])).collect()
-    }
-
-    fn state(&self, end: usize) -> u8 {
-        [&self.a, &self.b][end].state(&self.qps[end])
-    }
-}
 
 #[test]
 fn every_operation_of_every_length() {
@@ -309,6 +236,11 @@ fn a_failed_send_queue_flushes_receives_go_on_and_it_can_be_led_back() {
 #[test]
 fn a_drained_queue_finishes_what_it_began_and_tells() {
     let mut pair = Pair::new(Transport::Rc, 2, Process::local);
+    // By packets: they take more than one turn.
+    pair.world.set_faults(Faults {
+        drop_nth: u64::MAX,
+        ..Faults::default()
+    });
     let long = Work::new(WRITE, &[pair.there(0), pair.here(0, 400_000)]);
     pair.send(&long);
     pair.world.turn();

@@ -231,8 +231,18 @@ impl Arguments {
         }
     }
 
+    /// How many answers there are so far.
+    pub(super) fn answers(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Forgets the answers behind so many.
+    pub(super) fn withdraw_answers(&mut self, answers: usize) {
+        self.outputs.truncate(answers);
+    }
+
     /// Writes the answers into the process.
-    pub(super) fn finish(self) -> Result<(), Errno> {
+    pub(super) fn write_answers(&self) -> Result<(), Errno> {
         for output in &self.outputs {
             let (Output::Bytes { index, .. }
             | Output::Handle { index, .. }

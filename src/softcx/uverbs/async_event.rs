@@ -18,8 +18,9 @@ pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     let (channel, descriptor) = Channel::new(Carries::AsyncEvents)?;
     call.made.push(Made::AsyncChannel(channel.inode()));
     call.context.events.add_channel(Arc::new(channel));
-    let number = call.give(descriptor)?;
-    call.arguments.answer_handle(0, number as u64);
+    call.give(descriptor, |call, number| {
+        call.arguments.answer_handle(0, number as u64);
+    })?;
     Ok(())
 }
 

@@ -18,20 +18,23 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     let (channel, descriptor) = Channel::new(Carries::Completions)?;
     let inode = channel.inode();
-    let number = call.give(descriptor)?;
+    let number = call.give(descriptor, |call, number| {
+        call.respond(CreateCompChannelResp { fd: number as u32 });
+    })?;
     call.made.push(Made::CompletionChannel(inode));
     call.tables.channels.push(CompletionChannel {
         channel: Arc::new(channel),
         number,
+        space: call.descriptors.space(),
     });
-    call.respond(CreateCompChannelResp { fd: number as u32 });
     Ok(())
 }
 
 /// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
 fn forget_closed(call: &mut Call<'_>) {
     let open = |it: &CompletionChannel| {
-        call.descriptors.inode(it.number) == Some(it.channel.inode())
+        it.space != call.descriptors.space()
+            || call.descriptors.inode(it.number) == Some(it.channel.inode())
             || call.tables.objects.iter().any(|object| match object {
                 Object::Cq(cq) => cq
                     .completions

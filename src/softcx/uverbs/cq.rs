@@ -132,7 +132,7 @@ fn make(
         }
     };
     let told = completions.clone().map(|it| it as Arc<dyn EventSink>);
-    let cqn = call.context.client.create_cq(CqParts {
+    let cqn = call.client().create_cq(CqParts {
         ring: driver.buf_addr,
         cqes,
         cqe_bytes: driver.cqe_size,
@@ -175,8 +175,7 @@ pub(super) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     let cqes = entries(request.cqe, odd)?;
     if cqes != cq.cqes {
         let cqe_bytes = u32::from(driver.cqe_size);
-        call.context
-            .client
+        call.client()
             .resize_cq(cq.cqn, driver.buf_addr, cqes, cqe_bytes)?;
         if let Some(Object::Cq(cq)) = call.tables.objects.get_mut(request.cq_handle) {
             cq.cqes = cqes;

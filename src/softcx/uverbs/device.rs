@@ -51,13 +51,18 @@ pub(in crate::softcx) const PART: u32 = 4129;
 pub(in crate::softcx) const FIRMWARE: (u16, u16, u16) = (28, 39, 1002);
 const MELLANOX: u32 = 0x2c9;
 
+/// The older form, which makes the channel of asynchronous events, too.
 pub(super) fn get_context(call: &mut Call<'_>) -> Result<(), Errno> {
-    let async_fd = open(call)?;
-    let response = GetContextResp {
-        async_fd: async_fd as u32,
-        num_comp_vectors: limits::COMPLETION_VECTORS,
-    };
-    call.respond(response);
+    open_context(call)?;
+    let (channel, descriptor) = Channel::new(Carries::AsyncEvents)?;
+    call.made.push(Made::AsyncChannel(channel.inode()));
+    call.context.events.add_channel(Arc::new(channel));
+    call.give(descriptor, |call, number| {
+        call.respond(GetContextResp {
+            async_fd: number as u32,
+            num_comp_vectors: limits::COMPLETION_VECTORS,
+        });
+    })?;
     Ok(())
 }
 
@@ -95,15 +100,6 @@ fn answer_numbers(call: &mut Call<'_>) {
     call.arguments
         .answer(0, &limits::COMPLETION_VECTORS.to_ne_bytes());
     call.arguments.answer(1, &CORE_SUPPORT.to_ne_bytes());
-}
-
-/// The older form, which makes the channel, too: its descriptor.
-fn open(call: &mut Call<'_>) -> Result<i32, Errno> {
-    open_context(call)?;
-    let (channel, descriptor) = Channel::new(Carries::AsyncEvents)?;
-    call.made.push(Made::AsyncChannel(channel.inode()));
-    call.context.events.add_channel(Arc::new(channel));
-    call.give(descriptor)
 }
 
 fn open_context(call: &mut Call<'_>) -> Result<(), Errno> {

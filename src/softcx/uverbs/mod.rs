@@ -27,7 +27,7 @@ pub(in crate::softcx) use self::device::{FIRMWARE, PART};
 use std::os::fd::OwnedFd;
 
 use self::arguments::{Arguments, Kind, Spec};
-use crate::soft::client::Errno;
+use crate::soft::client::{Client, Errno};
 use crate::softcx::abi::Layout;
 use crate::softcx::context::{Context, Descriptors, Tables};
 use crate::softcx::objects::Object;
@@ -146,7 +146,7 @@ pub(super) fn call(
     argument: u64,
     descriptors: &dyn Descriptors,
 ) -> Result<(), Errno> {
-    let header = arguments::header(context.space, argument)?;
+    let header = arguments::header(descriptors.space(), argument)?;
     let method = METHODS
         .iter()
         .find(|method| method.0 == header.object_id && method.1 == header.method_id);
@@ -154,7 +154,7 @@ pub(super) fn call(
         return Err(missing(header.object_id, header.method_id));
     };
     let specs = *specs;
-    let arguments = Arguments::read(context.space, argument, header.num_attrs, specs)?;
+    let arguments = Arguments::read(descriptors.space(), argument, header.num_attrs, specs)?;
     let mut call = Call {
         context,
         tables,
@@ -178,7 +178,7 @@ fn missing(object: u16, method: u16) -> Errno {
 
 impl Call<'_> {
     fn finish(self, done: Result<(), Errno>) -> Result<(), Errno> {
-        let done = done.and_then(|()| self.arguments.finish());
+        let done = done.and_then(|()| self.arguments.write_answers());
         if done.is_err() {
             for made in self.made.iter().rev() {
                 match *made {
@@ -194,6 +194,11 @@ impl Call<'_> {
             }
         }
         done
+    }
+
+    /// The device, for what lies in the memory of the process that calls.
+    fn client(&self) -> Client {
+        self.context.client.seen_from(self.descriptors.space())
     }
 
     /// EINVAL before the context was opened, as for all but a few commands.
@@ -233,9 +238,16 @@ impl Call<'_> {
         }
     }
 
-    fn give(&mut self, descriptor: OwnedFd) -> Result<i32, Errno> {
+    /// Hands a descriptor to the process; `tell` answers with its number. All answers are written once before, with a number that is
+    /// none: from another process nothing can be taken back that was given, so this has to be the last that fails.
+    fn give(&mut self, descriptor: OwnedFd, tell: impl Fn(&mut Self, i32)) -> Result<i32, Errno> {
+        let told = self.arguments.answers();
+        tell(self, -1);
+        self.arguments.write_answers()?;
+        self.arguments.withdraw_answers(told);
         let number = self.descriptors.give(descriptor)?;
         self.made.push(Made::Descriptor(number));
+        tell(self, number);
         Ok(number)
     }
 }

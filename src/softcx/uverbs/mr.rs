@@ -26,7 +26,7 @@ pub(super) fn reg(call: &mut Call<'_>) -> Result<(), Errno> {
     let range = range(request.start, request.length, request.hca_va)?;
     let access = checked(request.access_flags)?;
     let pd = call.tables.objects.pd(request.pd_handle)?;
-    let key = call.context.client.reg_mr(pd, range, access)?;
+    let key = call.client().reg_mr(pd, range, access)?;
     let mr = Mr {
         key,
         pd,
@@ -65,7 +65,7 @@ pub(super) fn rereg(call: &mut Call<'_>) -> Result<(), Errno> {
         mr.pd = call.tables.objects.pd(request.pd_handle)?;
         change.pd = Some(mr.pd);
     }
-    mr.key = call.context.client.rereg_mr(mr.key, change)?;
+    mr.key = call.client().rereg_mr(mr.key, change)?;
     if let Some(Object::Mr(kept)) = call.tables.objects.get_mut(request.mr_handle) {
         *kept = mr;
     }

@@ -215,7 +215,7 @@ fn make(
         .buf_addr
         .checked_add(recv_bytes)
         .ok_or(libc::EFAULT)?;
-    let qpn = call.context.client.create_qp(&QpParts {
+    let qpn = call.client().create_qp(&QpParts {
         transport,
         pd: objects.pd(request.pd_handle)?,
         send_cq: objects.cq(request.send_cq_handle)?.cqn,

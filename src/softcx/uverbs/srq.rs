@@ -129,7 +129,7 @@ fn make(
     let stride_bytes = (SEGMENT_BYTES + request.max_sge * SEGMENT_BYTES)
         .next_power_of_two()
         .max(LEAST_STRIDE_BYTES);
-    let srqn = call.context.client.create_srq(SrqParts {
+    let srqn = call.client().create_srq(SrqParts {
         pd,
         ring: driver.buf_addr,
         wqes,

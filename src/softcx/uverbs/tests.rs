@@ -4,7 +4,7 @@
 //! overwrites is never the test's own.
 #![allow(unsafe_code)] // forks, and shares memory
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
@@ -30,6 +30,7 @@ struct Process {
     pid: libc::pid_t,
     arena: *mut u8,
     given: RefCell<HashMap<i32, OwnedFd>>,
+    taken_back: Cell<u32>,
 }
 
 impl Process {
@@ -56,6 +57,7 @@ impl Process {
             pid,
             arena: arena.cast(),
             given: RefCell::default(),
+            taken_back: Cell::new(0),
         }
     }
 
@@ -91,6 +93,10 @@ impl Drop for Process {
 }
 
 impl Descriptors for Process {
+    fn space(&self) -> Space {
+        Space::of(self.pid)
+    }
+
     fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
         let mut given = self.given.borrow_mut();
         let number = (100..).find(|number| !given.contains_key(number)).unwrap();
@@ -103,6 +109,7 @@ impl Descriptors for Process {
     }
 
     fn take_back(&self, number: i32) {
+        self.taken_back.set(self.taken_back.get() + 1);
         self.given.borrow_mut().remove(&number);
     }
 }
@@ -118,7 +125,7 @@ impl Client {
     fn unopened() -> Client {
         let process = Process::new();
         let device = Device::open();
-        let (context, _) = Context::open(&device.unwrap(), Space::of(process.pid)).unwrap();
+        let (context, _) = Context::open(&device.unwrap()).unwrap();
         Client { context, process }
     }
 
@@ -392,9 +399,34 @@ fn a_failed_call_leaves_nothing_behind() {
         assert_eq!(client.call(), Err(libc::EFAULT));
     }
     assert_eq!(client.process.given.borrow().len(), given);
+    // A descriptor of another process cannot be taken back.
+    assert_eq!(client.process.taken_back.get(), 0);
     let tables = client.context.lock();
     assert_eq!(tables.objects.iter().count(), 0);
     assert_eq!(tables.channels.len(), 0);
+}
+
+#[test]
+fn an_open_that_cannot_be_answered_gives_no_descriptor() {
+    for at in [2, 4] {
+        let client = Client::unopened();
+        let driver = Mlx5AllocContext {
+            max_cqe_version: 1,
+            lib_caps: 3,
+            ..Mlx5AllocContext::default()
+        };
+        client.lay_out(0, &GetContext::default().to_bytes(), &driver.to_bytes(), 8);
+        let data = IoctlHeader::BYTES + at * IoctlAttribute::BYTES + 8;
+        client.process.write(data, &NOWHERE.to_ne_bytes());
+        assert_eq!(client.call(), Err(libc::EFAULT), "attribute {at}");
+        let process = &client.process;
+        assert_eq!(
+            (process.given.borrow().len(), process.taken_back.get()),
+            (0, 0)
+        );
+        assert_eq!(client.context.events.channels(), 0);
+        client.get_context().unwrap();
+    }
 }
 
 #[test]

@@ -80,8 +80,8 @@ impl Cast {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn both(plan: &Plan) -> Result<Cast> {
-        let mut cast = Cast::new(plan, Part::Both, None)?;
+    pub fn both(device: &Device, plan: &Plan) -> Result<Cast> {
+        let mut cast = Cast::new(device, plan, Part::Both, None)?;
         let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
         for (end, contact) in cast.ends.iter_mut().zip(contacts) {
             end.connect(contact)?;
@@ -93,8 +93,13 @@ impl Cast {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn new(plan: &Plan, part: Part, peer_gone: Option<&Arc<AtomicBool>>) -> Result<Cast> {
-        let domain = Device::open("softcx")?.protection_domain();
+    pub fn new(
+        device: &Device,
+        plan: &Plan,
+        part: Part,
+        peer_gone: Option<&Arc<AtomicBool>>,
+    ) -> Result<Cast> {
+        let domain = device.protection_domain();
         let patience = Patience {
             timeout: plan.timeout(),
             peer_gone: peer_gone.cloned(),
@@ -254,6 +259,10 @@ mod tests {
     use super::super::pass::measure;
     use super::*;
 
+    fn device() -> Device {
+        Device::open("softcx").unwrap()
+    }
+
     fn plan(exchange: Exchange, op: Op, validate: bool) -> Plan {
         Plan {
             exchange,
@@ -297,7 +306,7 @@ mod tests {
     fn wrong_bytes_end_a_row_of_either_loop() {
         for kind in [Loop::Sync, Loop::Async] {
             let plan = plan(Exchange::Loop, Op::Send, true);
-            let mut cast = Cast::both(&plan).unwrap();
+            let mut cast = Cast::both(&device(), &plan).unwrap();
             let setting = cast.setting();
             let case = Case {
                 kind,
@@ -318,7 +327,7 @@ mod tests {
     #[test]
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
         let plan = plan(Exchange::Pingpong, Op::Write, false);
-        let mut cast = Cast::both(&plan).unwrap();
+        let mut cast = Cast::both(&device(), &plan).unwrap();
         let setting = cast.setting();
         cast.ends[1].endpoint().abort();
         for kind in [Loop::Async, Loop::Sync] {

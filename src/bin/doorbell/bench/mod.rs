@@ -19,7 +19,7 @@ mod table;
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use doorbell::Listener;
+use doorbell::{Device, Listener};
 
 use cast::{Cast, Part};
 use link::Link;
@@ -34,9 +34,11 @@ use row::{Row, Setting};
 /// # Errors
 /// What keeps it from being run to its end.
 pub fn run(plan: &Plan, options: &Options) -> Result<()> {
+    let name = options.device();
+    let device = Device::open(name).with_context(|| format!("--device {name}"))?;
     match options.place() {
         Place::Here => {
-            let mut cast = Cast::both(plan)?;
+            let mut cast = Cast::both(&device, plan)?;
             let setting = cast.setting();
             report(plan, options.output(), &setting, |case| {
                 measure(&mut cast, plan, &setting, case)
@@ -45,7 +47,7 @@ pub fn run(plan: &Plan, options: &Options) -> Result<()> {
         Place::Connect(address) => {
             let mut link =
                 Link::connect(&address, plan).with_context(|| format!("--connect {address}"))?;
-            lead(&mut link, plan, options.output()).map_err(|error| link.part(error))
+            lead(&mut link, &device, plan, options.output()).map_err(|error| link.part(error))
         }
         Place::Listen(address) => {
             let listener =
@@ -53,14 +55,14 @@ pub fn run(plan: &Plan, options: &Options) -> Result<()> {
             println!("listening at {}", listener.address()?);
             std::io::stdout().flush()?;
             let (mut link, plan) = Link::accept(&listener, options.timeout())?;
-            second(&mut link, &plan).map_err(|error| link.part(error))
+            second(&mut link, &device, &plan).map_err(|error| link.part(error))
         }
     }
 }
 
 /// Measures, with the other process at the other end.
-fn lead(link: &mut Link, plan: &Plan, output: Output) -> Result<()> {
-    let mut cast = Cast::new(plan, Part::First, Some(link.peer_gone()))?;
+fn lead(link: &mut Link, device: &Device, plan: &Plan, output: Output) -> Result<()> {
+    let mut cast = Cast::new(device, plan, Part::First, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let setting = cast.setting();
     report(plan, output, &setting, |case| {
@@ -72,8 +74,8 @@ fn lead(link: &mut Link, plan: &Plan, output: Output) -> Result<()> {
 }
 
 /// Is the other end for the process that measures.
-fn second(link: &mut Link, plan: &Plan) -> Result<()> {
-    let mut cast = Cast::new(plan, Part::Second, Some(link.peer_gone()))?;
+fn second(link: &mut Link, device: &Device, plan: &Plan) -> Result<()> {
+    let mut cast = Cast::new(device, plan, Part::Second, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let takes_part = cast.takes_part();
     for case in plan.cases() {

@@ -36,6 +36,10 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
     iterations: u64,
 
+    /// The device that this process measures on, as `doorbell info` names it; with --listen and --connect each side has its own
+    #[arg(long, value_name = "NAME", default_value = "softcx")]
+    device: String,
+
     /// How a message goes over: written to the peer's memory, or sent to a receive that the peer posted
     ///
     /// Where the receiving side must learn of a message (in a pingpong, and to check it), a write carries immediate data and
@@ -178,6 +182,11 @@ impl Options {
         plan.check().map(|()| plan)
     }
 
+    /// The name of the device. No part of the plan: the other process may have another one.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
     /// Longest wait for the peer.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_s)
@@ -298,13 +307,14 @@ mod tests {
         assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
         assert!(!plan.validate);
         assert_eq!(options.place(), Place::Here);
+        assert_eq!(options.device(), "softcx");
         assert_eq!(plan.cases().len(), 14 * 2 * 2);
     }
 
     #[test]
     fn options_reach_the_plan() {
         let options = options(
-            "--sizes 8,1K --kernel-us 5 --steps 3 --batches 2 --iterations 10 --loop async --validate --seed 9 \
+            "--sizes 8,1K --kernel-us 5 --steps 3 --batches 2 --iterations 10 --loop async --validate --seed 9 --device mlx5_0,port=2 \
              --connect 127.0.0.1:7000 --json --plot out.svg",
         )
         .unwrap();
@@ -315,6 +325,7 @@ mod tests {
         );
         assert!(plan.validate);
         assert_eq!(plan.seed, 9);
+        assert_eq!(options.device(), "mlx5_0,port=2");
         assert_eq!(options.place(), Place::Connect("127.0.0.1:7000".into()));
         assert_eq!(
             options.output(),

@@ -5,6 +5,10 @@
 //! freed slot), when something is to be read, or when enough have come together.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
+mod pieces;
+mod words;
+
+use self::pieces::{From, Piece};
 use crate::soft::dma;
 use crate::soft::space::{Fault, Place, Space, Span};
 
@@ -19,25 +23,6 @@ const MAX_KEPT: usize = 64 << 10;
 pub(crate) struct Cause {
     pub(crate) qpn: u32,
     pub(crate) request: bool,
-}
-
-/// Where bytes are until they are copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum From {
-    /// In this process, for as long as they are not copied.
-    Here(usize),
-    /// In `Copies::kept`.
-    Kept(usize),
-    /// In another one.
-    There(Place),
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Piece {
-    from: From,
-    into: u64,
-    len_bytes: usize,
-    cause: Cause,
 }
 
 /// The copying part of a device.
@@ -91,6 +76,12 @@ impl Copies {
         if !self.pieces.is_empty() {
             self.make_pieces();
         }
+    }
+
+    /// Whether nothing is collected.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.pieces.is_empty()
     }
 
     /// Makes what was collected, before something is told to this queue pair. Whether a copy for it failed since this was last
@@ -318,149 +309,6 @@ impl Copies {
             len_bytes,
             cause,
         });
-    }
-
-    #[cold]
-    fn make_pieces(&mut self) {
-        let pieces = std::mem::take(&mut self.pieces);
-        if !pieces.is_empty() && self.make(&pieces).is_err() {
-            // Some memory is gone: those whose it is are found one by one.
-            for piece in &pieces {
-                if self.make(std::slice::from_ref(piece)).is_ok() {
-                    continue;
-                }
-                match piece.from {
-                    From::There(from) if piece.cause.request && from.space.is_gone() => {
-                        self.orphans.push(piece.cause.qpn);
-                    }
-                    _ => self.faults.push(piece.cause),
-                }
-            }
-        }
-        self.pieces = pieces;
-        self.pieces.clear();
-        self.kept.clear();
-        self.bytes = 0;
-    }
-
-    fn make(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
-        self.read_far(pieces)?;
-        let [own, theirs] = &mut self.spans;
-        own.clear();
-        theirs.clear();
-        let mut bounced = 0;
-        for piece in pieces {
-            let len_bytes = piece.len_bytes;
-            let addr = match piece.from {
-                From::Here(addr) => addr,
-                From::Kept(at) => self.kept.as_ptr() as usize + at,
-                From::There(_) => {
-                    bounced += len_bytes;
-                    self.bounce.as_ptr() as usize + bounced - len_bytes
-                }
-            };
-            let addr = addr as u64;
-            push(own, Span { addr, len_bytes });
-            push(
-                theirs,
-                Span {
-                    addr: piece.into,
-                    len_bytes,
-                },
-            );
-        }
-        // SAFETY: bytes of this process that were to stay, or that are in the two buffers, which have as many; the space is
-        // another process's.
-        unsafe { self.space.put(own, theirs) }
-    }
-
-    /// Reads what lies in other processes into the bounce buffer, one after the other.
-    fn read_far(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
-        let far = |piece: &Piece| match piece.from {
-            From::There(from) => Some((from, piece.len_bytes)),
-            _ => None,
-        };
-        let total: usize = pieces.iter().filter_map(far).map(|(_, len)| len).sum();
-        if total == 0 {
-            return Ok(());
-        }
-        if self.bounce.len() < total {
-            self.bounce.resize(total, 0);
-        }
-        let mut at = 0;
-        let start = self.bounce.as_mut_ptr().expose_provenance();
-        let [own, theirs] = &mut self.spans;
-        own.clear();
-        theirs.clear();
-        let mut far = pieces.iter().filter_map(far).peekable();
-        while let Some((from, len_bytes)) = far.next() {
-            let addr = (start + at) as u64;
-            push(own, Span { addr, len_bytes });
-            push(
-                theirs,
-                Span {
-                    addr: from.addr,
-                    len_bytes,
-                },
-            );
-            at += len_bytes;
-            if far.peek().is_none_or(|(next, _)| next.space != from.space) {
-                // SAFETY: pieces of the bounce buffer, which is as long as all of them.
-                unsafe { from.space.fetch(own, theirs) }?;
-                own.clear();
-                theirs.clear();
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds to a word and gives its old value; honours the host's own atomics in this process, but not in another, and not if
-    /// the word is not aligned, as in a region whose I/O addresses are not.
-    ///
-    /// # Safety
-    /// `at` was resolved by the key table for 8 bytes, under the lock that deregistration takes.
-    pub(crate) unsafe fn fetch_add(&mut self, at: Place, add: u64) -> Result<u64, Fault> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
-                return Ok(dma::fetch_add(at, add));
-            }
-            let old = self.word(at)?;
-            self.store(at, &old.wrapping_add(add).to_ne_bytes())?;
-            Ok(old)
-        }
-    }
-
-    /// Swaps a word if it has the value to compare with, and gives its old value; as [`Copies::fetch_add`].
-    ///
-    /// # Safety
-    /// As [`Copies::fetch_add`].
-    pub(crate) unsafe fn compare_swap(
-        &mut self,
-        at: Place,
-        compare: u64,
-        swap: u64,
-    ) -> Result<u64, Fault> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
-                return Ok(dma::compare_swap(at, compare, swap));
-            }
-            let old = self.word(at)?;
-            if old == compare {
-                self.store(at, &swap.to_ne_bytes())?;
-            }
-            Ok(old)
-        }
-    }
-
-    /// # Safety
-    /// As [`Copies::load`].
-    unsafe fn word(&mut self, at: Place) -> Result<u64, Fault> {
-        let mut bytes = [0; 8];
-        // SAFETY: the caller's promise.
-        unsafe { self.load(at, &mut bytes) }?;
-        Ok(u64::from_ne_bytes(bytes))
     }
 }
 

@@ -1,0 +1,121 @@
+//! A ring of processes: each round, every rank's block of bytes goes once around, all of it queued on a stream, and every byte is
+//! checked. A launcher starts it, such as `mpirun -n 4 target/debug/examples/ring`; or plain shells do:
+//!
+//! ```sh
+//! cargo build --example ring
+//! for rank in 0 1 2 3; do
+//!     RANK=$rank WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 target/debug/examples/ring 100 65536 &
+//! done; wait
+//! ```
+//!
+//! The arguments are the number of rounds, and the bytes of a block. If a rank ends early, every other one ends with an error that names it.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use doorbell::{Access, Executor, Group, HostStream, Region, Side, Work};
+
+/// A round that takes longer hangs.
+const ROUND: Duration = Duration::from_secs(30);
+
+#[allow(dead_code)] // the tests start `ring` themselves
+fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |default: u64| match arguments.next() {
+        Some(text) => text.parse().with_context(|| format!("`{text}`")),
+        None => Ok(default),
+    };
+    ring(number(10)?, number(65536)?, |_, _| {})
+}
+
+/// Joins the group, goes `rounds` times around, and leaves; `after` is told of each round that is over, and whose process this is.
+pub fn ring(rounds: u64, len_bytes: u64, after: impl Fn(u32, u64)) -> anyhow::Result<()> {
+    let mut group = Group::from_env()?;
+    let (rank, size) = (group.rank(), group.size());
+    ensure!(
+        (2..=64).contains(&size),
+        "a ring has 2 to 64 ranks, not {size}"
+    );
+    let blocks = Region::alloc(
+        group.domain(),
+        u64::from(size) * len_bytes,
+        Access::LOCAL_WRITE,
+    )?;
+    let stream = HostStream::new("ring")?;
+    for round in 0..rounds {
+        if let Err(error) = around(&mut group, &stream, &blocks, len_bytes, round) {
+            // The endpoint only knows that it failed; the group knows why.
+            return Err(group.cause_of(error).into());
+        }
+        check(&blocks, len_bytes, size, round)?;
+        after(rank, round);
+    }
+    // Nobody goes while another one may still wait for an acknowledgement.
+    group.barrier()?;
+    group.leave()?;
+    let total = rounds * u64::from(size) * len_bytes;
+    writeln!(
+        std::io::stdout(),
+        "rank {rank} of {size}: {total} bytes, all of them right"
+    )?;
+    Ok(())
+}
+
+/// One round: a kernel writes this rank's block, and in each step every rank hands on the block that it got last.
+fn around(
+    group: &mut Group,
+    stream: &HostStream,
+    blocks: &Region,
+    len_bytes: u64,
+    round: u64,
+) -> doorbell::Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    // The block that this rank has after so many steps.
+    let block = |step: u32| {
+        let origin = (rank + size - step) % size;
+        blocks.slice(u64::from(origin) * len_bytes, len_bytes)
+    };
+    let kernel = blocks.clone();
+    stream.launch(move || {
+        let bytes: Vec<u8> = (0..len_bytes).map(|at| pattern(rank, round, at)).collect();
+        let _ = kernel.write(u64::from(rank) * len_bytes, &bytes);
+    })?;
+    let mut tickets = Vec::new();
+    for step in 1..size {
+        group
+            .endpoint(before)?
+            .post_recv(step.into(), &[block(step)?])?;
+    }
+    for step in 1..size {
+        let sent = group.endpoint(next)?;
+        tickets.push(sent.stream_queue_send(stream, &Work::send(&[block(step - 1)?]))?);
+        tickets.push(sent.stream_wait_cq(stream, Side::Send)?);
+        let received = group.endpoint(before)?;
+        tickets.push(received.stream_wait_cq(stream, Side::Recv)?);
+    }
+    stream.synchronize(Some(ROUND))?;
+    tickets
+        .iter()
+        .try_for_each(|ticket| ticket.check().map(drop))
+}
+
+fn check(blocks: &Region, len_bytes: u64, size: u32, round: u64) -> anyhow::Result<()> {
+    let mut got = vec![0; len_bytes as usize];
+    for origin in 0..size {
+        blocks.read(u64::from(origin) * len_bytes, &mut got)?;
+        let wrong = (0..len_bytes).find(|&at| got[at as usize] != pattern(origin, round, at));
+        ensure!(
+            wrong.is_none(),
+            "round {round}: byte {wrong:?} of rank {origin}'s block is wrong"
+        );
+    }
+    Ok(())
+}
+
+/// Byte `at` of a rank's block in a round: different in each, so that a block of another rank or round is no right one.
+fn pattern(rank: u32, round: u64, at: u64) -> u8 {
+    let mixed = (u64::from(rank) << 40 ^ round << 20 ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}

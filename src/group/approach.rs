@@ -1,0 +1,89 @@
+//! How a rank finds the store and is let in.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::endpoint::{Deadline, system};
+use crate::group::greeting::{self, CHALLENGE_BYTES, Hello, Verdict};
+use crate::group::socket::watch_over;
+use crate::group::token::nonce;
+use crate::group::{Place, Token};
+use crate::{Error, Result};
+
+/// How long one attempt to reach an address may take: the next address may be the right one.
+const ATTEMPT: Duration = Duration::from_secs(5);
+const GREETING: &str = "greeting of the group's store";
+
+/// Tries to reach the store until the deadline.
+pub(super) fn go(place: &Place, deadline: &Deadline) -> Result<TcpStream> {
+    // What to say at the deadline: that nobody answered, unless there was something better.
+    let mut last = None;
+    loop {
+        let found = place.meeting.find(&place.token);
+        let (addresses, token) = found.unwrap_or_else(|error| {
+            // A name may be known a little later, as those of containers are.
+            last = Some(error);
+            (Vec::new(), place.token.clone())
+        });
+        for address in addresses {
+            match attempt(place, address, &token, deadline) {
+                Ok(stream) => return Ok(stream),
+                // It does not listen yet, or went before it had answered.
+                Err(Error::System { .. } | Error::Timeout { .. }) => {}
+                Err(
+                    error @ Error::State {
+                        operation: GREETING,
+                        ..
+                    },
+                ) => last = Some(error),
+                Err(error) if place.meeting.may_be_stale() => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Err(passed) = deadline.nap() {
+            return Err(last.unwrap_or(passed));
+        }
+    }
+}
+
+/// Reaches one address and is greeted there.
+pub(super) fn attempt(
+    place: &Place,
+    address: SocketAddr,
+    token: &Token,
+    deadline: &Deadline,
+) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, deadline.left()?.min(ATTEMPT))
+        .map_err(|error| system("connect to the group's store", &error))?;
+    watch_over(&stream)?;
+    let hello = Hello {
+        size: place.size,
+        rank: place.rank,
+        nonce: nonce()?,
+    };
+    deadline.write_all(&stream, &hello.to_bytes(), GREETING)?;
+    let mut challenge = [0; CHALLENGE_BYTES];
+    let (head, number) = challenge.split_at_mut(8);
+    deadline.read_exact(&stream, head, GREETING)?;
+    let mut theirs = [0; 8];
+    theirs.copy_from_slice(head);
+    // Another version says no more than this.
+    greeting::check_head(&theirs)?;
+    deadline.read_exact(&stream, number, GREETING)?;
+    let mut challenge = [0; 32];
+    challenge.copy_from_slice(number);
+    deadline.write_all(&stream, &hello.proof(token, &challenge), GREETING)?;
+    let mut verdict = [0; Verdict::BYTES];
+    deadline.read_exact(&stream, &mut verdict, GREETING)?;
+    let reason = match Verdict::from_bytes(&verdict, token, &hello, &challenge)? {
+        Verdict::Welcome => return Ok(stream),
+        Verdict::Token => "it has another token; is it of another job?".into(),
+        Verdict::Size(size) => format!("its group has {size} ranks, this process's {}", place.size),
+        Verdict::Twice => format!("rank {} has come already", place.rank),
+        Verdict::NoRank => format!("it knows no rank {}", place.rank),
+    };
+    Err(Error::State {
+        operation: "join of the group's store",
+        reason,
+    })
+}

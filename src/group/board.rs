@@ -1,0 +1,469 @@
+//! What the store knows and decides. No sockets, no clock: messages of ranks in, messages to ranks out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::group::message::{LIST_BYTES_MAX, Message};
+
+/// What all values and their keys may take together.
+const BYTES_MAX: usize = 256 << 20;
+/// What is counted for a value besides its bytes.
+const OVERHEAD_BYTES: usize = 64;
+/// Requests of one rank that wait at a time.
+const WAITING_MAX: usize = 1024;
+
+/// A message to a rank, as bytes that many may share.
+pub(super) type Parcel = (u32, Arc<[u8]>);
+
+/// How a rank stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It has not come yet.
+    Absent,
+    /// It is connected.
+    Here,
+    /// It has left, and may end.
+    Left,
+    /// It ended before it had left.
+    Lost,
+}
+
+/// A barrier or a gathering that is under way: the request of each rank that has come, and what it gives.
+type Collective = BTreeMap<u32, (u32, Vec<u8>)>;
+
+#[derive(Debug)]
+pub(super) struct Board {
+    standings: Vec<Standing>,
+    values: BTreeMap<Vec<u8>, Arc<[u8]>>,
+    bytes: usize,
+    /// Who waits for a value that is not there yet: rank and request.
+    waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
+    waits: Vec<usize>,
+    barrier: Collective,
+    gathering: Collective,
+    /// The request with which rank 0, where the store lives, wants to leave.
+    host_leaves: Option<u32>,
+    out: Vec<Parcel>,
+}
+
+impl Board {
+    pub(super) fn new(size: u32) -> Board {
+        Board {
+            standings: vec![Standing::Absent; size as usize],
+            values: BTreeMap::new(),
+            bytes: 0,
+            waiting: BTreeMap::new(),
+            waits: vec![0; size as usize],
+            barrier: Collective::default(),
+            gathering: Collective::default(),
+            host_leaves: None,
+            out: Vec::new(),
+        }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.standings.len() as u32
+    }
+
+    pub(super) fn standing(&self, rank: u32) -> Option<Standing> {
+        self.standings.get(rank as usize).copied()
+    }
+
+    /// What is to be sent, in order.
+    pub(super) fn take_out(&mut self) -> Vec<Parcel> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// A rank has come; what was lost before is told to it.
+    pub(super) fn join(&mut self, rank: u32) {
+        self.standings[rank as usize] = Standing::Here;
+        let lost: Vec<u32> = (0..self.size())
+            .filter(|&other| self.standings[other as usize] == Standing::Lost)
+            .collect();
+        for other in lost {
+            self.send(rank, &Message::Lost { rank: other });
+        }
+    }
+
+    /// The connection of a rank has ended. Whether that was a failure: the others are told then.
+    pub(super) fn end(&mut self, rank: u32) -> bool {
+        let failed = self.standings[rank as usize] == Standing::Here;
+        if failed {
+            self.standings[rank as usize] = Standing::Lost;
+            for other in 0..self.size() {
+                if self.standings[other as usize] == Standing::Here {
+                    self.send(other, &Message::Lost { rank });
+                }
+            }
+        }
+        self.forget_requests(rank);
+        self.let_host_go();
+        failed
+    }
+
+    /// A rank that has not come is not waited for any longer.
+    pub(super) fn give_up(&mut self, rank: u32) {
+        self.standings[rank as usize] = Standing::Here;
+        self.end(rank);
+    }
+
+    /// A message of a rank that is here.
+    ///
+    /// # Errors
+    /// What is wrong with it. The rank is not to be listened to any longer.
+    pub(super) fn take(&mut self, rank: u32, message: &Message<'_>) -> Result<(), &'static str> {
+        match *message {
+            Message::Set { id, key, value } => self.set(rank, id, key, value),
+            Message::Get { id, key } => return self.get(rank, id, key),
+            Message::Barrier { id } => return self.collect(rank, id, None),
+            Message::Gather { id, value } => return self.collect(rank, id, Some(value)),
+            Message::Cancel { id } => self.cancel(rank, id),
+            Message::Mail { to, bytes } => match self.standing(to) {
+                Some(Standing::Absent | Standing::Here) => {
+                    self.send(to, &Message::Delivery { from: rank, bytes });
+                }
+                // Who lost or left it is told otherwise.
+                Some(_) => {}
+                None => return Err("mail to a rank that there is not"),
+            },
+            Message::Leave { id } => self.leave(rank, id),
+            _ => return Err("a message that only the store sends"),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: u32, message: &Message<'_>) {
+        // Fields that were read are within the limits, and a list is checked before.
+        if let Ok(bytes) = message.to_bytes() {
+            self.out.push((to, bytes.into()));
+        }
+    }
+
+    fn set(&mut self, rank: u32, id: u32, key: &[u8], value: &[u8]) {
+        let old = self.values.get(key);
+        let freed = old.map_or(0, |old| key.len() + old.len() + OVERHEAD_BYTES);
+        let bytes = self.bytes - freed + key.len() + value.len() + OVERHEAD_BYTES;
+        if bytes > BYTES_MAX {
+            return self.send(rank, &Message::Full { id });
+        }
+        self.bytes = bytes;
+        self.values.insert(key.to_vec(), value.into());
+        self.send(rank, &Message::Done { id });
+        for (waiter, id) in self.waiting.remove(key).unwrap_or_default() {
+            self.waits[waiter as usize] -= 1;
+            self.send(waiter, &Message::Value { id, value });
+        }
+    }
+
+    fn get(&mut self, rank: u32, id: u32, key: &[u8]) -> Result<(), &'static str> {
+        if let Some(value) = self.values.get(key).cloned() {
+            self.send(rank, &Message::Value { id, value: &value });
+            return Ok(());
+        }
+        let waits = &mut self.waits[rank as usize];
+        if *waits == WAITING_MAX {
+            return Err("too many requests that wait");
+        }
+        *waits += 1;
+        self.waiting
+            .entry(key.to_vec())
+            .or_default()
+            .push((rank, id));
+        Ok(())
+    }
+
+    /// One more rank has come to the barrier, or with a value to the gathering.
+    fn collect(&mut self, rank: u32, id: u32, value: Option<&[u8]>) -> Result<(), &'static str> {
+        let is_barrier = value.is_none();
+        let gone = self.first_left();
+        let collective = self.collective(is_barrier);
+        if collective.contains_key(&rank) {
+            return Err("a barrier or gathering before the one before it was over");
+        }
+        if let Some(gone) = gone {
+            self.send(rank, &Message::Left { id, rank: gone });
+            return Ok(());
+        }
+        collective.insert(rank, (id, value.unwrap_or_default().to_vec()));
+        if collective.len() < self.standings.len() {
+            return Ok(());
+        }
+        let came = std::mem::take(self.collective(is_barrier));
+        let mut values = Vec::new();
+        for (_, value) in came.values().filter(|_| !is_barrier) {
+            values.extend((value.len() as u32).to_le_bytes());
+            values.extend(value);
+        }
+        for (&rank, &(id, _)) in &came {
+            let values = &values;
+            let answer = match is_barrier {
+                true => Message::Done { id },
+                false if values.len() > LIST_BYTES_MAX => Message::Full { id },
+                false => Message::List { id, values },
+            };
+            self.send(rank, &answer);
+        }
+        Ok(())
+    }
+
+    fn collective(&mut self, is_barrier: bool) -> &mut Collective {
+        if is_barrier {
+            &mut self.barrier
+        } else {
+            &mut self.gathering
+        }
+    }
+
+    fn first_left(&self) -> Option<u32> {
+        let left = self.standings.iter().position(|&s| s == Standing::Left);
+        left.map(|rank| rank as u32)
+    }
+
+    fn cancel(&mut self, rank: u32, id: u32) {
+        self.drop_requests(rank, |request| request == id);
+        for is_barrier in [true, false] {
+            let collective = self.collective(is_barrier);
+            if collective
+                .get(&rank)
+                .is_some_and(|(request, _)| *request == id)
+            {
+                collective.remove(&rank);
+            }
+        }
+    }
+
+    fn leave(&mut self, rank: u32, id: u32) {
+        // The store goes with rank 0: it stays as long as somebody may need it.
+        if rank == 0 {
+            self.host_leaves = Some(id);
+        } else {
+            self.standings[rank as usize] = Standing::Left;
+            self.send(rank, &Message::Done { id });
+            for is_barrier in [true, false] {
+                for (other, (id, _)) in std::mem::take(self.collective(is_barrier)) {
+                    self.send(other, &Message::Left { id, rank });
+                }
+            }
+        }
+        self.let_host_go();
+    }
+
+    /// Takes back what a rank waits for.
+    fn forget_requests(&mut self, rank: u32) {
+        self.drop_requests(rank, |_| true);
+        self.barrier.remove(&rank);
+        self.gathering.remove(&rank);
+    }
+
+    fn drop_requests(&mut self, rank: u32, is_one: impl Fn(u32) -> bool) {
+        if self.waits[rank as usize] == 0 {
+            return;
+        }
+        let mut dropped = 0;
+        self.waiting.retain(|_, waiters| {
+            let before = waiters.len();
+            waiters.retain(|&(waiter, id)| waiter != rank || !is_one(id));
+            dropped += before - waiters.len();
+            !waiters.is_empty()
+        });
+        self.waits[rank as usize] -= dropped;
+    }
+
+    /// Answers rank 0's wish to leave once nobody else is here or still to come.
+    fn let_host_go(&mut self) {
+        let others = self.standings.iter().skip(1);
+        let over = others
+            .clone()
+            .all(|s| matches!(s, Standing::Left | Standing::Lost));
+        if let Some(id) = self.host_leaves.take_if(|_| over) {
+            self.standings[0] = Standing::Left;
+            self.send(0, &Message::Done { id });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board(size: u32) -> Board {
+        let mut board = Board::new(size);
+        (0..size).for_each(|rank| board.join(rank));
+        board
+    }
+
+    /// What comes of a message: each answer with its rank.
+    fn answers(board: &mut Board, rank: u32, message: &Message<'_>) -> Vec<(u32, String)> {
+        board.take(rank, message).unwrap();
+        sent(board)
+    }
+
+    fn sent(board: &mut Board) -> Vec<(u32, String)> {
+        let read = |(to, bytes): &Parcel| {
+            let (message, len) = Message::parse(bytes).unwrap().unwrap();
+            assert_eq!(len, bytes.len());
+            (*to, format!("{message:?}"))
+        };
+        board.take_out().iter().map(read).collect()
+    }
+
+    fn text(to: u32, message: Message<'_>) -> (u32, String) {
+        (to, format!("{message:?}"))
+    }
+
+    #[test]
+    fn values_are_waited_for_replaced_and_counted() {
+        let mut board = board(3);
+        let (key, value) = (&b"k"[..], &b"one"[..]);
+        for rank in 1..3 {
+            let none = answers(&mut board, rank, &Message::Get { id: 10 + rank, key });
+            assert_eq!(none, []);
+        }
+        assert_eq!(answers(&mut board, 2, &Message::Cancel { id: 12 }), []);
+        assert_eq!(
+            answers(&mut board, 0, &Message::Set { id: 1, key, value }),
+            [
+                text(0, Message::Done { id: 1 }),
+                text(1, Message::Value { id: 11, value })
+            ]
+        );
+        assert_eq!(board.waits, [0, 0, 0]);
+        let bytes = board.bytes;
+        let two = &b"two"[..];
+        answers(
+            &mut board,
+            0,
+            &Message::Set {
+                id: 2,
+                key,
+                value: two,
+            },
+        );
+        assert_eq!(board.bytes, bytes);
+        assert_eq!(
+            answers(&mut board, 2, &Message::Get { id: 3, key }),
+            [text(2, Message::Value { id: 3, value: two })]
+        );
+    }
+
+    #[test]
+    fn what_is_held_is_bounded() {
+        let mut board = board(2);
+        let value = vec![0; 64 << 10];
+        let mut full = false;
+        for number in 0..5000_u32 {
+            let key = &number.to_le_bytes();
+            let set = Message::Set {
+                id: 1,
+                key,
+                value: &value,
+            };
+            full = answers(&mut board, 1, &set) == [text(1, Message::Full { id: 1 })];
+            assert!(board.bytes <= BYTES_MAX);
+            if full {
+                break;
+            }
+        }
+        assert!(full);
+        for id in 0..WAITING_MAX as u32 {
+            assert_eq!(answers(&mut board, 0, &Message::Get { id, key: b"?" }), []);
+        }
+        assert!(board.take(0, &Message::Get { id: 0, key: b"?" }).is_err());
+        board.end(0);
+        assert_eq!((board.waits[0], board.waiting.len()), (0, 0));
+    }
+
+    #[test]
+    fn barriers_and_gatherings_end_together_and_again() {
+        let mut board = board(2);
+        for round in 0..3 {
+            let id = round;
+            assert_eq!(answers(&mut board, 1, &Message::Barrier { id }), []);
+            // The two kinds are apart.
+            assert_eq!(
+                answers(&mut board, 0, &Message::Gather { id, value: b"a" }),
+                []
+            );
+            assert!(board.take(1, &Message::Barrier { id }).is_err());
+            let done = answers(&mut board, 0, &Message::Barrier { id: 7 });
+            assert_eq!(
+                done,
+                [
+                    text(0, Message::Done { id: 7 }),
+                    text(1, Message::Done { id })
+                ]
+            );
+            let values = b"\x01\0\0\0a\0\0\0\0";
+            let list = |id| Message::List { id, values };
+            assert_eq!(
+                answers(&mut board, 1, &Message::Gather { id: 9, value: b"" }),
+                [text(0, list(id)), text(1, list(9))]
+            );
+        }
+        // Who takes its request back is not counted.
+        answers(&mut board, 0, &Message::Barrier { id: 1 });
+        answers(&mut board, 0, &Message::Cancel { id: 1 });
+        assert_eq!(answers(&mut board, 1, &Message::Barrier { id: 2 }), []);
+    }
+
+    #[test]
+    fn a_rank_that_ends_is_told_to_all_and_to_who_comes_later() {
+        let mut board = Board::new(4);
+        (0..3).for_each(|rank| board.join(rank));
+        assert!(board.end(1));
+        let lost = Message::Lost { rank: 1 };
+        assert_eq!(sent(&mut board), [text(0, lost), text(2, lost)]);
+        board.join(3);
+        assert_eq!(sent(&mut board), [text(3, lost)]);
+        assert_eq!(board.standing(1), Some(Standing::Lost));
+        assert_eq!(board.standing(4), None);
+    }
+
+    #[test]
+    fn who_has_left_is_no_failure_and_is_not_waited_for() {
+        let mut board = board(3);
+        answers(&mut board, 1, &Message::Barrier { id: 5 });
+        assert_eq!(
+            answers(&mut board, 2, &Message::Leave { id: 6 }),
+            [
+                text(2, Message::Done { id: 6 }),
+                text(1, Message::Left { id: 5, rank: 2 })
+            ]
+        );
+        assert!(!board.end(2));
+        let late = answers(&mut board, 0, &Message::Gather { id: 8, value: b"" });
+        assert_eq!(late, [text(0, Message::Left { id: 8, rank: 2 })]);
+        // The host of the store goes last.
+        assert_eq!(answers(&mut board, 0, &Message::Leave { id: 9 }), []);
+        assert_eq!(
+            answers(&mut board, 1, &Message::Leave { id: 1 }),
+            [
+                text(1, Message::Done { id: 1 }),
+                text(0, Message::Done { id: 9 })
+            ]
+        );
+        assert!(!board.end(0));
+    }
+
+    #[test]
+    fn mail_goes_to_ranks_that_are_or_will_be() {
+        let mut board = Board::new(3);
+        (0..2).for_each(|rank| board.join(rank));
+        for to in [1, 2] {
+            let mail = Message::Mail { to, bytes: b"hi" };
+            let delivery = Message::Delivery {
+                from: 0,
+                bytes: b"hi",
+            };
+            assert_eq!(answers(&mut board, 0, &mail), [text(to, delivery)]);
+        }
+        assert!(board.take(0, &Message::Mail { to: 3, bytes: b"" }).is_err());
+        assert!(board.take(0, &Message::Lost { rank: 1 }).is_err());
+        board.end(1);
+        sent(&mut board);
+        assert_eq!(
+            answers(&mut board, 0, &Message::Mail { to: 1, bytes: b"" }),
+            []
+        );
+    }
+}

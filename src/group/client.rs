@@ -1,0 +1,238 @@
+//! The connection of a rank with the store: requests and their answers, and the news that nobody asked for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::endpoint::Deadline;
+use crate::group::message::Message;
+use crate::{Error, Result};
+
+/// How long it may take to say that an answer is not wanted any more.
+const CANCEL: Duration = Duration::from_secs(1);
+
+/// Who wants to know what comes without having been asked for.
+pub(super) trait Watcher: Send {
+    /// Another rank sent this.
+    fn mail(&self, client: &Client, from: u32, bytes: &[u8]);
+    /// The group has failed.
+    fn failed(&self, client: &Client);
+}
+
+/// The connection, and what goes on over it.
+pub(super) struct Client {
+    rank: u32,
+    size: u32,
+    /// For who writes.
+    stream: Mutex<TcpStream>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_id: u32,
+    /// The requests under way, with their answers once they are there.
+    requests: BTreeMap<u32, Option<Result<Vec<u8>>>>,
+    failure: Option<(u32, String)>,
+}
+
+impl State {
+    fn failure(&self) -> Option<Error> {
+        let (rank, reason) = self.failure.clone()?;
+        Some(Error::Rank { rank, reason })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.size)
+    }
+}
+
+impl Client {
+    /// Over a connection that has been let in.
+    pub(super) fn new(rank: u32, size: u32, stream: TcpStream) -> Client {
+        Client {
+            rank,
+            size,
+            stream: Mutex::new(stream),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.size
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub(super) fn failure(&self) -> Option<Error> {
+        self.state().failure()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the group has failed, or the time is over.
+    pub(super) fn wait_for_failure(&self, timeout: Duration) -> Option<Error> {
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(self.state(), timeout, |state| state.failure.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        state.failure()
+    }
+
+    /// Sends mail to another rank.
+    pub(super) fn send_mail(&self, to: u32, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        self.send(&Message::Mail { to, bytes }.to_bytes()?, deadline)
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(super) fn request<'a>(
+        &self,
+        deadline: &Deadline,
+        message: impl FnOnce(u32) -> Message<'a>,
+    ) -> Result<Vec<u8>> {
+        let id = {
+            let mut state = self.state();
+            if let Some(failure) = state.failure() {
+                return Err(failure);
+            }
+            let id = state.next_id;
+            state.next_id = id.wrapping_add(1);
+            id
+        };
+        let bytes = message(id).to_bytes()?;
+        self.state().requests.insert(id, None);
+        let sent = self.send(&bytes, deadline);
+        let answer = sent.and_then(|()| self.wait(id, deadline));
+        self.state().requests.remove(&id);
+        if matches!(answer, Err(Error::Timeout { .. })) {
+            let bytes = Message::Cancel { id }.to_bytes()?;
+            let _ = self.send(&bytes, &Deadline::new("cancel", CANCEL));
+        }
+        answer
+    }
+
+    fn wait(&self, id: u32, deadline: &Deadline) -> Result<Vec<u8>> {
+        let mut state = self.state();
+        loop {
+            if let Some(answer) = state.requests.get_mut(&id).and_then(Option::take) {
+                return answer;
+            }
+            if let Some(failure) = state.failure() {
+                return Err(failure);
+            }
+            (state, _) = self
+                .changed
+                .wait_timeout(state, deadline.left()?)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn send(&self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        deadline
+            .write_all(&stream, bytes, "send to the group's store")
+            .inspect_err(|_| {
+                // Half of a message may be written: nothing can follow it. The reader notes the end, and its reason.
+                let _ = stream.shutdown(Shutdown::Both);
+            })
+            .map_err(|error| match error {
+                Error::Timeout { .. } => error,
+                // That the store is gone is known as a rank's end, once the reader has read up to there.
+                _ => self.wait_for_failure(CANCEL).unwrap_or(error),
+            })
+    }
+
+    /// Ends the connection.
+    pub(super) fn hang_up(&self) {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+
+    /// Takes what comes, until the connection ends.
+    pub(super) fn read(&self, mut stream: TcpStream, watcher: &dyn Watcher) {
+        let (mut input, mut scratch) = (Vec::new(), vec![0; 64 << 10]);
+        let reason = 'ended: loop {
+            match stream.read(&mut scratch) {
+                Ok(0) => break "the connection with its store has ended".to_owned(),
+                Ok(count) => input.extend_from_slice(&scratch[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => break format!("the connection with its store has ended: {error}"),
+            }
+            let mut at = 0;
+            loop {
+                match Message::parse(&input[at..]) {
+                    Ok(Some((message, len))) => {
+                        at += len;
+                        if let Err(reason) = self.take(&message, watcher) {
+                            break 'ended reason.to_owned();
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(error) => break 'ended error.to_string(),
+                }
+            }
+            input.drain(..at);
+        };
+        // Who left, or dropped the store, asks no more.
+        self.fail(0, reason, watcher);
+    }
+
+    fn take(&self, message: &Message<'_>, watcher: &dyn Watcher) -> Result<(), &'static str> {
+        let (id, answer) = match *message {
+            Message::Done { id } => (id, Ok(Vec::new())),
+            Message::Value { id, value } => (id, Ok(value.to_vec())),
+            Message::List { id, values } => (id, Ok(values.to_vec())),
+            Message::Left { id, rank } => {
+                let reason = "it has left".into();
+                (id, Err(Error::Rank { rank, reason }))
+            }
+            Message::Full { id } => {
+                let reason = "it has no room for this".into();
+                let operation = "request to the group's store";
+                (id, Err(Error::State { operation, reason }))
+            }
+            Message::Delivery { from, bytes } => {
+                if from >= self.size {
+                    return Err("its store names a rank that there is not");
+                }
+                watcher.mail(self, from, bytes);
+                return Ok(());
+            }
+            Message::Lost { rank } => {
+                let reason = "its process ended and had not left".to_owned();
+                self.fail(rank, reason, watcher);
+                return Ok(());
+            }
+            _ => return Err("its store sends what only ranks say"),
+        };
+        // An answer that is too late has nobody who waits.
+        if let Some(request) = self.state().requests.get_mut(&id) {
+            *request = Some(answer);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Only the first failure counts.
+    fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
+        state.failure = Some((rank, reason));
+        drop(state);
+        self.changed.notify_all();
+        watcher.failed(self);
+    }
+}

@@ -1,0 +1,244 @@
+//! How a rank and the store come to trust each other: each proves the token over numbers that both chose.
+//!
+//! The rank says [`Hello`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`Verdict`] and its
+//! own proof. The first eight bytes are the same in every version, so that two versions can say that they are two. Bound to the proofs are all fields
+//! of the greeting; a label keeps one side's proof from being the other's.
+
+use crate::group::Token;
+use crate::{Error, Result};
+
+const MAGIC: [u8; 4] = *b"DBGS";
+/// Changes with every change of what the two say to each other.
+pub(super) const VERSION: u16 = 1;
+
+/// What every version begins with: mark, version, and two bytes of zero.
+pub(super) fn head() -> [u8; 8] {
+    let mut head = [0; 8];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    head
+}
+
+/// Checks the first bytes of the other side.
+///
+/// # Errors
+/// [`Error::Malformed`].
+pub(super) fn check_head(head: &[u8; 8]) -> Result<()> {
+    let version = u16::from_le_bytes([head[4], head[5]]);
+    if head[..4] != MAGIC {
+        Err(bad("it is no store of this library".into()))
+    } else if version != VERSION {
+        Err(bad(format!(
+            "it has version {version}, this library speaks {VERSION}"
+        )))
+    } else {
+        Ok(())
+    }
+}
+
+fn bad(reason: String) -> Error {
+    Error::Malformed {
+        what: "greeting of a group's store",
+        reason,
+    }
+}
+
+/// What a rank says first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) size: u32,
+    pub(super) rank: u32,
+    pub(super) nonce: [u8; 32],
+}
+
+impl Hello {
+    pub(super) const BYTES: usize = 48;
+
+    pub(super) fn to_bytes(self) -> [u8; Hello::BYTES] {
+        let mut bytes = [0; Hello::BYTES];
+        bytes[..8].copy_from_slice(&head());
+        bytes[8..12].copy_from_slice(&self.size.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Hello::BYTES]) -> Result<Hello> {
+        let field = |at: usize| {
+            let mut number = [0; 4];
+            number.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(number)
+        };
+        let (mut head, mut nonce) = ([0; 8], [0; 32]);
+        head.copy_from_slice(&bytes[..8]);
+        nonce.copy_from_slice(&bytes[16..]);
+        check_head(&head)?;
+        Ok(Hello {
+            size: field(8),
+            rank: field(12),
+            nonce,
+        })
+    }
+
+    /// What the rank proves the token with.
+    pub(super) fn proof(&self, token: &Token, challenge: &[u8; 32]) -> [u8; 32] {
+        token.proof(&[b"rank ", &self.to_bytes(), challenge])
+    }
+
+    pub(super) fn is_proof(&self, token: &Token, challenge: &[u8; 32], proof: &[u8; 32]) -> bool {
+        token.is_proof(&[b"rank ", &self.to_bytes(), challenge], proof)
+    }
+}
+
+/// What the store answers: the head, and its number.
+pub(super) const CHALLENGE_BYTES: usize = 40;
+/// The proof of a rank.
+pub(super) const PROOF_BYTES: usize = 32;
+
+pub(super) fn challenge(nonce: &[u8; 32]) -> [u8; CHALLENGE_BYTES] {
+    let mut bytes = [0; CHALLENGE_BYTES];
+    bytes[..8].copy_from_slice(&head());
+    bytes[8..].copy_from_slice(nonce);
+    bytes
+}
+
+/// How the store decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The rank is in.
+    Welcome,
+    /// It has another token.
+    Token,
+    /// It has another idea of the size; this is the store's.
+    Size(u32),
+    /// That rank has come already.
+    Twice,
+    /// There is no such rank.
+    NoRank,
+}
+
+impl Verdict {
+    pub(super) const BYTES: usize = 40;
+
+    fn numbers(self) -> [u8; 8] {
+        let (code, number) = match self {
+            Verdict::Welcome => (0, 0),
+            Verdict::Token => (1, 0),
+            Verdict::Size(size) => (2, size),
+            Verdict::Twice => (3, 0),
+            Verdict::NoRank => (4, 0),
+        };
+        let mut bytes = [code, 0, 0, 0, 0, 0, 0, 0];
+        bytes[4..].copy_from_slice(&u32::to_le_bytes(number));
+        bytes
+    }
+
+    /// With the store's proof, which who has no token does not get.
+    pub(super) fn to_bytes(
+        self,
+        token: &Token,
+        hello: &Hello,
+        challenge: &[u8; 32],
+    ) -> [u8; Verdict::BYTES] {
+        let mut bytes = [0; Verdict::BYTES];
+        let numbers = self.numbers();
+        bytes[..8].copy_from_slice(&numbers);
+        if self != Verdict::Token {
+            let proof = token.proof(&[b"store", &hello.to_bytes(), challenge, &numbers]);
+            bytes[8..].copy_from_slice(&proof);
+        }
+        bytes
+    }
+
+    /// Reads a verdict, and believes it if the store proves the token.
+    pub(super) fn from_bytes(
+        bytes: &[u8; Verdict::BYTES],
+        token: &Token,
+        hello: &Hello,
+        challenge: &[u8; 32],
+    ) -> Result<Verdict> {
+        let (mut numbers, mut proof) = ([0; 8], [0; 32]);
+        numbers.copy_from_slice(&bytes[..8]);
+        proof.copy_from_slice(&bytes[8..]);
+        let [_, _, _, _, a, b, c, d] = numbers;
+        let verdict = match numbers[0] {
+            0 => Verdict::Welcome,
+            1 => Verdict::Token,
+            2 => Verdict::Size(u32::from_le_bytes([a, b, c, d])),
+            3 => Verdict::Twice,
+            4 => Verdict::NoRank,
+            code => return Err(bad(format!("it has no verdict {code}"))),
+        };
+        let parts: [&[u8]; 4] = [b"store", &hello.to_bytes(), challenge, &numbers];
+        // That the tokens differ is the one thing that cannot be proven.
+        if verdict != Verdict::Token && !token.is_proof(&parts, &proof) {
+            return Err(bad("it has not the token of the group".into()));
+        }
+        Ok(verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: Hello = Hello {
+        size: 4,
+        rank: 2,
+        nonce: [7; 32],
+    };
+
+    #[test]
+    fn a_hello_reads_back_and_another_version_is_named() {
+        let bytes = HELLO.to_bytes();
+        assert_eq!(&bytes[..16], b"DBGS\x01\0\0\0\x04\0\0\0\x02\0\0\0");
+        assert_eq!(Hello::from_bytes(&bytes), Ok(HELLO));
+        let mut other = bytes;
+        other[4] = 9;
+        let error = Hello::from_bytes(&other).unwrap_err().to_string();
+        assert!(error.contains("version 9"), "{error}");
+        other[0] = 0;
+        let error = Hello::from_bytes(&other).unwrap_err().to_string();
+        assert!(error.contains("no store"), "{error}");
+    }
+
+    #[test]
+    fn proofs_are_of_one_greeting_and_one_side() {
+        let (token, challenge) = (Token::new("a"), [9; 32]);
+        let proof = HELLO.proof(&token, &challenge);
+        assert!(HELLO.is_proof(&token, &challenge, &proof));
+        assert!(!HELLO.is_proof(&token, &[8; 32], &proof));
+        assert!(!Hello { rank: 3, ..HELLO }.is_proof(&token, &challenge, &proof));
+        assert!(!HELLO.is_proof(&Token::new("b"), &challenge, &proof));
+        let mut reflected = Verdict::Welcome.to_bytes(&token, &HELLO, &challenge);
+        reflected[8..].copy_from_slice(&proof);
+        assert!(Verdict::from_bytes(&reflected, &token, &HELLO, &challenge).is_err());
+    }
+
+    #[test]
+    fn verdicts_are_believed_with_the_token_only() {
+        let (token, challenge) = (Token::new("a"), [9; 32]);
+        for verdict in [
+            Verdict::Welcome,
+            Verdict::Token,
+            Verdict::Size(5),
+            Verdict::Twice,
+            Verdict::NoRank,
+        ] {
+            let bytes = verdict.to_bytes(&token, &HELLO, &challenge);
+            let read = |token| Verdict::from_bytes(&bytes, token, &HELLO, &challenge);
+            assert_eq!(read(&token), Ok(verdict));
+            assert_eq!(
+                read(&Token::new("b")).is_ok(),
+                verdict == Verdict::Token,
+                "{verdict:?}"
+            );
+        }
+        let refused = Verdict::Token.to_bytes(&token, &HELLO, &challenge);
+        assert_eq!(
+            refused[8..],
+            [0; 32],
+            "a stranger gets nothing to try tokens on"
+        );
+    }
+}

@@ -1,0 +1,355 @@
+//! The store's thread: its sockets, and who is at the other end of each.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::Result;
+use crate::endpoint::system;
+use crate::group::board::{Board, Standing};
+use crate::group::greeting::{self, Hello, PROOF_BYTES, Verdict};
+use crate::group::guest::{Guest, Stage};
+use crate::group::meeting::{Meeting, Note};
+use crate::group::message::Message;
+use crate::group::socket::{Ready, make_room, poll, watch_over};
+use crate::group::token::{Token, nonce};
+
+/// How long who comes may take to prove itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections, beyond one for each rank, that may be in the middle of their greeting. The oldest has to go for one more.
+const STRANGERS_MAX: usize = 64;
+/// What may lie here for a rank that does not take it; then it is given up.
+const BACKLOG_BYTES_MAX: usize = 64 << 20;
+
+/// The store of a group, in a thread of rank 0.
+#[derive(Debug)]
+pub(super) struct Host {
+    address: SocketAddr,
+    token: Token,
+    /// The thread ends when this is dropped.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    _note: Option<Note>,
+}
+
+impl Host {
+    /// Starts the store.
+    ///
+    /// # Errors
+    /// [`Error::System`](crate::Error::System) if the address is taken; those of [`Meeting::listen`].
+    pub(super) fn start(size: u32, meeting: &Meeting, token: &Token) -> Result<Host> {
+        let (listener, token, note) = meeting.listen(token)?;
+        let set = |error: std::io::Error| system("set-up of the group's store", &error);
+        listener.set_nonblocking(true).map_err(set)?;
+        make_room(&listener)?;
+        let address = listener.local_addr().map_err(set)?;
+        let (stop, stopped) = UnixStream::pair().map_err(set)?;
+        let mut hall = Hall {
+            listener,
+            token: token.clone(),
+            board: Board::new(size),
+            guests: BTreeMap::new(),
+            seats: vec![None; size as usize],
+            kept: BTreeMap::new(),
+            next: 0,
+            ending: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("doorbell-store".into())
+            .spawn(move || hall.run(&stopped))
+            .map_err(|error| system("start of the group's store", &error))?;
+        Ok(Host {
+            address,
+            token,
+            stop: Some(stop),
+            thread: Some(thread),
+            _note: note,
+        })
+    }
+
+    /// Where rank 0 itself finds it, and the token that counts.
+    pub(super) fn contact(&self) -> (SocketAddr, Token) {
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address {
+                SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        (address, self.token.clone())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Messages that wait, and their bytes.
+type Backlog = (VecDeque<Arc<[u8]>>, usize);
+
+/// Everybody who is connected.
+struct Hall {
+    listener: TcpListener,
+    token: Token,
+    board: Board,
+    guests: BTreeMap<u64, Guest>,
+    /// Which connection is which rank.
+    seats: Vec<Option<u64>>,
+    /// What came for ranks that have not come, and how much it is.
+    kept: BTreeMap<u32, Backlog>,
+    next: u64,
+    /// Connections that are about to end.
+    ending: Vec<u64>,
+}
+
+impl Hall {
+    fn run(&mut self, stopped: &UnixStream) {
+        let mut scratch = vec![0; 64 << 10];
+        loop {
+            let read = Ready {
+                read: true,
+                write: false,
+            };
+            let mut waits = vec![(stopped.as_fd(), read), (self.listener.as_fd(), read)];
+            let mut names = Vec::with_capacity(self.guests.len());
+            for (&name, guest) in &self.guests {
+                let write = !guest.output.is_empty();
+                waits.push((guest.stream.as_fd(), Ready { read: true, write }));
+                names.push(name);
+            }
+            // Strangers are shown out by the clock.
+            let Ok(ready) = poll(&waits, 1000) else {
+                // No memory for a moment, or a limit: the ranks' own deadlines end what does not get better.
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            };
+            if ready[0].read {
+                // Rank 0 ends. What was said to the others last is in their sockets.
+                return;
+            }
+            for (&name, ready) in names.iter().zip(&ready[2..]) {
+                if ready.write {
+                    self.flush(name);
+                }
+                if ready.read {
+                    self.read(name, &mut scratch);
+                }
+            }
+            if ready[1].read {
+                self.accept();
+            }
+            self.show_out();
+        }
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Too many open files, perhaps: whoever waits goes on waiting, and the next turn is not to come at once.
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            };
+            if stream.set_nonblocking(true).is_err() || watch_over(&stream).is_err() {
+                continue;
+            }
+            let mut strangers = self.guests.iter().filter(|(_, guest)| guest.is_stranger());
+            let oldest = strangers.next().map(|(&name, _)| name);
+            if strangers.count() + 1 >= STRANGERS_MAX + self.seats.len() {
+                oldest.map(|name| self.guests.remove(&name));
+            }
+            self.guests.insert(self.next, Guest::new(stream));
+            self.next += 1;
+        }
+    }
+
+    fn show_out(&mut self) {
+        self.guests
+            .retain(|_, guest| !guest.is_stranger() || guest.came.elapsed() < PATIENCE);
+    }
+
+    fn flush(&mut self, name: u64) {
+        let alive = self.guests.get_mut(&name).is_none_or(Guest::flush);
+        if !alive {
+            self.end(name);
+        }
+    }
+
+    /// A connection ended, or is not to be listened to any longer.
+    fn end(&mut self, name: u64) {
+        self.ending.push(name);
+        self.settle();
+    }
+
+    fn read(&mut self, name: u64, scratch: &mut [u8]) {
+        let Some(guest) = self.guests.get_mut(&name) else {
+            return;
+        };
+        let open = guest.fill(scratch);
+        let mut input = std::mem::take(&mut guest.input);
+        let fine = self.listen(name, &mut input);
+        if let Some(guest) = self.guests.get_mut(&name) {
+            guest.input = input;
+        }
+        // Who says the last word and goes is heard first.
+        if !open || !fine {
+            self.end(name);
+        }
+    }
+
+    /// Takes the whole messages out of what was read. Whether there was sense in it.
+    fn listen(&mut self, name: u64, input: &mut Vec<u8>) -> bool {
+        let mut at = 0;
+        let fine = loop {
+            let Some(guest) = self.guests.get_mut(&name) else {
+                break true;
+            };
+            let rest = &input[at..];
+            match guest.stage {
+                Stage::Hello => {
+                    // The head comes first: another version may say less behind it.
+                    let head = rest.first_chunk().map(greeting::check_head);
+                    if let Some(Err(_)) = head {
+                        guest.stage = Stage::Going;
+                        guest.push(Arc::new(greeting::head()));
+                        break guest.flush();
+                    }
+                    let Some(bytes) = rest.first_chunk::<{ Hello::BYTES }>() else {
+                        break true;
+                    };
+                    let (Ok(hello), Ok(challenge)) = (Hello::from_bytes(bytes), nonce()) else {
+                        break false;
+                    };
+                    at += Hello::BYTES;
+                    guest.stage = Stage::Proof { hello, challenge };
+                    guest.push(Arc::new(greeting::challenge(&challenge)));
+                    if !guest.flush() {
+                        break false;
+                    }
+                }
+                Stage::Proof { hello, challenge } => {
+                    let Some(proof) = rest.first_chunk::<PROOF_BYTES>() else {
+                        break true;
+                    };
+                    at += PROOF_BYTES;
+                    let verdict = self.judge(&hello, &challenge, proof);
+                    self.admit(name, verdict, &hello, &challenge);
+                }
+                Stage::Rank(rank) => match Message::parse(rest) {
+                    Ok(Some((message, len))) => {
+                        let taken = self.board.take(rank, &message);
+                        at += len;
+                        self.settle();
+                        if taken.is_err() {
+                            break false;
+                        }
+                    }
+                    Ok(None) => break true,
+                    Err(_) => break false,
+                },
+                Stage::Going => {
+                    at = input.len();
+                    break true;
+                }
+            }
+        };
+        input.drain(..at);
+        fine
+    }
+
+    fn judge(&self, hello: &Hello, challenge: &[u8; 32], proof: &[u8; PROOF_BYTES]) -> Verdict {
+        if !hello.is_proof(&self.token, challenge, proof) {
+            return Verdict::Token;
+        }
+        if hello.size != self.board.size() {
+            return Verdict::Size(self.board.size());
+        }
+        match self.board.standing(hello.rank) {
+            None => Verdict::NoRank,
+            Some(Standing::Absent) => Verdict::Welcome,
+            Some(_) => Verdict::Twice,
+        }
+    }
+
+    fn admit(&mut self, name: u64, verdict: Verdict, hello: &Hello, challenge: &[u8; 32]) {
+        let bytes = verdict.to_bytes(&self.token, hello, challenge);
+        let Some(guest) = self.guests.get_mut(&name) else {
+            return;
+        };
+        guest.push(Arc::new(bytes));
+        if verdict == Verdict::Welcome {
+            guest.stage = Stage::Rank(hello.rank);
+            self.seats[hello.rank as usize] = Some(name);
+            let (kept, _) = self.kept.remove(&hello.rank).unwrap_or_default();
+            kept.into_iter().for_each(|bytes| guest.push(bytes));
+            self.board.join(hello.rank);
+            self.settle();
+        } else {
+            guest.stage = Stage::Going;
+        }
+        self.flush(name);
+    }
+
+    /// Sends what the board has to say, and ends what is to end, until there is nothing of either: the end of one is news to the others,
+    /// and sending it may find that another has gone, too.
+    fn settle(&mut self) {
+        loop {
+            while let Some(name) = self.ending.pop() {
+                let guest = self.guests.remove(&name);
+                if let Some(Stage::Rank(rank)) = guest.map(|guest| guest.stage) {
+                    self.seats[rank as usize] = None;
+                    self.board.end(rank);
+                }
+            }
+            let parcels = self.board.take_out();
+            if parcels.is_empty() {
+                return;
+            }
+            let mut touched = Vec::with_capacity(parcels.len());
+            for (rank, bytes) in parcels {
+                touched.extend(self.hand_over(rank, bytes));
+            }
+            for name in touched {
+                if !self.guests.get_mut(&name).is_none_or(Guest::flush) {
+                    self.ending.push(name);
+                }
+            }
+        }
+    }
+
+    /// Puts a message where its rank gets it from; the connection that it is then to be sent over.
+    fn hand_over(&mut self, rank: u32, bytes: Arc<[u8]>) -> Option<u64> {
+        let seat = self.seats[rank as usize];
+        if let Some(guest) = seat.and_then(|name| self.guests.get_mut(&name)) {
+            guest.push(bytes);
+            if guest.backlog_bytes > BACKLOG_BYTES_MAX {
+                self.ending.extend(seat);
+            }
+            return seat;
+        }
+        if self.board.standing(rank) == Some(Standing::Absent) {
+            let (kept, backlog_bytes) = self.kept.entry(rank).or_default();
+            *backlog_bytes += bytes.len();
+            kept.push_back(bytes);
+            if *backlog_bytes > BACKLOG_BYTES_MAX {
+                // It cannot have all of it any more, so it cannot come any more.
+                self.kept.remove(&rank);
+                self.board.give_up(rank);
+            }
+        }
+        None
+    }
+}

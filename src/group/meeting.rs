@@ -1,0 +1,244 @@
+//! Where the store of a group is, and how its ranks learn it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::endpoint::system;
+use crate::group::Token;
+use crate::{Error, Result};
+
+/// The longest note that is read: an address, and a secret in hexadecimal.
+const NOTE_BYTES_MAX: u64 = 256;
+
+/// Where rank 0 is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// It listens there.
+    Address(String),
+    /// It is on this host, and writes there where it listens, and a secret. The folder is the user's own.
+    File(PathBuf),
+}
+
+impl Meeting {
+    /// # Errors
+    /// [`Error::Malformed`] for a text that is no host and port.
+    pub(super) fn address(address: String) -> Result<Meeting> {
+        let port = address
+            .rsplit_once(':')
+            .filter(|(host, _)| !host.is_empty())
+            .and_then(|(_, port)| port.parse::<u16>().ok());
+        if port.is_none() {
+            return Err(Error::Malformed {
+                what: "TCP address",
+                reason: format!("`{address}` is not `host:port`"),
+            });
+        }
+        Ok(Meeting::Address(address))
+    }
+
+    /// Rank 0 listens: the socket, the token that counts, and the note if one was written.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the address is taken or not of this host; [`Error::State`] if the folder for the note is open to others.
+    pub(super) fn listen(&self, token: &Token) -> Result<(TcpListener, Token, Option<Note>)> {
+        match self {
+            Meeting::Address(address) => {
+                let bound = match address.parse::<SocketAddr>() {
+                    Ok(address) => TcpListener::bind(address),
+                    Err(_) => bind_all(address),
+                };
+                let listener =
+                    bound.map_err(|error| system("bind for the group's store", &error))?;
+                Ok((listener, token.clone(), None))
+            }
+            Meeting::File(path) => {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+                    .map_err(|error| system("bind for the group's store", &error))?;
+                let address = listener
+                    .local_addr()
+                    .map_err(|error| system("getsockname", &error))?;
+                let token = Token::random()?;
+                let note = Note::write(path, address, &token)?;
+                Ok((listener, token, Some(note)))
+            }
+        }
+    }
+
+    /// Where the store may be and the token that counts, as far as can be known now; no address if rank 0 has not said so yet.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for a name that is none, at least not yet; [`Error::System`].
+    pub(super) fn find(&self, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
+        match self {
+            Meeting::Address(address) => {
+                let found = address
+                    .to_socket_addrs()
+                    .map_err(|error| Error::Malformed {
+                        what: "TCP address",
+                        reason: format!("`{address}`: {error}"),
+                    })?;
+                Ok((found.collect(), token.clone()))
+            }
+            Meeting::File(path) => Ok(match Note::read(path)? {
+                Some((address, token)) => (vec![address], token),
+                None => (Vec::new(), token.clone()),
+            }),
+        }
+    }
+
+    /// Whether what is found may be of an earlier group, whose rank 0 was killed.
+    pub(super) fn may_be_stale(&self) -> bool {
+        matches!(self, Meeting::File(_))
+    }
+}
+
+/// Every address of this host, of both families where it has both.
+fn bind_all(address: &str) -> std::io::Result<TcpListener> {
+    let port = address
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse().ok());
+    let port = port.unwrap_or_default();
+    TcpListener::bind(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)).or_else(|error| {
+        if error.kind() == ErrorKind::AddrInUse {
+            return Err(error);
+        }
+        TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
+    })
+}
+
+/// The file that says where the store is; removed with it.
+#[derive(Debug)]
+pub(super) struct Note(PathBuf);
+
+impl Note {
+    fn write(path: &Path, address: SocketAddr, token: &Token) -> Result<Note> {
+        check_folder(path)?;
+        let mut text = format!("{address}\n");
+        for byte in token.secret() {
+            text.push_str(&format!("{byte:02x}"));
+        }
+        text.push('\n');
+        // Whole or not at all; and a note of an earlier group of the same job is replaced.
+        let new = path.with_extension("new");
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&new, path));
+        written
+            .map_err(|error| system("write of the note that says where the store is", &error))?;
+        Ok(Note(path.to_owned()))
+    }
+
+    fn read(path: &Path) -> Result<Option<(SocketAddr, Token)>> {
+        check_folder(path)?;
+        let mut text = String::new();
+        match File::open(path).and_then(|file| file.take(NOTE_BYTES_MAX).read_to_string(&mut text))
+        {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(system(
+                    "read of the note that says where the store is",
+                    &error,
+                ));
+            }
+        }
+        let parsed = parse_note(&text).ok_or_else(|| Error::Malformed {
+            what: "note that says where the group's store is",
+            reason: path.display().to_string(),
+        });
+        parsed.map(Some)
+    }
+}
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn parse_note(text: &str) -> Option<(SocketAddr, Token)> {
+    let (address, secret) = text.strip_suffix('\n')?.split_once('\n')?;
+    let digits = secret.as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let digit = |digit: u8| (digit as char).to_digit(16);
+    let mut bytes = Vec::with_capacity(32);
+    for pair in digits.chunks_exact(2) {
+        bytes.push((digit(pair[0])? << 4 | digit(pair[1])?) as u8);
+    }
+    Some((address.parse().ok()?, Token::new(bytes)))
+}
+
+/// Whoever may write into the folder could pose as rank 0.
+fn check_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    let look = |path: &Path| {
+        fs::metadata(path).map_err(|error| system("stat of the job's folder", &error))
+    };
+    let (folder_is, own) = (look(folder)?, look(Path::new("/proc/self"))?);
+    if folder_is.uid() != own.uid() || folder_is.mode() & 0o022 != 0 {
+        return Err(Error::State {
+            operation: "search for rank 0",
+            reason: format!(
+                "others may write to {}; set `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT`",
+                folder.display()
+            ),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_note_tells_where_the_store_is_and_goes_with_it() {
+        let folder = std::env::temp_dir().join(format!("doorbell-note-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        let meeting = Meeting::File(folder.join("note"));
+        let unused = Token::new("unused");
+        let nobody = Ok((Vec::new(), unused.clone()));
+        assert_eq!(meeting.find(&unused), nobody);
+        let (listener, token, note) = meeting.listen(&unused).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_ne!(token, unused);
+        assert_eq!(meeting.find(&unused), Ok((vec![address], token)));
+        let mode = fs::metadata(folder.join("note")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(note);
+        assert_eq!(meeting.find(&unused), nobody);
+        fs::write(folder.join("note"), "127.0.0.1:1\nshort\n").unwrap();
+        assert!(matches!(
+            meeting.find(&unused),
+            Err(Error::Malformed { .. })
+        ));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(matches!(meeting.find(&unused), Err(Error::State { .. })));
+        assert!(matches!(meeting.listen(&unused), Err(Error::State { .. })));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_name_listens_everywhere_and_a_number_there() {
+        let listen = |address: &str| {
+            let meeting = Meeting::address(address.into()).unwrap();
+            let (listener, ..) = meeting.listen(&Token::new("")).unwrap();
+            listener.local_addr().unwrap().ip()
+        };
+        assert!(listen("localhost:0").is_unspecified());
+        assert_eq!(listen("127.0.0.1:0"), IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+}

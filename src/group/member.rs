@@ -1,0 +1,159 @@
+//! The group as a rank has it.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::endpoint::{Endpoint, EndpointConfig};
+use crate::group::mesh::{Mesh, Watch};
+use crate::group::{Place, Store};
+use crate::region::{Device, ProtectionDomain};
+use crate::{Error, Result};
+
+/// How long the word of the store may be behind what an endpoint shows of the same event.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How a group is joined. Start from `GroupConfig::default()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// How its endpoints are made; the same on both sides is best.
+    pub endpoint: EndpointConfig,
+    /// How long joining, connecting, and each exchange with the store may take. Default 60 s: processes of a job may start minutes apart only where
+    /// this is more.
+    pub timeout: Duration,
+}
+
+impl Default for GroupConfig {
+    fn default() -> GroupConfig {
+        GroupConfig {
+            endpoint: EndpointConfig::default(),
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The processes of a job, of which this is one, each with a connected endpoint to each other that is used.
+///
+/// An endpoint is made when the first of its two sides asks for it; the other application need not do anything for that. When a rank ends that has
+/// not left, the group has failed: all endpoints are aborted, so that every wait ends, and every call here names that rank.
+#[derive(Debug)]
+pub struct Group {
+    endpoints: BTreeMap<u32, Endpoint>,
+    mesh: Arc<Mesh>,
+    store: Store,
+    timeout: Duration,
+}
+
+impl Group {
+    /// Joins the group that the launcher has started this process for ([`Place::from_env`]), with the device `DOORBELL_DEVICE`, or `softcx`
+    /// where that is not set.
+    ///
+    /// # Errors
+    /// Those of [`Place::from_env`], [`Device::open`] and [`Group::join`].
+    pub fn from_env() -> Result<Group> {
+        let name = std::env::var("DOORBELL_DEVICE").ok();
+        let name = name.filter(|name| !name.is_empty());
+        let device = Device::open(name.as_deref().unwrap_or("softcx"))?;
+        let place = Place::from_env()?;
+        Group::join(&place, &device.protection_domain(), &GroupConfig::default())
+    }
+
+    /// Joins a group; its endpoints are of `domain`.
+    ///
+    /// # Errors
+    /// As [`Store::join`].
+    pub fn join(place: &Place, domain: &ProtectionDomain, config: &GroupConfig) -> Result<Group> {
+        let mesh = Arc::new(Mesh::new(domain, &config.endpoint));
+        let watch = Watch(Arc::clone(&mesh));
+        let store = Store::join_with(place, config.timeout, Box::new(watch))?;
+        Ok(Group {
+            endpoints: BTreeMap::new(),
+            mesh,
+            store,
+            timeout: config.timeout,
+        })
+    }
+
+    /// The number of this process.
+    pub fn rank(&self) -> u32 {
+        self.store.rank()
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> u32 {
+        self.store.size()
+    }
+
+    /// The domain of its endpoints, in which regions for them are registered.
+    pub fn domain(&self) -> &ProtectionDomain {
+        self.mesh.domain()
+    }
+
+    /// The store of the group, for what the application itself has to exchange.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The endpoint that is connected with another rank; waits for it the first time.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a rank that there is not; [`Error::State`] for this one; [`Error::Timeout`] if the other one has not come;
+    /// [`Error::Rank`] if the group has failed; those of [`Endpoint::new`] and [`Endpoint::connect`].
+    pub fn endpoint(&mut self, peer: u32) -> Result<&mut Endpoint> {
+        if peer >= self.size() {
+            return Err(Error::Range {
+                argument: "peer",
+                value: peer.into(),
+                min: 0,
+                max: u64::from(self.size()) - 1,
+            });
+        }
+        if peer == self.rank() {
+            return Err(Error::State {
+                operation: "endpoint of the group",
+                reason: format!("rank {peer} is this process"),
+            });
+        }
+        self.check()?;
+        match self.endpoints.entry(peer) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let endpoint = self.mesh.take(self.store.client(), peer, self.timeout)?;
+                Ok(entry.insert(endpoint))
+            }
+        }
+    }
+
+    /// Waits until every rank has come here.
+    ///
+    /// # Errors
+    /// As [`Store::barrier`].
+    pub fn barrier(&self) -> Result<()> {
+        self.store.barrier(self.timeout)
+    }
+
+    /// Whether the group is whole.
+    ///
+    /// # Errors
+    /// [`Error::Rank`], naming the first rank that failed.
+    pub fn check(&self) -> Result<()> {
+        self.store.failure().map_or(Ok(()), Err)
+    }
+
+    /// The error behind an error: if an operation failed or took too long because a rank has ended, this names the rank. An endpoint may notice
+    /// before the store does, so this waits up to two seconds for its word.
+    pub fn cause_of(&self, error: Error) -> Error {
+        self.store.client().wait_for_failure(GRACE).unwrap_or(error)
+    }
+
+    /// Leaves the group, after which the end of this process is no failure. Operations that are under way with other ranks are dropped with the
+    /// endpoints: a [`Group::barrier`] before this makes sure that there are none.
+    ///
+    /// # Errors
+    /// As [`Store::leave`].
+    pub fn leave(self) -> Result<()> {
+        let Group { store, timeout, .. } = self;
+        store.leave(timeout)
+    }
+}

@@ -1,0 +1,163 @@
+//! A rank's end of the store.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::endpoint::{Deadline, system};
+use crate::group::Place;
+use crate::group::approach::{attempt, go};
+use crate::group::client::{Client, Watcher};
+use crate::group::host::Host;
+use crate::group::message::Message;
+use crate::{Error, Result};
+
+/// The words that the processes of a group exchange: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its own.
+///
+/// Every call has a deadline, and ends at once with [`Error::Rank`] when a rank ends without having left: dropping a store without
+/// [`Store::leave`] is such an end. Rank 0 has a connection, and with it a file descriptor, for every rank: a thousand need a higher limit
+/// (`ulimit -n`) than many systems begin with. Calls may come from several threads; barriers and gatherings from one at a time.
+#[derive(Debug)]
+pub struct Store {
+    client: Arc<Client>,
+    reader: Option<JoinHandle<()>>,
+    /// After the connection of this rank: its thread sees who ends.
+    _host: Option<Host>,
+}
+
+impl Store {
+    /// Goes to the store of the group, which rank 0 starts in this call; waits until it is there.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if nobody answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
+    /// [`Error::Malformed`] if who answers is no store, or one of another version, or none that knows the token; [`Error::System`] if rank 0 cannot
+    /// listen at its address, and those of [`Place::from_env`]'s job folder.
+    pub fn join(place: &Place, timeout: Duration) -> Result<Store> {
+        Store::join_with(place, timeout, Box::new(Nobody))
+    }
+
+    /// [`Store::join`], with somebody who is told what comes by itself.
+    pub(super) fn join_with(
+        place: &Place,
+        timeout: Duration,
+        watcher: Box<dyn Watcher>,
+    ) -> Result<Store> {
+        let deadline = Deadline::new("join of the group's store", timeout);
+        let host = (place.rank == 0)
+            .then(|| Host::start(place.size, &place.meeting, &place.token))
+            .transpose()?;
+        let stream = match &host {
+            Some(host) => {
+                let (address, token) = host.contact();
+                attempt(place, address, &token, &deadline)?
+            }
+            None => go(place, &deadline)?,
+        };
+        stream
+            .set_read_timeout(None)
+            .map_err(|error| system("setsockopt", &error))?;
+        let from = stream
+            .try_clone()
+            .map_err(|error| system("dup of a socket", &error))?;
+        let client = Arc::new(Client::new(place.rank, place.size, stream));
+        let reading = Arc::clone(&client);
+        let reader = std::thread::Builder::new()
+            .name("doorbell-group".into())
+            .stack_size(512 << 10)
+            .spawn(move || reading.read(from, &*watcher))
+            .map_err(|error| system("start of a thread", &error))?;
+        Ok(Store {
+            client,
+            reader: Some(reader),
+            _host: host,
+        })
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The number of this process.
+    pub fn rank(&self) -> u32 {
+        self.client.rank()
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> u32 {
+        self.client.size()
+    }
+
+    /// Remembers a value of up to 64 KiB under a key of up to 256 bytes, in place of an older one.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a longer one; [`Error::State`] if the store has no room; [`Error::Rank`], [`Error::Timeout`].
+    pub fn set(&self, key: &[u8], value: &[u8], timeout: Duration) -> Result<()> {
+        let deadline = Deadline::new("set of a value in the group's store", timeout);
+        let request = |id| Message::Set { id, key, value };
+        self.client.request(&deadline, request).map(drop)
+    }
+
+    /// The value under a key; waits until some rank has set it.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Rank`], [`Error::Range`] for a key of more than 256 bytes.
+    pub fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = Deadline::new("wait for a value in the group's store", timeout);
+        let request = |id| Message::Get { id, key };
+        self.client.request(&deadline, request)
+    }
+
+    /// Waits until every rank has come here.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::Rank`] if a rank has ended, or has left.
+    pub fn barrier(&self, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::new("barrier of the group", timeout);
+        let request = |id| Message::Barrier { id };
+        self.client.request(&deadline, request).map(drop)
+    }
+
+    /// Gives every rank the values of all, by rank; each up to 64 KiB, and all of them 16 MiB less four bytes for each.
+    ///
+    /// # Errors
+    /// As [`Store::barrier`]; [`Error::Range`] for a longer value, [`Error::State`] if all together are too long.
+    pub fn gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let deadline = Deadline::new("gathering of the group", timeout);
+        let request = |id| Message::Gather { id, value };
+        let list = self.client.request(&deadline, request)?;
+        Message::split_list(&list, self.size())
+    }
+
+    /// Which rank has failed the group, if one has.
+    pub fn failure(&self) -> Option<Error> {
+        self.client.failure()
+    }
+
+    /// Leaves: the end of this process is no failure from now on. Rank 0 has the store, and waits until all others have left.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] if a rank failed before; [`Error::Timeout`] if, at rank 0, another rank does not leave: it finds the store gone then.
+    pub fn leave(self, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::new("leave of the group", timeout);
+        self.client
+            .request(&deadline, |id| Message::Leave { id })
+            .map(drop)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.client.hang_up();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+struct Nobody;
+
+impl Watcher for Nobody {
+    fn mail(&self, _: &Client, _: u32, _: &[u8]) {}
+
+    fn failed(&self, _: &Client) {}
+}

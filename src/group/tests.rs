@@ -1,0 +1,341 @@
+//! The store over real sockets: ranks in threads, strangers, and stores that are none.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::group::greeting::{self, Hello, Verdict};
+use crate::group::{Group, GroupConfig, Place, Store, Token};
+use crate::region::{Access, Device, Region};
+use crate::{Error, Side, Work};
+
+const SOON: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(300);
+
+/// An address that nobody listens at.
+fn free() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn place(rank: u32, size: u32, address: SocketAddr) -> Place {
+    Place::new(rank, size, &address.to_string(), Token::new("secret")).unwrap()
+}
+
+fn join(rank: u32, size: u32, address: SocketAddr) -> Store {
+    Store::join(&place(rank, size, address), SOON).unwrap()
+}
+
+/// Runs every rank in a thread of its own; what each gives, by rank.
+fn ranks<T: Send + 'static>(size: u32, run: fn(Store) -> T) -> Vec<T> {
+    let address = free();
+    let threads: Vec<_> = (0..size)
+        .map(|rank| thread::spawn(move || run(join(rank, size, address))))
+        .collect();
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+#[test]
+fn ranks_exchange_and_leave() {
+    ranks(5, |store| {
+        let (rank, size) = (store.rank(), store.size());
+        let key = |rank: u32| format!("key {rank}").into_bytes();
+        // Each waits for the one after it, which may come later.
+        let next = (rank + 1) % size;
+        store.set(&key(rank), &[rank as u8; 3000], SOON).unwrap();
+        assert_eq!(store.get(&key(next), SOON).unwrap(), [next as u8; 3000]);
+        for round in 0..20 {
+            let value = vec![round; rank as usize];
+            let expected: Vec<_> = (0..size).map(|rank| vec![round; rank as usize]).collect();
+            assert_eq!(store.gather(&value, SOON).unwrap(), expected);
+            store.barrier(SOON).unwrap();
+        }
+        store.leave(SOON).unwrap();
+    });
+}
+
+#[test]
+fn a_value_that_does_not_come_is_a_timeout_and_harms_nothing() {
+    ranks(2, |store| {
+        let passed = store.get(b"never", SHORT);
+        assert!(matches!(passed, Err(Error::Timeout { .. })), "{passed:?}");
+        let long = store.set(&[0; 257], b"", SOON);
+        assert!(matches!(
+            long,
+            Err(Error::Range {
+                argument: "key",
+                ..
+            })
+        ));
+        if store.rank() == 1 {
+            let alone = store.barrier(SHORT);
+            assert!(matches!(alone, Err(Error::Timeout { .. })), "{alone:?}");
+            store.set(b"ready", b"", SOON).unwrap();
+        }
+        store.get(b"ready", SOON).unwrap();
+        store.barrier(SOON).unwrap();
+        store.leave(SOON).unwrap();
+    });
+}
+
+#[test]
+fn the_end_of_a_rank_reaches_every_wait() {
+    let gone = |store: &Store, error: Error| {
+        let Error::Rank { rank, .. } = error else {
+            panic!("{error}");
+        };
+        let failure = store.failure().unwrap();
+        assert!(matches!(failure, Error::Rank { rank: r, .. } if r == rank));
+        rank
+    };
+    for ending in [0, 2] {
+        let address = free();
+        let (came, all) = mpsc::channel();
+        let threads: Vec<_> = (0..4)
+            .map(|rank| {
+                let came = came.clone();
+                thread::spawn(move || {
+                    let store = join(rank, 4, address);
+                    store.barrier(SOON).unwrap();
+                    if rank == ending {
+                        // Dropped, as by a process that ends.
+                        came.send(Instant::now()).unwrap();
+                        return;
+                    }
+                    let error = match rank {
+                        1 => store.get(b"never", SOON).unwrap_err(),
+                        3 => store.gather(b"", SOON).unwrap_err(),
+                        _ => store.barrier(SOON).unwrap_err(),
+                    };
+                    assert_eq!(gone(&store, error), ending);
+                    // And from then on.
+                    let error = store.set(b"", b"", SOON).unwrap_err();
+                    assert_eq!(gone(&store, error), ending);
+                })
+            })
+            .collect();
+        let ended = all.recv().unwrap();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert!(ended.elapsed() < SOON / 2, "it is noticed, not timed out");
+    }
+}
+
+#[test]
+fn who_has_left_is_named_where_it_is_needed() {
+    ranks(3, |store| {
+        store.barrier(SOON).unwrap();
+        if store.rank() != 2 {
+            let error = store.barrier(SOON).unwrap_err();
+            // Rank 1 may have left as well by then.
+            assert!(matches!(error, Error::Rank { rank: 1 | 2, .. }), "{error}");
+            assert_eq!(store.failure(), None);
+        }
+        store.leave(SOON).unwrap();
+    });
+}
+
+#[test]
+fn the_wrong_ones_are_refused_and_told_why() {
+    let address = free();
+    let store = join(0, 2, address);
+    let refused = |place: &Place| Store::join(place, SOON).unwrap_err();
+    let reason = |error: Error| match error {
+        Error::State { reason, .. } => reason,
+        other => panic!("{other}"),
+    };
+    let other = Token::new("guess");
+    let other = Place::new(1, 2, &address.to_string(), other).unwrap();
+    assert!(reason(refused(&other)).contains("another token"));
+    assert!(reason(refused(&place(1, 3, address))).contains("has 2 ranks, this process's 3"));
+    let second = join(1, 2, address);
+    assert!(reason(refused(&place(1, 2, address))).contains("rank 1 has come already"));
+    // A second store at the same address.
+    assert!(matches!(
+        refused(&place(0, 2, address)),
+        Error::System { errno, .. } if errno == libc::EADDRINUSE
+    ));
+    // None of that was a failure of the group.
+    second.leave(SOON).unwrap();
+    store.leave(SOON).unwrap();
+}
+
+#[test]
+fn strangers_learn_nothing_and_keep_nobody_out() {
+    let address = free();
+    let store = join(0, 2, address);
+    let said = |bytes: &[u8]| {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        stranger.set_read_timeout(Some(SOON)).unwrap();
+        stranger.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // The end may come as a reset, for what was not read.
+        let _ = stranger.read_to_end(&mut answer);
+        answer
+    };
+    // Another version gets ours, and nothing more; so does who speaks something else.
+    assert_eq!(said(b"DBGS\x09\0\0\0"), greeting::head());
+    assert_eq!(said(b"GET / HTTP/1.1\r\n\r\n"), greeting::head());
+    let hello = Hello {
+        size: 2,
+        rank: 1,
+        nonce: [1; 32],
+    };
+    let mut guess = hello.to_bytes().to_vec();
+    guess.extend([0; 32]);
+    let answer = said(&guess);
+    assert_eq!(answer.len(), greeting::CHALLENGE_BYTES + Verdict::BYTES);
+    assert_eq!(answer[40], 1, "the verdict is that the token is wrong");
+    assert_eq!(answer[48..], [0; 32]);
+    // More of them than there is room for, silent or in the middle of a greeting.
+    let crowd: Vec<_> = (0..200)
+        .map(|number| {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            let bytes = hello.to_bytes();
+            let _ = stranger.write_all(&bytes[..number % 49]);
+            stranger
+        })
+        .collect();
+    let second = join(1, 2, address);
+    drop(crowd);
+    second.set(b"k", b"v", SOON).unwrap();
+    assert_eq!(store.get(b"k", SOON).unwrap(), b"v");
+    second.leave(SOON).unwrap();
+    store.leave(SOON).unwrap();
+}
+
+#[test]
+fn a_rank_that_talks_nonsense_is_lost_and_nobody_else() {
+    let address = free();
+    let store = join(0, 3, address);
+    let third = join(2, 3, address);
+    let token = Token::new("secret");
+    let hello = Hello {
+        size: 3,
+        rank: 1,
+        nonce: [1; 32],
+    };
+    let mut rogue = TcpStream::connect(address).unwrap();
+    rogue.write_all(&hello.to_bytes()).unwrap();
+    let mut challenge = [0; greeting::CHALLENGE_BYTES];
+    rogue.read_exact(&mut challenge).unwrap();
+    let number = challenge[8..].try_into().unwrap();
+    rogue.write_all(&hello.proof(&token, &number)).unwrap();
+    // A length of 4 GiB.
+    rogue.write_all(b"\xff\xff\xff\xff\x01").unwrap();
+    for store in [&store, &third] {
+        let error = store.barrier(SOON).unwrap_err();
+        assert!(matches!(error, Error::Rank { rank: 1, .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_a_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for address in [listener.local_addr().unwrap(), free()] {
+        let began = Instant::now();
+        let error = Store::join(&place(1, 2, address), SHORT).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(began.elapsed() >= SHORT && began.elapsed() < SOON);
+    }
+}
+
+#[test]
+fn stores_that_are_none_are_found_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let joined = |answer: fn(&mut TcpStream)| {
+        let joining = thread::spawn(move || Store::join(&place(1, 2, address), SOON));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; Hello::BYTES]).unwrap();
+        answer(&mut stream);
+        let error = joining.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Malformed { .. }), "{error}");
+        error.to_string()
+    };
+    let version = joined(|stream| stream.write_all(b"DBGS\x09\0\0\0").unwrap());
+    assert!(version.contains("version 9"), "{version}");
+    let other = joined(|stream| stream.write_all(b"SSH-2.0-").unwrap());
+    assert!(other.contains("no store"), "{other}");
+    // One that takes every proof and has none.
+    let impostor = joined(|stream| {
+        stream.write_all(&greeting::challenge(&[3; 32])).unwrap();
+        stream.read_exact(&mut [0; greeting::PROOF_BYTES]).unwrap();
+        stream.write_all(&[0; Verdict::BYTES]).unwrap();
+    });
+    assert!(impostor.contains("not the token"), "{impostor}");
+}
+
+/// A group of threads, each with its own device.
+fn groups<T: Send + 'static>(size: u32, run: fn(Group) -> T) -> Vec<T> {
+    let address = free();
+    let one = move |rank| {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let config = GroupConfig {
+            timeout: SOON,
+            ..GroupConfig::default()
+        };
+        run(Group::join(&place(rank, size, address), &domain, &config).unwrap())
+    };
+    let threads: Vec<_> = (0..size)
+        .map(|rank| thread::spawn(move || one(rank)))
+        .collect();
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+#[test]
+fn every_pair_is_connected_whoever_asks_first() {
+    groups(4, |mut group| {
+        let (rank, size) = (group.rank(), group.size());
+        let region = Region::alloc(group.domain(), 4096, Access::LOCAL_WRITE).unwrap();
+        // Only the lower rank of a pair asks before the barrier; the other finds an endpoint that is ready.
+        for peer in rank + 1..size {
+            assert!(group.endpoint(peer).unwrap().is_connected());
+        }
+        group.barrier().unwrap();
+        for peer in (0..size).filter(|&peer| peer != rank) {
+            let target = region.slice(u64::from(peer) * 64, 4).unwrap();
+            let endpoint = group.endpoint(peer).unwrap();
+            endpoint.post_recv(1, &[target]).unwrap();
+        }
+        for peer in (0..size).filter(|&peer| peer != rank) {
+            let bytes = [rank as u8 + 1; 4];
+            let endpoint = group.endpoint(peer).unwrap();
+            endpoint.post_send(&Work::send_inline(&bytes)).unwrap();
+            endpoint.wait_cq(Side::Send, Some(SOON)).unwrap();
+            endpoint.wait_cq(Side::Recv, Some(SOON)).unwrap();
+        }
+        for peer in (0..size).filter(|&peer| peer != rank) {
+            let at = u64::from(peer) * 64;
+            assert!(region.is_filled_with(at, 4, peer as u8 + 1).unwrap());
+        }
+        assert!(matches!(group.endpoint(size), Err(Error::Range { .. })));
+        assert!(matches!(group.endpoint(rank), Err(Error::State { .. })));
+        group.barrier().unwrap();
+        group.leave().unwrap();
+    });
+}
+
+#[test]
+fn the_end_of_a_rank_ends_the_waits_of_all_endpoints() {
+    groups(3, |mut group| {
+        let rank = group.rank();
+        group.endpoint((rank + 1) % 3).unwrap();
+        group.endpoint((rank + 2) % 3).unwrap();
+        group.barrier().unwrap();
+        if rank == 1 {
+            return;
+        }
+        let began = Instant::now();
+        // It waits for the one that is still there, unless it knows better already.
+        let endpoint = group.endpoint(2 - rank);
+        let waited = endpoint.and_then(|endpoint| endpoint.wait_cq(Side::Recv, None));
+        let error = group.cause_of(waited.unwrap_err());
+        assert!(matches!(error, Error::Rank { rank: 1, .. }), "{error}");
+        assert!(matches!(group.check(), Err(Error::Rank { rank: 1, .. })));
+        assert!(group.endpoint(2 - rank).is_err());
+        assert!(began.elapsed() < SOON / 2);
+        assert!(group.leave().is_err());
+    });
+}

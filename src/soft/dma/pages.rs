@@ -1,0 +1,93 @@
+//! Memory that driver and device of one process share.
+#![allow(unsafe_code)] // allocates it
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use crate::{Error, Result};
+
+/// Zeroed, page-aligned memory that a device may access. Its address never changes.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+/// Alignment and granularity of [`Pages`].
+pub const PAGE_BYTES: usize = 4096;
+
+// SAFETY: `Pages` owns plain memory and gives out addresses only; who writes where is agreed between driver and device.
+unsafe impl Send for Pages {}
+// SAFETY: as above; there is no interior state besides the memory.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// At least `len_bytes` of memory, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// [`Error::System`] with ENOMEM if there is not so much.
+    pub fn new(len_bytes: usize) -> Result<Pages> {
+        let none = Error::System {
+            operation: "allocation of device memory",
+            errno: libc::ENOMEM,
+        };
+        let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES) else {
+            return Err(none);
+        };
+        let Ok(layout) = Layout::from_size_align(len_bytes, PAGE_BYTES) else {
+            return Err(none);
+        };
+        // SAFETY: the layout has a size of at least one page.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).ok_or(none)?;
+        Ok(Pages { start, layout })
+    }
+
+    /// First byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Length, a multiple of [`PAGE_BYTES`].
+    pub fn len_bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// The byte at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` is past the end: the layout of driver memory is computed, never given from outside.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len_bytes());
+        self.start.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        for len_bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            let refused = Pages::new(len_bytes);
+            assert!(
+                matches!(
+                    refused,
+                    Err(Error::System {
+                        errno: libc::ENOMEM,
+                        ..
+                    })
+                ),
+                "{refused:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The ring of `examples/ring.rs` as jobs of processes: under plain shells' variables, under `mpirun`, and with one of them killed.
+//!
+//! The test starts itself again as each rank.
+#![cfg(not(loom))]
+
+#[path = "../examples/ring.rs"]
+mod ring;
+mod waived;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Set for a rank: how many rounds it goes.
+const ROUNDS: &str = "DOORBELL_TEST_RING";
+/// Set for a job in which one is to be killed: which rank, by itself, after a few rounds.
+const KILLED: &str = "DOORBELL_TEST_KILLED";
+const LEN_BYTES: u64 = 40_000;
+/// No job of these tests takes near as long, also under a sanitizer; what is not over then hangs.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Within which the others have to end: their waits alone would take 30 s.
+const NOTICED: Duration = Duration::from_secs(20);
+
+/// A rank; a test that does nothing unless it is started as one.
+#[test]
+fn member() {
+    let Ok(rounds) = std::env::var(ROUNDS) else {
+        return;
+    };
+    let killed = std::env::var(KILLED).ok().map(|rank| rank.parse().unwrap());
+    let after = |rank, round| {
+        if Some(rank) == killed && round == 3 {
+            let own = std::process::id().to_string();
+            Command::new("kill").args(["-9", &own]).status().unwrap();
+            thread::sleep(LIMIT);
+        }
+    };
+    let done = ring::ring(rounds.parse().unwrap(), LEN_BYTES, after);
+    // Not by way of the harness, which would print a backtrace of its own.
+    if let Err(error) = done {
+        // One write: mpirun puts what the ranks say side by side.
+        let said = format!("ended with: {error:#}\n");
+        std::io::stderr().write_all(said.as_bytes()).unwrap();
+        std::process::exit(1);
+    }
+}
+
+const MEMBER: [&str; 3] = ["--exact", "member", "--nocapture"];
+
+/// A child that ends with the test, whatever comes of it.
+struct Rank(Option<Child>);
+
+impl Rank {
+    fn start(command: &mut Command, rounds: u64) -> Rank {
+        let child = command
+            .env(ROUNDS, rounds.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Rank(Some(child.unwrap()))
+    }
+
+    fn end(mut self, within: Duration) -> Output {
+        let began = Instant::now();
+        let child = self.0.as_mut().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < within, "it hangs");
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A job as torchrun's variables describe it.
+fn torchrun(size: u32, rounds: u64, killed: Option<u32>) -> Vec<Rank> {
+    // The store takes the port behind that of torch.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let start = |rank: u32| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(MEMBER)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", size.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", (port - 1).to_string())
+            .env("DOORBELL_TOKEN", "of this test");
+        killed.map(|killed| command.env(KILLED, killed.to_string()));
+        Rank::start(&mut command, rounds)
+    };
+    (0..size).map(start).collect()
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
+}
+
+/// What is said at the end of a good job, by every rank.
+fn good(rank: u32, size: u32, rounds: u64) -> String {
+    let total = rounds * u64::from(size) * LEN_BYTES;
+    format!("rank {rank} of {size}: {total} bytes, all of them right")
+}
+
+#[test]
+fn a_ring_by_torchruns_variables() {
+    let began = torchrun(4, 20, None);
+    for (rank, process) in (0..).zip(began) {
+        let output = process.end(LIMIT);
+        let said = text(&output);
+        assert!(output.status.success(), "rank {rank}: {said}");
+        assert!(said.contains(&good(rank, 4, 20)), "rank {rank}: {said}");
+    }
+}
+
+/// Any rank, and the one that has the store.
+#[test]
+fn a_killed_rank_is_named_by_every_other() {
+    for killed in [2, 0] {
+        let mut job = torchrun(4, u64::MAX >> 40, Some(killed));
+        let first = job.remove(killed as usize).end(LIMIT);
+        assert!(!first.status.success(), "{}", text(&first));
+        for process in job {
+            let output = process.end(NOTICED);
+            let said = text(&output);
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            let named = format!("ended with: rank {killed} of the group: ");
+            assert!(said.contains(&named), "{said}");
+        }
+    }
+}
+
+fn mpirun(rounds: u64, more: &[&str], killed: Option<u32>) -> Output {
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--allow-run-as-root", "--oversubscribe", "-n", "4"])
+        .args(more)
+        .arg(std::env::current_exe().unwrap())
+        .args(MEMBER);
+    // What this process was told by a launcher of its own is not for the job.
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "DOORBELL_RANK",
+        "DOORBELL_MASTER_ADDR",
+    ] {
+        command.env_remove(name);
+    }
+    killed.map(|killed| command.env(KILLED, killed.to_string()));
+    Rank::start(&mut command, rounds).end(LIMIT)
+}
+
+fn has_mpirun(test: &str) -> bool {
+    let version = Command::new("mpirun").arg("--version").output();
+    match version {
+        Ok(output) if text(&output).contains("Open MPI") => return true,
+        Ok(_) => waived::waived(test, "mpirun is not that of Open MPI"),
+        Err(error) => waived::waived(test, &format!("mpirun: {error}")),
+    }
+    false
+}
+
+#[test]
+fn a_ring_by_mpirun() {
+    if !has_mpirun("a_ring_by_mpirun") {
+        return;
+    }
+    let output = mpirun(20, &[], None);
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    for rank in 0..4 {
+        assert!(said.contains(&good(rank, 4, 20)), "rank {rank}: {said}");
+    }
+}
+
+#[test]
+fn a_rank_killed_under_mpirun_is_named_by_every_other() {
+    if !has_mpirun("a_rank_killed_under_mpirun_is_named_by_every_other") {
+        return;
+    }
+    // Else mpirun itself ends the others first.
+    let output = mpirun(u64::MAX >> 40, &["--enable-recovery"], Some(1));
+    let said = text(&output);
+    let named = said.matches("ended with: rank 1 of the group: ").count();
+    assert_eq!(named, 3, "{said}");
+}
