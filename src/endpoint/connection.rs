@@ -148,7 +148,11 @@ impl Endpoint {
     pub fn path(&self) -> Path {
         Path {
             control: Control::Direct,
-            reason: self.shared.qp.why_direct().into(),
+            reason: self
+                .shared
+                .qp
+                .direct()
+                .map_or_else(|why_not| why_not, str::to_owned),
             better: Vec::new(),
         }
     }

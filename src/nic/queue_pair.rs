@@ -186,16 +186,16 @@ impl QueuePair {
         }
     }
 
-    /// Why a host stream can ring this queue pair's doorbell itself.
-    pub(crate) fn why_direct(&self) -> &'static str {
+    /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
+    pub(crate) fn direct(&self) -> Result<&'static str, String> {
         match &self.kind {
-            Kind::Soft(_) => {
-                "a software ConnectX's UAR page is memory of this process, which a host stream stores to"
-            }
+            Kind::Soft(_) => Ok(
+                "a software ConnectX's UAR page is memory of this process, which a host stream stores to",
+            ),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { .. } => {
-                "mlx5dv shows the queue's rings and its own UAR register, mapped into this process, which a host stream stores to"
-            }
+            Kind::Verbs { .. } => Ok(
+                "mlx5dv shows the queue's rings and its own UAR register, mapped into this process, which a host stream stores to",
+            ),
         }
     }
 
