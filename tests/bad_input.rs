@@ -133,8 +133,7 @@ fn lengths_and_spans() {
         return;
     }
     // Memory that is only named, never touched: what is wrong with the work is seen before anything is.
-    let mut byte = 0u8;
-    let huge = named(&pair, &mut byte, 5 << 30);
+    let huge = named(&pair, 5 << 30);
     assert_eq!(
         range(&huge.slice(0, 1 << 31).unwrap_err()),
         ("len_bytes", 1 << 31, 0, (1 << 31) - 1)
@@ -161,18 +160,22 @@ fn doorbell_region_max() -> u64 {
     doorbell::region::REGION_BYTES_MAX
 }
 
-/// A region that is said to be longer than the memory behind it. Nothing may be transferred with it.
-#[allow(unsafe_code)] // Reason: registers foreign memory
-fn named(pair: &Pair, byte: &mut u8, len_bytes: u64) -> Region {
-    // SAFETY: no transfer and no call touches the memory: each of the test's work requests is refused before.
+/// A region longer than any memory: addresses that are only reserved, until the process ends. Nothing may be transferred with it.
+#[allow(unsafe_code)] // Reason: reserves addresses, and registers them
+fn named(pair: &Pair, len_bytes: u64) -> Region {
+    // SAFETY: a new mapping; no transfer and no call touches it: each of the test's work requests is refused before.
     unsafe {
-        Region::register(
-            &pair.domain,
-            NonNull::from(byte),
-            len_bytes,
-            Access::LOCAL_READ,
-        )
-        .unwrap()
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            len_bytes as usize,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        );
+        assert_ne!(at, libc::MAP_FAILED);
+        let start = NonNull::new(at.cast()).unwrap();
+        Region::register(&pair.domain, start, len_bytes, Access::LOCAL_READ).unwrap()
     }
 }
 

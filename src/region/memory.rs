@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
+use crate::region::mapping::{self, Backing};
 use crate::region::{ProtectionDomain, RemoteRegion};
 use crate::{Error, Result};
 
@@ -68,13 +69,18 @@ impl Region {
 
     /// Registers `len_bytes` of memory that belongs to somebody else.
     ///
+    /// What the memory is, is found out before the device sees it, from `/proc/self/maps`. Private and shared anonymous memory, memfd, tmpfs,
+    /// hugetlbfs and private mappings of files are registered. Refused are a shared mapping of a file of any other file system (see the
+    /// error for why), memory that is not mapped, or not readable, or not writable when `access` lets the device write, secret
+    /// memory, and the part of a mapping that lies behind the end of its file.
+    ///
     /// # Safety
     /// Until the last handle is gone, those of work in flight and of streams included, the memory is valid for reads and writes,
     /// and no Rust reference to it is alive while a transfer or a call of this region uses it. [`Region::deregister`] takes the
     /// memory from the device, but not from other handles.
     ///
     /// # Errors
-    /// As [`Region::alloc`].
+    /// As [`Region::alloc`]; [`Error::State`] naming the range that cannot be registered, and why.
     pub unsafe fn register(
         domain: &ProtectionDomain,
         start: NonNull<u8>,
@@ -82,7 +88,19 @@ impl Region {
         access: Access,
     ) -> Result<Region> {
         check_len(len_bytes)?;
+        Region::look(start, len_bytes, access)?;
         Region::new(domain, start, len_bytes, access, None)
+    }
+
+    /// What foreign memory is.
+    ///
+    /// # Errors
+    /// [`Error::State`] naming the range that cannot be registered, and why.
+    fn look(start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Backing> {
+        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let writable = access.bits() & writes.bits() != 0;
+        let addr = start.as_ptr().expose_provenance() as u64;
+        mapping::look(addr, len_bytes, writable)
     }
 
     fn new(

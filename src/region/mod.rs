@@ -1,6 +1,7 @@
 //! Devices, protection domains, and the memory that a device may access.
 
 mod device;
+mod mapping;
 mod memory;
 mod remote;
 

@@ -1,0 +1,328 @@
+//! What memory can be registered, and what each refusal says. Every mapping here is made for the test.
+#![allow(unsafe_code)] // maps memory, and registers it
+
+mod rig;
+mod waived;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, Side, Work};
+use rig::{Limit, Pair, SOON, device};
+use waived::waived;
+
+const PAGE: usize = 4096;
+const HUGE: usize = 2 << 20;
+
+/// A mapping, unmapped at the end.
+struct Map {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+impl Map {
+    fn try_new(len: usize, rights: i32, flags: i32, file: Option<&File>) -> io::Result<Map> {
+        let fd = file.map_or(-1, AsRawFd::as_raw_fd);
+        // SAFETY: a new mapping, wherever there is room.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let at = NonNull::new(at.cast()).expect("never at 0");
+        Ok(Map { at, len })
+    }
+
+    fn new(len: usize, rights: i32, flags: i32, file: Option<&File>) -> Map {
+        Map::try_new(len, rights, flags, file).expect("mmap")
+    }
+
+    fn register(&self, domain: &ProtectionDomain, access: Access) -> Result<Region, Error> {
+        // SAFETY: the mapping outlives the region in each test; what may not be read is refused, which is the point.
+        unsafe { Region::register(domain, self.at, self.len as u64, access) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `try_new`.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}
+
+const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+fn memfd(len: usize) -> File {
+    // SAFETY: the name ends with a zero; the descriptor is nobody else's.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"doorbell-test".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
+        File::from_raw_fd(fd)
+    };
+    file.set_len(len as u64).unwrap();
+    file
+}
+
+/// A file of the file system of the build, removed at the end.
+struct Scratch(PathBuf, File);
+
+impl Scratch {
+    fn new(name: &str, len: usize) -> Scratch {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{name}-{}", std::process::id()));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        file.set_len(len as u64).unwrap();
+        Scratch(path, file)
+    }
+
+    fn is_of_memory(&self) -> bool {
+        // SAFETY: an open descriptor, and room for the result.
+        let kind = unsafe {
+            let mut found: libc::statfs = std::mem::zeroed();
+            assert_eq!(libc::fstatfs(self.1.as_raw_fd(), &mut found), 0);
+            found.f_type
+        };
+        kind == libc::TMPFS_MAGIC || kind == 0x8584_58f6
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).ok();
+    }
+}
+
+#[track_caller]
+fn refused(result: Result<Region, Error>, map: &Map, parts: &[&str]) {
+    let error = result.expect_err("refused");
+    let Error::State {
+        operation: "registration",
+        reason,
+    } = error
+    else {
+        panic!("{error:?}")
+    };
+    let range = format!("{} bytes at {:#x}", map.len, map.at.as_ptr() as usize);
+    for part in parts.iter().copied().chain([&*range]) {
+        assert!(reason.contains(part), "{part}: {reason}");
+    }
+}
+
+/// Sends from one memory into the other, and compares every byte.
+fn carries(pair: &mut Pair, from: &Region, to: &Region) {
+    let len = from.len_bytes().min(to.len_bytes());
+    let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+    from.write(0, &bytes).unwrap();
+    let slices = [from.slice(0, len).unwrap()];
+    let remote = to.remote();
+    let work = Work::write(&slices, remote.addr, remote.rkey);
+    pair.a.post_send(&work).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    let mut got = vec![0; len as usize];
+    to.read(0, &mut got).unwrap();
+    assert!(got == bytes, "{from:?} to {to:?}");
+}
+
+#[test]
+fn memory_that_belongs_to_no_file_system_carries_transfers() {
+    let _limit = Limit::new("memory", Duration::from_secs(100));
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let len = 3 * PAGE;
+    let file = memfd(len);
+    let shm = PathBuf::from(format!("/dev/shm/doorbell-{}", std::process::id()));
+    let tmpfs = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&shm)
+        .ok();
+    if let Some(tmpfs) = &tmpfs {
+        tmpfs.set_len(len as u64).unwrap();
+        fs::remove_file(&shm).unwrap();
+    }
+    let maps = [
+        Map::new(len, RW, ANONYMOUS, None),
+        Map::new(len, RW, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None),
+        Map::new(len, RW, libc::MAP_SHARED, Some(&file)),
+        Map::new(len, RW, libc::MAP_PRIVATE, Some(&file)),
+        match &tmpfs {
+            Some(tmpfs) => Map::new(len, RW, libc::MAP_SHARED, Some(tmpfs)),
+            None => Map::new(len, RW, ANONYMOUS, None),
+        },
+    ];
+    for map in &maps {
+        let region = map.register(&pair.domain, Access::ALL).unwrap();
+        let own = pair.region(len as u64);
+        carries(&mut pair, &region, &own);
+        carries(&mut pair, &own, &region);
+    }
+}
+
+#[test]
+fn a_shared_mapping_of_a_file_is_refused_by_its_name() {
+    let domain = device().protection_domain();
+    let file = Scratch::new("shared", PAGE);
+    if file.is_of_memory() {
+        return waived(
+            "a_shared_mapping_of_a_file_is_refused_by_its_name",
+            "the build's folder lies in memory",
+        );
+    }
+    let shared = Map::new(PAGE, RW, libc::MAP_SHARED, Some(&file.1));
+    let name = file.0.file_name().unwrap().to_str().unwrap();
+    refused(
+        shared.register(&domain, Access::ALL),
+        &shared,
+        &[name, "writeback"],
+    );
+    refused(
+        shared.register(&domain, Access::LOCAL_READ),
+        &shared,
+        &[name],
+    );
+    // A copy of the file is the process's own.
+    let private = Map::new(PAGE, RW, libc::MAP_PRIVATE, Some(&file.1));
+    assert!(private.register(&domain, Access::ALL).is_ok());
+    let constant = Map::new(PAGE, libc::PROT_READ, libc::MAP_PRIVATE, Some(&file.1));
+    assert!(constant.register(&domain, Access::LOCAL_READ).is_ok());
+    refused(
+        constant.register(&domain, Access::LOCAL_WRITE),
+        &constant,
+        &["read-only", name],
+    );
+}
+
+#[test]
+fn what_is_not_there_is_refused_and_not_touched() {
+    let domain = device().protection_domain();
+    let closed = Map::new(PAGE, libc::PROT_NONE, ANONYMOUS, None);
+    refused(
+        closed.register(&domain, Access::LOCAL_READ),
+        &closed,
+        &["no access"],
+    );
+
+    // A hole in the middle.
+    let holed = Map::new(3 * PAGE, RW, ANONYMOUS, None);
+    let hole = holed.at.as_ptr().wrapping_add(PAGE);
+    // SAFETY: a page of the mapping that nobody uses.
+    unsafe { libc::munmap(hole.cast(), PAGE) };
+    let at = format!("nothing is mapped at {:#x}", hole as usize);
+    refused(holed.register(&domain, Access::ALL), &holed, &[&at]);
+
+    // A page that lets nobody in, in the middle.
+    let barred = Map::new(3 * PAGE, RW, ANONYMOUS, None);
+    // SAFETY: as above.
+    unsafe {
+        libc::mprotect(
+            barred.at.as_ptr().wrapping_add(PAGE).cast(),
+            PAGE,
+            libc::PROT_NONE,
+        )
+    };
+    refused(
+        barred.register(&domain, Access::ALL),
+        &barred,
+        &["no access"],
+    );
+
+    let constant = Map::new(PAGE, libc::PROT_READ, ANONYMOUS, None);
+    for access in [
+        Access::LOCAL_WRITE,
+        Access::REMOTE_WRITE,
+        Access::REMOTE_ATOMIC,
+    ] {
+        refused(
+            constant.register(&domain, access),
+            &constant,
+            &["read-only"],
+        );
+    }
+    assert!(constant.register(&domain, Access::REMOTE_READ).is_ok());
+
+    let short = memfd(PAGE + 1);
+    let long = Map::new(3 * PAGE, RW, libc::MAP_SHARED, Some(&short));
+    refused(
+        long.register(&domain, Access::ALL),
+        &long,
+        &["behind the end of its file"],
+    );
+    let enough = Map::new(2 * PAGE, RW, libc::MAP_SHARED, Some(&short));
+    assert!(enough.register(&domain, Access::ALL).is_ok());
+}
+
+/// How many huge pages the machine has reserved, with more of them if this process may.
+struct Reserved(Option<String>);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl Reserved {
+    fn new(pages: u64) -> Result<Reserved, String> {
+        let before = fs::read_to_string(POOL).map_err(|error| format!("{POOL}: {error}"))?;
+        let had: u64 = before
+            .trim()
+            .parse()
+            .map_err(|_| format!("{POOL} says {before}"))?;
+        fs::write(POOL, (had + pages).to_string()).map_err(|error| format!("{POOL}: {error}"))?;
+        let reserved = Reserved(Some(before));
+        let now = fs::read_to_string(POOL).unwrap_or_default();
+        if now.trim().parse().is_ok_and(|now: u64| now >= had + pages) {
+            Ok(reserved)
+        } else {
+            Err(format!(
+                "the kernel reserved {} of {} huge pages",
+                now.trim(),
+                had + pages
+            ))
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(before) = self.0.take() {
+            fs::write(POOL, before).ok();
+        }
+    }
+}
+
+#[test]
+fn huge_pages_carry_transfers() {
+    let _limit = Limit::new("huge pages", Duration::from_secs(100));
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    // Transparent ones, where the kernel gives them: the advice is no promise, and the memory works either way.
+    let plain = Map::new(2 * HUGE, RW, ANONYMOUS, None);
+    // SAFETY: advice about a mapping of ours.
+    unsafe { libc::madvise(plain.at.as_ptr().cast(), plain.len, libc::MADV_HUGEPAGE) };
+    let region = plain.register(&pair.domain, Access::ALL).unwrap();
+    let own = pair.region(2 * HUGE as u64);
+    carries(&mut pair, &region, &own);
+    carries(&mut pair, &own, &region);
+
+    let name = "huge_pages_carry_transfers";
+    let reserved = match Reserved::new(4) {
+        Ok(reserved) => reserved,
+        Err(reason) => return waived(name, &reason),
+    };
+    for kind in [libc::MAP_PRIVATE, libc::MAP_SHARED] {
+        let flags = kind | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        let map = match Map::try_new(2 * HUGE, RW, flags, None) {
+            Ok(map) => map,
+            Err(error) => return waived(name, &format!("mmap of huge pages: {error}")),
+        };
+        let region = map.register(&pair.domain, Access::ALL).unwrap();
+        carries(&mut pair, &region, &own);
+        carries(&mut pair, &own, &region);
+    }
+    drop(reserved);
+}
