@@ -127,7 +127,9 @@ enum doorbell_cause {
 	/* A stream failed, or was aborted, before it executed the operation. */
 	DOORBELL_CAUSE_DISCARDED = 4,
 	/* doorbell_endpoint_abort. */
-	DOORBELL_CAUSE_ABORTED = 5
+	DOORBELL_CAUSE_ABORTED = 5,
+	/* A trigger word of the proxy path had a value that no operation stores: something else wrote to it. */
+	DOORBELL_CAUSE_TRIGGER = 6
 };
 
 /* How an operation, and with it its endpoint, failed. */
@@ -316,7 +318,8 @@ typedef struct doorbell_endpoint_config {
 	uint32_t min_rnr_timer;    /* how long a sender waits for a receive of ours, as verbs code it, 0 to 31; default 1 */
 	uint32_t max_reads;        /* reads and atomics on their way at once, 1 to 16; default 16 */
 	uint32_t access_flags;     /* what the peer may do, if the region allows it; default DOORBELL_ACCESS_ALL */
-	uint32_t reserved;         /* 0 */
+	uint32_t control;          /* who rings the device: DOORBELL_CONTROL_* + 1; default 0, which is what the device was opened
+				      with, or else the best way that is possible */
 } doorbell_endpoint_config;
 
 #define DOORBELL_ADDRESS_BYTES 48

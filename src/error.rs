@@ -158,6 +158,8 @@ pub enum Cause {
     Discarded,
     /// The application called abort.
     Aborted,
+    /// A trigger word of the proxy path had a value that no operation stores: something else wrote to it.
+    Trigger(u32),
 }
 
 impl fmt::Display for WorkError {
@@ -187,6 +189,9 @@ impl fmt::Display for WorkError {
             Cause::Overrun => f.write_str(": a completion queue overran"),
             Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
             Cause::Aborted => f.write_str(": aborted"),
+            Cause::Trigger(found) => {
+                write!(f, ": something wrote {found:#x} over a trigger word")
+            }
         }
     }
 }

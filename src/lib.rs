@@ -37,6 +37,7 @@ pub mod group;
 pub mod mlx5;
 mod nic;
 pub mod peer;
+mod proxy;
 pub mod region;
 pub mod soft;
 pub mod softcx;

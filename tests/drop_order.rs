@@ -3,6 +3,7 @@
 #![cfg(not(loom))]
 
 mod rig;
+mod waived;
 
 use std::any::Any;
 use std::time::{Duration, Instant};

@@ -17,8 +17,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("nic", &["verbs", "soft"]),
     ("softcx", &["soft"]),
     ("stream", &["peer"]),
-    ("region", &["nic", "stream", "peer"]),
-    ("endpoint", &["region", "stream", "nic", "mlx5", "peer"]),
+    // A thread that takes turns at what it serves: it knows nothing of queues.
+    ("proxy", &[]),
+    ("region", &["nic", "stream", "peer", "proxy"]),
+    (
+        "endpoint",
+        &["region", "proxy", "stream", "nic", "mlx5", "peer"],
+    ),
     // A user of the public interface, but for the deadlines of sockets.
     ("group", &["endpoint", "region"]),
     // Only what the crate root exports: the C interface is a user of the public one.

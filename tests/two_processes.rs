@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod rig;
+mod waived;
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::endpoint::Control;
 use crate::mlx5::Opcode;
 use crate::nic::{Access, Attributes};
 use crate::{Error, Result};
@@ -47,6 +48,10 @@ pub struct EndpointConfig {
     pub max_reads: u8,
     /// What the peer may do to regions, where the regions' own rights allow it. Default: everything.
     pub access: Access,
+    /// Who rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and if that does
+    /// not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame needs
+    /// [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
+    pub control: Option<Control>,
 }
 
 impl Default for EndpointConfig {
@@ -66,6 +71,7 @@ impl Default for EndpointConfig {
             min_rnr_timer: 1,
             max_reads: attributes.max_reads,
             access: attributes.access,
+            control: None,
         }
     }
 }

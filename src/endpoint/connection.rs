@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::endpoint::shared::Shared;
-use crate::endpoint::{Address, Control, Endpoint, EndpointConfig, Path};
+use crate::endpoint::shared::{Own, Shared};
+use crate::endpoint::{Address, Endpoint, EndpointConfig, Path};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
 use crate::nic::{Attributes, State};
 use crate::region::ProtectionDomain;
@@ -49,7 +49,7 @@ impl Endpoint {
             send_commits: VecDeque::with_capacity(config.send_depth as usize + 1),
             recv_commits: VecDeque::with_capacity(config.recv_depth as usize + 1),
             config: *config,
-            shared,
+            shared: Own::new(shared),
         })
     }
 
@@ -146,15 +146,7 @@ impl Endpoint {
 
     /// Which way doorbells take, and why no better one.
     pub fn path(&self) -> Path {
-        Path {
-            control: Control::Direct,
-            reason: self
-                .shared
-                .qp
-                .direct()
-                .map_or_else(|why_not| why_not, str::to_owned),
-            better: Vec::new(),
-        }
+        self.shared.path.clone()
     }
 }
 

@@ -21,13 +21,15 @@ mod side;
 mod ticket;
 mod value;
 mod watchdog;
+mod words;
 mod work;
 
+pub use crate::region::Control;
 pub use address::Address;
 pub use config::{Completion, EndpointConfig, Operation, Side};
 pub use connection::AbortHandle;
 pub(crate) use deadline::{Deadline, system};
-pub use path::{Control, Path};
+pub use path::Path;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
 pub use queue::Endpoint;
 pub use rendezvous::{Channel, Listener};

@@ -2,27 +2,11 @@
 
 use std::fmt;
 
-/// Who rings the NIC, best first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Control {
-    /// The stream itself stores to the NIC's doorbell.
-    Direct,
-    /// The stream stores a trigger word, and a thread of the library rings.
-    Proxy,
-    /// The application's thread rings after it has waited for the stream: plain GPUDirect RDMA.
-    Sync,
-}
+use crate::region::Control;
+use crate::{Error, Result};
 
-impl fmt::Display for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Control::Direct => "direct",
-            Control::Proxy => "proxy",
-            Control::Sync => "sync",
-        })
-    }
-}
+/// What each way found when it was tried: why it can be gone, or why not.
+type Found = std::result::Result<String, String>;
 
 /// The control path in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,5 +27,94 @@ impl fmt::Display for Path {
             write!(f, "; not {control}: {missing}")?;
         }
         f.write_str(")")
+    }
+}
+
+impl Path {
+    /// The way that was asked for, or else the best one that can be gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the way asked for cannot be gone, or none can, with the reasons.
+    pub(super) fn choose(
+        asked: Option<Control>,
+        mut try_way: impl FnMut(Control) -> Found,
+    ) -> Result<Path> {
+        let mut better: Vec<(Control, String)> = Vec::new();
+        for control in Control::ALL {
+            if asked.is_some_and(|asked| asked > control) {
+                better.push((
+                    control,
+                    format!("{} was asked for", asked.unwrap_or(control)),
+                ));
+                continue;
+            }
+            match try_way(control) {
+                Ok(reason) => {
+                    return Ok(Path {
+                        control,
+                        reason,
+                        better,
+                    });
+                }
+                Err(missing) if asked == Some(control) => {
+                    return Err(Error::State {
+                        operation: "control path",
+                        reason: format!("{control} was asked for and is not possible: {missing}"),
+                    });
+                }
+                Err(missing) => better.push((control, missing)),
+            }
+        }
+        let reasons: Vec<String> = better
+            .iter()
+            .map(|(control, missing)| format!("not {control}: {missing}"))
+            .collect();
+        Err(Error::State {
+            operation: "control path",
+            reason: reasons.join("; "),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only(possible: &'static [Control]) -> impl FnMut(Control) -> Found {
+        move |control| {
+            if possible.contains(&control) {
+                Ok(format!("{control} can be"))
+            } else {
+                Err(format!("no {control} here"))
+            }
+        }
+    }
+
+    #[test]
+    fn the_best_that_can_be_is_taken_with_the_reasons_against_better_ones() {
+        let all = Path::choose(None, only(&Control::ALL)).unwrap();
+        assert_eq!(all.to_string(), "direct (direct can be)");
+        let slow = Path::choose(None, only(&[Control::Sync])).unwrap();
+        assert_eq!(
+            slow.to_string(),
+            "sync (sync can be; not direct: no direct here; not proxy: no proxy here)"
+        );
+        let none = Path::choose(None, only(&[])).unwrap_err().to_string();
+        assert!(
+            none.contains("no direct here") && none.contains("no sync here"),
+            "{none}"
+        );
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken_or_refused_with_its_reason() {
+        let sync = Path::choose(Some(Control::Sync), only(&Control::ALL)).unwrap();
+        assert_eq!(sync.control, Control::Sync);
+        assert_eq!(sync.better.len(), 2);
+        assert!(sync.to_string().contains("not proxy: sync was asked for"));
+        let error = Path::choose(Some(Control::Direct), only(&[Control::Proxy])).unwrap_err();
+        assert!(error.to_string().contains("no direct here"), "{error}");
+        // A worse one is never taken in its place.
+        assert!(Path::choose(Some(Control::Proxy), only(&[Control::Sync])).is_err());
     }
 }

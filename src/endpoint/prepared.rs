@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::endpoint::shared::{Cookie, Entered, Shared};
 use crate::endpoint::side::{Lane, Wait, next_call};
-use crate::endpoint::{Side, Ticket};
+use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
-use crate::stream::{Executor, Submission};
+use crate::stream::{Executor, Submission, execute};
 use crate::{Error, Result};
 
 /// What is to happen to the queue when a prepared operation is dropped.
@@ -151,6 +152,11 @@ impl Prepared {
     /// operation is large to move, and a handle costs two locked instructions.
     fn give_to(&self, stream: &dyn Executor) -> Result<Ticket> {
         let shared = &self.shared;
+        let is_sync = shared.path.control == Control::Sync;
+        if is_sync {
+            // Before anything is taken: the stream may never come to its end.
+            stream.synchronize(self.patience())?;
+        }
         let lane = self.lane();
         let _posting = if self.is_wait() {
             None
@@ -165,6 +171,13 @@ impl Prepared {
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.enter_queued();
         shared.activate();
+        if is_sync {
+            // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
+            entered.stay();
+            lane.last_stream.store(stream.id(), Ordering::Relaxed);
+            carry_out(&submission);
+            return Ok(self.ticket());
+        }
         if let Err((_, error)) = stream.submit_one(submission) {
             self.enter_prepared();
             if !self.is_wait() {
@@ -177,6 +190,14 @@ impl Prepared {
             lane.last_stream.store(stream.id(), Ordering::Relaxed);
         }
         Ok(self.ticket())
+    }
+
+    /// How long the stream may take until the calling thread has its turn.
+    fn patience(&self) -> Option<Duration> {
+        match self.lane().turn_timeout_ns {
+            u64::MAX => None,
+            timeout_ns => Some(Duration::from_nanos(timeout_ns)),
+        }
     }
 
     /// The program for that stream. Behind work that another stream has not executed yet it begins with a wait for it: the
@@ -283,6 +304,17 @@ pub fn stream_post(
     }
 }
 
+/// Executes an operation in the calling thread, as a stream does: it is its turn.
+fn carry_out(submission: &Submission) {
+    let Submission {
+        program,
+        owner,
+        cookie,
+    } = submission;
+    owner.started(*cookie);
+    owner.finished(*cookie, execute(program, &**owner, *cookie));
+}
+
 /// [`stream_post`] in place; `prepared` is as it was after an error, and spent after success.
 pub(super) fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
     let ticket = prepared.give_to(stream)?;
@@ -296,6 +328,14 @@ pub(super) fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result
 /// # Errors
 /// As [`stream_post`], and [`Error::Range`] if the stream's queue is too short for the batch.
 pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> Result<Vec<Ticket>> {
+    // One that is to be carried out here, behind those before it and before those behind it, has all of them carried out here.
+    let in_sync = prepared
+        .iter()
+        .find(|operation| operation.shared.path.control == Control::Sync);
+    let is_sync = in_sync.is_some();
+    if let Some(operation) = in_sync {
+        stream.synchronize(operation.patience())?;
+    }
     let mut batch = Vec::with_capacity(prepared.len());
     let shareds: Vec<_> = prepared
         .iter()
@@ -327,6 +367,9 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             shared.activate();
             handed += 1;
         }
+        if is_sync {
+            return Ok(());
+        }
         stream.submit(&mut batch)
     })();
     if let Err(error) = result {
@@ -343,6 +386,8 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         return Err(error);
     }
     entered.into_iter().for_each(Entered::stay);
+    // Empty, but for what the stream was not given.
+    batch.iter().for_each(carry_out);
     Ok(prepared
         .drain(..)
         .map(|operation| operation.ticket())

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::shared::timeout_ns;
-use crate::endpoint::watchdog::{self, Watched};
+use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
+use crate::proxy::Turn;
 use crate::region::Region;
 use crate::stream::{Backoff, Executor, Outcome, Owner, Submission};
 use crate::{Cause, Error, Result, WorkError};
@@ -83,16 +84,16 @@ impl ValueWait {
 }
 
 impl Watched for ValueWait {
-    fn look(&self) -> bool {
+    fn look(&self) -> Turn {
         if self.state.load(Ordering::Acquire) != STARTED {
-            return false;
+            return Turn::Over;
         }
         let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
         if waited > self.timeout_ns {
             self.released.store(true, Ordering::Release);
-            return false;
+            return Turn::Over;
         }
-        true
+        Turn::Waiting
     }
 }
 
@@ -113,8 +114,11 @@ unsafe impl Owner for ValueWait {
     fn started(&self, _cookie: u64) {
         self.started_ns.store(now_ns(), Ordering::Relaxed);
         self.state.store(STARTED, Ordering::Release);
-        if self.timeout_ns != u64::MAX {
-            watchdog::watch(self.weak.clone());
+        // Who made this has the watchdog started, and its failure reported.
+        if self.timeout_ns != u64::MAX
+            && let Ok(watchdog) = watchdog()
+        {
+            watchdog.enlist(self.weak.clone());
         }
     }
 
@@ -166,7 +170,7 @@ pub fn stream_wait_value32(
     condition: Condition,
     timeout: Option<Duration>,
 ) -> Result<Ticket> {
-    watchdog::start()?;
+    watchdog()?;
     check_registered(region)?;
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());

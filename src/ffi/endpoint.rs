@@ -82,7 +82,7 @@ pub struct doorbell_endpoint_config {
     pub min_rnr_timer: u32,
     pub max_reads: u32,
     pub access_flags: u32,
-    pub reserved: u32,
+    pub control: u32,
 }
 
 // SAFETY: repr(C), the 64-bit field at offset 24 of 64 bytes without padding, integers, and the size first.
@@ -108,7 +108,7 @@ unsafe impl Growing for doorbell_endpoint_config {
             min_rnr_timer: config.min_rnr_timer.into(),
             max_reads: config.max_reads.into(),
             access_flags: config.access.bits(),
-            reserved: 0,
+            control: 0,
         }
     }
 }
@@ -124,9 +124,14 @@ impl doorbell_endpoint_config {
         if self.blueflame > 1 {
             return Err(choice("blueflame", self.blueflame, 1));
         }
-        if self.reserved != 0 {
-            return Err(choice("reserved", self.reserved, 0));
-        }
+        // 0 is what a program that knows nothing of this has.
+        let control = match self.control.checked_sub(1) {
+            None => None,
+            Some(DOORBELL_CONTROL_DIRECT) => Some(Control::Direct),
+            Some(DOORBELL_CONTROL_PROXY) => Some(Control::Proxy),
+            Some(DOORBELL_CONTROL_SYNC) => Some(Control::Sync),
+            Some(_) => return Err(choice("control", self.control, DOORBELL_CONTROL_SYNC + 1)),
+        };
         Ok(EndpointConfig {
             send_depth: self.send_depth,
             recv_depth: self.recv_depth,
@@ -141,6 +146,7 @@ impl doorbell_endpoint_config {
             min_rnr_timer: byte("min_rnr_timer", self.min_rnr_timer)?,
             max_reads: byte("max_reads", self.max_reads)?,
             access: access(self.access_flags)?,
+            control,
         })
     }
 }
@@ -419,7 +425,7 @@ mod tests {
         assert!(with(|c| c.blueflame = 2).contains("`blueflame` is 2"));
         assert!(with(|c| c.access_flags = 16).contains("`access_flags` is 16"));
         assert!(with(|c| c.wait_timeout_ms = -9).contains("timeout_ms"));
-        assert!(with(|c| c.reserved = 1).contains("reserved"));
+        assert!(with(|c| c.control = 4).contains("control"));
     }
 
     #[test]

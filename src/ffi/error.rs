@@ -97,6 +97,8 @@ pub const DOORBELL_CAUSE_OVERRUN: u32 = 3;
 pub const DOORBELL_CAUSE_DISCARDED: u32 = 4;
 /// The application called abort.
 pub const DOORBELL_CAUSE_ABORTED: u32 = 5;
+/// Something wrote over a trigger word.
+pub const DOORBELL_CAUSE_TRIGGER: u32 = 6;
 
 /// [`WorkError`] for C.
 #[repr(C)]
@@ -140,6 +142,7 @@ impl From<WorkError> for doorbell_failure {
             Cause::Overrun => DOORBELL_CAUSE_OVERRUN,
             Cause::Discarded => DOORBELL_CAUSE_DISCARDED,
             Cause::Aborted => DOORBELL_CAUSE_ABORTED,
+            Cause::Trigger(_) => DOORBELL_CAUSE_TRIGGER,
         };
         failure
     }

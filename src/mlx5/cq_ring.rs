@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
-use crate::peer::{self, Kind, Program, Target};
+use crate::peer::{self, Dword, Kind, Program, Target};
 use crate::{Error, Result};
 
 /// The owner bit in a CQE's last dword, as loaded: `op_own` is its top byte.
@@ -116,13 +116,34 @@ impl CqRing {
         let last_dword = self
             .completions
             .dword(slot * CQE_BYTES as u64 + LAST_DWORD)?;
-        let mark = self.marks_target.dword(slot * 4)?;
         // The bit is 0 in fresh CQEs of even laps and 1 in those of odd laps. NOR ignores the bits given, so all but the owner.
         let poll = if self.is_odd_lap(index) {
             peer::pack::poll(Kind::PollAnd, last_dword, OWNER)
         } else {
             peer::pack::poll(Kind::PollNor, last_dword, !OWNER)
         };
+        self.peek_by(poll, index, program)
+    }
+
+    /// As [`CqRing::peek`], waiting for a word that counts CQEs to be beyond that running index instead of for the CQE itself. For
+    /// executors that cannot look at CQEs, and for programs that are executed again: the word's poll is the same on every lap.
+    ///
+    /// # Errors
+    /// As [`CqRing::peek`].
+    #[inline]
+    pub fn peek_count(&self, index: u32, count: Dword, program: &mut Program) -> Result<()> {
+        let poll = peer::pack::poll(Kind::PollGeq, count, index.wrapping_add(1));
+        self.peek_by(poll, index, program)
+    }
+
+    #[inline]
+    fn peek_by(
+        &self,
+        poll: peer::pack::PackedUnit,
+        index: u32,
+        program: &mut Program,
+    ) -> Result<()> {
+        let mark = self.marks_target.dword(u64::from(self.slot(index)) * 4)?;
         let before = program.len();
         let units = [poll, peer::pack::store_dword(mark, 0)];
         if !program.try_extend(self.completions.targets_id(), units) {

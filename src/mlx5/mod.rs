@@ -25,7 +25,7 @@ pub(crate) use cq_ring::RELEASED_VENDOR_SYNDROME;
 pub use cq_ring::{CqRing, CqRingConfig};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
 pub use datagram::Datagram;
-pub use posted::{Commit, Posted};
+pub use posted::{Commit, DoorbellStores, Posted};
 pub use recv_queue::{RecvCommit, RecvPosted, RecvQueue, RecvQueueConfig};
 pub use request::{DataSegment, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
 pub use send_queue::{SendQueue, SendQueueConfig};

@@ -17,6 +17,15 @@ impl Posted {
     }
 }
 
+/// What rings the doorbell for all requests of a commit and before it: first the record, then, behind a fence, the UAR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DoorbellStores {
+    /// For the send word of the doorbell record, as it lies in memory.
+    pub record: u32,
+    /// For the doorbell register, as it lies in memory.
+    pub uar: u64,
+}
+
 /// A commit that may still be rolled back. There is one of each, so it cannot be rolled back twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Commit {

@@ -164,15 +164,33 @@ impl RecvQueue {
     #[inline]
     pub fn commit(&mut self, program: &mut Program) -> Result<RecvCommit> {
         if self.producer == self.committed {
-            return Err(Error::State {
-                operation: "commit",
-                reason: "no receive was posted since the last commit".to_owned(),
-            });
+            return Err(nothing_to_commit());
         }
-        let record = peer::pack::store_dword(self.record, (self.producer & 0xffff).to_be());
+        let record = peer::pack::store_dword(self.record, self.record_value());
         if !program.try_extend(self.record.targets_id(), [record]) {
             return Err(program.refusal(self.record.targets_id(), 1));
         }
+        Ok(self.committed())
+    }
+
+    /// As [`RecvQueue::commit`], without ops: what is to be stored in the receive word of the doorbell record, for who does so by himself.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there is nothing to commit.
+    pub fn commit_by_hand(&mut self) -> Result<(RecvCommit, u32)> {
+        if self.producer == self.committed {
+            return Err(nothing_to_commit());
+        }
+        let record = self.record_value();
+        Ok((self.committed(), record))
+    }
+
+    /// What the record is to hold: the low 16 bits of the producer count, big-endian.
+    fn record_value(&self) -> u32 {
+        (self.producer & 0xffff).to_be()
+    }
+
+    fn committed(&mut self) -> RecvCommit {
         // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC learns of them.
         fence(Ordering::Release);
         let commit = RecvCommit {
@@ -185,7 +203,7 @@ impl RecvQueue {
         self.newest_serial = self.next_serial;
         self.next_serial += 1;
         self.committed = self.producer;
-        Ok(commit)
+        commit
     }
 
     /// Takes the newest commit back, with its receives: its program must never be executed. The one before it is then the newest.
@@ -276,5 +294,13 @@ impl RecvQueue {
         self.committed = 0;
         self.consumer = 0;
         self.newest_serial = 0;
+    }
+}
+
+#[cold]
+fn nothing_to_commit() -> Error {
+    Error::State {
+        operation: "commit",
+        reason: "no receive was posted since the last commit".to_owned(),
     }
 }

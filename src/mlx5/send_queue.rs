@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::limits::{Limits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
-use super::{Commit, Doorbell, Payload, Posted, SendRequest, WQEBB_BYTES};
+use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
 use crate::peer::pack::PackedUnit;
 use crate::peer::{Block, Dword, Fence, Program};
 use crate::{Error, Result, peer};
@@ -199,6 +199,22 @@ impl SendQueue {
             return Err(program.refusal(self.targets, units.len()));
         }
         Ok(self.committed())
+    }
+
+    /// As [`SendQueue::commit`], without ops: what is to be stored, for who rings by himself.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there is nothing to commit.
+    #[inline]
+    pub fn commit_by_hand(&mut self) -> Result<(Commit, DoorbellStores)> {
+        if self.producer == self.committed {
+            return Err(nothing_to_commit());
+        }
+        let stores = DoorbellStores {
+            record: self.record_value(),
+            uar: self.kept[0],
+        };
+        Ok((self.committed(), stores))
     }
 
     /// As [`SendQueue::commit`], with the WQE itself copied to the UAR, so that the NIC need not fetch it. Only one single request of at

@@ -4,12 +4,17 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::nic::{self, Counters, Faults};
+use crate::proxy::{Placement, proxy_at};
+use crate::region::Control;
 use crate::{Error, Result};
 
 /// A NIC. Clones are handles of the same one; it is closed with the last handle, and everything made from it holds one.
 #[derive(Clone)]
 pub struct Device {
     nic: nic::Device,
+    control: Option<Control>,
+    /// Where the thread runs that rings for its endpoints.
+    placement: Placement,
 }
 
 impl Device {
@@ -25,13 +30,49 @@ impl Device {
     /// is the first that has an active port. Behind the name may stand which port, if not the first active one, and which entry of its
     /// GID table is its address, if not the first (on Ethernet: the first RoCE v2 address of IPv4): `mlx5_0,port=2,gid=3`.
     ///
+    /// Behind any name may stand which [`Control`] path the endpoints of this handle take, if their configuration does not say it, and on
+    /// which CPU the thread runs that rings for them, if it is not any CPU of the device's NUMA node: `softcx,path=proxy,cpu=3`.
+    ///
     /// # Errors
     /// [`Error::State`] naming the devices that there are, or saying what the device lacks; [`Error::Malformed`] for what stands behind
     /// the name; [`Error::System`] if the kernel gives no memory or no thread, or naming the verbs call that failed.
     pub fn open(name: &str) -> Result<Device> {
+        let bad = |part: &str, reason: &str| Error::Malformed {
+            what: "device name",
+            reason: format!("`{part}` {reason}"),
+        };
+        let mut rest: Vec<&str> = Vec::new();
+        let (mut control, mut cpu) = (None, None);
+        for part in name.split(',') {
+            match part.split_once('=') {
+                Some(("path", value)) => control = Some(value.parse()?),
+                Some(("cpu", value)) => {
+                    let number = value.parse().map_err(|_| bad(part, "names no CPU"))?;
+                    cpu = Some(number);
+                }
+                _ => rest.push(part),
+            }
+        }
+        let nic = nic::Device::open(&rest.join(","))?;
+        let placement = match cpu {
+            Some(number) => Placement::cpu(number)
+                .ok_or_else(|| bad(&format!("cpu={number}"), "is no CPU of this process"))?,
+            None => Placement::near(nic.name()),
+        };
         Ok(Device {
-            nic: nic::Device::open(name)?,
+            nic,
+            control,
+            placement,
         })
+    }
+
+    /// The control path that the name asked for.
+    pub(crate) fn control(&self) -> Option<Control> {
+        self.control
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        self.placement
     }
 
     /// Its name.
@@ -71,6 +112,15 @@ impl Device {
     /// [`Device::set_faults`].
     pub fn set_frozen(&self, frozen: bool) -> bool {
         self.nic.set_frozen(frozen)
+    }
+
+    /// Stops the thread that rings for endpoints of this device on the [`Control::Proxy`] path, and of all others that it serves, or lets
+    /// it go on: one that the system does not let run, for tests.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is no thread yet and none to be had.
+    pub fn set_proxy_stalled(&self, stalled: bool) -> Result<()> {
+        proxy_at(self.placement).map(|proxy| proxy.set_stalled(stalled))
     }
 
     pub(crate) fn is(&self, other: &Device) -> bool {

@@ -10,6 +10,8 @@ mod wrap;
 
 #[path = "../rig/mod.rs"]
 mod rig;
+#[path = "../waived/mod.rs"]
+mod waived;
 
 use std::time::Duration;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use doorbell::{Access, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
+use crate::waived::waived;
+use doorbell::{Access, Control, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
 
 /// Longer than anything takes that works, also under emulation.
 pub const SOON: Option<Duration> = Some(Duration::from_secs(60));
@@ -49,6 +50,26 @@ pub fn device() -> Device {
     let name = std::env::var("DOORBELL_TEST_DEVICE");
     let name = name.as_deref().unwrap_or("softcx");
     Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Whether operations are carried out in the call that queues them, and what `test` is about cannot be: one that lies in a stream's queue
+/// while its own thread goes on. It is WAIVED then.
+pub fn has_no_queue(device: &Device, test: &str) -> bool {
+    let is_sync = control(device) == Control::Sync;
+    if is_sync {
+        waived(
+            test,
+            "on the sync path no operation waits in a stream's queue",
+        );
+    }
+    is_sync
+}
+
+/// Who rings for endpoints of the device.
+pub fn control(device: &Device) -> Control {
+    let domain = device.protection_domain();
+    let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+    endpoint.path().control
 }
 
 /// SplitMix64 (Steele, Lea, Flood, 2014).

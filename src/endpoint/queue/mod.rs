@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::prepared::{Prepared, try_post};
-use crate::endpoint::shared::{Cookie, Shared};
+use crate::endpoint::shared::{Cookie, Own};
 use crate::endpoint::side::next_call;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::region::Slice;
-use crate::stream::{Backoff, Executor, Owner, execute};
+use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result};
 
 /// One end of a reliable connection: a send and a receive queue, each with its completions.
@@ -38,7 +38,7 @@ pub struct Endpoint {
     pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
     pub(super) config: EndpointConfig,
     /// Last: the queues above point into its memory.
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Own,
 }
 
 impl Endpoint {
@@ -143,7 +143,7 @@ impl Endpoint {
         if let Some(completion) = self.take_completion(side)? {
             return Ok(Some(completion));
         }
-        self.shared.progress();
+        self.shared.qp.progress();
         self.take_completion(side)
     }
 
@@ -177,7 +177,7 @@ impl Endpoint {
             if let Some(completion) = self.take_completion(side)? {
                 return Ok(completion);
             }
-            if self.shared.progress() {
+            if self.shared.qp.progress() {
                 backoff.reset();
                 if deadline.is_none_or(|deadline| Instant::now() < deadline) {
                     continue;
@@ -238,6 +238,8 @@ impl Endpoint {
         };
         // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
         let _ = execute(&prepared.program, &*shared, cookie.to_bits());
+        // On the proxy path that was a trigger. This thread need not wait for another one to see it.
+        shared.ring_now(prepared.side);
         Ok(ticket)
     }
 }

@@ -12,7 +12,7 @@ use crate::endpoint::shared::timeout_ns;
 use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Side, Work};
-use crate::mlx5::{DataSegment, Payload, SendRequest};
+use crate::mlx5::{DataSegment, DoorbellStores, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::Program;
 use crate::region::Slice;
@@ -72,7 +72,12 @@ impl Endpoint {
         let mut program = Program::for_targets(self.shared.targets_id());
         let lane = self.shared.lane(Side::Send);
         let count = lane.ledger.posted();
-        let committed = if self.config.blueflame {
+        let committed = if let Some(bells) = self.shared.bells() {
+            self.send.commit_by_hand().map(|(commit, stores)| {
+                bells.enter(Side::Send, count, stores);
+                commit
+            })
+        } else if self.config.blueflame {
             self.send.commit_blueflame(&mut program)
         } else {
             self.send.commit(&mut program)
@@ -120,10 +125,14 @@ impl Endpoint {
         let mut program = Program::for_targets(self.shared.targets_id());
         let lane = self.shared.lane(Side::Recv);
         let count = lane.ledger.posted();
-        let commit = self
-            .recv
-            .commit(&mut program)
-            .inspect_err(|_| self.recv.discard())?;
+        let committed = match self.shared.bells() {
+            Some(bells) => self.recv.commit_by_hand().map(|(commit, record)| {
+                bells.enter(Side::Recv, count, DoorbellStores { record, uar: 0 });
+                commit
+            }),
+            None => self.recv.commit(&mut program),
+        };
+        let commit = committed.inspect_err(|_| self.recv.discard())?;
         let rung = self.shared.progress_words[Side::Recv as usize];
         if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
             self.recv.rollback(commit)?;
@@ -178,7 +187,12 @@ impl Endpoint {
             });
         }
         let mut program = Program::for_targets(self.shared.targets_id());
-        lane.cq.peek(index, &mut program)?;
+        if self.shared.bells().is_some() {
+            let seen = self.shared.seen_words[side as usize];
+            lane.cq.peek_count(index, seen, &mut program)?;
+        } else {
+            lane.cq.peek(index, &mut program)?;
+        }
         let serial = lane.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
         lane.taken.store(index.wrapping_add(1), Ordering::Release);

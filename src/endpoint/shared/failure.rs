@@ -7,8 +7,9 @@ use std::time::Duration;
 use super::Shared;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::{Found, Lane, Wait};
-use crate::endpoint::watchdog::{self, Watched};
+use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
+use crate::proxy::Turn;
 use crate::{Cause, Error, Result, WorkError};
 
 /// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
@@ -81,6 +82,11 @@ impl Shared {
     fn await_flush(&self) {
         let deadline_ns = now_ns().saturating_add(FLUSH_NS);
         loop {
+            // What was triggered and not rung is flushed as well, once the device knows of it.
+            for lane in &self.lanes {
+                self.ring_triggered(lane.side);
+            }
+            self.qp.progress();
             self.reap_fully();
             let flushed = self.lanes.iter().all(|lane| {
                 let left = self.rung(lane.side).wrapping_sub(lane.ledger.done());
@@ -149,8 +155,9 @@ impl Shared {
         // SeqCst, as the store and the look at `on_streams` where the watchdog stops watching: one of the two sees the other.
         if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
-            watchdog::watch(self.weak.clone());
+            self.watchdog.enlist(self.weak.clone());
         }
+        self.enlist();
     }
 
     /// The deadline that has passed, if one has.
@@ -180,7 +187,7 @@ impl Shared {
 }
 
 impl Watched for Shared {
-    fn look(&self) -> bool {
+    fn look(&self) -> Turn {
         let now = now_ns();
         let _life = self.hold_life();
         self.look_for_failure();
@@ -194,14 +201,18 @@ impl Watched for Shared {
         }
         if self.on_streams.load(Ordering::SeqCst) > 0 {
             self.last_active_ns.store(now, Ordering::Relaxed);
-            return true;
+            return Turn::Waiting;
         }
         if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
-            return true;
+            return Turn::Waiting;
         }
         self.watched.store(false, Ordering::SeqCst);
         // Whoever became active just before the store found `watched` set: look once more.
         let missed = self.on_streams.load(Ordering::SeqCst) > 0;
-        missed && !self.watched.swap(true, Ordering::SeqCst)
+        if missed && !self.watched.swap(true, Ordering::SeqCst) {
+            Turn::Waiting
+        } else {
+            Turn::Over
+        }
     }
 }

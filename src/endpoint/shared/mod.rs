@@ -1,25 +1,31 @@
 //! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
 #![allow(unsafe_code)] // promises the memory behind the targets to executors
 
+mod bell;
 mod failure;
 mod life;
 mod owner;
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::endpoint::side::Lane;
-use crate::endpoint::watchdog;
-use crate::endpoint::{EndpointConfig, Side};
+use crate::endpoint::watchdog::{Watched, watchdog};
+use crate::endpoint::words::{Line, Words};
+use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{QueuePair, QueuePairConfig};
 use crate::peer::{Dword, Role, Target, Targets};
+use crate::proxy::Rounds;
 use crate::region::ProtectionDomain;
 use crate::{Error, Result, WorkError};
 
+pub(super) use bell::Bells;
 pub(super) use life::Entered;
 use life::Past;
 pub(super) use owner::Cookie;
@@ -30,9 +36,15 @@ pub(super) struct Shared {
     pub(super) domain: ProtectionDomain,
     targets: Targets,
     bases: Vec<NonNull<u8>>,
+    pub(super) words: Arc<Words>,
     /// Where executed programs leave their count: send and receive.
-    progress: Arc<[AtomicU32; 2]>,
     pub(super) progress_words: [Dword; 2],
+    /// Where completions are counted that were processed.
+    pub(super) seen_words: [Dword; 2],
+    /// Who rings.
+    pub(super) path: Path,
+    /// On the proxy path only.
+    bells: Option<Bells>,
     pub(super) lanes: [Lane; 2],
     pub(super) send_wqebbs: u32,
     /// The first failure. The flag is set after it, and stays until a reset.
@@ -51,6 +63,7 @@ pub(super) struct Shared {
     closing: AtomicBool,
     watched: AtomicBool,
     last_active_ns: AtomicU64,
+    watchdog: &'static Rounds<dyn Watched>,
     weak: Weak<Shared>,
 }
 
@@ -69,6 +82,39 @@ impl fmt::Debug for Shared {
     }
 }
 
+/// The endpoint's own handle. When it is dropped and no ticket, operation or stream has another one, the queue pair is gone: the threads
+/// that look after endpoints keep none alive in passing.
+#[derive(Debug)]
+pub(super) struct Own(ManuallyDrop<Arc<Shared>>);
+
+impl Own {
+    pub(super) fn new(shared: Arc<Shared>) -> Own {
+        Own(ManuallyDrop::new(shared))
+    }
+}
+
+impl Deref for Own {
+    type Target = Arc<Shared>;
+
+    fn deref(&self) -> &Arc<Shared> {
+        &self.0
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: taken once, in here, and not used after it.
+        let shared = unsafe { ManuallyDrop::take(&mut self.0) };
+        let (watchdog, proxy) = (shared.watchdog, shared.bells().map(Bells::proxy));
+        // The handle is given up between their turns, the queue pair destroyed after that: others need not wait for it.
+        let last = watchdog.between_turns(|| match proxy {
+            Some(proxy) => proxy.between_turns(|| Arc::into_inner(shared)),
+            None => Arc::into_inner(shared),
+        });
+        drop(last);
+    }
+}
+
 /// The targets of an endpoint's programs that the queues need to know.
 pub(super) struct QueueTargets {
     pub(super) send_record: Dword,
@@ -81,7 +127,7 @@ impl Shared {
         domain: &ProtectionDomain,
         config: &EndpointConfig,
     ) -> Result<(Arc<Shared>, QueueTargets)> {
-        watchdog::start()?;
+        let watchdog = watchdog()?;
         // Twice the depth: what is in flight, and as much that nobody has collected yet.
         let cqes = |depth: u32| (2 * depth).next_power_of_two();
         let qp = QueuePair::new(
@@ -95,7 +141,8 @@ impl Shared {
             },
         )?;
         let memory = *qp.memory();
-        let progress = Arc::new([const { AtomicU32::new(0) }; 2]);
+        let (path, bells) = bell::choose(domain.device(), &qp, config)?;
+        let words = Arc::<Words>::default();
         let mut targets = Targets::new();
         let mut bases = Vec::new();
         let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
@@ -121,12 +168,12 @@ impl Shared {
             register("send_marks", Role::Marks, send_cqes * 4, send_marks)?,
             register("recv_marks", Role::Marks, recv_cqes * 4, recv_marks)?,
         ];
-        let counts = register(
-            "progress",
-            Role::Memory,
-            8,
-            Arc::as_ptr(&progress).cast_mut().cast(),
-        )?;
+        let mut count = |name, words: &Line| {
+            let base: *const AtomicU32 = words.as_ptr();
+            register(name, Role::Memory, 8, base.cast_mut().cast())
+        };
+        let rung = count("progress", &words.rung)?;
+        let seen = count("completed", &words.seen)?;
         let cq_config = |side: Side| {
             let side = side as usize;
             CqRingConfig {
@@ -149,8 +196,20 @@ impl Shared {
         let [send_ring, recv_ring] = rings;
         let turn_timeout_ns = timeout_ns(config.wait_timeout);
         let lanes = [
-            Lane::new(Side::Send, config.send_depth, turn_timeout_ns, send_ring),
-            Lane::new(Side::Recv, config.recv_depth, turn_timeout_ns, recv_ring),
+            Lane::new(
+                Side::Send,
+                config.send_depth,
+                turn_timeout_ns,
+                send_ring,
+                Arc::clone(&words),
+            ),
+            Lane::new(
+                Side::Recv,
+                config.recv_depth,
+                turn_timeout_ns,
+                recv_ring,
+                Arc::clone(&words),
+            ),
         ];
         let queue_targets = QueueTargets {
             // The record's first word is the receive queue's.
@@ -161,14 +220,18 @@ impl Shared {
                 uar[1].block(0, memory.uar_bytes)?,
             ],
         };
-        let progress_words = [counts.dword(0)?, counts.dword(4)?];
+        let progress_words = [rung.dword(0)?, rung.dword(4)?];
+        let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| Shared {
             qp,
             domain: domain.clone(),
             targets,
             bases,
-            progress,
+            words,
             progress_words,
+            seen_words,
+            path,
+            bells,
             lanes,
             send_wqebbs: memory.send_wqebbs,
             failure: Mutex::default(),
@@ -181,6 +244,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             last_active_ns: AtomicU64::new(0),
+            watchdog,
             weak: weak.clone(),
         });
         Ok((shared, queue_targets))
@@ -202,11 +266,7 @@ impl Shared {
     /// Running count of work requests that were executed, as the programs themselves left it.
     #[inline]
     pub(super) fn rung(&self, side: Side) -> u32 {
-        self.progress[side as usize].load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_rung(&self, side: Side, count: u32) {
-        self.progress[side as usize].store(count, Ordering::Release);
+        self.words.rung[side as usize].load(Ordering::Acquire)
     }
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.

@@ -60,12 +60,15 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn progress(&self) -> bool {
-        self.qp.progress()
+        // On the proxy path a stream does what one on a GPU could: it stores and polls words, and the rest is done by others.
+        self.bells().is_none() && self.qp.progress()
     }
 
     #[inline]
     fn rung(&self) {
-        self.qp.rung();
+        if self.bells().is_none() {
+            self.qp.rung();
+        }
     }
 
     fn started(&self, cookie: u64) {

@@ -8,13 +8,14 @@ mod reaper;
 mod standing;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::endpoint::Side;
 use crate::endpoint::ledger::Ledger;
 use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result};
 
+use super::words::Words;
 pub(super) use held::{Held, Work};
 use reaper::Cursor;
 pub(super) use reaper::Found;
@@ -75,7 +76,8 @@ pub(super) struct Lane {
     pub(super) taken: AtomicU32,
     /// Completions found, stored before they are processed; `seen` is stored after.
     arrived: AtomicU32,
-    seen: AtomicU32,
+    /// Has `seen`, which streams may poll.
+    words: Arc<Words>,
     freed: AtomicU32,
     /// Running index of the first completion in error; above 32 bits while there is none.
     failed_at: AtomicU64,
@@ -90,7 +92,13 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(side: Side, depth: u32, turn_timeout_ns: u64, cq: CqRing) -> Lane {
+    pub(super) fn new(
+        side: Side,
+        depth: u32,
+        turn_timeout_ns: u64,
+        cq: CqRing,
+        words: Arc<Words>,
+    ) -> Lane {
         let outcome = |_| Outcome {
             seq: AtomicU32::new(u32::MAX),
             serial: AtomicU32::new(0),
@@ -120,7 +128,7 @@ impl Lane {
             expected: AtomicU32::new(0),
             taken: AtomicU32::new(0),
             arrived: AtomicU32::new(0),
-            seen: AtomicU32::new(0),
+            words,
             freed: AtomicU32::new(0),
             failed_at: AtomicU64::new(u64::MAX),
             cursor: Mutex::default(),
@@ -133,6 +141,12 @@ impl Lane {
             serials: AtomicU32::new(0),
             cq,
         }
+    }
+
+    /// Running count of completions that are processed.
+    #[inline]
+    fn seen(&self) -> &AtomicU32 {
+        &self.words.seen[self.side as usize]
     }
 
     #[inline]
@@ -304,7 +318,7 @@ impl Lane {
             &self.expected,
             &self.taken,
             &self.arrived,
-            &self.seen,
+            self.seen(),
             &self.freed,
         ] {
             counter.store(next_cqe, Ordering::Release);

@@ -69,7 +69,7 @@ impl Lane {
         }
         let new = cursor.seen != first;
         if new {
-            self.seen.store(cursor.seen, Ordering::Release);
+            self.seen().store(cursor.seen, Ordering::Release);
         }
         let freed = cursor.freed;
         let taken = self.taken.load(Ordering::Acquire);
@@ -153,7 +153,7 @@ impl Lane {
     pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Found>> {
         let index = self.taken.load(Ordering::Relaxed);
         // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
-        if self.seen.load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
+        if self.seen().load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
             return None;
         }
         // Seen and not taken, so not freed: the CQE and its record are still there.

@@ -1,0 +1,267 @@
+//! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
+#![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Shared;
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::{Control, EndpointConfig, Path, Side};
+use crate::mlx5::DoorbellStores;
+use crate::nic::QueuePair;
+use crate::proxy::{Proxied, Proxy, Turn, proxy_at};
+use crate::region::Device;
+use crate::{Cause, Result};
+
+/// How long a proxy goes on looking at an endpoint with nothing under way, so that one in use does not come and go with each operation.
+const LINGER_NS: u64 = 10_000_000;
+
+/// Chooses who rings, and makes what a proxy needs for it.
+pub(super) fn choose(
+    device: &Device,
+    qp: &QueuePair,
+    config: &EndpointConfig,
+) -> Result<(Path, Option<Bells>)> {
+    let mut proxy = None;
+    let path = Path::choose(
+        config.control.or(device.control()),
+        |control| match control {
+            Control::Direct => qp.direct().map(str::to_owned),
+            Control::Proxy => {
+                let placement = device.placement();
+                let found = proxy_at(placement).map_err(|error| error.to_string())?;
+                proxy = Some(found);
+                Ok(format!(
+                    "a thread of the library, on {}, looks at trigger words and rings",
+                    placement.text()
+                ))
+            }
+            Control::Sync => {
+                Ok("the calling thread waits for the stream and rings by itself".into())
+            }
+        },
+    )?;
+    let bells = proxy
+        .filter(|_| path.control == Control::Proxy)
+        .map(|proxy| Bells::new(proxy, config));
+    Ok((path, bells))
+}
+
+/// What a proxy needs to ring for an endpoint.
+#[derive(Debug)]
+pub(in crate::endpoint) struct Bells {
+    proxy: Arc<Proxy>,
+    /// Whether the proxy serves the endpoint now.
+    served: AtomicBool,
+    last_work_ns: AtomicU64,
+    bells: [Bell; 2],
+}
+
+/// That of one queue.
+#[derive(Debug)]
+struct Bell {
+    /// What each work request's doorbell stores, by its running count: written when it is prepared, because the ring is not read back. A
+    /// place is used again when its work request is done, which is after the device was told of it.
+    records: Box<[AtomicU32]>,
+    /// None for receives.
+    uars: Box<[AtomicU64]>,
+    /// Running count of work requests that the device was told of. Changes under `ringing`.
+    told: AtomicU32,
+    /// Held while the device is told. Never waited for by the proxy.
+    ringing: Mutex<()>,
+}
+
+impl Bells {
+    fn new(proxy: Arc<Proxy>, config: &EndpointConfig) -> Bells {
+        let bell = |records: u32, uars: u32| Bell {
+            records: (0..records).map(|_| AtomicU32::new(0)).collect(),
+            uars: (0..uars).map(|_| AtomicU64::new(0)).collect(),
+            told: AtomicU32::new(0),
+            ringing: Mutex::default(),
+        };
+        let [sends, receives] = [config.send_depth, config.recv_depth].map(u32::next_power_of_two);
+        Bells {
+            proxy,
+            served: AtomicBool::new(false),
+            last_work_ns: AtomicU64::new(0),
+            bells: [bell(sends, sends), bell(receives, 0)],
+        }
+    }
+
+    /// Who serves them.
+    pub(in crate::endpoint) fn proxy(&self) -> Arc<Proxy> {
+        Arc::clone(&self.proxy)
+    }
+
+    /// Enters what rings for the work request of that running count.
+    #[inline]
+    pub(in crate::endpoint) fn enter(&self, side: Side, count: u32, stores: DoorbellStores) {
+        let bell = &self.bells[side as usize];
+        let at = bell.place(count);
+        // Published with the program by the hand-over to the stream, and to the proxy by the trigger.
+        bell.records[at].store(stores.record, Ordering::Relaxed);
+        if let Some(uar) = bell.uars.get(at) {
+            uar.store(stores.uar, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Bell {
+    #[inline]
+    fn place(&self, count: u32) -> usize {
+        count as usize & (self.records.len() - 1)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.ringing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// What the proxy path needs, if it is in force.
+    #[inline]
+    pub(in crate::endpoint) fn bells(&self) -> Option<&Bells> {
+        self.bells.as_ref()
+    }
+
+    /// Has the proxy look at this endpoint, if it does not.
+    #[inline]
+    pub(super) fn enlist(&self) {
+        let Some(bells) = &self.bells else { return };
+        // SeqCst, as with the watchdog: the proxy that leaves and who comes see one another.
+        if !bells.served.load(Ordering::SeqCst) && !bells.served.swap(true, Ordering::SeqCst) {
+            bells.last_work_ns.store(now_ns(), Ordering::Relaxed);
+            bells.proxy.enlist(self.weak.clone());
+        }
+    }
+
+    /// Sets the count of executed programs, which nobody is to ring for any more: of a life that ends, or before one that begins.
+    pub(in crate::endpoint) fn set_rung(&self, side: Side, count: u32) {
+        let bell = self.bells.as_ref().map(|bells| &bells.bells[side as usize]);
+        // Held, so that the proxy finds nothing between the two.
+        let _ringing = bell.map(Bell::lock);
+        if let Some(bell) = bell {
+            bell.told.store(count, Ordering::Relaxed);
+        }
+        self.words.rung[side as usize].store(count, Ordering::Release);
+    }
+
+    /// Tells the device of what was triggered, if nobody is at it. Whether there was anything.
+    #[inline]
+    pub(in crate::endpoint) fn ring_triggered(&self, side: Side) -> bool {
+        let Some(bells) = &self.bells else {
+            return false;
+        };
+        let bell = &bells.bells[side as usize];
+        if self.rung(side) == bell.told.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Nothing panics while it is held, so it is not poisoned.
+        bell.ringing
+            .try_lock()
+            .is_ok_and(|_ringing| self.ring(side, bell))
+    }
+
+    /// Tells the device of what was triggered, after whoever is at it.
+    #[inline]
+    pub(in crate::endpoint) fn ring_now(&self, side: Side) {
+        if let Some(bells) = &self.bells {
+            let bell = &bells.bells[side as usize];
+            let _ringing = bell.lock();
+            self.ring(side, bell);
+        }
+    }
+
+    /// The caller holds `ringing` of the bell.
+    fn ring(&self, side: Side, bell: &Bell) -> bool {
+        // Acquire, inside: after what the stream did before it triggered.
+        let triggered = self.rung(side);
+        let told = bell.told.load(Ordering::Relaxed);
+        if triggered == told {
+            return false;
+        }
+        // The word is memory that streams and kernels write. What was never handed to a stream has no doorbell here.
+        let handed = self.lane(side).queued.load(Ordering::Acquire);
+        if triggered.wrapping_sub(told) > handed.wrapping_sub(told) {
+            self.fail(None, Cause::Trigger(triggered));
+            return false;
+        }
+        // Records count: the last one tells of all before it.
+        let at = bell.place(triggered.wrapping_sub(1));
+        let memory = self.qp.memory();
+        let record_word = if side == Side::Send { 1 } else { 0 };
+        // SAFETY: the record has two words, which live as long as `qp`; whoever else stores to them holds `ringing`, or has the endpoint to
+        // itself. Release: the work requests before it, which were written before the trigger was stored.
+        unsafe { AtomicU32::from_ptr(memory.record.add(record_word)) }
+            .store(bell.records[at].load(Ordering::Relaxed), Ordering::Release);
+        if let Some(doorbell) = bell.uars.get(at) {
+            // Both registers do; a burst of stores to one waits for its buffer.
+            let uar = memory.uar[triggered as usize & 1];
+            record_before_uar();
+            // SAFETY: a register of the queue pair's own, of 8 bytes, mapped as long as `qp` lives.
+            unsafe { AtomicU64::from_ptr(uar.cast()) }
+                .store(doorbell.load(Ordering::Relaxed), Ordering::Relaxed);
+            flush_write_combining();
+        }
+        bell.told.store(triggered, Ordering::Relaxed);
+        self.qp.rung();
+        true
+    }
+
+    /// Whether there are triggers that the device was not told of, or may be some.
+    fn expects_triggers(&self, bells: &Bells) -> bool {
+        self.on_streams.load(Ordering::SeqCst) > 0
+            || [Side::Send, Side::Recv].into_iter().any(|side| {
+                self.rung(side) != bells.bells[side as usize].told.load(Ordering::Relaxed)
+            })
+    }
+}
+
+impl Proxied for Shared {
+    fn ring_for_streams(&self) -> Turn {
+        let Some(bells) = &self.bells else {
+            return Turn::Over;
+        };
+        let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
+        let moved = self.qp.progress();
+        if self.reap() | rang | moved {
+            return Turn::Worked;
+        }
+        if self.expects_triggers(bells) {
+            bells.last_work_ns.store(0, Ordering::Relaxed);
+            return Turn::Waiting;
+        }
+        let now = now_ns();
+        let last = bells.last_work_ns.load(Ordering::Relaxed);
+        if last == 0 {
+            bells.last_work_ns.store(now, Ordering::Relaxed);
+            return Turn::Waiting;
+        }
+        if now.saturating_sub(last) < LINGER_NS {
+            return Turn::Waiting;
+        }
+        bells.served.store(false, Ordering::SeqCst);
+        // Who became active just before the store found `served` set: one more look.
+        if self.expects_triggers(bells) && !bells.served.swap(true, Ordering::SeqCst) {
+            return Turn::Waiting;
+        }
+        Turn::Over
+    }
+}
+
+/// The store of the record before that of the register, whose mapping may be write-combining: as the fence of a program between the two.
+fn record_before_uar() {
+    std::sync::atomic::fence(Ordering::Release);
+    flush_write_combining();
+}
+
+/// A write-combining buffer is written out when the CPU likes, unless it is told (rdma-core: `mmio_flush_writes`).
+fn flush_write_combining() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SFENCE is part of SSE, which every x86-64 has, and orders stores only.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(Ordering::SeqCst);
+}

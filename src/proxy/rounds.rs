@@ -1,0 +1,294 @@
+//! A thread that goes round to many.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+
+use super::{Pace, Placement};
+use crate::{Error, Result};
+
+/// What became of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Something was done, so more may come soon.
+    Worked,
+    /// There was nothing to do now.
+    Waiting,
+    /// There is nothing to come before it is enlisted again.
+    Over,
+}
+
+/// A thread and those that it goes round to.
+pub(crate) struct Rounds<T: ?Sized> {
+    /// What a turn is. It never waits: others wait behind it.
+    serve: fn(&T) -> Turn,
+    arrivals: Mutex<Vec<Weak<T>>>,
+    arrived: Condvar,
+    /// Set with `arrivals` locked, so that a round need not lock to find none.
+    any_arrived: AtomicBool,
+    stalled: AtomicBool,
+    /// Held while one is served.
+    turn: Mutex<()>,
+    /// Those that want to have `turn`. The thread takes it again and again, and a lock is not fair.
+    waiting: AtomicU32,
+}
+
+/// What a proxy rings for.
+pub(crate) trait Proxied: Send + Sync {
+    /// Rings for what was triggered, and counts what is complete.
+    fn ring_for_streams(&self) -> Turn;
+}
+
+/// A thread that rings for streams.
+pub(crate) type Proxy = Rounds<dyn Proxied>;
+
+/// The proxy of that place, started with its first use.
+///
+/// # Errors
+/// [`Error::System`] if there is no thread to be had.
+pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
+    static PROXIES: Mutex<BTreeMap<Placement, Arc<Proxy>>> = Mutex::new(BTreeMap::new());
+    let mut proxies = PROXIES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(proxy) = proxies.get(&placement) {
+        return Ok(Arc::clone(proxy));
+    }
+    let serve = <dyn Proxied>::ring_for_streams;
+    let proxy = Rounds::start("doorbell-proxy", placement, Pace::default(), serve)?;
+    proxies.insert(placement, Arc::clone(&proxy));
+    Ok(proxy)
+}
+
+impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
+    /// Starts a thread of that name, there, at that pace.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is no thread to be had.
+    pub(crate) fn start(
+        name: &str,
+        placement: Placement,
+        pace: Pace,
+        serve: fn(&T) -> Turn,
+    ) -> Result<Arc<Rounds<T>>> {
+        let rounds = Arc::new(Rounds {
+            serve,
+            arrivals: Mutex::default(),
+            arrived: Condvar::new(),
+            any_arrived: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            turn: Mutex::default(),
+            waiting: AtomicU32::new(0),
+        });
+        let run = Arc::clone(&rounds);
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || {
+                placement.apply();
+                run.run(pace);
+            })
+            .map_err(|error| Error::System {
+                operation: "start of a thread that looks after endpoints",
+                errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+            })?;
+        Ok(rounds)
+    }
+
+    /// Gives `served` turns from now on, until one is [`Turn::Over`].
+    pub(crate) fn enlist(&self, served: Weak<T>) {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        arrivals.push(served);
+        // Release: who sees it locks, and that orders the rest.
+        self.any_arrived.store(true, Ordering::Release);
+        drop(arrivals);
+        self.arrived.notify_one();
+    }
+
+    /// Does something while nobody has a turn, and so nobody is kept alive by the thread. It must not wait for the thread.
+    pub(crate) fn between_turns<R>(&self, what: impl FnOnce() -> R) -> R {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let result = what();
+        drop(turn);
+        result
+    }
+
+    /// Has it give turns to nobody, or go on: a thread that the system does not let run, for tests.
+    pub(crate) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Release);
+        // Under the lock, so that the thread is not just about to wait.
+        drop(self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
+        self.arrived.notify_one();
+    }
+
+    fn run(&self, mut pace: Pace) {
+        let mut served: Vec<Weak<T>> = Vec::new();
+        loop {
+            if served.is_empty()
+                || self.any_arrived.load(Ordering::Acquire)
+                || self.stalled.load(Ordering::Acquire)
+            {
+                self.take_arrivals(&mut served);
+                pace.start();
+            }
+            let mut worked = false;
+            served.retain(|entry| {
+                let turn = self.turn_of(entry);
+                worked |= turn == Turn::Worked;
+                turn != Turn::Over
+            });
+            if !served.is_empty() {
+                pace.pause(worked);
+            }
+        }
+    }
+
+    #[inline]
+    fn turn_of(&self, entry: &Weak<T>) -> Turn {
+        while self.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        entry
+            .upgrade()
+            .map_or(Turn::Over, |served| (self.serve)(&served))
+    }
+
+    /// Takes those that came; waits for some while there are none to serve, and while it is stalled.
+    fn take_arrivals(&self, served: &mut Vec<Weak<T>>) {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.stalled.load(Ordering::Acquire) || (served.is_empty() && arrivals.is_empty()) {
+            arrivals = self
+                .arrived
+                .wait(arrivals)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        served.append(&mut arrivals);
+        self.any_arrived.store(false, Ordering::Relaxed);
+    }
+}
+
+impl<T: ?Sized> std::fmt::Debug for Rounds<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rounds").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// Counts its turns, and is over after so many.
+    struct Counter {
+        turns: AtomicU32,
+        over_after: u32,
+    }
+
+    impl Counter {
+        fn new(over_after: u32) -> Arc<Counter> {
+            Arc::new(Counter {
+                turns: AtomicU32::new(0),
+                over_after,
+            })
+        }
+
+        fn turns(&self) -> u32 {
+            self.turns.load(Ordering::SeqCst)
+        }
+
+        fn serve(&self) -> Turn {
+            if self.turns.fetch_add(1, Ordering::SeqCst) + 1 >= self.over_after {
+                Turn::Over
+            } else {
+                Turn::Waiting
+            }
+        }
+    }
+
+    fn until(what: &str, holds: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < SOON, "{what}");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn rounds(pace: Pace) -> Arc<Rounds<Counter>> {
+        Rounds::start("rounds", Placement::Anywhere, pace, Counter::serve).unwrap()
+    }
+
+    #[test]
+    fn everyone_has_turns_until_it_is_over_and_again_when_it_comes_back() {
+        let rounds = rounds(Pace::default());
+        let (short, long) = (Counter::new(3), Counter::new(u32::MAX));
+        rounds.enlist(Arc::downgrade(&short));
+        rounds.enlist(Arc::downgrade(&long));
+        until("turns", || long.turns() > 100);
+        assert_eq!(short.turns(), 3);
+        rounds.enlist(Arc::downgrade(&short));
+        until("a turn more", || short.turns() == 4);
+    }
+
+    #[test]
+    fn who_is_gone_is_served_no_more_and_kept_by_nobody() {
+        let rounds = rounds(Pace::default());
+        let (gone, stays) = (Counter::new(u32::MAX), Counter::new(u32::MAX));
+        rounds.enlist(Arc::downgrade(&gone));
+        rounds.enlist(Arc::downgrade(&stays));
+        until("turns", || gone.turns() > 0);
+        let last = Arc::downgrade(&gone);
+        drop(gone);
+        until("its memory is free", || last.strong_count() == 0);
+        let turns = stays.turns();
+        until("others go on", || stays.turns() > turns + 10);
+    }
+
+    #[test]
+    fn who_is_dropped_between_turns_is_gone_at_once() {
+        let rounds = rounds(Pace::default());
+        for _ in 0..200 {
+            let served = Counter::new(u32::MAX);
+            rounds.enlist(Arc::downgrade(&served));
+            until("turns", || served.turns() > 0);
+            let last = Arc::downgrade(&served);
+            rounds.between_turns(|| drop(served));
+            assert_eq!(last.strong_count(), 0);
+        }
+    }
+
+    #[test]
+    fn while_it_is_stalled_nobody_has_a_turn_and_nobody_is_forgotten() {
+        let rounds = rounds(Pace::default());
+        let (early, late) = (Counter::new(u32::MAX), Counter::new(1));
+        rounds.enlist(Arc::downgrade(&early));
+        until("turns", || early.turns() > 0);
+        rounds.set_stalled(true);
+        // A round that has begun ends.
+        std::thread::sleep(Duration::from_millis(20));
+        let turns = early.turns();
+        rounds.enlist(Arc::downgrade(&late));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!((early.turns(), late.turns()), (turns, 0));
+        rounds.set_stalled(false);
+        until("both", || early.turns() > turns && late.turns() == 1);
+    }
+
+    #[test]
+    fn a_tick_is_kept() {
+        let rounds = rounds(Pace::every(Duration::from_millis(5)));
+        let served = Counter::new(u32::MAX);
+        let start = Instant::now();
+        rounds.enlist(Arc::downgrade(&served));
+        until("rounds", || served.turns() >= 10);
+        assert!(start.elapsed() >= Duration::from_millis(45));
+    }
+
+    #[test]
+    fn a_place_has_one_proxy() {
+        let [one, other] = [Placement::Anywhere; 2].map(|place| proxy_at(place).unwrap());
+        assert!(Arc::ptr_eq(&one, &other));
+    }
+}
