@@ -122,7 +122,10 @@ fn newest_in(folders: &[PathBuf]) -> Option<(u32, PathBuf)> {
         .map(|entry| entry.path())
         .filter(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            (name.starts_with("libclang.so") || name.starts_with("libclang-"))
+            // Not libclang-cpp, which is another library.
+            let versioned = name.strip_prefix("libclang-");
+            (name.starts_with("libclang.so")
+                || versioned.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
                 && name.contains(".so")
         })
         .map(|path| (version(&path), path))
