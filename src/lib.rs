@@ -7,6 +7,7 @@
 //! | you want to | look at |
 //! |---|---|
 //! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
+//! | register the same memory again and again | [`RegionCache`] |
 //! | connect two ends | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
@@ -54,6 +55,8 @@ pub use endpoint::{
 pub use error::{Cause, Error, Result, WorkError};
 pub use group::{Group, GroupConfig, Place, Store};
 pub use mlx5::Opcode;
-pub use region::{Access, Counters, Device, Faults, ProtectionDomain, Region, RemoteRegion, Slice};
+pub use region::{
+    Access, Counters, Device, Faults, ProtectionDomain, Region, RegionCache, RemoteRegion, Slice,
+};
 pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

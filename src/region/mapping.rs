@@ -22,8 +22,8 @@ use crate::{Error, Result};
 /// What all of a range of memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// Private anonymous memory: only this process's calls change which pages it is.
-    Private,
+    /// Private anonymous memory: only this process's calls change which pages it is. The mappings that it lies in begin and end here.
+    Private { start: u64, end: u64 },
     /// Anything else that may be pinned: others can replace its pages, by its file.
     Other,
 }
@@ -181,10 +181,8 @@ fn judge(
     let Some(end) = addr.checked_add(len_bytes) else {
         return Err("it leaves the address space".into());
     };
-    let mut found = Found {
-        backing: Backing::Private,
-        shared_ends: Vec::new(),
-    };
+    let (mut first, mut is_private) = (None, true);
+    let mut shared_ends = Vec::new();
     let mut covered = addr;
     // Lines are in the order of addresses. One that cannot be read is as a hole: nothing is known of it.
     let mappings = maps.split(|&byte| byte == b'\n').filter_map(Mapping::parse);
@@ -201,14 +199,25 @@ fn judge(
         if !mapping.shared && mapping.path.starts_with("/anon_hugepage") {
             // Named after a file, as all huge pages are, but private and anonymous.
         } else if mapping.inode != 0 {
-            found.backing = Backing::Other;
-            found.shared_ends.push(mapping.end.min(end));
+            is_private = false;
+            shared_ends.push(mapping.end.min(end));
         } else if mapping.shared || mapping.path == "[vdso]" {
-            found.backing = Backing::Other;
+            is_private = false;
         }
+        let start = *first.get_or_insert(mapping.start);
         covered = mapping.end;
         if covered >= end {
-            return Ok(found);
+            let backing = match is_private {
+                true => Backing::Private {
+                    start,
+                    end: covered,
+                },
+                false => Backing::Other,
+            };
+            return Ok(Found {
+                backing,
+                shared_ends,
+            });
         }
     }
     Err(format!("nothing is mapped at {covered:#x}"))
@@ -280,9 +289,14 @@ this is no line
     #[test]
     fn memory_of_a_process_is_told_from_that_of_files() {
         let backing = |addr, len_bytes| judged(addr, len_bytes, true).map(|found| found.backing);
-        assert_eq!(backing(0x55d0_c000_3000, 0x21000), Ok(Backing::Private));
-        assert_eq!(backing(0x7f00_0000_0fff, 1), Ok(Backing::Private));
-        assert_eq!(backing(0x7f00_0020_0000, 1 << 21), Ok(Backing::Private));
+        let private = |start, end| Ok(Backing::Private { start, end });
+        let heap = private(0x55d0_c000_3000, 0x55d0_c002_4000);
+        assert_eq!(backing(0x55d0_c000_3000, 0x21000), heap);
+        assert_eq!(backing(0x55d0_c000_4567, 1), heap);
+        let page = private(0x7f00_0000_0000, 0x7f00_0000_1000);
+        assert_eq!(backing(0x7f00_0000_0fff, 1), page);
+        let huge = private(0x7f00_0020_0000, 0x7f00_0040_0000);
+        assert_eq!(backing(0x7f00_0020_0000, 1 << 21), huge);
         // With the data before the heap it is no longer anonymous alone.
         assert_eq!(backing(0x55d0_c000_2fff, 2), Ok(Backing::Other));
         for page in [4, 5, 6] {

@@ -18,7 +18,11 @@ pub const REGION_BYTES_MAX: u64 = 1 << 40;
 /// The longest slice, as a data segment of a WQE can name it: 2 GiB less one byte.
 const SLICE_BYTES_MAX: u64 = (1 << 31) - 1;
 
+/// How many registrations this process has made.
+static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
+
 struct Registered {
+    id: u64,
     domain: ProtectionDomain,
     start: NonNull<u8>,
     len_bytes: u64,
@@ -87,16 +91,33 @@ impl Region {
         len_bytes: u64,
         access: Access,
     ) -> Result<Region> {
-        check_len(len_bytes)?;
         Region::look(start, len_bytes, access)?;
+        // SAFETY: the caller's promise.
+        unsafe { Region::register_looked_at(domain, start, len_bytes, access) }
+    }
+
+    /// [`Region::register`] of memory that [`Region::look`] finds nothing wrong with.
+    ///
+    /// # Safety
+    /// As [`Region::register`].
+    ///
+    /// # Errors
+    /// As [`Region::alloc`].
+    pub(super) unsafe fn register_looked_at(
+        domain: &ProtectionDomain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<Region> {
         Region::new(domain, start, len_bytes, access, None)
     }
 
     /// What foreign memory is.
     ///
     /// # Errors
-    /// [`Error::State`] naming the range that cannot be registered, and why.
-    fn look(start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Backing> {
+    /// [`Error::Range`] for the length; [`Error::State`] naming the range that cannot be registered, and why.
+    pub(super) fn look(start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Backing> {
+        check_len(len_bytes)?;
         let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let writable = access.bits() & writes.bits() != 0;
         let addr = start.as_ptr().expose_provenance() as u64;
@@ -115,6 +136,7 @@ impl Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
+            id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
             domain: domain.clone(),
             start,
             len_bytes,
@@ -153,6 +175,16 @@ impl Region {
     #[inline]
     pub fn lkey(&self) -> u32 {
         self.inner.lkey
+    }
+
+    /// The number of this registration, which no other of this process has or had; keys come round again.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// How many handles there are, those of work in flight included.
+    pub(super) fn handles(&self) -> usize {
+        Arc::strong_count(&self.inner)
     }
 
     /// What the access rights were at registration.
@@ -319,6 +351,7 @@ impl Region {
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
+            .field("id", &self.inner.id)
             .field("start", &self.inner.start)
             .field("len_bytes", &self.inner.len_bytes)
             .field("lkey", &format_args!("{:#x}", self.inner.lkey))

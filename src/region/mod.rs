@@ -1,12 +1,17 @@
 //! Devices, protection domains, and the memory that a device may access.
 
+mod cache;
 mod control;
 mod device;
 mod mapping;
 mod memory;
+mod monitor;
+mod parent;
 mod remote;
+mod table;
 
 pub use crate::nic::{Access, Counters, Faults};
+pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};

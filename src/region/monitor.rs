@@ -1,0 +1,383 @@
+//! Notice of memory that changes hands: `munmap`, `mmap` over it, `mremap`, `brk`, `madvise` that discards, from userfaultfd(2).
+//!
+//! Ranges are registered with the kernel in write-protect mode, and nothing is ever protected: no page fault comes here, so the way of a
+//! first touch stays as it was. Only events come. What the kernel does (`fs/userfaultfd.c`), and what that means:
+//!
+//! - The thread that changes memory does not return before its event was *read*. Here it is read with the locks of all tables held, and
+//!   the tables are changed before they are let go. So whoever comes back from `munmap` finds no entry of that memory.
+//! - But memory is unmapped *before* its event is queued, and then another thread may be given the addresses. It finds out by
+//!   [`Monitor::settled`]: the kernel counts up `mmap_changing` under the lock that its `mmap` needs as well, and down when the event was
+//!   read; while it is not zero, a userfaultfd call says `EAGAIN`. Asked first and looked up then, an entry that is found is valid.
+//! - A child after `fork` has none of it (`UFFD_FEATURE_EVENT_FORK` is for privileged processes): there, [`Monitor::is_here`] says no.
+//!   The parent's pinned pages stay its own, because the kernel gives the child copies of them (since Linux 5.12).
+//! - `shmdt` and `shmat` with `SHM_REMAP` are not announced, nor is what others do to a file. So only private anonymous memory is watched.
+//!   `SHM_REMAP` over such memory is the one way to change it unnoticed.
+#![allow(unsafe_code)] // userfaultfd is made of system calls
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+
+use super::parent::Parent;
+use super::table::Table;
+use crate::region::Region;
+use crate::{Error, Result};
+
+/// The table of one cache, as the monitor's threads know it.
+pub(super) type SharedTable = Arc<Mutex<Table<Region>>>;
+
+/// Locks it; a panic elsewhere leaves it whole: each change is one call without a way out.
+#[inline]
+pub(super) fn locked<T>(table: &Mutex<T>) -> MutexGuard<'_, T> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops what a table has put aside, without its lock.
+pub(super) fn sweep(table: &Mutex<Table<Region>>) {
+    loop {
+        let gone = locked(table).take_gone();
+        if gone.is_none() {
+            return;
+        }
+    }
+}
+
+/// Caches of a process.
+const MAX_TABLES: usize = 64;
+/// How often [`Monitor::settled`] lets other threads run before it gives up. Events are read within microseconds.
+const PATIENCE: u32 = 1000;
+
+// linux/userfaultfd.h. The numbers of the calls are those of the common encoding (asm-generic/ioctl.h).
+const UFFD_API: u64 = 0xaa;
+const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+const REGISTER_MODE_WP: u64 = 2;
+const FEATURE_WP: u64 = 1;
+const FEATURE_EVENT_REMAP: u64 = 4;
+const FEATURE_EVENT_REMOVE: u64 = 8;
+const FEATURE_EVENT_UNMAP: u64 = 0x40;
+/// Since Linux 5.19; with it `mmap_changing` is a count (5.15) and pinned pages are copied at `fork` (5.12).
+const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 0x1000;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+
+/// `struct uffd_msg`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    _reserved: [u8; 7],
+    arguments: [u64; 3],
+}
+
+const _: () = assert!(size_of::<Message>() == 32);
+
+/// What both threads and the monitor share.
+#[derive(Debug)]
+struct Watch {
+    uffd: OwnedFd,
+    /// Readable when the threads are to end.
+    stop: OwnedFd,
+    stopped: AtomicBool,
+    /// The descriptor failed: what happens to memory is no longer known.
+    deaf: AtomicBool,
+    /// Never grown beyond its first allocation, as the lock is one that the reading thread waits for.
+    tables: Mutex<Vec<SharedTable>>,
+    parent: Parent,
+}
+
+/// The process's one monitor, for as long as there is a cache that needs it: the kernel takes one userfaultfd for each address.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    watch: Arc<Watch>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
+
+impl Monitor {
+    /// The process's monitor.
+    ///
+    /// # Errors
+    /// Why the kernel does not tell this process what becomes of its memory.
+    pub(super) fn get() -> Result<Arc<Monitor>, String> {
+        let mut slot = locked(&MONITOR);
+        if let Some(monitor) = slot.upgrade() {
+            return if monitor.is_here() {
+                Ok(monitor)
+            } else {
+                Err("this process was forked from one that has a registration cache".into())
+            };
+        }
+        let monitor = Arc::new(Monitor::new()?);
+        *slot = Arc::downgrade(&monitor);
+        Ok(monitor)
+    }
+
+    fn new() -> Result<Monitor, String> {
+        // There, one thread runs at a time, and one that is in `munmap` keeps all others from running: the event would never be read.
+        let maps = fs::read("/proc/self/maps").unwrap_or_default();
+        if maps.windows(10).any(|part| part == b"/valgrind/") {
+            return Err("under valgrind, events of memory cannot be waited for".into());
+        }
+        let uffd = open()?;
+        let system = |what: &str| format!("{what}: {}", io::Error::last_os_error());
+        // SAFETY: no pointers; the descriptor is nobody else's.
+        let stop = unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            if fd < 0 {
+                return Err(system("eventfd"));
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let parent = Parent::new().map_err(|error| error.to_string())?;
+        let watch = Arc::new(Watch {
+            uffd,
+            stop,
+            stopped: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+            tables: Mutex::new(Vec::with_capacity(MAX_TABLES)),
+            parent,
+        });
+        let mut monitor = Monitor {
+            watch: Arc::clone(&watch),
+            threads: Vec::new(),
+        };
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let builder = thread::Builder::new().name(name.to_owned());
+            builder
+                .spawn(run)
+                .map_err(|error| format!("start of a thread: {error}"))
+        };
+        let swept = Arc::clone(&watch);
+        let sweeper = start("doorbell-sweep", Box::new(move || swept.sweep()))?;
+        let wake = sweeper.thread().clone();
+        monitor.threads.push(sweeper);
+        let reader = start("doorbell-uffd", Box::new(move || watch.read(&wake)))?;
+        monitor.threads.push(reader);
+        Ok(monitor)
+    }
+
+    /// Whether this is the process that made it, and not a child of `fork`.
+    #[inline]
+    pub(super) fn is_here(&self) -> bool {
+        self.watch.parent.is_here()
+    }
+
+    /// From now on the table hears of memory.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there are too many.
+    pub(super) fn add(&self, table: &SharedTable) -> Result<()> {
+        let mut tables = locked(&self.watch.tables);
+        if tables.len() == MAX_TABLES {
+            drop(tables);
+            return Err(Error::State {
+                operation: "registration cache",
+                reason: format!("this process has {MAX_TABLES} of them"),
+            });
+        }
+        tables.push(Arc::clone(table));
+        Ok(())
+    }
+
+    /// The table is going.
+    pub(super) fn remove(&self, table: &SharedTable) {
+        let mut tables = locked(&self.watch.tables);
+        let at = tables.iter().position(|it| Arc::ptr_eq(it, table));
+        let found = at.map(|at| tables.swap_remove(at));
+        drop(tables);
+        drop(found);
+    }
+
+    /// Whether the kernel will tell what becomes of these mappings. They are private anonymous memory, and whole: a part of one would
+    /// become a mapping of its own, and an `mremap` across the two fails.
+    pub(super) fn arm(&self, start: u64, end: u64) -> bool {
+        // struct uffdio_register
+        let mut call = [start, end - start, REGISTER_MODE_WP, 0];
+        // SAFETY: a descriptor of ours, and the structure that the call reads and writes.
+        unsafe { libc::ioctl(self.watch.uffd.as_raw_fd(), UFFDIO_REGISTER, &raw mut call) == 0 }
+    }
+
+    /// Waits until every change of memory that this thread can know of is in the tables. Whether it came to that.
+    pub(super) fn settled(&self) -> bool {
+        for _ in 0..PATIENCE {
+            if self.watch.deaf.load(Ordering::Acquire) {
+                return false;
+            }
+            if !self.watch.is_changing() {
+                return true;
+            }
+            thread::yield_now();
+        }
+        false
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // Its threads are the parent's.
+            self.threads.drain(..).for_each(std::mem::forget);
+            return;
+        }
+        self.watch.stopped.store(true, Ordering::Release);
+        let one = 1u64;
+        // SAFETY: a descriptor of ours, and eight bytes.
+        unsafe { libc::write(self.watch.stop.as_raw_fd(), (&raw const one).cast(), 8) };
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // Had it panicked, there would be nothing more to do.
+            thread.join().ok();
+        }
+    }
+}
+
+impl Watch {
+    /// Whether memory was changed and its event was not read yet.
+    #[inline]
+    fn is_changing(&self) -> bool {
+        // struct uffdio_writeprotect, with a length that is always refused: the kernel looks at `mmap_changing` before.
+        let call = [0u64; 3];
+        // SAFETY: a descriptor of ours, and the structure that the call reads.
+        let done =
+            unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw const call) };
+        done != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+    }
+
+    /// The thread that reads events. It must not come to `munmap` or `madvise`, where it would wait for itself: it allocates and frees
+    /// nothing once it runs.
+    fn read(&self, sweeper: &thread::Thread) {
+        no_signals();
+        let poll = |fd: &OwnedFd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        loop {
+            let mut fds = [poll(&self.uffd), poll(&self.stop)];
+            // SAFETY: two entries.
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            if self.stopped.load(Ordering::Acquire) {
+                return;
+            }
+            if ready < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
+                continue;
+            }
+            let failed = ready < 0 || fds[0].revents & !libc::POLLIN != 0;
+            if failed || !self.read_once() {
+                self.deaf.store(true, Ordering::Release);
+                self.with_tables(|table| table.invalidate(0, u64::MAX));
+                sweeper.unpark();
+                return;
+            }
+            sweeper.unpark();
+        }
+    }
+
+    /// Takes the events that there are, with the locks held that they are read under. Whether the descriptor still works.
+    fn read_once(&self) -> bool {
+        let tables = locked(&self.tables);
+        let mut guards = [const { None }; MAX_TABLES];
+        for (guard, table) in guards.iter_mut().zip(tables.iter()) {
+            *guard = Some(locked(table));
+        }
+        let mut messages = [Message::default(); 16];
+        // SAFETY: a descriptor of ours that does not block, and as much room as is said.
+        let read = unsafe {
+            libc::read(
+                self.uffd.as_raw_fd(),
+                messages.as_mut_ptr().cast(),
+                size_of_val(&messages),
+            )
+        };
+        let Ok(bytes) = usize::try_from(read) else {
+            // Another event was taken back meanwhile, as when the thread that waits is killed.
+            return io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
+        };
+        for message in messages.iter().take(bytes / size_of::<Message>()) {
+            let [first, second, third] = message.arguments;
+            let ranges = match message.event {
+                EVENT_UNMAP | EVENT_REMOVE => [(first, second), (0, 0)],
+                EVENT_REMAP => [
+                    (first, first.saturating_add(third)),
+                    (second, second.saturating_add(third)),
+                ],
+                _ => continue,
+            };
+            for guard in guards.iter_mut().flatten() {
+                for (start, end) in ranges {
+                    guard.invalidate(start, end);
+                }
+            }
+        }
+        true
+    }
+
+    fn with_tables<R>(&self, act: impl Fn(&mut Table<Region>) -> R) {
+        for table in locked(&self.tables).iter() {
+            act(&mut locked(table));
+        }
+    }
+
+    /// The thread that drops what events put aside: that frees memory, which the reading thread may not do.
+    fn sweep(&self) {
+        while !self.stopped.load(Ordering::Acquire) {
+            let mut at = 0;
+            loop {
+                let table = locked(&self.tables).get(at).cloned();
+                let Some(table) = table else { break };
+                sweep(&table);
+                at += 1;
+            }
+            thread::park();
+        }
+    }
+}
+
+/// A descriptor that tells of unmapped, moved and discarded memory.
+fn open() -> Result<OwnedFd, String> {
+    // Faults of the kernel's own accesses are of no interest, and without them no privilege is needed.
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+    // SAFETY: no pointers; the descriptor is nobody else's.
+    let uffd = unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, flags);
+        if fd < 0 {
+            return Err(format!("userfaultfd: {}", io::Error::last_os_error()));
+        }
+        OwnedFd::from_raw_fd(fd as libc::c_int)
+    };
+    let features = FEATURE_WP
+        | FEATURE_WP_HUGETLBFS_SHMEM
+        | FEATURE_EVENT_REMAP
+        | FEATURE_EVENT_REMOVE
+        | FEATURE_EVENT_UNMAP;
+    // struct uffdio_api
+    let mut call = [UFFD_API, features, 0];
+    // SAFETY: a descriptor of ours, and the structure that the call reads and writes.
+    let done = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &raw mut call) };
+    if done == 0 {
+        Ok(uffd)
+    } else {
+        let error = io::Error::last_os_error();
+        Err(format!(
+            "userfaultfd without the events of Linux 5.19: {error}"
+        ))
+    }
+}
+
+/// A signal handler on the reading thread could free memory.
+fn no_signals() {
+    // SAFETY: a set of signals of ours.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
