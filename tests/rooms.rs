@@ -12,8 +12,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("peer", &[]),
     ("mlx5", &["peer", "status"]),
     ("soft", &["mlx5", "peer"]),
-    // Of the software NIC only the words that both have: states, rights, attributes.
-    ("verbs", &["soft"]),
+    // Of the software NIC the words that both have (states, rights, attributes), and the device's side of queue memory; of mlx5 the reader
+    // of its formats: a relay consumes queues as a card does.
+    ("verbs", &["soft", "mlx5", "status"]),
     ("nic", &["verbs", "soft"]),
     ("softcx", &["soft"]),
     ("stream", &["peer"]),

@@ -18,7 +18,7 @@ fn main() {
     println!("cargo::rustc-link-lib=ibverbs");
     let bindings = bindgen::Builder::default()
         .header("dv.h")
-        .allowlist_item("doorbell_dv_.*")
+        .allowlist_item("(doorbell_dv|DOORBELL_DV)_.*")
         // The same types as in the other bindings, so that an object of one goes to the other.
         .blocklist_type("ibv_.*")
         .layout_tests(true)

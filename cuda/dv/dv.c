@@ -1,5 +1,6 @@
 /* The few calls of rdma-core that bindings to <infiniband/verbs.h> do not reach, or not whole: see dv.h. */
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include <infiniband/mlx5dv.h>
@@ -122,4 +123,148 @@ int doorbell_dv_queues(struct ibv_qp *qp, struct ibv_cq *send_cq, struct ibv_cq 
 	result->send_cqe_bytes = send.cqe_size;
 	result->recv_cqe_bytes = recv.cqe_size;
 	return 0;
+}
+
+int doorbell_dv_query_limits(struct ibv_context *context, struct doorbell_dv_limits *result)
+{
+	struct ibv_device_attr attributes;
+	const int error = ibv_query_device(context, &attributes);
+
+	if (error)
+		return error;
+	/* Numbers that are signed and never negative. */
+	result->qp_wrs = attributes.max_qp_wr > 0 ? (uint32_t)attributes.max_qp_wr : 0;
+	result->sges = attributes.max_sge > 0 ? (uint32_t)attributes.max_sge : 0;
+	result->cqes = attributes.max_cqe > 0 ? (uint32_t)attributes.max_cqe : 0;
+	result->reads_out = attributes.max_qp_init_rd_atom > 0 ? (uint32_t)attributes.max_qp_init_rd_atom : 0;
+	result->reads_in = attributes.max_qp_rd_atom > 0 ? (uint32_t)attributes.max_qp_rd_atom : 0;
+	result->atomics = attributes.atomic_cap;
+	return 0;
+}
+
+struct ibv_qp *doorbell_dv_create_plain_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
+					   struct doorbell_dv_caps *caps)
+{
+	struct ibv_qp_init_attr attributes = {
+		.qp_type = IBV_QPT_RC,
+		.send_cq = send_cq,
+		.recv_cq = recv_cq,
+		.cap = {
+			.max_send_wr = caps->send_wrs,
+			.max_recv_wr = caps->recv_wrs,
+			.max_send_sge = caps->send_sges,
+			.max_recv_sge = caps->recv_sges,
+			.max_inline_data = caps->inline_bytes,
+		},
+	};
+	struct ibv_qp *const qp = ibv_create_qp(pd, &attributes);
+
+	if (qp) {
+		caps->send_wrs = attributes.cap.max_send_wr;
+		caps->recv_wrs = attributes.cap.max_recv_wr;
+		caps->send_sges = attributes.cap.max_send_sge;
+		caps->recv_sges = attributes.cap.max_recv_sge;
+		caps->inline_bytes = attributes.cap.max_inline_data;
+	}
+	return qp;
+}
+
+_Static_assert(sizeof(struct doorbell_dv_sge) == sizeof(struct ibv_sge) &&
+		       offsetof(struct doorbell_dv_sge, addr) == offsetof(struct ibv_sge, addr) &&
+		       offsetof(struct doorbell_dv_sge, len_bytes) == offsetof(struct ibv_sge, length) &&
+		       offsetof(struct doorbell_dv_sge, lkey) == offsetof(struct ibv_sge, lkey),
+	       "a list of pieces is handed on as it is");
+
+static struct ibv_sge *pieces(const struct doorbell_dv_sge *sges, uint32_t first)
+{
+	/* verbs takes the list without const and does not change it. */
+	return (struct ibv_sge *)(uintptr_t)(sges + first);
+}
+
+uint32_t doorbell_dv_post_send(struct ibv_qp *qp, const struct doorbell_dv_send *requests, uint32_t count,
+			       const struct doorbell_dv_sge *sges, int *error)
+{
+	struct ibv_send_wr list[DOORBELL_DV_BATCH];
+	struct ibv_send_wr *refused = list;
+	uint32_t i;
+
+	*error = 0;
+	if (count == 0)
+		return 0;
+	if (count > DOORBELL_DV_BATCH)
+		count = DOORBELL_DV_BATCH;
+	for (i = 0; i < count; i++) {
+		const struct doorbell_dv_send *const from = &requests[i];
+		struct ibv_send_wr *const to = &list[i];
+
+		memset(to, 0, sizeof(*to));
+		to->wr_id = from->wr_id;
+		to->next = i + 1 < count ? to + 1 : NULL;
+		to->sg_list = pieces(sges, from->first_sge);
+		to->num_sge = (int)from->sges;
+		to->opcode = (enum ibv_wr_opcode)from->opcode;
+		to->send_flags = from->flags;
+		to->imm_data = from->imm;
+		if (from->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || from->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+			to->wr.atomic.remote_addr = from->remote_addr;
+			to->wr.atomic.compare_add = from->compare_add;
+			to->wr.atomic.swap = from->swap;
+			to->wr.atomic.rkey = from->rkey;
+		} else {
+			to->wr.rdma.remote_addr = from->remote_addr;
+			to->wr.rdma.rkey = from->rkey;
+		}
+	}
+	*error = ibv_post_send(qp, list, &refused);
+	if (*error == 0)
+		return count;
+	/* Some providers give -1 and errno, some a negative errno. */
+	if (*error < 0)
+		*error = *error == -1 ? errno : -*error;
+	return refused >= list && refused < list + count ? (uint32_t)(refused - list) : 0;
+}
+
+uint32_t doorbell_dv_post_recv(struct ibv_qp *qp, const struct doorbell_dv_recv *requests, uint32_t count,
+			       const struct doorbell_dv_sge *sges, int *error)
+{
+	struct ibv_recv_wr list[DOORBELL_DV_BATCH];
+	struct ibv_recv_wr *refused = list;
+	uint32_t i;
+
+	*error = 0;
+	if (count == 0)
+		return 0;
+	if (count > DOORBELL_DV_BATCH)
+		count = DOORBELL_DV_BATCH;
+	for (i = 0; i < count; i++) {
+		list[i].wr_id = requests[i].wr_id;
+		list[i].next = i + 1 < count ? &list[i + 1] : NULL;
+		list[i].sg_list = pieces(sges, requests[i].first_sge);
+		list[i].num_sge = (int)requests[i].sges;
+	}
+	*error = ibv_post_recv(qp, list, &refused);
+	if (*error == 0)
+		return count;
+	if (*error < 0)
+		*error = *error == -1 ? errno : -*error;
+	return refused >= list && refused < list + count ? (uint32_t)(refused - list) : 0;
+}
+
+int doorbell_dv_poll_cq(struct ibv_cq *cq, struct doorbell_dv_wc *result, uint32_t count)
+{
+	struct ibv_wc found[DOORBELL_DV_BATCH];
+	const int got = ibv_poll_cq(cq, count < DOORBELL_DV_BATCH ? (int)count : DOORBELL_DV_BATCH, found);
+	int i;
+
+	for (i = 0; i < got; i++) {
+		result[i].wr_id = found[i].wr_id;
+		result[i].status = found[i].status;
+		result[i].vendor_err = found[i].vendor_err;
+		/* The others of a completion in error are undefined. */
+		result[i].opcode = found[i].status == IBV_WC_SUCCESS ? found[i].opcode : 0;
+		result[i].byte_len = found[i].status == IBV_WC_SUCCESS ? found[i].byte_len : 0;
+		result[i].flags = found[i].status == IBV_WC_SUCCESS ? found[i].wc_flags : 0;
+		result[i].imm = found[i].status == IBV_WC_SUCCESS ? found[i].imm_data : 0;
+	}
+	return got;
 }

@@ -56,6 +56,64 @@ struct doorbell_dv_queues {
 	uint32_t recv_cqe_bytes;
 };
 
+/* What a device says that it can do at most (ibv_query_device). */
+struct doorbell_dv_limits {
+	uint32_t qp_wrs;
+	uint32_t sges;
+	uint32_t cqes;
+	uint32_t reads_out; /* reads and atomics that a queue pair may have under way */
+	uint32_t reads_in; /* and those of its peer that it can serve */
+	uint32_t atomics; /* 0: none that even the device itself keeps whole */
+};
+
+/* Sizes of a queue pair of plain verbs: as asked for, and then as they were made. */
+struct doorbell_dv_caps {
+	uint32_t send_wrs;
+	uint32_t recv_wrs;
+	uint32_t send_sges;
+	uint32_t recv_sges;
+	uint32_t inline_bytes;
+};
+
+/* A piece of memory: struct ibv_sge. */
+struct doorbell_dv_sge {
+	uint64_t addr;
+	uint32_t len_bytes;
+	uint32_t lkey;
+};
+
+/* A send request: struct ibv_send_wr without its pointers. */
+struct doorbell_dv_send {
+	uint64_t wr_id;
+	uint64_t remote_addr;
+	uint64_t compare_add;
+	uint64_t swap;
+	uint32_t rkey;
+	uint32_t imm; /* network order */
+	uint32_t opcode; /* enum ibv_wr_opcode */
+	uint32_t flags; /* enum ibv_send_flags */
+	uint32_t first_sge;
+	uint32_t sges;
+};
+
+/* A receive: struct ibv_recv_wr. */
+struct doorbell_dv_recv {
+	uint64_t wr_id;
+	uint32_t first_sge;
+	uint32_t sges;
+};
+
+/* A completion: struct ibv_wc, as far as a reliable connection has it. */
+struct doorbell_dv_wc {
+	uint64_t wr_id;
+	uint32_t status; /* enum ibv_wc_status */
+	uint32_t opcode; /* enum ibv_wc_opcode; means something after success */
+	uint32_t vendor_err;
+	uint32_t byte_len;
+	uint32_t imm; /* network order */
+	uint32_t flags; /* enum ibv_wc_flags */
+};
+
 /* Whether the mlx5 provider drives that device. */
 int doorbell_dv_is_mlx5(struct ibv_device *device);
 
@@ -78,5 +136,24 @@ struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, 
 /* mlx5dv_init_obj of all three: zero, or its errno. From here on the CQs are not for ibv_poll_cq any more. */
 int doorbell_dv_queues(struct ibv_qp *qp, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 		       struct doorbell_dv_queues *result);
+
+/* Zero, or the errno of ibv_query_device. */
+int doorbell_dv_query_limits(struct ibv_context *context, struct doorbell_dv_limits *result);
+
+/* A reliable-connected queue pair in RESET by plain verbs; NULL and errno if it cannot be had. */
+struct ibv_qp *doorbell_dv_create_plain_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
+					   struct doorbell_dv_caps *caps);
+
+/* ibv_post_send, ibv_post_recv and ibv_poll_cq, which are inline functions over the operations of a context. The first two give how many
+ * of the requests were posted, in order, and in *error the errno of the first that was not. Requests name `sges` by their places. */
+uint32_t doorbell_dv_post_send(struct ibv_qp *qp, const struct doorbell_dv_send *requests, uint32_t count,
+			       const struct doorbell_dv_sge *sges, int *error);
+uint32_t doorbell_dv_post_recv(struct ibv_qp *qp, const struct doorbell_dv_recv *requests, uint32_t count,
+			       const struct doorbell_dv_sge *sges, int *error);
+/* How many completions there were, or a negative number if the queue is broken. */
+int doorbell_dv_poll_cq(struct ibv_cq *cq, struct doorbell_dv_wc *result, uint32_t count);
+
+/* Requests that one call takes. */
+#define DOORBELL_DV_BATCH 16
 
 #endif

@@ -44,7 +44,7 @@ pub struct EndpointConfig {
     /// How long a sender should wait when this side has no receive posted, as verbs code it (0 to 31). Default 1, which is
     /// 10 us.
     pub min_rnr_timer: u8,
-    /// Reads and atomics on their way at once, 1 to 16. Default 16.
+    /// Reads and atomics on their way at once, 1 to 16. A device that has fewer, at either end of a connection, makes it fewer. Default 16.
     pub max_reads: u8,
     /// What the peer may do to regions, where the regions' own rights allow it. Default: everything.
     pub access: Access,

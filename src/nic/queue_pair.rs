@@ -13,13 +13,25 @@ use crate::verbs;
 
 /// Sizes of a queue pair; counts are powers of two. A device may make it larger.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "verbs"), allow(dead_code))] // the depths and inline bytes are for devices of plain verbs
 pub(crate) struct QueuePairConfig {
+    /// Work requests in flight at most, which need be no powers of two; and inline bytes of each.
+    pub(crate) send_depth: u32,
+    pub(crate) recv_depth: u32,
+    pub(crate) inline_bytes: u32,
     pub(crate) send_wqebbs: u32,
     pub(crate) recv_wqes: u32,
-    /// Pieces of memory of a receive.
+    /// Pieces of memory of a work request.
     pub(crate) recv_segments: u32,
     pub(crate) send_cqes: u32,
     pub(crate) recv_cqes: u32,
+}
+
+/// Operations that not every device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Abilities {
+    pub(crate) atomics: bool,
+    pub(crate) reads: bool,
 }
 
 /// Where the parts of a queue pair lie, and their sizes; valid while the [`QueuePair`] lives.
@@ -57,6 +69,9 @@ enum Kind {
         /// The marks of both completion queues.
         marks: Pages,
     },
+    /// Any device of verbs; in a box because it is large.
+    #[cfg(feature = "verbs")]
+    Relay(Box<verbs::Relay>),
 }
 
 /// A reliable-connected queue pair with two completion queues of its own. Dropping it destroys it in the device first.
@@ -82,9 +97,30 @@ impl QueuePair {
                         recv_cqes: config.recv_cqes,
                     },
                 )?;
-                let memory = soft_memory(&pair, config);
+                let memory = own_memory(pair.memory(), config);
                 Ok(QueuePair {
                     kind: Kind::Soft(pair),
+                    memory,
+                })
+            }
+            #[cfg(feature = "verbs")]
+            Domain::Verbs(domain) if domain.is_plain() => {
+                let relay = verbs::Relay::new(
+                    domain,
+                    &verbs::RelayConfig {
+                        send_depth: config.send_depth,
+                        recv_depth: config.recv_depth,
+                        segments: config.recv_segments,
+                        inline_bytes: config.inline_bytes,
+                        send_wqebbs: config.send_wqebbs,
+                        recv_wqes: config.recv_wqes,
+                        send_cqes: config.send_cqes,
+                        recv_cqes: config.recv_cqes,
+                    },
+                )?;
+                let memory = own_memory(relay.memory(), config);
+                Ok(QueuePair {
+                    kind: Kind::Relay(Box::new(relay)),
                     memory,
                 })
             }
@@ -125,6 +161,8 @@ impl QueuePair {
                 let cqes = memory.cqes.iter().sum::<u32>() * 64;
                 (rings + cqes) as usize + marks.len_bytes()
             }
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.memory_bytes(),
         }
     }
 
@@ -133,7 +171,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => pair.qpn(),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.qpn(),
+            Kind::Verbs { pair, .. } => pair.states().qpn(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.states().qpn(),
         }
     }
 
@@ -143,7 +183,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => pair.status().state(),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.state(),
+            Kind::Verbs { pair, .. } => pair.states().state(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.states().state(),
         }
     }
 
@@ -152,7 +194,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => pair.status().overrun(),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.overrun(),
+            Kind::Verbs { pair, .. } => pair.states().overrun(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.states().overrun(),
         }
     }
 
@@ -162,27 +206,37 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(_) => {}
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.look_for_events(),
+            Kind::Verbs { pair, .. } => pair.states().look_for_events(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => {
+                // And for completions: the watchdog looks at endpoints that nobody polls.
+                relay.turn();
+                relay.states().look_for_events();
+            }
         }
     }
 
-    /// Lets a device of software work inside the caller, for poll loops. Whether there was any work.
+    /// Lets a device of software, or a relay, work inside the caller, for poll loops. Whether there was any work.
     #[inline]
     pub(crate) fn progress(&self) -> bool {
         match &self.kind {
             Kind::Soft(pair) => pair.device().progress(),
             #[cfg(feature = "verbs")]
             Kind::Verbs { .. } => false,
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.turn(),
         }
     }
 
-    /// Tells a device of software that a register of this queue pair was stored to. To a card the store itself says it.
+    /// Tells a device of software, or a relay, that a register of this queue pair was stored to. To a card the store itself says it.
     #[inline]
     pub(crate) fn rung(&self) {
         match &self.kind {
             Kind::Soft(pair) => pair.rung(),
             #[cfg(feature = "verbs")]
             Kind::Verbs { .. } => {}
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.rung(),
         }
     }
 
@@ -196,6 +250,27 @@ impl QueuePair {
             Kind::Verbs { .. } => Ok(
                 "mlx5dv shows the queue's rings and its own UAR register, mapped into this process, which a host stream stores to",
             ),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => Err(format!(
+                "`{}` is used by plain verbs, which show no doorbell register: a thread has to post",
+                relay.device_name()
+            )),
+        }
+    }
+
+    /// What it can do that not every device can.
+    #[inline]
+    pub(crate) fn abilities(&self) -> Abilities {
+        match &self.kind {
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => {
+                let verbs::Abilities { atomics, reads } = relay.abilities();
+                Abilities { atomics, reads }
+            }
+            _ => Abilities {
+                atomics: true,
+                reads: true,
+            },
         }
     }
 
@@ -204,7 +279,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(_) => 4096,
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.mtu_bytes(),
+            Kind::Verbs { pair, .. } => pair.states().mtu_bytes(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.states().mtu_bytes(),
         }
     }
 
@@ -213,7 +290,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => RemoteQueuePair::Soft(pair.local()),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => RemoteQueuePair::Verbs(pair.local()),
+            Kind::Verbs { pair, .. } => RemoteQueuePair::Verbs(pair.states().local()),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => RemoteQueuePair::Verbs(relay.states().local()),
         }
     }
 
@@ -222,7 +301,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => pair.init(attributes),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.init(attributes),
+            Kind::Verbs { pair, .. } => pair.states().init(attributes),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.states().init(attributes),
         }
     }
 
@@ -231,7 +312,11 @@ impl QueuePair {
         match (&self.kind, remote) {
             (Kind::Soft(pair), RemoteQueuePair::Soft(remote)) => pair.connect(remote),
             #[cfg(feature = "verbs")]
-            (Kind::Verbs { pair, .. }, RemoteQueuePair::Verbs(remote)) => pair.connect(remote),
+            (Kind::Verbs { pair, .. }, RemoteQueuePair::Verbs(remote)) => {
+                pair.states().connect(remote)
+            }
+            #[cfg(feature = "verbs")]
+            (Kind::Relay(relay), RemoteQueuePair::Verbs(remote)) => relay.connect(remote),
             #[cfg(feature = "verbs")]
             _ => Err(Error::Foreign {
                 argument: "peer",
@@ -241,13 +326,15 @@ impl QueuePair {
         }
     }
 
-    /// Any state to ERR. The device flushes what is posted: the software NIC before this returns, a card soon. See
+    /// Any state to ERR. The device flushes what is posted: the software NIC before this returns, a card soon, a relay in turns to come. See
     /// [`QueuePair::silence`].
     pub(crate) fn fail(&self) {
         match &self.kind {
             Kind::Soft(pair) => pair.fail(),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.fail(),
+            Kind::Verbs { pair, .. } => pair.states().fail(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.fail(),
         }
     }
 
@@ -259,8 +346,13 @@ impl QueuePair {
             Kind::Soft(_) => false,
             #[cfg(feature = "verbs")]
             Kind::Verbs { pair, .. } => {
-                pair.silence();
+                pair.states().silence();
                 true
+            }
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => {
+                relay.silence();
+                false
             }
         }
     }
@@ -270,7 +362,9 @@ impl QueuePair {
         match &self.kind {
             Kind::Soft(pair) => pair.reset(),
             #[cfg(feature = "verbs")]
-            Kind::Verbs { pair, .. } => pair.reset(),
+            Kind::Verbs { pair, .. } => pair.states().reset(),
+            #[cfg(feature = "verbs")]
+            Kind::Relay(relay) => relay.reset(),
         }
     }
 
@@ -280,12 +374,14 @@ impl QueuePair {
             Kind::Soft(_) => true,
             #[cfg(feature = "verbs")]
             Kind::Verbs { .. } => false,
+            #[cfg(feature = "verbs")]
+            Kind::Relay(_) => true,
         }
     }
 }
 
-fn soft_memory(pair: &soft::QueuePair, config: &QueuePairConfig) -> QueueMemory {
-    let memory = pair.memory();
+/// Memory that was laid out for a device of software.
+fn own_memory(memory: &soft::QueuePairMemory, config: &QueuePairConfig) -> QueueMemory {
     QueueMemory {
         send_ring: memory.send_ring,
         send_wqebbs: config.send_wqebbs,

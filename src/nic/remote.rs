@@ -49,7 +49,7 @@ impl RemoteQueuePair {
         }
     }
 
-    /// Little-endian, but for a GID. Software NIC: port 24, qpn, psn, connection. Verbs: GID 16, LID 2, link 1, nothing 5, qpn, psn,
+    /// Little-endian, but for a GID. Software NIC: port 24, qpn, psn, connection. Verbs: GID 16, LID 2, link 1, reads 1, nothing 4, qpn, psn,
     /// nothing 4.
     pub(crate) fn to_bytes(self) -> [u8; RemoteQueuePair::BYTES] {
         let mut bytes = [0; RemoteQueuePair::BYTES];
@@ -63,6 +63,7 @@ impl RemoteQueuePair {
                 bytes[..16].copy_from_slice(&pair.port.gid);
                 bytes[16..18].copy_from_slice(&pair.port.lid.to_le_bytes());
                 bytes[18] = pair.port.link as u8;
+                bytes[19] = pair.reads;
                 (pair.qpn, pair.psn, 0)
             }
         };
@@ -95,8 +96,8 @@ impl RemoteQueuePair {
                 connection: last,
             })),
             #[cfg(feature = "verbs")]
-            VERBS if in_range && last == 0 && bytes[19..24] == [0; 5] => {
-                let [low, high, link] = [bytes[16], bytes[17], bytes[18]];
+            VERBS if in_range && last == 0 && bytes[20..24] == [0; 4] => {
+                let [low, high, link, reads] = [bytes[16], bytes[17], bytes[18], bytes[19]];
                 let port = PortAddress {
                     link: Link::from_raw(link.into())
                         .filter(|known| *known as u8 == link)
@@ -108,6 +109,7 @@ impl RemoteQueuePair {
                     port,
                     qpn,
                     psn,
+                    reads,
                 }))
             }
             SOFT => Err(Unreadable::Range),
@@ -132,11 +134,12 @@ mod tests {
             },
             qpn: 0x01_0203,
             psn: 0x04_0506,
+            reads: 16,
         });
         let good = pair.to_bytes();
         assert_eq!(RemoteQueuePair::from_bytes(VERBS, &good), Ok(pair));
         assert_eq!(RemoteQueuePair::from_bytes(9, &good), Err(Unreadable::Kind));
-        for (at, value) in [(18, 0), (18, 3), (19, 1), (27, 1), (31, 1), (32, 1)] {
+        for (at, value) in [(18, 0), (18, 3), (20, 1), (27, 1), (31, 1), (32, 1)] {
             let mut bad = good;
             bad[at] = value;
             let read = RemoteQueuePair::from_bytes(VERBS, &bad);

@@ -46,6 +46,8 @@ mod wire;
 
 pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
+#[cfg(feature = "verbs")]
+pub(crate) use dma::{RecordWord, Ring};
 pub use faults::Faults;
 pub use keys::Access;
 pub use options::{Link, Options};

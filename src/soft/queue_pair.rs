@@ -90,6 +90,48 @@ unsafe impl Send for QueuePairMemory {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePairMemory {}
 
+impl QueuePairMemory {
+    /// Fresh memory for the parts of a queue pair of these sizes, which is in the pages.
+    ///
+    /// # Errors
+    /// [`Error::Range`] or [`Error::Alignment`] naming the size; [`Error::System`] if there is not so much.
+    pub(crate) fn new(config: &QueuePairConfig) -> Result<(Pages, QueuePairMemory)> {
+        config.check()?;
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(64);
+            start
+        };
+        // As in mlx5: the receive ring first, the send ring behind it.
+        let recv_ring = place((config.recv_wqes * config.recv_stride_bytes) as usize);
+        let send_ring = place(config.send_wqebbs as usize * 64);
+        let send_cq = place(config.send_cqes as usize * 64);
+        let recv_cq = place(config.recv_cqes as usize * 64);
+        let send_marks = place(config.send_cqes as usize * 4);
+        let recv_marks = place(config.recv_cqes as usize * 4);
+        // Each record on a cache line of its own: the device reads them while the driver writes its neighbours.
+        let record = place(8);
+        let send_cq_record = place(8);
+        let recv_cq_record = place(8);
+        let uar = end.next_multiple_of(PAGE_BYTES);
+        let pages = Pages::new(uar + PAGE_BYTES)?;
+        let memory = QueuePairMemory {
+            send_ring: pages.at(send_ring),
+            recv_ring: pages.at(recv_ring),
+            record: pages.at(record).cast(),
+            uar: UAR_REGISTERS.map(|register| pages.at(uar + register)),
+            send_cq: pages.at(send_cq),
+            recv_cq: pages.at(recv_cq),
+            send_cq_record: pages.at(send_cq_record).cast(),
+            recv_cq_record: pages.at(recv_cq_record).cast(),
+            send_marks: pages.at(send_marks).cast(),
+            recv_marks: pages.at(recv_marks).cast(),
+        };
+        Ok((pages, memory))
+    }
+}
+
 /// What one end of a connection must know of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteQueuePair {
@@ -127,38 +169,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Range`] or [`Error::Alignment`] naming the size; [`Error::State`] if the device is full.
     pub fn new(device: &Device, config: &QueuePairConfig) -> Result<QueuePair> {
-        config.check()?;
-        let mut end = 0;
-        let mut place = |bytes: usize| {
-            let start = end;
-            end = (start + bytes).next_multiple_of(64);
-            start
-        };
-        // As in mlx5: the receive ring first, the send ring behind it.
-        let recv_ring = place((config.recv_wqes * config.recv_stride_bytes) as usize);
-        let send_ring = place(config.send_wqebbs as usize * 64);
-        let send_cq = place(config.send_cqes as usize * 64);
-        let recv_cq = place(config.recv_cqes as usize * 64);
-        let send_marks = place(config.send_cqes as usize * 4);
-        let recv_marks = place(config.recv_cqes as usize * 4);
-        // Each record on a cache line of its own: the device reads them while the driver writes its neighbours.
-        let record = place(8);
-        let send_cq_record = place(8);
-        let recv_cq_record = place(8);
-        let uar = end.next_multiple_of(PAGE_BYTES);
-        let pages = Pages::new(uar + PAGE_BYTES)?;
-        let memory = QueuePairMemory {
-            send_ring: pages.at(send_ring),
-            recv_ring: pages.at(recv_ring),
-            record: pages.at(record).cast(),
-            uar: UAR_REGISTERS.map(|register| pages.at(uar + register)),
-            send_cq: pages.at(send_cq),
-            recv_cq: pages.at(recv_cq),
-            send_cq_record: pages.at(send_cq_record).cast(),
-            recv_cq_record: pages.at(recv_cq_record).cast(),
-            send_marks: pages.at(send_marks).cast(),
-            recv_marks: pages.at(recv_marks).cast(),
-        };
+        let (pages, memory) = QueuePairMemory::new(config)?;
         let start = starting_numbers()?;
         let mut core = device.lock();
         let (slot, qpn) = core.reserve_qp()?;

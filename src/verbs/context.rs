@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::call::{object, release, status};
 use super::events::Events;
 use super::port::Port;
-use super::select::{AUTOMATIC, DeviceList, Listed, Selector};
+use super::relay::Limits;
+use super::select::{DeviceList, Listed, Selector};
 use crate::{Error, Result};
 
 /// An open device file with one of its ports.
@@ -19,6 +20,10 @@ pub(super) struct Context {
     file: ContextFile,
     pub(super) port: Port,
     name: String,
+    /// Whether it is used by plain verbs.
+    pub(super) is_plain: bool,
+    /// What the device can do at most.
+    pub(super) limits: Limits,
     domains: AtomicU32,
 }
 
@@ -45,33 +50,39 @@ impl Context {
         self.file.0
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// A number for a new domain, for messages.
     pub(super) fn next_domain(&self) -> u32 {
         self.domains.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// A device that the mlx5 provider drives. Clones are handles of the same one.
+/// A device that libibverbs has a provider for. Clones are handles of the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
     context: Arc<Context>,
 }
 
 impl Device {
-    /// The names of those that there are: none where libibverbs finds no way to look.
+    /// The names of those that there are, best first: none where libibverbs finds no way to look.
     pub(crate) fn list() -> Vec<String> {
-        DeviceList::read().map_or_else(
-            |_| Vec::new(),
-            |list| {
-                list.devices
-                    .iter()
-                    .map(|device| device.name.clone())
-                    .collect()
-            },
-        )
+        let Ok(list) = DeviceList::read() else {
+            return Vec::new();
+        };
+        let of = |is_mlx5: bool| {
+            list.devices
+                .iter()
+                .filter(move |device| device.is_mlx5 == is_mlx5)
+                .map(move |device| device.full_name(!is_mlx5))
+        };
+        of(true).chain(of(false)).collect()
     }
 
-    /// Opens the device of that name or PCI address, or for `mlx5` the first with an active port. `None` if there is none such.
+    /// Opens the device of that name or PCI address: one of the mlx5 provider with its queues laid open, any other, and behind `verbs:`
+    /// that one as well, by plain verbs. `mlx5` and `verbs` are the first with an active port. `None` if there is none such.
     ///
     /// # Errors
     /// [`Error::Malformed`] for what stands behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
@@ -86,7 +97,7 @@ impl Device {
         for listed in list.devices.iter().filter(|listed| selector.admits(listed)) {
             match Device::open_listed(listed, &selector) {
                 // The next may do better.
-                Err(error) if selector.name == AUTOMATIC => inactive = Some(error),
+                Err(error) if selector.is_automatic() => inactive = Some(error),
                 opened => return opened.map(Some),
             }
         }
@@ -102,19 +113,23 @@ impl Device {
             Some(number) => Port::read(file.0, number, selector.gid_index)?,
             None => first_active(file.0, &listed.name, selector.gid_index)?,
         };
+        let is_plain = selector.wants_plain(listed);
+        let limits = Limits::probe(file.0)?;
         let events = Events::of(file.0)?;
         Ok(Device {
             context: Arc::new(Context {
                 events,
                 file,
                 port,
-                name: listed.name.clone(),
+                name: listed.full_name(is_plain),
+                is_plain,
+                limits,
                 domains: AtomicU32::new(0),
             }),
         })
     }
 
-    /// Its name in the system, such as `mlx5_0`.
+    /// The name to open it by, such as `mlx5_0` or `verbs:rxe0`.
     pub(crate) fn name(&self) -> &str {
         &self.context.name
     }

@@ -43,6 +43,15 @@ impl Domain {
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
+
+    /// Whether the device is used by plain verbs: queue pairs are to be made by [`super::Relay`].
+    pub(crate) fn is_plain(&self) -> bool {
+        self.context.is_plain
+    }
+
+    pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_pd> {
+        self.pd
+    }
 }
 
 impl Drop for Domain {

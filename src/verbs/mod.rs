@@ -10,12 +10,16 @@ mod domain;
 mod events;
 mod port;
 mod queue_pair;
+mod relay;
 mod select;
+mod states;
 
 pub(crate) use context::Device;
 pub(crate) use domain::{Domain, MemoryRegion};
 pub(crate) use port::{Link, PortAddress};
-pub(crate) use queue_pair::{QueuePair, QueuePairConfig, Queues, RemoteQueuePair};
+pub(crate) use queue_pair::{QueuePair, QueuePairConfig, Queues};
+pub(crate) use relay::{Abilities, Relay, RelayConfig};
+pub(crate) use states::RemoteQueuePair;
 
 #[cfg(test)]
 mod tests;

@@ -8,14 +8,18 @@ use std::ptr::NonNull;
 use super::call::{object, release};
 use crate::{Error, Result};
 
-/// What selects the first device with an active port.
-pub(super) const AUTOMATIC: &str = "mlx5";
+/// What selects the first mlx5 device with an active port.
+const FIRST_MLX5: &str = "mlx5";
+/// What selects the first device of any provider with an active port; with a name behind it, that device by plain verbs.
+const PLAIN: &str = "verbs";
 
-/// What an application asked for: `NAME[,port=N][,gid=N]`.
+/// What an application asked for: `NAME[,port=N][,gid=N]`, or `verbs:` before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Selector<'a> {
-    /// A device name, a PCI address, or [`AUTOMATIC`].
-    pub(super) name: &'a str,
+    /// A device name or a PCI address; `None` is the first that works.
+    name: Option<&'a str>,
+    /// Whether the device is to be used by plain verbs, whatever it is.
+    plain: bool,
     pub(super) port: Option<u8>,
     pub(super) gid_index: Option<u8>,
 }
@@ -29,8 +33,16 @@ impl<'a> Selector<'a> {
             reason: format!("`{part}` is neither `port=N` nor `gid=N`"),
         };
         let mut parts = text.split(',');
+        let name = parts.next().unwrap_or_default();
+        let (name, plain) = match name.strip_prefix(PLAIN) {
+            Some("") => (None, true),
+            Some(rest) if rest.starts_with(':') => (Some(&rest[1..]), true),
+            _ if name == FIRST_MLX5 => (None, false),
+            _ => (Some(name), false),
+        };
         let mut selector = Selector {
-            name: parts.next().unwrap_or_default(),
+            name,
+            plain,
             port: None,
             gid_index: None,
         };
@@ -48,9 +60,23 @@ impl<'a> Selector<'a> {
 
     /// Whether that device is meant, as far as its name and place tell.
     pub(super) fn admits(&self, device: &Listed) -> bool {
-        self.name == AUTOMATIC
-            || self.name == device.name
-            || pci_address(Path::new(&device.path)).is_some_and(|address| address == self.name)
+        match self.name {
+            None => self.plain || device.is_mlx5,
+            Some(name) => {
+                name == device.name
+                    || pci_address(Path::new(&device.path)).is_some_and(|address| address == name)
+            }
+        }
+    }
+
+    /// Whether the first that works is meant, and not one by its name.
+    pub(super) fn is_automatic(&self) -> bool {
+        self.name.is_none()
+    }
+
+    /// Whether that device is to be used by plain verbs: it is asked for, or nothing else works.
+    pub(super) fn wants_plain(&self, device: &Listed) -> bool {
+        self.plain || !device.is_mlx5
     }
 }
 
@@ -73,10 +99,23 @@ fn pci_address(path: &Path) -> Option<String> {
 pub(super) struct Listed {
     pub(super) device: NonNull<rdma_sys::ibv_device>,
     pub(super) name: String,
+    /// Whether the mlx5 provider drives it, which shows its queues.
+    pub(super) is_mlx5: bool,
     path: String,
 }
 
-/// The devices that the mlx5 provider drives.
+impl Listed {
+    /// The name to open it by, which says how it is used.
+    pub(super) fn full_name(&self, plain: bool) -> String {
+        if plain {
+            format!("{PLAIN}:{}", self.name)
+        } else {
+            self.name.clone()
+        }
+    }
+}
+
+/// The devices that libibverbs has providers for.
 #[derive(Debug)]
 pub(super) struct DeviceList {
     list: NonNull<*mut rdma_sys::ibv_device>,
@@ -99,13 +138,12 @@ impl DeviceList {
                 let Some(device) = NonNull::new(*list.as_ptr().add(at)) else {
                     break;
                 };
-                if doorbell_dv_sys::doorbell_dv_is_mlx5(device.as_ptr()) != 0 {
-                    devices.push(Listed {
-                        device,
-                        name: text(rdma_sys::ibv_get_device_name(device.as_ptr())),
-                        path: text((&raw const (*device.as_ptr()).ibdev_path).cast()),
-                    });
-                }
+                devices.push(Listed {
+                    device,
+                    name: text(rdma_sys::ibv_get_device_name(device.as_ptr())),
+                    is_mlx5: doorbell_dv_sys::doorbell_dv_is_mlx5(device.as_ptr()) != 0,
+                    path: text((&raw const (*device.as_ptr()).ibdev_path).cast()),
+                });
             }
         }
         Ok(DeviceList { list, devices })
@@ -142,14 +180,15 @@ mod tests {
     fn a_name_has_a_port_and_a_gid_index_behind_it() {
         let parsed = Selector::parse("mlx5_0,port=2,gid=3").unwrap();
         let expected = Selector {
-            name: "mlx5_0",
+            name: Some("mlx5_0"),
+            plain: false,
             port: Some(2),
             gid_index: Some(3),
         };
         assert_eq!(parsed, expected);
         assert_eq!(
             Selector::parse("0000:3b:00.0").unwrap().name,
-            "0000:3b:00.0"
+            Some("0000:3b:00.0")
         );
         for bad in [
             "mlx5_0,port",
@@ -159,6 +198,39 @@ mod tests {
         ] {
             assert!(Selector::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn plain_verbs_are_asked_for_by_their_name_and_are_all_that_others_than_mlx5_have() {
+        let listed = |name: &str, is_mlx5| Listed {
+            device: NonNull::dangling(),
+            name: name.to_owned(),
+            is_mlx5,
+            path: String::new(),
+        };
+        let (mlx5, rxe) = (listed("mlx5_0", true), listed("rxe0", false));
+        // Admitted, and by plain verbs: mlx5_0, rxe0.
+        for (text, [card, soft]) in [
+            ("mlx5", [Some(false), None]),
+            ("verbs", [Some(true), Some(true)]),
+            ("verbs,port=1", [Some(true), Some(true)]),
+            ("mlx5_0", [Some(false), None]),
+            ("verbs:mlx5_0", [Some(true), None]),
+            ("rxe0", [None, Some(true)]),
+            ("verbs:rxe0,gid=1", [None, Some(true)]),
+            ("verbs:", [None, None]),
+            ("verbs0", [None, None]),
+        ] {
+            let selector = Selector::parse(text).unwrap();
+            let of = |device| {
+                selector
+                    .admits(device)
+                    .then(|| selector.wants_plain(device))
+            };
+            assert_eq!([of(&mlx5), of(&rxe)], [card, soft], "{text}");
+        }
+        assert_eq!(mlx5.full_name(false), "mlx5_0");
+        assert_eq!(rxe.full_name(true), "verbs:rxe0");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::endpoint::shared::timeout_ns;
 use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Side, Work};
-use crate::mlx5::{DataSegment, DoorbellStores, Payload, SendRequest};
+use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::Program;
 use crate::region::Slice;
@@ -31,10 +31,14 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, or a region is deregistered;
     /// [`Error::Foreign`] for a region of another protection domain; [`Error::Range`] for too many slices or inline bytes,
-    /// and for an atomic whose slice has not 8 bytes; [`Error::QueueFull`]. Nothing has changed then.
+    /// and for an atomic whose slice has not 8 bytes; [`Error::State`] for a read or an atomic on a device that has none;
+    /// [`Error::QueueFull`]. Nothing has changed then.
     pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
+        if work.opcode.is_fetch() {
+            self.check_ability(work.opcode)?;
+        }
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
@@ -259,6 +263,23 @@ impl Endpoint {
         Err(Error::State {
             operation,
             reason: "the endpoint is not connected".into(),
+        })
+    }
+
+    /// Fails for an operation that the device has not. It would find out itself, and fail the endpoint.
+    fn check_ability(&self, opcode: Opcode) -> Result<()> {
+        let abilities = self.shared.qp.abilities();
+        let has = if opcode.is_atomic() {
+            abilities.atomics
+        } else {
+            abilities.reads
+        };
+        if has {
+            return Ok(());
+        }
+        Err(Error::State {
+            operation: "prepare_send",
+            reason: format!("the device has no {}", opcode.name()),
         })
     }
 

@@ -133,6 +133,9 @@ impl Shared {
         let qp = QueuePair::new(
             &domain.on_device()?,
             &QueuePairConfig {
+                send_depth: config.send_depth,
+                recv_depth: config.recv_depth,
+                inline_bytes: config.max_inline_bytes,
                 send_wqebbs: config.send_wqebbs(),
                 recv_wqes: config.recv_depth.next_power_of_two(),
                 recv_segments: config.max_segments,

@@ -1,0 +1,40 @@
+//! Completions that were polled and not passed on yet.
+
+use super::provider::{BATCH, Completion, Provider, Queue};
+
+/// A batch of them, in order.
+#[derive(Debug)]
+pub(super) struct Found {
+    list: Box<[Completion; BATCH]>,
+    next: usize,
+    count: usize,
+}
+
+impl Found {
+    pub(super) fn new() -> Found {
+        Found {
+            list: Box::new([Completion::default(); BATCH]),
+            next: 0,
+            count: 0,
+        }
+    }
+
+    pub(super) fn front(&self) -> Option<Completion> {
+        self.list[..self.count].get(self.next).copied()
+    }
+
+    pub(super) fn pop(&mut self) {
+        self.next += 1;
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.next, self.count) = (0, 0);
+    }
+
+    /// Polls for more, when there is none left. `None` if the queue is broken.
+    pub(super) fn poll(&mut self, provider: &mut impl Provider, queue: Queue) -> Option<usize> {
+        self.clear();
+        self.count = provider.poll(queue, &mut self.list[..])?;
+        Some(self.count)
+    }
+}

@@ -1,0 +1,20 @@
+//! Any verbs device behind the queues of an mlx5 one: a *relay* consumes rings and doorbell records in memory of ours, posts what it
+//! finds by plain verbs, and writes completions as a card would. So nothing above knows that there is no such card.
+//!
+//! A relay has no thread. It works in whoever rings ([`Relay::rung`]) or looks for completions ([`Relay::turn`]), one at a time.
+
+mod batch;
+mod completion_ring;
+mod found;
+mod limits;
+mod pair;
+mod provider;
+mod recv_lane;
+mod request;
+mod send_lane;
+mod staging;
+mod work;
+
+pub(super) use limits::Limits;
+pub(crate) use limits::{Abilities, RelayConfig};
+pub(crate) use pair::Relay;

@@ -1,0 +1,425 @@
+//! A queue pair of plain verbs behind queues in memory of ours.
+#![allow(unsafe_code)] // hands memory and verbs objects to the relay
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use doorbell_dv_sys::doorbell_dv_caps;
+
+use super::completion_ring::CompletionRing;
+use super::limits::{Abilities, RelayConfig};
+use super::provider::{BATCH, Completion, Provider, Queue, Verbs};
+use super::recv_lane::{RecvLane, RecvParts};
+use super::send_lane::{SendLane, SendParts};
+use super::staging::Staging;
+use crate::soft::{Pages, QueuePairConfig, QueuePairMemory, RecordWord, Ring, State};
+use crate::verbs::call::object;
+use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::context::Context;
+use crate::verbs::domain::Domain;
+use crate::verbs::states::{Qp, RemoteQueuePair, States};
+use crate::{Error, Result};
+
+/// A reliable-connected queue pair with two completion queues of its own. The fields stand in the order in which they must go.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    states: States,
+    /// Held through every call that posts, polls or changes the state; taken before the lock inside of `states`.
+    core: Mutex<Core<Verbs>>,
+    /// Somebody rang while another was at work, who is to look again.
+    missed: AtomicBool,
+    _cqs: [CompletionQueue; 2],
+    memory: QueuePairMemory,
+    pages: Pages,
+    abilities: Abilities,
+    domain: Arc<Domain>,
+}
+
+/// What works, apart from how a queue pair is made and led through its states.
+#[derive(Debug)]
+pub(super) struct Core<P> {
+    provider: P,
+    send: SendLane,
+    recv: RecvLane,
+    /// Counts lives, so that what is left of one does not enter the next.
+    life: u32,
+    /// The queue pair is reset though its state shows an error; see [`Relay::silence`].
+    is_silent: bool,
+}
+
+/// What a turn has to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    pub(super) worked: bool,
+    /// Something failed on this side: the queue pair is to be brought to its error state.
+    pub(super) fails: bool,
+}
+
+impl<P: Provider> Core<P> {
+    pub(super) fn new(provider: P, send: SendLane, recv: RecvLane) -> Core<P> {
+        Core {
+            provider,
+            send,
+            recv,
+            life: 0,
+            is_silent: false,
+        }
+    }
+
+    /// One turn of work, for a queue pair in that state.
+    pub(super) fn turn(&mut self, state: State) -> Turn {
+        let mut turn = Turn {
+            worked: false,
+            fails: false,
+        };
+        if self.is_silent || state == State::Reset {
+            return turn;
+        }
+        // What is rung from now on is not given to a device that would only flush it: not every provider takes it then.
+        let flushes = state == State::Error || self.send.is_closed || self.recv.is_closed;
+        if !flushes {
+            turn.worked |= self.recv.post(&mut self.provider);
+        }
+        if matches!(state, State::ReadyToSend | State::Error) {
+            turn.worked |= self.send.post(&mut self.provider, flushes);
+        }
+        let sent = self.send.complete(&mut self.provider);
+        let flushes = flushes || self.send.is_closed;
+        let received = self.recv.complete(&mut self.provider, flushes);
+        turn.worked |= sent.unwrap_or(false) | received.unwrap_or(false);
+        let refused = self.send.has_refused || self.recv.has_refused;
+        turn.fails = state != State::Error && (refused || sent.is_none() || received.is_none());
+        turn
+    }
+
+    /// Takes what there is of completions, which nobody is to hear of.
+    fn drain(&mut self) {
+        let mut found = [Completion::default(); BATCH];
+        for queue in [Queue::Send, Queue::Recv] {
+            while self
+                .provider
+                .poll(queue, &mut found)
+                .is_some_and(|count| count > 0)
+            {}
+        }
+    }
+
+    /// Starts over, in a queue pair that was reset.
+    pub(super) fn reset(&mut self) {
+        self.drain();
+        self.life = self.life.wrapping_add(1);
+        self.send.reset(self.life);
+        self.recv.reset(self.life);
+        self.is_silent = false;
+    }
+
+    /// Posts receives again that a queue pair has forgotten.
+    pub(super) fn post_again(&mut self) {
+        self.drain();
+        self.life = self.life.wrapping_add(1);
+        self.recv.post_again(self.life);
+    }
+}
+
+impl Relay {
+    /// Makes a queue pair in the RESET state.
+    ///
+    /// # Errors
+    /// [`Error::Range`] naming what an endpoint was asked to be and the device cannot have; [`Error::State`] if it has no reliable
+    /// connections; [`Error::System`] of the verbs call.
+    pub(crate) fn new(domain: &Arc<Domain>, config: &RelayConfig) -> Result<Relay> {
+        let context = &domain.context;
+        let limits = context.limits;
+        limits.check(config)?;
+        let (pages, memory) = QueuePairMemory::new(&QueuePairConfig {
+            pd: 0,
+            send_wqebbs: config.send_wqebbs,
+            recv_wqes: config.recv_wqes,
+            recv_stride_bytes: 16 * config.segments.next_power_of_two(),
+            send_cqes: config.send_cqes,
+            recv_cqes: config.recv_cqes,
+        })?;
+        // Not less than the work requests in flight: what is completed and not passed on yet is still one of those.
+        let cq = |cqes: u32| CompletionQueue::new(context, cqes.min(limits.cqes));
+        let cqs = [cq(config.send_cqes)?, cq(config.recv_cqes)?];
+        let (qp, caps) = create(context, domain, &cqs, config)?;
+        let states = States::new(qp, context, &cqs)?;
+        let needs_slots = caps.inline_bytes < config.inline_bytes;
+        let staging = Staging::new(
+            needs_slots.then_some(domain),
+            config.send_depth,
+            config.inline_bytes,
+            caps.inline_bytes,
+        )?;
+        let qpn = states.qpn();
+        // SAFETY: all of it lies in `pages`, which go after the core, and is as long as it was laid out.
+        let (send, recv) = unsafe {
+            let completions = |ring: *mut u8, cqes: u32, record: *mut u32| {
+                CompletionRing::new(
+                    Ring::new(ring, cqes as usize * 64),
+                    cqes,
+                    RecordWord::new(record),
+                )
+            };
+            let stride_bytes = 16 * config.segments.next_power_of_two();
+            let send = SendParts {
+                ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
+                record: RecordWord::new(memory.record.add(1)),
+                wqebbs: config.send_wqebbs,
+                completions: completions(memory.send_cq, config.send_cqes, memory.send_cq_record),
+                staging,
+                depth: config.send_depth,
+                segments: config.segments,
+                qpn,
+            };
+            let recv = RecvParts {
+                ring: Ring::new(memory.recv_ring, (config.recv_wqes * stride_bytes) as usize),
+                record: RecordWord::new(memory.record),
+                wqes: config.recv_wqes,
+                stride_bytes,
+                completions: completions(memory.recv_cq, config.recv_cqes, memory.recv_cq_record),
+                depth: config.recv_depth,
+                segments: config.segments,
+                qpn,
+            };
+            (send, recv)
+        };
+        // SAFETY: the queue pair is destroyed after nobody can have the relay any more, and the completion queues after it.
+        let provider =
+            unsafe { Verbs::new(states.raw(), cqs.each_ref().map(CompletionQueue::raw)) };
+        Ok(Relay {
+            states,
+            core: Mutex::new(Core::new(
+                provider,
+                SendLane::new(send),
+                RecvLane::new(recv),
+            )),
+            missed: AtomicBool::new(false),
+            _cqs: cqs,
+            memory,
+            pages,
+            abilities: limits.abilities(),
+            domain: Arc::clone(domain),
+        })
+    }
+
+    /// Where its parts lie.
+    pub(crate) fn memory(&self) -> &QueuePairMemory {
+        &self.memory
+    }
+
+    /// Bytes of memory that it takes, without the device's own.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.pages.len_bytes() + self.lock().send.staging_bytes()
+    }
+
+    pub(crate) fn states(&self) -> &States {
+        &self.states
+    }
+
+    pub(crate) fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    /// The name of the device.
+    pub(crate) fn device_name(&self) -> &str {
+        self.domain.context.name()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core<Verbs>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what there is to do, unless somebody is at it. Whether there was any.
+    #[inline]
+    pub(crate) fn turn(&self) -> bool {
+        let mut worked = false;
+        loop {
+            let mut core = match self.core.try_lock() {
+                Ok(core) => core,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return worked,
+            };
+            // Acquire: the doorbells of those who rang before this.
+            self.missed.swap(false, Ordering::AcqRel);
+            worked |= self.work(&mut core);
+            drop(core);
+            // Between the unlock and the look at the flag; pairs with the one in `rung`, between the flag and the try to lock.
+            fence(Ordering::SeqCst);
+            if !self.missed.load(Ordering::Relaxed) {
+                return worked;
+            }
+        }
+    }
+
+    /// A doorbell was stored: it is acted upon before this returns, or by whoever is at work.
+    #[inline]
+    pub(crate) fn rung(&self) {
+        self.missed.swap(true, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        self.turn();
+    }
+
+    #[inline]
+    fn work(&self, core: &mut Core<Verbs>) -> bool {
+        let turn = core.turn(self.states.state());
+        if turn.fails {
+            self.states.fail();
+            // What was posted before is flushed from here on.
+            core.turn(State::Error);
+        }
+        turn.worked
+    }
+
+    /// INIT to RTR and RTS. After an error it is where it was, with the receives that it had.
+    ///
+    /// # Errors
+    /// As [`States::connect`].
+    pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+        let mut core = self.lock();
+        self.states.connect(remote).inspect_err(|_| {
+            if self.states.state() == State::Init {
+                core.post_again();
+            }
+        })
+    }
+
+    /// Any state to ERR. What is posted is flushed by the device, and what is rung later by the relay, in turns to come.
+    pub(crate) fn fail(&self) {
+        let _core = self.lock();
+        self.states.fail();
+    }
+
+    /// After [`Relay::fail`]: passes on what there is, and does nothing more for this life.
+    pub(crate) fn silence(&self) {
+        let mut core = self.lock();
+        core.turn(State::Error);
+        core.is_silent = true;
+        self.states.silence();
+    }
+
+    /// Any state to RESET. The completion queues begin at their first entry.
+    ///
+    /// # Errors
+    /// As [`States::reset`].
+    pub(crate) fn reset(&self) -> Result<()> {
+        let mut core = self.lock();
+        self.states.reset()?;
+        core.reset();
+        Ok(())
+    }
+}
+
+/// Makes the queue pair.
+///
+/// # Errors
+/// [`Error::Range`] with the most that the device makes: what it says of itself is an upper bound, which long work requests do not reach.
+fn create(
+    context: &Context,
+    domain: &Domain,
+    cqs: &[CompletionQueue; 2],
+    config: &RelayConfig,
+) -> Result<(Qp, doorbell_dv_caps)> {
+    let make = |config: &RelayConfig| create_once(context, domain, cqs, config);
+    let error = match make(config) {
+        Err(
+            error @ Error::System {
+                errno: libc::EINVAL | libc::ENOMEM,
+                ..
+            },
+        ) => error,
+        made => return made,
+    };
+    let (send_depth, recv_depth) = (config.send_depth, config.recv_depth);
+    let with_send = |send_depth| {
+        make(&RelayConfig {
+            send_depth,
+            ..*config
+        })
+        .is_ok()
+    };
+    let with_recv = |recv_depth| {
+        make(&RelayConfig {
+            recv_depth,
+            ..*config
+        })
+        .is_ok()
+    };
+    let (argument, value, max) = match largest(send_depth, with_send) {
+        Some(max) => ("send_depth", send_depth, max),
+        None => match largest(recv_depth, with_recv) {
+            Some(max) => ("recv_depth", recv_depth, max),
+            None => return Err(error),
+        },
+    };
+    Err(Error::Range {
+        argument,
+        value: value.into(),
+        min: 1,
+        max: max.into(),
+    })
+}
+
+/// The largest number below `refused` that works, if all below it do; `None` if not even 1 does.
+fn largest(refused: u32, works: impl Fn(u32) -> bool) -> Option<u32> {
+    let (mut good, mut bad) = (0, refused);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if works(middle) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    (good > 0).then_some(good)
+}
+
+/// With inline data, if the device has that, or else without.
+fn create_once(
+    context: &Context,
+    domain: &Domain,
+    cqs: &[CompletionQueue; 2],
+    config: &RelayConfig,
+) -> Result<(Qp, doorbell_dv_caps)> {
+    let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
+    let make = |inline_bytes: u32| {
+        let mut caps = doorbell_dv_caps {
+            send_wrs: config.send_depth,
+            recv_wrs: config.recv_depth,
+            send_sges: config.segments,
+            recv_sges: config.segments,
+            inline_bytes,
+        };
+        // SAFETY: live objects of one context, which whoever has the queue pair holds.
+        let qp = object("ibv_create_qp", || unsafe {
+            doorbell_dv_sys::doorbell_dv_create_plain_qp(
+                domain.raw().as_ptr(),
+                send_cq,
+                recv_cq,
+                &raw mut caps,
+            )
+        })?;
+        Ok((Qp(qp), caps))
+    };
+    let made = match make(config.inline_bytes) {
+        // What a provider says of inline data that it cannot have, as of all else that is too much.
+        Err(Error::System {
+            errno: libc::EINVAL | libc::ENOMEM,
+            ..
+        }) if config.inline_bytes > 0 => make(0),
+        made => made,
+    };
+    match made {
+        Err(Error::System {
+            errno: libc::EOPNOTSUPP | libc::ENOSYS,
+            ..
+        }) => Err(Error::State {
+            operation: "ibv_create_qp",
+            reason: format!(
+                "`{}` has no reliable connections (RC), which endpoints are",
+                context.name()
+            ),
+        }),
+        made => made,
+    }
+}

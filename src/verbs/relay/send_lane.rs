@@ -1,0 +1,422 @@
+//! The send queue: WQEs out of their ring into verbs, and their completions.
+
+use super::batch::Batch;
+use super::completion_ring::CompletionRing;
+use super::found::Found;
+use super::provider::{PostedUpTo, Provider, Queue, Send};
+use super::request::{SIGNALED, is_success, send_request, syndrome, vendor_syndrome};
+use super::staging::Staging;
+use super::work::WorkId;
+use crate::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome, WQEBB_BYTES, Wqe};
+use crate::soft::{RecordWord, Ring};
+
+/// Bytes of the longest WQE: its length has six bits, in segments of 16.
+const WQE_BYTES: usize = 63 * 16;
+
+/// Where the parts of a send queue lie, and how long they are.
+#[derive(Debug)]
+pub(super) struct SendParts {
+    pub(super) ring: Ring,
+    pub(super) record: RecordWord,
+    pub(super) wqebbs: u32,
+    pub(super) completions: CompletionRing,
+    pub(super) staging: Staging,
+    /// Requests that the device takes at a time, and pieces of each.
+    pub(super) depth: u32,
+    pub(super) segments: u32,
+    pub(super) qpn: u32,
+}
+
+/// What is known of a request until it is completed.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Of the WQE, as its CQE names it.
+    index: u16,
+    opcode: u8,
+    signaled: bool,
+    len_bytes: u32,
+    fate: Fate,
+}
+
+/// Who completes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The device, which has it.
+    Posted,
+    /// This side, when those before it are done: verbs has no such request.
+    Nop,
+    /// As above, in error.
+    Refused(Syndrome),
+}
+
+/// How a request ended: well, or with a syndrome and the device's code.
+type Outcome = Result<(), (u8, u8)>;
+
+const FLUSHED: Outcome = Err((Syndrome::WrFlush as u8, 0));
+
+/// Of a request in a batch: where it stands, to go on from there if it is not posted.
+#[derive(Debug, Clone, Copy)]
+struct Memo {
+    position: u32,
+    read: u32,
+    wqebbs: u32,
+}
+
+/// A send queue.
+///
+/// A provider gives places of its queue back only when a signaled request is found complete. So the last one of each call is signaled,
+/// and every one of a quarter of the queue, whatever its WQE says; what nobody asked for is taken off on the way. This is also how a NOP is
+/// completed in its place, of which verbs knows nothing: the request before it is signaled, so it is known when its turn has come.
+#[derive(Debug)]
+pub(super) struct SendLane {
+    parts: SendParts,
+    life: u32,
+    /// WQEBBs read, as they are counted in the record.
+    read: u32,
+    /// Positions of the oldest request that is not completed, and of the next.
+    head: u32,
+    tail: u32,
+    /// By position; a power of two.
+    entries: Box<[Entry]>,
+    /// Behind the newest posted request that is signaled, and how many are posted behind it.
+    told: u32,
+    unsignaled: u32,
+    /// A request was completed in error: all behind it fail, too.
+    has_failed: bool,
+    /// Nothing more is posted in this life.
+    pub(super) is_closed: bool,
+    /// A request was refused on this side: the queue pair does not know that it has failed.
+    pub(super) has_refused: bool,
+    found: Found,
+    batch: Batch<Send, Memo>,
+    wqe: Box<[u8; WQE_BYTES]>,
+}
+
+impl SendLane {
+    pub(super) fn new(parts: SendParts) -> SendLane {
+        let blank = Entry {
+            index: 0,
+            opcode: 0,
+            signaled: false,
+            len_bytes: 0,
+            fate: Fate::Nop,
+        };
+        let places = parts.depth.next_power_of_two() as usize;
+        // A payload of the ring's longest form: memory, or one piece of inline bytes.
+        let batch = Batch::new(parts.segments.max(1));
+        SendLane {
+            parts,
+            life: 0,
+            read: 0,
+            head: 0,
+            tail: 0,
+            entries: vec![blank; places].into_boxed_slice(),
+            told: 0,
+            unsignaled: 0,
+            has_failed: false,
+            is_closed: false,
+            has_refused: false,
+            found: Found::new(),
+            batch,
+            wqe: Box::new([0; WQE_BYTES]),
+        }
+    }
+
+    pub(super) fn staging_bytes(&self) -> usize {
+        self.parts.staging.len_bytes()
+    }
+
+    /// Starts over, with nothing posted.
+    pub(super) fn reset(&mut self, life: u32) {
+        self.life = life;
+        self.read = 0;
+        (self.head, self.tail) = (0, 0);
+        (self.told, self.unsignaled) = (0, 0);
+        (self.has_failed, self.is_closed, self.has_refused) = (false, false, false);
+        self.found.clear();
+        self.parts.completions.reset();
+    }
+
+    fn entry(&mut self, position: u32) -> &mut Entry {
+        let mask = self.entries.len() - 1;
+        &mut self.entries[position as usize & mask]
+    }
+
+    /// WQEBBs that were announced and are not read. A record that announces more than a ring announces none.
+    fn announced(&self) -> u32 {
+        let Ok(record) = self.parts.record.load() else {
+            return 0;
+        };
+        let ahead = u32::from((record as u16).wrapping_sub(self.read as u16));
+        if ahead > self.parts.wqebbs { 0 } else { ahead }
+    }
+
+    fn has_place(&self) -> bool {
+        self.tail.wrapping_sub(self.head) < self.parts.depth
+    }
+
+    /// Posts what was announced, as far as the device takes it. Whether there was any. With `flushes` it is entered as flushed instead.
+    pub(super) fn post(&mut self, provider: &mut impl Provider, flushes: bool) -> bool {
+        let before = self.read;
+        loop {
+            let left = self.announced();
+            if left == 0 || !self.has_place() {
+                break;
+            }
+            self.gather(left, flushes);
+            let Some(last) = self.batch.requests.last_mut() else {
+                continue;
+            };
+            last.flags |= SIGNALED;
+            let posted = provider.post_send(&self.batch.requests, &self.batch.sges);
+            if !self.enter_posted(posted) {
+                break;
+            }
+        }
+        self.read != before
+    }
+
+    /// Reads WQEs into a batch, as long as there is place for them.
+    fn gather(&mut self, mut left: u32, flushes: bool) {
+        self.batch.clear();
+        while left > 0 && !self.batch.is_full() && self.has_place() {
+            let (entry, wqebbs) = self.read_next(left, flushes);
+            left -= wqebbs;
+            self.read = self.read.wrapping_add(wqebbs);
+            if let Some(entry) = entry {
+                let position = self.tail;
+                *self.entry(position) = entry;
+                self.tail = position.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Reads the next WQE, of `left` WQEBBs at most: what is to be remembered of it, and its length. One to post goes to the batch; one
+    /// that nobody will hear of leaves nothing.
+    fn read_next(&mut self, left: u32, flushes: bool) -> (Option<Entry>, u32) {
+        let SendLane {
+            parts,
+            wqe: bytes,
+            batch,
+            ..
+        } = self;
+        let index = self.read as u16;
+        let refused = |opcode, syndrome| Entry {
+            index,
+            opcode,
+            signaled: true,
+            len_bytes: 0,
+            fate: Fate::Refused(syndrome),
+        };
+        let start = self.read as usize * WQEBB_BYTES;
+        let (head, _) = bytes.split_at_mut(WQEBB_BYTES);
+        let control = match parts.ring.read(start, head) {
+            Ok(()) => head.first_chunk().map(Wqe::ctrl),
+            Err(_) => None,
+        };
+        let Some(control) = control else {
+            self.is_closed = true;
+            self.has_refused = true;
+            return (Some(refused(0, Syndrome::LocalQpOp)), left);
+        };
+        let wqebbs = control.wqebbs().clamp(1, left);
+        if flushes || self.is_closed {
+            return (Some(refused(control.opcode_raw, Syndrome::WrFlush)), wqebbs);
+        }
+        let len_bytes = usize::from(control.ds) * 16;
+        let whole = control.wqebbs() <= left
+            && bytes
+                .get_mut(..len_bytes)
+                .is_some_and(|all| parts.ring.read(start, all).is_ok());
+        let wqe = bytes
+            .get(..len_bytes)
+            .filter(|_| whole)
+            .and_then(|bytes| Wqe::parse(bytes).ok())
+            .filter(|wqe| wqe.ctrl.qpn == parts.qpn && wqe.ctrl.index == index);
+        let id = WorkId {
+            life: self.life,
+            position: self.tail,
+        };
+        match wqe {
+            Some(wqe) if wqe.ctrl.opcode == Some(Opcode::Nop) => {
+                if !wqe.ctrl.signaled {
+                    return (None, wqebbs);
+                }
+                // So that its turn is known; what was posted in an earlier call ended with one that is signaled.
+                if let Some(before) = batch.requests.last_mut() {
+                    before.flags |= SIGNALED;
+                }
+                let entry = Entry {
+                    index,
+                    opcode: control.opcode_raw,
+                    signaled: true,
+                    len_bytes: 0,
+                    fate: Fate::Nop,
+                };
+                return (Some(entry), wqebbs);
+            }
+            Some(wqe) => {
+                let request = send_request(
+                    &wqe,
+                    id,
+                    parts.segments,
+                    &mut parts.staging,
+                    &mut batch.sges,
+                );
+                if let Some(mut request) = request {
+                    let entry = Entry {
+                        index,
+                        opcode: control.opcode_raw,
+                        signaled: wqe.ctrl.signaled,
+                        len_bytes: wqe.total_len() as u32,
+                        fate: Fate::Posted,
+                    };
+                    self.unsignaled += 1;
+                    if self.unsignaled >= parts.depth.div_ceil(4) {
+                        request.flags |= SIGNALED;
+                    }
+                    if request.flags & SIGNALED != 0 {
+                        self.unsignaled = 0;
+                    }
+                    let memo = Memo {
+                        position: id.position,
+                        read: self.read,
+                        wqebbs,
+                    };
+                    batch.push(request, memo);
+                    return (Some(entry), wqebbs);
+                }
+            }
+            None => {}
+        }
+        self.is_closed = true;
+        self.has_refused = true;
+        (
+            Some(refused(control.opcode_raw, Syndrome::LocalQpOp)),
+            wqebbs,
+        )
+    }
+
+    /// Enters what became of the batch. Whether to go on.
+    fn enter_posted(&mut self, posted: PostedUpTo) -> bool {
+        let count = posted.count.min(self.batch.requests.len());
+        let signaled = |request: &Send| request.flags & SIGNALED != 0;
+        if let Some(newest) = self.batch.requests[..count].iter().rposition(signaled) {
+            self.told = self.batch.memos[newest].position.wrapping_add(1);
+        }
+        let Some(first) = self.batch.memos.get(count).copied() else {
+            // All of them, the last one signaled.
+            self.unsignaled = 0;
+            return true;
+        };
+        // Those behind what was posted are read again, and the first of them is signaled if it can be.
+        self.tail = first.position;
+        self.read = first.read;
+        self.unsignaled = self.parts.depth;
+        // One that was refused behind it is refused again.
+        (self.is_closed, self.has_refused) = (false, false);
+        let is_told_of = self.told.wrapping_sub(self.head).cast_signed() > 0;
+        if posted.is_full() && is_told_of {
+            return false;
+        }
+        // The device does not take it, and nothing is under way that would change its mind.
+        let refused = self.entry(first.position);
+        refused.fate = Fate::Refused(Syndrome::LocalQpOp);
+        refused.signaled = true;
+        self.tail = first.position.wrapping_add(1);
+        self.read = first.read.wrapping_add(first.wqebbs);
+        (self.is_closed, self.has_refused) = (true, true);
+        true
+    }
+
+    /// Passes completions on, as far as they have room. Whether there were any; `None` if the queue is broken.
+    pub(super) fn complete(&mut self, provider: &mut impl Provider) -> Option<bool> {
+        let before = self.head;
+        while self.head != self.tail {
+            let fate = self.entry(self.head).fate;
+            let outcome = match fate {
+                Fate::Nop if self.has_failed => FLUSHED,
+                Fate::Nop => Ok(()),
+                Fate::Refused(_) if self.has_failed => FLUSHED,
+                Fate::Refused(syndrome) => Err((syndrome as u8, 0)),
+                Fate::Posted => match self.outcome(provider)? {
+                    Some(outcome) => outcome,
+                    None => break,
+                },
+            };
+            if !self.retire(outcome) {
+                break;
+            }
+        }
+        Some(self.head != before)
+    }
+
+    /// How the oldest request ended, which the device has, if it has told: by its own completion or by that of a later one. `None` outside
+    /// if the queue is broken.
+    fn outcome(&mut self, provider: &mut impl Provider) -> Option<Option<Outcome>> {
+        loop {
+            let Some(found) = self.found.front() else {
+                if self.found.poll(provider, Queue::Send)? == 0 {
+                    return Some(None);
+                }
+                continue;
+            };
+            let id = WorkId::from_wr_id(found.wr_id);
+            let ahead = id.position.wrapping_sub(self.head);
+            if id.life != self.life || ahead >= self.tail.wrapping_sub(self.head) {
+                self.found.pop();
+                continue;
+            }
+            return Some(Some(if ahead == 0 && !is_success(&found) {
+                Err((syndrome(found.status), vendor_syndrome(&found)))
+            } else if ahead > 0 && self.has_failed {
+                FLUSHED
+            } else {
+                Ok(())
+            }));
+        }
+    }
+
+    /// Completes the oldest request, with a CQE if it is signaled or failed. Whether there was room for that.
+    fn retire(&mut self, outcome: Outcome) -> bool {
+        let position = self.head;
+        let entry = *self.entry(position);
+        if entry.signaled || outcome.is_err() {
+            let (syndrome, vendor_syndrome) = outcome.err().unwrap_or((0, 0));
+            let cqe = Cqe {
+                opcode: if outcome.is_ok() {
+                    CqeOpcode::Req
+                } else {
+                    CqeOpcode::ReqErr
+                },
+                qpn: self.parts.qpn,
+                wqe_counter: entry.index,
+                byte_count: if outcome.is_ok() { entry.len_bytes } else { 0 },
+                send_opcode: entry.opcode,
+                syndrome,
+                vendor_syndrome,
+                ..Cqe::default()
+            };
+            if !self.parts.completions.push(&cqe) {
+                return false;
+            }
+        }
+        if outcome.is_err() {
+            self.has_failed = true;
+            self.is_closed = true;
+        }
+        self.head = position.wrapping_add(1);
+        // Its own completion, and no longer of use.
+        let own = self.found.front().is_some_and(|found| {
+            WorkId::from_wr_id(found.wr_id)
+                == WorkId {
+                    life: self.life,
+                    position,
+                }
+        });
+        if own {
+            self.found.pop();
+        }
+        true
+    }
+}

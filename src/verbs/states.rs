@@ -1,0 +1,345 @@
+//! The states of a reliable-connected queue pair, and the calls that lead from one to the next.
+#![allow(unsafe_code)] // calls libibverbs
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
+
+use super::call::{failed, release, status};
+use super::completion_queue::CompletionQueue;
+use super::context::Context;
+use super::events::Status;
+use super::port::{Link, PortAddress};
+use crate::soft::{Attributes, State};
+use crate::{Error, Result};
+
+/// What one end of a connection must know of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RemoteQueuePair {
+    pub(crate) port: PortAddress,
+    pub(crate) qpn: u32,
+    /// The PSN that it starts with, 24 bits.
+    pub(crate) psn: u32,
+    /// Reads and atomics at a time that it serves.
+    pub(crate) reads: u8,
+}
+
+/// What the next steps of a connection need to know of those before.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    /// The PSN of the next connection.
+    psn: u32,
+    attributes: Attributes,
+}
+
+/// A queue pair as far as its states go, however it was made.
+#[derive(Debug)]
+pub(crate) struct States {
+    qp: Qp,
+    /// The objects that events can be about.
+    subjects: [usize; 3],
+    status: Arc<Status>,
+    context: Arc<Context>,
+    /// Held through every call that changes the state.
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+pub(super) struct Qp(pub(super) NonNull<rdma_sys::ibv_qp>);
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // SAFETY: created by whoever made the `States`, destroyed once, before its completion queues and its domain.
+        release("ibv_destroy_qp", || unsafe {
+            rdma_sys::ibv_destroy_qp(self.0.as_ptr())
+        });
+    }
+}
+
+// SAFETY: the queue pair is handed to calls that any thread may make.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl States {
+    /// A queue pair in the RESET state. Its completion queues are destroyed after this.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel has no random numbers for the first connection.
+    pub(super) fn new(
+        qp: Qp,
+        context: &Arc<Context>,
+        cqs: &[CompletionQueue; 2],
+    ) -> Result<States> {
+        let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().addr().get());
+        let subjects = [qp.0.addr().get(), send_cq, recv_cq];
+        let states = States {
+            qp,
+            subjects,
+            status: Arc::new(Status::new()),
+            context: Arc::clone(context),
+            progress: Mutex::new(Progress {
+                psn: random_psn()?,
+                attributes: Attributes::default(),
+            }),
+        };
+        states.context.events.watch(subjects, &states.status);
+        Ok(states)
+    }
+
+    pub(super) fn raw(&self) -> NonNull<rdma_sys::ibv_qp> {
+        self.qp.0
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its number.
+    pub(crate) fn qpn(&self) -> u32 {
+        // SAFETY: alive; the number does not change.
+        unsafe { self.qp.0.as_ref().qp_num }
+    }
+
+    /// The state that it was brought to, or that an event told of.
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        self.status.state()
+    }
+
+    /// Whether a completion queue overran.
+    pub(crate) fn overrun(&self) -> bool {
+        self.status.overrun()
+    }
+
+    /// Looks for events of the device, if nobody did lately.
+    pub(crate) fn look_for_events(&self) {
+        self.context.events.look();
+    }
+
+    /// The largest MTU of the port.
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        self.context.port.mtu_bytes
+    }
+
+    /// What the other end needs to connect to this one, until the next reset.
+    pub(crate) fn local(&self) -> RemoteQueuePair {
+        let progress = self.progress();
+        RemoteQueuePair {
+            port: self.context.port.address,
+            qpn: self.qpn(),
+            psn: progress.psn,
+            reads: self.reads_in(&progress.attributes),
+        }
+    }
+
+    /// RESET to INIT: receives may be posted from now on. In INIT the attributes are replaced.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead to INIT.
+    pub(crate) fn init(&self, attributes: Attributes) -> Result<()> {
+        let mut progress = self.progress();
+        match self.state() {
+            State::Reset => self.to_init(&attributes)?,
+            State::Init => {}
+            state => {
+                let reason = format!("the queue pair is in state {state:?}");
+                return Err(Error::State {
+                    operation: "init",
+                    reason,
+                });
+            }
+        }
+        progress.attributes = attributes;
+        Ok(())
+    }
+
+    /// Reads and atomics of the peer that are served at a time: as the MTU, no more than was asked for and than there are.
+    fn reads_in(&self, attributes: &Attributes) -> u8 {
+        attributes.max_reads.min(self.context.limits.reads_in)
+    }
+
+    fn to_init(&self, attributes: &Attributes) -> Result<()> {
+        let mut attr = blank(ibv_qp_state::IBV_QPS_INIT);
+        attr.pkey_index = 0;
+        attr.port_num = self.context.port.number;
+        attr.qp_access_flags = attributes.access.bits();
+        let mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        self.modify("ibv_modify_qp to INIT", attr, mask)?;
+        self.status.set_state(State::Init);
+        Ok(())
+    }
+
+    /// INIT to RTR and RTS.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead there, or the other end is on another kind of
+    /// link. The queue pair is then where it was.
+    pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+        let progress = self.progress();
+        let refuse = |reason: String| {
+            Err(Error::State {
+                operation: "connect",
+                reason,
+            })
+        };
+        if self.state() != State::Init {
+            return refuse(format!("the queue pair is in state {:?}", self.state()));
+        }
+        let own = self.context.port.address;
+        if own.link != remote.port.link {
+            return refuse(format!(
+                "the peer's link is {:?}, this port's is {:?}",
+                remote.port.link, own.link
+            ));
+        }
+        let made = self
+            .to_ready_to_receive(&progress.attributes, remote)
+            .and_then(|()| self.to_ready_to_send(&progress, remote));
+        if made.is_err() && self.state() != State::Init {
+            // What fails here in turn is for `state` to show.
+            let _ = self
+                .to_reset()
+                .and_then(|()| self.to_init(&progress.attributes));
+        }
+        made
+    }
+
+    fn to_ready_to_receive(&self, attributes: &Attributes, remote: &RemoteQueuePair) -> Result<()> {
+        let port = &self.context.port;
+        let mut attr = blank(ibv_qp_state::IBV_QPS_RTR);
+        let mtu_bytes = attributes.mtu_bytes.min(port.mtu_bytes);
+        // `enum ibv_mtu`: 1 is 256, 5 is 4096.
+        attr.path_mtu = mtu_bytes.clamp(256, 4096).ilog2() - 7;
+        attr.dest_qp_num = remote.qpn;
+        attr.rq_psn = remote.psn;
+        attr.max_dest_rd_atomic = self.reads_in(attributes);
+        attr.min_rnr_timer = attributes.min_rnr_timer;
+        attr.ah_attr.port_num = port.number;
+        attr.ah_attr.dlid = remote.port.lid;
+        if needs_global_route(&port.address, &remote.port) {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid.raw = remote.port.gid;
+            attr.ah_attr.grh.sgid_index = port.gid_index;
+            attr.ah_attr.grh.hop_limit = 64;
+        }
+        let mask = Mask::IBV_QP_AV
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify("ibv_modify_qp to RTR", attr, mask)?;
+        self.status.set_state(State::ReadyToReceive);
+        Ok(())
+    }
+
+    fn to_ready_to_send(&self, progress: &Progress, remote: &RemoteQueuePair) -> Result<()> {
+        let mut attr = blank(ibv_qp_state::IBV_QPS_RTS);
+        attr.timeout = progress.attributes.timeout;
+        attr.retry_cnt = progress.attributes.retry_count;
+        attr.rnr_retry = progress.attributes.rnr_retry;
+        attr.sq_psn = progress.psn;
+        // No more than the peer serves: it would take one too many for nonsense.
+        let reads_out = self.context.limits.reads_out.min(remote.reads);
+        attr.max_rd_atomic = progress.attributes.max_reads.min(reads_out);
+        let mask = Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify("ibv_modify_qp to RTS", attr, mask)?;
+        self.status.set_state(State::ReadyToSend);
+        Ok(())
+    }
+
+    /// Any state to ERR: the device flushes what is posted, some time later.
+    pub(crate) fn fail(&self) {
+        let _progress = self.progress();
+        if self.state() != State::Reset {
+            let attr = blank(ibv_qp_state::IBV_QPS_ERR);
+            // One that is in error already stays so; and what a broken device answers does not matter any more.
+            let _ = self.modify("ibv_modify_qp to ERR", attr, Mask(0));
+        }
+        self.status.set_state(State::Error);
+    }
+
+    /// After [`QueuePair::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
+    /// state that shows is still the error; and the consumer records are libmlx5's last, so they are to be set again.
+    pub(crate) fn silence(&self) {
+        let _progress = self.progress();
+        let attr = blank(ibv_qp_state::IBV_QPS_RESET);
+        let _ = self.modify("ibv_modify_qp to RESET", attr, Mask(0));
+    }
+
+    /// Any state to RESET. The completion queues go on where they are; see [`QueuePair::silence`] about their records.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_modify_qp`, or if the kernel has no random numbers for the next connection; [`Error::State`] if a
+    /// completion queue overran.
+    pub(crate) fn reset(&self) -> Result<()> {
+        let mut progress = self.progress();
+        if self.overrun() {
+            return Err(Error::State {
+                operation: "reset",
+                reason: "a completion queue overran, which ends it; make a new endpoint".into(),
+            });
+        }
+        let psn = random_psn()?;
+        self.to_reset()?;
+        progress.psn = psn;
+        Ok(())
+    }
+
+    fn to_reset(&self) -> Result<()> {
+        let attr = blank(ibv_qp_state::IBV_QPS_RESET);
+        self.modify("ibv_modify_qp to RESET", attr, Mask(0))?;
+        // What there is to tell of the life that ends must not hit the next one.
+        self.context.events.take();
+        self.status.set_state(State::Reset);
+        Ok(())
+    }
+
+    /// The caller holds `progress`.
+    fn modify(&self, call: &'static str, mut attr: ibv_qp_attr, mask: Mask) -> Result<()> {
+        let mask = (mask | Mask::IBV_QP_STATE).0.cast_signed();
+        // SAFETY: a live queue pair; the attributes that the mask names are filled in, and the others are zero.
+        status(call, || unsafe {
+            rdma_sys::ibv_modify_qp(self.qp.0.as_ptr(), &raw mut attr, mask)
+        })
+    }
+}
+
+impl Drop for States {
+    fn drop(&mut self) {
+        self.context.events.forget(self.subjects);
+    }
+}
+
+/// Attributes that are zero but for the state.
+fn blank(state: ibv_qp_state::Type) -> ibv_qp_attr {
+    // SAFETY: plain numbers and arrays of them, for which zero is a value.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = state;
+    attr
+}
+
+/// Always on Ethernet; on InfiniBand between subnets, and where there is no local address.
+fn needs_global_route(own: &PortAddress, remote: &PortAddress) -> bool {
+    own.link == Link::Ethernet || remote.lid == 0 || own.gid[..8] != remote.gid[..8]
+}
+
+fn random_psn() -> Result<u32> {
+    let mut bytes = [0u8; 4];
+    // SAFETY: a place for that many bytes.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != bytes.len() as isize {
+        let error = std::io::Error::last_os_error();
+        return Err(failed(
+            "getrandom",
+            error.raw_os_error().unwrap_or(libc::EIO),
+        ));
+    }
+    Ok(u32::from_ne_bytes(bytes) & 0xff_ffff)
+}
