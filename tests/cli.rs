@@ -284,7 +284,11 @@ fn info_on_one_device_names_no_other() {
         1,
         "{info}"
     );
-    assert_eq!(devices.lines().count(), 3, "{info}");
+    // The device, its endpoints, the path, and the two that are not taken.
+    assert_eq!(devices.lines().count(), 5, "{info}");
+    for control in ["direct", "proxy", "sync"] {
+        assert!(devices.contains(control), "{info}");
+    }
 }
 
 #[test]

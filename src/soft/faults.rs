@@ -32,12 +32,15 @@ pub struct Faults {
     /// The link goes down this long after the faults are set, and for how long, in nanoseconds: packets are lost, and clients
     /// hear of it.
     pub down_ns: (u64, u64),
+    /// The device is pulled out of the machine this long after the faults are set, in nanoseconds; 0 is never. It does nothing more
+    /// then, not even flush: its queue pairs are in error, and clients hear of it once.
+    pub gone_ns: u64,
 }
 
 impl Faults {
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
     /// probability; `delay-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
-    /// code (`3:0x12`); `down-ms` with two times (`100+50`).
+    /// code (`3:0x12`); `down-ms` with two times (`100+50`), `gone-ms` with one.
     ///
     /// # Errors
     /// [`Error::Malformed`] for another name, or a value that is none.
@@ -46,7 +49,7 @@ impl Faults {
             what: "fault",
             reason: format!(
                 "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, seed, drop, garble, overrun (=3), refuse, send, \
-                 recv (=3:0x12) and down-ms (=100+50)"
+                 recv (=3:0x12), down-ms (=100+50) and gone-ms (=100)"
             ),
         };
         let (name, value) = fault.split_once('=').ok_or_else(bad)?;
@@ -82,6 +85,7 @@ impl Faults {
                 let ns = |ms| number(ms).map(|ms| ms.saturating_mul(1_000_000));
                 self.down_ns = (ns(after)?, ns(time)?);
             }
+            "gone-ms" => self.gone_ns = number(value)?.saturating_mul(1_000_000),
             _ => return Err(bad()),
         }
         Ok(())
@@ -108,6 +112,7 @@ mod tests {
             "send=5:18",
             "recv=6:0x04",
             "down-ms=100+50",
+            "gone-ms=20",
         ] {
             faults.set(fault).unwrap();
         }
@@ -124,6 +129,7 @@ mod tests {
             fail_recv: (6, 4),
             overrun_nth: 3,
             down_ns: (100_000_000, 50_000_000),
+            gone_ns: 20_000_000,
         };
         assert_eq!(faults, expected);
         for bad in [

@@ -159,6 +159,15 @@ impl Wire {
         changed.then_some(!down)
     }
 
+    /// Whether the device is to be gone by now.
+    pub(crate) fn is_gone(&mut self, now_ns: u64) -> bool {
+        let Some((faults, _)) = self.faults.as_ref() else {
+            return false;
+        };
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        faults.gone_ns != 0 && since >= faults.gone_ns
+    }
+
     /// Sends a packet off.
     #[inline]
     pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use doorbell::{Device, Endpoint, EndpointConfig};
+use doorbell::{Control, Device, Endpoint, EndpointConfig};
 
 /// Features with what they are for.
 const FEATURES: [(&str, bool, &str); 2] = [
@@ -54,6 +54,8 @@ pub fn run(options: &Options) -> Result<()> {
         let name = device.name();
         let kind = if name == "softcx" {
             "software ConnectX in this process; peers in this process and in others of this host"
+        } else if name.starts_with("verbs:") {
+            "verbs device through rdma-core"
         } else {
             "mlx5 device through rdma-core"
         };
@@ -68,6 +70,24 @@ pub fn run(options: &Options) -> Result<()> {
             config.mtu_bytes,
         )?;
         writeln!(out, "    path      host stream: {}", endpoint.path())?;
+        for control in Control::ALL {
+            if control == endpoint.path().control {
+                continue;
+            }
+            let config = EndpointConfig {
+                control: Some(control),
+                ..EndpointConfig::default()
+            };
+            match Endpoint::new(&device.protection_domain(), &config) {
+                Ok(other) => writeln!(
+                    out,
+                    "              also {}: {}",
+                    control,
+                    other.path().reason
+                )?,
+                Err(error) => writeln!(out, "              {error}")?,
+            }
+        }
     }
     Ok(())
 }

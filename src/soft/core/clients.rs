@@ -102,7 +102,13 @@ impl Core {
         self.clients.get_mut(&client).ok_or(libc::EINVAL)
     }
 
+    /// As the kernel answers calls on a device that was pulled out (uverbs_ioctl.c: the device is disassociated).
+    pub(super) fn check_present(&self) -> Result<(), Errno> {
+        if self.gone { Err(libc::EIO) } else { Ok(()) }
+    }
+
     pub(crate) fn alloc_pd(&mut self, client: u32) -> Result<u32, Errno> {
+        self.check_present()?;
         let pd = self.create_pd();
         self.owner_mut(client)?.pds.insert(pd, 0);
         Ok(pd)

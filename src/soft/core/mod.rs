@@ -108,6 +108,8 @@ pub(crate) struct Core {
     trace: Option<Box<Trace>>,
     /// A stuck device, for tests of what waits for it.
     frozen: bool,
+    /// A device that was pulled out of the machine.
+    pub(super) gone: bool,
 }
 
 impl Core {
@@ -153,6 +155,7 @@ impl Core {
             next_sweep_ns: 0,
             trace: None,
             frozen: false,
+            gone: false,
         })
     }
 
@@ -182,7 +185,7 @@ impl Core {
 
     /// Lets peers write by themselves while nobody wants to see their packets, or to have them lost.
     fn open_or_shut(&self) {
-        let open = !self.frozen && self.trace.is_none() && !self.wire.is_faulty();
+        let open = !self.frozen && !self.gone && self.trace.is_none() && !self.wire.is_faulty();
         self.inbox.openings().set_open(open);
     }
 
@@ -239,7 +242,7 @@ impl Core {
 
     /// One turn of the device's work. Whether there was any.
     pub(crate) fn turn(&mut self, now_ns: u64) -> bool {
-        if self.frozen {
+        if self.frozen || self.gone {
             return false;
         }
         for (_, clock) in &self.clocks {
@@ -273,7 +276,7 @@ impl Core {
 
     /// When the device needs a turn though nothing comes from outside; `None` for never.
     pub(crate) fn next_due_ns(&self, now_ns: u64) -> Option<u64> {
-        if self.frozen {
+        if self.frozen || self.gone {
             return None;
         }
         let timers = self

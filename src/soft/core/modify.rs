@@ -93,6 +93,7 @@ impl Core {
         named: u32,
         now_ns: u64,
     ) -> Result<(), Errno> {
+        self.check_present()?;
         let (slot, qp) = self.client_qp(client, qpn)?;
         let from = qp.state();
         let to = if named & mask::STATE == 0 {

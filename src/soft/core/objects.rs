@@ -43,6 +43,7 @@ impl Core {
 
     /// Reserves a queue pair number: slot, and the number itself.
     pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
+        self.check_present_for("create_qp")?;
         // A freed slot is used again last: late packets for its old number should find nobody.
         let max = if self.fabric.is_some() {
             MAX_QPS_OF_NODE
@@ -101,7 +102,16 @@ impl Core {
             .ok_or(gone)
     }
 
+    fn check_present_for(&self, operation: &'static str) -> Result<()> {
+        if self.gone {
+            let reason = "the device is gone".into();
+            return Err(Error::State { operation, reason });
+        }
+        Ok(())
+    }
+
     fn transition(&mut self, slot: usize, to: State) -> Result<&mut Qp> {
+        self.check_present_for("modify_qp")?;
         let qp = self.qp_mut(slot)?;
         let from = qp.state();
         if from.allows(to) {
@@ -180,6 +190,9 @@ impl Core {
 
     /// Any state to ERR. When this returns, everything posted is flushed and the device writes nothing more but flushes.
     pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
+        if self.gone {
+            return;
+        }
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             // What was rung before this call counts as posted.
             match self.uars.get(slot) {

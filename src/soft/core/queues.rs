@@ -22,6 +22,7 @@ impl Core {
         space: Space,
         parts: CqParts,
     ) -> Result<u32, Errno> {
+        self.check_present()?;
         let owner = self.owner(client)?;
         let events = owner.events.clone();
         let uar = own(&owner.uars, parts.uar)?;
@@ -192,6 +193,7 @@ impl Core {
         space: Space,
         parts: &QpParts,
     ) -> Result<u32, Errno> {
+        self.check_present()?;
         let owner = self.owner(client)?;
         let events = owner.events.clone();
         let send_cq = own(&owner.cqs, parts.send_cq)?;

@@ -12,6 +12,18 @@ const FAR_TICKS: u32 = 50;
 const SWEEP_NS: u64 = 20_000_000;
 
 impl Core {
+    /// The device is pulled out: it does nothing from now on.
+    fn remove(&mut self) {
+        self.gone = true;
+        self.open_or_shut();
+        for qp in self.qps.iter_mut().flatten() {
+            if qp.state() != State::Reset {
+                qp.set_state(State::Error);
+            }
+        }
+        self.tell_clients(Event::DeviceFatal);
+    }
+
     /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
     #[cold]
     pub(super) fn tick(&mut self, now_ns: u64) -> bool {
@@ -31,6 +43,10 @@ impl Core {
                 at += 1;
             }
             self.enlist(slot);
+        }
+        if self.wire.is_gone(now_ns) {
+            self.remove();
+            return true;
         }
         if let Some(active) = self.wire.link_change(now_ns) {
             self.tell_clients(Event::Port { active });

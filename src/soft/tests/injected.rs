@@ -183,6 +183,33 @@ fn the_link_goes_down_and_comes_back() {
 }
 
 #[test]
+fn a_device_that_is_pulled_out_does_nothing_more_and_says_so_once() {
+    let mut pair = Pair::new(Faults {
+        gone_ns: 1_000_000,
+        ..Faults::default()
+    });
+    let (at, key) = pair.memory;
+    let write = Work::new(WRITE, &[remote(at + 4096, key), data(at, key, 100)]);
+    pair.driver.send(&mut pair.qps[0], &write);
+    while pair.world.now_ns < 500_000 {
+        pair.world.turn();
+    }
+    assert_eq!(pair.polled(0), [0]);
+    pair.driver.heard.take();
+    while pair.world.now_ns < 1_200_000 {
+        pair.world.turn();
+    }
+    assert_eq!(pair.driver.heard.take(), [Event::DeviceFatal]);
+    pair.driver.send(&mut pair.qps[0], &write);
+    while pair.world.now_ns < 9_000_000 {
+        pair.world.turn();
+    }
+    // No completion, not even in error; and no second word.
+    assert_eq!(pair.polled(0), []);
+    assert_eq!(pair.driver.heard.take(), []);
+}
+
+#[test]
 fn the_trace_has_a_line_for_everything() {
     let path = std::env::temp_dir().join(format!("doorbell-trace-{}", std::process::id()));
     let mut pair = Pair::new(Faults::default());
