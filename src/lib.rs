@@ -8,6 +8,7 @@
 //! |---|---|
 //! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
 //! | register the same memory again and again | [`RegionCache`] |
+//! | transfer memory that no NIC reaches | [`Bounce`], [`CopyEngine`] |
 //! | connect two ends | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
@@ -31,6 +32,7 @@
 //! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
 //! several threads at once is refused, not waited for.
 
+pub mod bounce;
 pub mod endpoint;
 mod error;
 mod ffi;
@@ -47,6 +49,7 @@ pub mod stream;
 #[cfg(feature = "verbs")]
 mod verbs;
 
+pub use bounce::{Bounce, BounceConfig, CopyEngine};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

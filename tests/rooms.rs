@@ -25,6 +25,8 @@ const EDGES: &[(&str, &[&str])] = &[
         "endpoint",
         &["region", "proxy", "stream", "nic", "mlx5", "peer"],
     ),
+    // A user of the public interface.
+    ("bounce", &["endpoint", "region", "stream"]),
     // A user of the public interface, but for the deadlines of sockets.
     ("group", &["endpoint", "region"]),
     // Only what the crate root exports: the C interface is a user of the public one.

@@ -1,0 +1,97 @@
+//! What copies between foreign memory and host memory.
+#![allow(unsafe_code)] // copies between addresses
+
+use std::ptr::NonNull;
+
+use crate::Result;
+
+/// A copy that an engine was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CopyTicket(pub u64);
+
+/// Copies between host memory and memory that only the engine reaches, in the background if it can.
+///
+/// Copies that were given to it and are not over may be carried out at any time and in any order; who needs an order waits.
+///
+/// # Safety
+/// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_over`] that says `true`, or an
+/// error, for its ticket; then all of it has been copied, or there was an error. Each ticket is one that no other copy under way has.
+pub unsafe trait CopyEngine: Send {
+    /// Begins to copy `len_bytes` from foreign memory, whose address means what it does to this engine, to host memory.
+    ///
+    /// # Safety
+    /// Until the copy is over, the foreign memory is valid for reads, and the host memory for writes and used by nobody else.
+    ///
+    /// # Errors
+    /// As the engine has them; there is no copy then.
+    unsafe fn copy_to_host(
+        &mut self,
+        foreign: u64,
+        host: NonNull<u8>,
+        len_bytes: usize,
+    ) -> Result<CopyTicket>;
+
+    /// Begins to copy `len_bytes` from host memory to foreign memory.
+    ///
+    /// # Safety
+    /// Until the copy is over, the host memory is valid for reads and written by nobody else, and the foreign memory is valid for writes.
+    ///
+    /// # Errors
+    /// As the engine has them; there is no copy then.
+    unsafe fn copy_from_host(
+        &mut self,
+        host: NonNull<u8>,
+        foreign: u64,
+        len_bytes: usize,
+    ) -> Result<CopyTicket>;
+
+    /// Whether a copy is over, without waiting. Asked again and again until it says `true` or fails, and not after that.
+    ///
+    /// # Errors
+    /// Why the copy failed. It is over then.
+    fn is_over(&mut self, copy: CopyTicket) -> Result<bool>;
+}
+
+/// Copies by the processor, at once: for memory that is mapped, but that the NIC cannot reach.
+#[derive(Debug, Default)]
+pub struct MemcpyEngine {
+    copies: u64,
+}
+
+impl MemcpyEngine {
+    fn ticket(&mut self) -> CopyTicket {
+        self.copies += 1;
+        CopyTicket(self.copies)
+    }
+}
+
+// SAFETY: a copy is over before the call that begins it returns.
+unsafe impl CopyEngine for MemcpyEngine {
+    unsafe fn copy_to_host(
+        &mut self,
+        foreign: u64,
+        host: NonNull<u8>,
+        len_bytes: usize,
+    ) -> Result<CopyTicket> {
+        let foreign: *const u8 = std::ptr::with_exposed_provenance(foreign as usize);
+        // SAFETY: the caller's promise; memory that a NIC cannot reach does not overlap what it can.
+        unsafe { std::ptr::copy(foreign, host.as_ptr(), len_bytes) };
+        Ok(self.ticket())
+    }
+
+    unsafe fn copy_from_host(
+        &mut self,
+        host: NonNull<u8>,
+        foreign: u64,
+        len_bytes: usize,
+    ) -> Result<CopyTicket> {
+        let foreign: *mut u8 = std::ptr::with_exposed_provenance_mut(foreign as usize);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(host.as_ptr(), foreign, len_bytes) };
+        Ok(self.ticket())
+    }
+
+    fn is_over(&mut self, _: CopyTicket) -> Result<bool> {
+        Ok(true)
+    }
+}

@@ -1,0 +1,11 @@
+//! Transfers of memory that no NIC reaches, through pinned memory in between.
+//!
+//! [`Bounce`] moves any length between foreign memory and a peer, over an ordinary endpoint, in chunks: while one chunk is on the wire, the
+//! next one is copied. What copies is a [`CopyEngine`]; [`MemcpyEngine`] is the one for memory that this process has mapped.
+
+mod engine;
+mod line;
+mod transfer;
+
+pub use engine::{CopyEngine, CopyTicket, MemcpyEngine};
+pub use transfer::{Bounce, BounceConfig};

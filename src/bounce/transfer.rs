@@ -1,0 +1,498 @@
+//! Transfers in chunks.
+#![allow(unsafe_code)] // gives addresses to a copy engine
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::engine::{CopyEngine, CopyTicket};
+use super::line::{Line, Stage, Stages};
+use crate::endpoint::{Endpoint, Side, Ticket, Work};
+use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
+use crate::stream::Backoff;
+use crate::{Error, Result};
+
+/// The largest chunk: 1 GiB.
+const CHUNK_BYTES_MAX: u32 = 1 << 30;
+/// The most slots.
+const SLOTS_MAX: u32 = 256;
+
+/// How much pinned memory a [`Bounce`] has, and how it is divided. For two-sided transfers both ends have the same `chunk_bytes`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BounceConfig {
+    /// Bytes of a chunk, 1 to 2^30. Default 256 KiB.
+    pub chunk_bytes: u32,
+    /// Chunks under way at once, 1 to 256. With one, nothing overlaps. Default 4.
+    pub slots: u32,
+}
+
+impl Default for BounceConfig {
+    fn default() -> BounceConfig {
+        BounceConfig {
+            chunk_bytes: 256 << 10,
+            slots: 4,
+        }
+    }
+}
+
+impl BounceConfig {
+    fn check(&self) -> Result<()> {
+        let limits = [
+            ("chunk_bytes", self.chunk_bytes, CHUNK_BYTES_MAX),
+            ("slots", self.slots, SLOTS_MAX),
+        ];
+        for (argument, value, max) in limits {
+            if !(1..=max).contains(&value) {
+                return Err(Error::Range {
+                    argument,
+                    value: value.into(),
+                    min: 1,
+                    max: max.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Pinned memory between foreign memory and the NIC, and the engine that copies. One call at a time; each returns when all is done.
+///
+/// The endpoint that a call is given is used by nobody else meanwhile, and has no completions that were not taken.
+///
+/// # When it fails
+/// The error is that of the first stage that failed. No chunk is begun after it, and the call returns when those under way are over, so the
+/// foreign memory is the caller's again. How many bytes have arrived is not known. A failed engine leaves the endpoint of a `write` or
+/// `read` as it was. After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that
+/// will not come, the endpoint is aborted. An engine that does not end its copies within the timeout once more keeps the foreign memory: the error is
+/// [`Error::State`] then, and says so.
+#[derive(Debug)]
+pub struct Bounce<E> {
+    engine: E,
+    domain: ProtectionDomain,
+    config: BounceConfig,
+    /// `None` where the last one may still be in use by a device or an engine.
+    staging: Option<Region>,
+    copies: VecDeque<CopyTicket>,
+    transfers: VecDeque<Ticket>,
+}
+
+impl<E> Drop for Bounce<E> {
+    fn drop(&mut self) {
+        // Only if the engine panicked: it may still write there.
+        if !self.copies.is_empty() {
+            std::mem::forget(self.staging.take());
+        }
+    }
+}
+
+/// What becomes of a chunk in the endpoint.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Write { addr: u64, rkey: u32 },
+    Read { addr: u64, rkey: u32 },
+    Send,
+    Recv,
+}
+
+impl Way {
+    fn side(self) -> Side {
+        match self {
+            Way::Recv => Side::Recv,
+            Way::Write { .. } | Way::Read { .. } | Way::Send => Side::Send,
+        }
+    }
+
+    fn copies_first(self) -> bool {
+        matches!(self, Way::Write { .. } | Way::Send)
+    }
+
+    fn has_two_sides(self) -> bool {
+        matches!(self, Way::Send | Way::Recv)
+    }
+}
+
+impl<E: CopyEngine> Bounce<E> {
+    /// Pins `slots` times `chunk_bytes` of host memory.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the configuration; those of [`Region::alloc`].
+    pub fn new(domain: &ProtectionDomain, engine: E, config: BounceConfig) -> Result<Bounce<E>> {
+        config.check()?;
+        let mut bounce = Bounce {
+            engine,
+            domain: domain.clone(),
+            config,
+            staging: None,
+            copies: VecDeque::with_capacity(config.slots as usize),
+            transfers: VecDeque::with_capacity(config.slots as usize),
+        };
+        bounce.staging()?;
+        Ok(bounce)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &BounceConfig {
+        &self.config
+    }
+
+    /// The engine.
+    pub fn engine(&mut self) -> &mut E {
+        &mut self.engine
+    }
+
+    /// Writes `len_bytes` of foreign memory to the peer's region, from `offset` on.
+    ///
+    /// # Safety
+    /// The foreign memory is valid for reads by the engine until this returns.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] for the peer's region; [`Error::Timeout`]; those of the engine and of the endpoint.
+    pub unsafe fn write(
+        &mut self,
+        endpoint: &mut Endpoint,
+        foreign: u64,
+        len_bytes: u64,
+        remote: &RemoteRegion,
+        offset: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        let way = Way::Write {
+            addr: remote.at(offset, len_bytes)?,
+            rkey: remote.rkey,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.run(endpoint, way, foreign, len_bytes, timeout) }
+    }
+
+    /// Reads `len_bytes` of the peer's region, from `offset` on, into foreign memory.
+    ///
+    /// # Safety
+    /// The foreign memory is valid for writes by the engine until this returns.
+    ///
+    /// # Errors
+    /// As [`Bounce::write`].
+    pub unsafe fn read(
+        &mut self,
+        endpoint: &mut Endpoint,
+        remote: &RemoteRegion,
+        offset: u64,
+        foreign: u64,
+        len_bytes: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        let way = Way::Read {
+            addr: remote.at(offset, len_bytes)?,
+            rkey: remote.rkey,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.run(endpoint, way, foreign, len_bytes, timeout) }
+    }
+
+    /// Sends `len_bytes` of foreign memory to a peer that calls [`Bounce::recv`] for as many, with chunks of the same length.
+    ///
+    /// # Safety
+    /// As [`Bounce::write`].
+    ///
+    /// # Errors
+    /// As [`Bounce::write`].
+    pub unsafe fn send(
+        &mut self,
+        endpoint: &mut Endpoint,
+        foreign: u64,
+        len_bytes: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(endpoint, Way::Send, foreign, len_bytes, timeout) }
+    }
+
+    /// Receives into foreign memory what the peer's [`Bounce::send`] sends.
+    ///
+    /// # Safety
+    /// As [`Bounce::read`].
+    ///
+    /// # Errors
+    /// As [`Bounce::write`]; [`Error::Malformed`] if the peer sends another length or other chunks.
+    pub unsafe fn recv(
+        &mut self,
+        endpoint: &mut Endpoint,
+        foreign: u64,
+        len_bytes: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(endpoint, Way::Recv, foreign, len_bytes, timeout) }
+    }
+
+    fn staging(&mut self) -> Result<Region> {
+        if let Some(staging) = &self.staging {
+            return Ok(staging.clone());
+        }
+        let bytes = u64::from(self.config.chunk_bytes) * u64::from(self.config.slots);
+        let staging = Region::alloc(&self.domain, bytes, Access::LOCAL_WRITE)?;
+        Ok(self.staging.insert(staging).clone())
+    }
+
+    /// # Safety
+    /// The foreign memory is valid for what the engine does with it until this returns.
+    unsafe fn run(
+        &mut self,
+        endpoint: &mut Endpoint,
+        way: Way,
+        foreign: u64,
+        len_bytes: u64,
+        timeout: Duration,
+    ) -> Result<()> {
+        if foreign.checked_add(len_bytes).is_none() {
+            return Err(Error::Range {
+                argument: "len_bytes",
+                value: len_bytes,
+                min: 0,
+                max: u64::MAX - foreign,
+            });
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let chunk_bytes = u64::from(self.config.chunk_bytes);
+        let mut job = Job {
+            staging: self.staging()?,
+            slots: u64::from(self.config.slots),
+            chunk_bytes,
+            chunks: len_bytes.div_ceil(chunk_bytes),
+            foreign,
+            len_bytes,
+            way,
+            engine: &mut self.engine,
+            endpoint,
+            copies: &mut self.copies,
+            transfers: &mut self.transfers,
+        };
+        let mut line = Line::new(job.chunks, job.slots);
+        let mut backoff = Backoff::new();
+        let failed = loop {
+            match line.turn(&mut job) {
+                Ok(_) if line.is_done() => return Ok(()),
+                Ok(true) => backoff.reset(),
+                Ok(false) => {}
+                Err(error) => break error,
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break Error::Timeout {
+                    operation: "transfer through a bounce buffer",
+                    timeout,
+                };
+            }
+            backoff.pause();
+        };
+        let clean = job.clear(deadline);
+        let stuck = !job.end_copies(Instant::now().checked_add(timeout));
+        if stuck {
+            // For as long as the process lives: an engine may still write there.
+            std::mem::forget(job.staging.clone());
+        }
+        if stuck || !clean {
+            self.staging = None;
+        }
+        self.copies.clear();
+        self.transfers.clear();
+        if stuck {
+            return Err(Error::State {
+                operation: "transfer through a bounce buffer",
+                reason: format!(
+                    "{failed}; and the copy engine has not ended its copies since: it may still use the foreign memory"
+                ),
+            });
+        }
+        Err(failed)
+    }
+}
+
+/// One transfer.
+struct Job<'a, E> {
+    engine: &'a mut E,
+    endpoint: &'a mut Endpoint,
+    staging: Region,
+    way: Way,
+    foreign: u64,
+    len_bytes: u64,
+    chunk_bytes: u64,
+    chunks: u64,
+    slots: u64,
+    /// Those that are not known to be over, in order.
+    copies: &'a mut VecDeque<CopyTicket>,
+    transfers: &'a mut VecDeque<Ticket>,
+}
+
+/// A part of the transfer: where it is in the whole, and in the staging memory.
+#[derive(Debug, Clone, Copy)]
+struct Chunk {
+    start: u64,
+    slot: u64,
+    len_bytes: u32,
+}
+
+impl<E: CopyEngine> Job<'_, E> {
+    fn chunk(&self, number: u64) -> Chunk {
+        let start = number * self.chunk_bytes;
+        Chunk {
+            start,
+            slot: number % self.slots * self.chunk_bytes,
+            len_bytes: self.chunk_bytes.min(self.len_bytes - start) as u32,
+        }
+    }
+
+    /// What a chunk's immediate data says: how many chunks there are from it on, modulo 2^32. So an end that expects another length notices.
+    fn imm(&self, number: u64) -> u32 {
+        (self.chunks - number) as u32
+    }
+
+    fn begin_copy(&mut self, number: u64) -> Result<bool> {
+        let Chunk {
+            start,
+            slot,
+            len_bytes,
+        } = self.chunk(number);
+        let at = self.staging.as_ptr().wrapping_add(slot as usize);
+        let Some(host) = NonNull::new(at) else {
+            return Ok(false);
+        };
+        let (foreign, len) = (self.foreign + start, len_bytes as usize);
+        // SAFETY: the slot is within the staging region, which lives until the copies are over; it belongs to this chunk, which is in this
+        // stage, alone. The foreign memory is the caller's promise.
+        let copy = unsafe {
+            if self.way.copies_first() {
+                self.engine.copy_to_host(foreign, host, len)
+            } else {
+                self.engine.copy_from_host(host, foreign, len)
+            }
+        }?;
+        self.copies.push_back(copy);
+        Ok(true)
+    }
+
+    fn begin_transfer(&mut self, number: u64) -> Result<bool> {
+        let chunk = self.chunk(number);
+        let slices = [self.staging.slice(chunk.slot, chunk.len_bytes.into())?];
+        let posted = match self.way {
+            Way::Write { addr, rkey } => {
+                let work = Work::write(&slices, addr.wrapping_add(chunk.start), rkey);
+                self.endpoint.post_send(&work.wr_id(number))
+            }
+            Way::Read { addr, rkey } => {
+                let work = Work::read(&slices, addr.wrapping_add(chunk.start), rkey);
+                self.endpoint.post_send(&work.wr_id(number))
+            }
+            Way::Send => {
+                let work = Work::send(&slices).imm(self.imm(number));
+                self.endpoint.post_send(&work.wr_id(number))
+            }
+            Way::Recv => self.endpoint.post_recv(number, &slices),
+        };
+        match posted {
+            Ok(ticket) => {
+                self.transfers.push_back(ticket);
+                Ok(true)
+            }
+            // Room comes when one of ours is over.
+            Err(Error::QueueFull { .. }) if !self.transfers.is_empty() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_copied(&mut self) -> Result<bool> {
+        let Some(copy) = self.copies.front() else {
+            return Ok(false);
+        };
+        let over = self.engine.is_over(*copy);
+        // One that failed is over as well.
+        if !matches!(over, Ok(false)) {
+            self.copies.pop_front();
+        }
+        over
+    }
+
+    fn is_transferred(&mut self, number: u64) -> Result<bool> {
+        let Some(completion) = self.endpoint.poll_cq(self.way.side())? else {
+            return Ok(false);
+        };
+        if completion.wr_id != number {
+            return Err(Error::State {
+                operation: "transfer through a bounce buffer",
+                reason: format!(
+                    "the endpoint completed work request {} of somebody else",
+                    completion.wr_id
+                ),
+            });
+        }
+        self.transfers.pop_front();
+        let (chunk, imm) = (self.chunk(number), self.imm(number));
+        let found = (completion.len_bytes, completion.imm);
+        if matches!(self.way, Way::Recv) && found != (chunk.len_bytes, Some(imm)) {
+            return Err(Error::Malformed {
+                what: "chunk from the peer",
+                reason: format!(
+                    "{} bytes with {:?} chunks to come, where {} with {imm} are expected",
+                    completion.len_bytes, completion.imm, chunk.len_bytes
+                ),
+            });
+        }
+        Ok(true)
+    }
+
+    /// Waits until the endpoint has done what it was given, or aborts it. Whether the staging memory is known to be out of its use.
+    fn clear(&mut self, deadline: Option<Instant>) -> bool {
+        if self.way.has_two_sides() {
+            self.endpoint.abort();
+            return false;
+        }
+        let mut backoff = Backoff::new();
+        while !self.transfers.is_empty() {
+            if self.endpoint.failure().is_some() {
+                return false;
+            }
+            match self.endpoint.poll_cq(self.way.side()) {
+                Ok(Some(_)) => drop(self.transfers.pop_front()),
+                Ok(None) if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                    backoff.pause()
+                }
+                Ok(None) | Err(_) => {
+                    self.endpoint.abort();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Waits for the copies that are under way, whatever becomes of them. Whether all are over.
+    fn end_copies(&mut self, deadline: Option<Instant>) -> bool {
+        let mut backoff = Backoff::new();
+        while !self.copies.is_empty() {
+            if !matches!(self.is_copied(), Ok(false)) {
+                backoff.reset();
+            } else if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+                backoff.pause();
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl<E: CopyEngine> Stages for Job<'_, E> {
+    fn begin(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
+        if (stage == Stage::First) == self.way.copies_first() {
+            self.begin_copy(chunk)
+        } else {
+            self.begin_transfer(chunk)
+        }
+    }
+
+    fn is_over(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
+        if (stage == Stage::First) == self.way.copies_first() {
+            self.is_copied()
+        } else {
+            self.is_transferred(chunk)
+        }
+    }
+}
