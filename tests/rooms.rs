@@ -13,8 +13,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("mlx5", &["peer", "status"]),
     ("soft", &["mlx5", "peer"]),
     // Of the software NIC the words that both have (states, rights, attributes), and the device's side of queue memory; of mlx5 the reader
-    // of its formats: a relay consumes queues as a card does.
-    ("verbs", &["soft", "mlx5", "status"]),
+    // of its formats: a relay consumes queues as a card does (and its tests prepare work, which takes `peer`).
+    ("verbs", &["soft", "mlx5", "peer", "status"]),
     ("nic", &["verbs", "soft"]),
     ("softcx", &["soft"]),
     ("stream", &["peer"]),

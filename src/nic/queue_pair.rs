@@ -185,7 +185,7 @@ impl QueuePair {
             #[cfg(feature = "verbs")]
             Kind::Verbs { pair, .. } => pair.states().state(),
             #[cfg(feature = "verbs")]
-            Kind::Relay(relay) => relay.states().state(),
+            Kind::Relay(relay) => relay.state(),
         }
     }
 

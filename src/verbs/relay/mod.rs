@@ -5,6 +5,7 @@
 
 mod batch;
 mod completion_ring;
+mod core;
 mod found;
 mod limits;
 mod pair;
@@ -14,6 +15,11 @@ mod request;
 mod send_lane;
 mod staging;
 mod work;
+
+#[cfg(test)]
+mod imitation;
+#[cfg(test)]
+mod tests;
 
 pub(super) use limits::Limits;
 pub(crate) use limits::{Abilities, RelayConfig};

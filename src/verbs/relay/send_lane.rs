@@ -64,9 +64,10 @@ struct Memo {
 
 /// A send queue.
 ///
-/// A provider gives places of its queue back only when a signaled request is found complete. So the last one of each call is signaled,
-/// and every one of a quarter of the queue, whatever its WQE says; what nobody asked for is taken off on the way. This is also how a NOP is
-/// completed in its place, of which verbs knows nothing: the request before it is signaled, so it is known when its turn has come.
+/// A provider gives places of its queue back only when a signaled request is found complete. So the first and the last one of each call
+/// are signaled, whatever their WQEs say, and what nobody asked for is taken off on the way: behind the first, however few of them are
+/// taken, there is always a completion to come. The last is how a NOP, of which verbs knows nothing, is completed in its place: the
+/// request before it is signaled, so it is known when its turn has come.
 #[derive(Debug)]
 pub(super) struct SendLane {
     parts: SendParts,
@@ -78,9 +79,8 @@ pub(super) struct SendLane {
     tail: u32,
     /// By position; a power of two.
     entries: Box<[Entry]>,
-    /// Behind the newest posted request that is signaled, and how many are posted behind it.
+    /// Behind the newest posted request that is signaled.
     told: u32,
-    unsignaled: u32,
     /// A request was completed in error: all behind it fail, too.
     has_failed: bool,
     /// Nothing more is posted in this life.
@@ -112,7 +112,6 @@ impl SendLane {
             tail: 0,
             entries: vec![blank; places].into_boxed_slice(),
             told: 0,
-            unsignaled: 0,
             has_failed: false,
             is_closed: false,
             has_refused: false,
@@ -131,7 +130,7 @@ impl SendLane {
         self.life = life;
         self.read = 0;
         (self.head, self.tail) = (0, 0);
-        (self.told, self.unsignaled) = (0, 0);
+        self.told = 0;
         (self.has_failed, self.is_closed, self.has_refused) = (false, false, false);
         self.found.clear();
         self.parts.completions.reset();
@@ -164,10 +163,12 @@ impl SendLane {
                 break;
             }
             self.gather(left, flushes);
-            let Some(last) = self.batch.requests.last_mut() else {
+            if self.batch.requests.is_empty() {
                 continue;
-            };
-            last.flags |= SIGNALED;
+            }
+            for end in [0, self.batch.requests.len() - 1] {
+                self.batch.requests[end].flags |= SIGNALED;
+            }
             let posted = provider.post_send(&self.batch.requests, &self.batch.sges);
             if !self.enter_posted(posted) {
                 break;
@@ -263,7 +264,7 @@ impl SendLane {
                     &mut parts.staging,
                     &mut batch.sges,
                 );
-                if let Some(mut request) = request {
+                if let Some(request) = request {
                     let entry = Entry {
                         index,
                         opcode: control.opcode_raw,
@@ -271,13 +272,6 @@ impl SendLane {
                         len_bytes: wqe.total_len() as u32,
                         fate: Fate::Posted,
                     };
-                    self.unsignaled += 1;
-                    if self.unsignaled >= parts.depth.div_ceil(4) {
-                        request.flags |= SIGNALED;
-                    }
-                    if request.flags & SIGNALED != 0 {
-                        self.unsignaled = 0;
-                    }
                     let memo = Memo {
                         position: id.position,
                         read: self.read,
@@ -305,14 +299,11 @@ impl SendLane {
             self.told = self.batch.memos[newest].position.wrapping_add(1);
         }
         let Some(first) = self.batch.memos.get(count).copied() else {
-            // All of them, the last one signaled.
-            self.unsignaled = 0;
             return true;
         };
-        // Those behind what was posted are read again, and the first of them is signaled if it can be.
+        // Those behind what was posted are read again.
         self.tail = first.position;
         self.read = first.read;
-        self.unsignaled = self.parts.depth;
         // One that was refused behind it is refused again.
         (self.is_closed, self.has_refused) = (false, false);
         let is_told_of = self.told.wrapping_sub(self.head).cast_signed() > 0;

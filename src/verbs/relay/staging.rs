@@ -19,7 +19,8 @@ pub(super) struct Staging {
 #[derive(Debug)]
 struct Slots {
     /// First: it ends before the memory.
-    region: Option<MemoryRegion>,
+    _region: Option<MemoryRegion>,
+    lkey: Option<u32>,
     pages: Pages,
     bytes_each: usize,
     /// Positions run round at 2^32, so slots are a power of two.
@@ -66,13 +67,22 @@ impl Staging {
         };
         Ok(Staging {
             slots: Some(Slots {
-                region,
+                lkey: region.as_ref().map(MemoryRegion::lkey),
+                _region: region,
                 pages,
                 bytes_each,
                 count,
             }),
             inline_bytes,
         })
+    }
+
+    /// As if it were registered under that key.
+    #[cfg(test)]
+    pub(super) fn set_key(&mut self, lkey: u32) {
+        if let Some(slots) = &mut self.slots {
+            slots.lkey = Some(lkey);
+        }
     }
 
     pub(super) fn len_bytes(&self) -> usize {
@@ -94,7 +104,7 @@ impl Staging {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
         Some(Staged {
             addr: at.addr() as u64,
-            lkey: slots.region.as_ref().map(MemoryRegion::lkey),
+            lkey: slots.lkey,
         })
     }
 }

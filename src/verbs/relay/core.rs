@@ -1,0 +1,92 @@
+//! One turn of a relay, over any provider: what was rung is posted, what is complete is passed on.
+
+use super::provider::{BATCH, Completion, Provider, Queue};
+use super::recv_lane::RecvLane;
+use super::send_lane::SendLane;
+use crate::soft::State;
+
+/// What works, apart from how a queue pair is made and led through its states.
+#[derive(Debug)]
+pub(super) struct Core<P> {
+    pub(super) provider: P,
+    pub(super) send: SendLane,
+    pub(super) recv: RecvLane,
+    /// Counts lives, so that what is left of one does not enter the next.
+    life: u32,
+    /// The queue pair is reset though its state shows an error; see [`super::Relay::silence`].
+    pub(super) is_silent: bool,
+}
+
+/// What a turn has to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    pub(super) worked: bool,
+    /// Something failed on this side: the queue pair is to be brought to its error state.
+    pub(super) fails: bool,
+}
+
+impl<P: Provider> Core<P> {
+    pub(super) fn new(provider: P, send: SendLane, recv: RecvLane) -> Core<P> {
+        Core {
+            provider,
+            send,
+            recv,
+            life: 0,
+            is_silent: false,
+        }
+    }
+
+    /// One turn of work, for a queue pair in that state.
+    pub(super) fn turn(&mut self, state: State) -> Turn {
+        let mut turn = Turn {
+            worked: false,
+            fails: false,
+        };
+        if self.is_silent || state == State::Reset {
+            return turn;
+        }
+        // What is rung from now on is not given to a device that would only flush it: not every provider takes it then.
+        let flushes = state == State::Error || self.send.is_closed || self.recv.is_closed;
+        if !flushes {
+            turn.worked |= self.recv.post(&mut self.provider);
+        }
+        if matches!(state, State::ReadyToSend | State::Error) {
+            turn.worked |= self.send.post(&mut self.provider, flushes);
+        }
+        let sent = self.send.complete(&mut self.provider);
+        let flushes = flushes || self.send.is_closed;
+        let received = self.recv.complete(&mut self.provider, flushes);
+        turn.worked |= sent.unwrap_or(false) | received.unwrap_or(false);
+        let refused = self.send.has_refused || self.recv.has_refused;
+        turn.fails = state != State::Error && (refused || sent.is_none() || received.is_none());
+        turn
+    }
+
+    /// Takes what there is of completions, which nobody is to hear of.
+    fn drain(&mut self) {
+        let mut found = [Completion::default(); BATCH];
+        for queue in [Queue::Send, Queue::Recv] {
+            while self
+                .provider
+                .poll(queue, &mut found)
+                .is_some_and(|count| count > 0)
+            {}
+        }
+    }
+
+    /// Starts over, in a queue pair that was reset.
+    pub(super) fn reset(&mut self) {
+        self.drain();
+        self.life = self.life.wrapping_add(1);
+        self.send.reset(self.life);
+        self.recv.reset(self.life);
+        self.is_silent = false;
+    }
+
+    /// Posts receives again that a queue pair has forgotten.
+    pub(super) fn post_again(&mut self) {
+        self.drain();
+        self.life = self.life.wrapping_add(1);
+        self.recv.post_again(self.life);
+    }
+}
