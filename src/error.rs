@@ -114,6 +114,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The peer does not take the connection.
+    #[error("{peer} refuses the connection: {reason}")]
+    Refused {
+        /// The address that was asked.
+        peer: String,
+        /// What the connection manager says of it.
+        reason: String,
+        /// What the peer gave with its refusal, with zeros behind it.
+        private_data: Vec<u8>,
+    },
     /// A process of the group is no longer there, and with it what others wait for.
     #[error("rank {rank} of the group: {reason}")]
     Rank {

@@ -10,6 +10,7 @@
 //! | register the same memory again and again | [`RegionCache`] |
 //! | transfer memory that no NIC reaches | [`Bounce`], [`CopyEngine`] |
 //! | connect two ends | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
+//! | connect by rdma_cm, with peers that need not know this library (feature `verbs`) | `cm`: `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
@@ -33,6 +34,8 @@
 //! several threads at once is refused, not waited for.
 
 pub mod bounce;
+#[cfg(feature = "verbs")]
+pub mod cm;
 pub mod endpoint;
 mod error;
 mod ffi;
@@ -50,6 +53,8 @@ pub mod stream;
 mod verbs;
 
 pub use bounce::{Bounce, BounceConfig, CopyEngine};
+#[cfg(feature = "verbs")]
+pub use cm::{CmConnection, CmListener, CmRequest};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

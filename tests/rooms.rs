@@ -27,6 +27,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     // A user of the public interface.
     ("bounce", &["endpoint", "region", "stream"]),
+    // rdma_cm connects endpoints, and finds the attributes of their steps.
+    ("cm", &["endpoint", "nic"]),
     // A user of the public interface, but for the deadlines of sockets.
     ("group", &["endpoint", "region"]),
     // Only what the crate root exports: the C interface is a user of the public one.

@@ -2,12 +2,16 @@
 #![allow(unsafe_code)] // makes the queues over the ring memory of a queue pair
 
 use std::collections::VecDeque;
+#[cfg(feature = "verbs")]
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::endpoint::shared::{Own, Shared};
 use crate::endpoint::{Address, Endpoint, EndpointConfig, Path};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
+#[cfg(feature = "verbs")]
+use crate::nic::Steps;
 use crate::nic::{Attributes, State};
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, WorkError};
@@ -88,6 +92,17 @@ impl Endpoint {
     /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host; [`Error::Foreign`] if it
     /// is a device of another kind; [`Error::System`] naming the verbs call that failed.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        self.check_unconnected()?;
+        let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
+        self.shared.qp.init(Attributes {
+            mtu_bytes,
+            ..self.config.attributes()
+        })?;
+        self.shared.qp.connect(&peer.queue_pair)
+    }
+
+    /// Fails unless [`Endpoint::connect`] can be called now.
+    pub(crate) fn check_unconnected(&self) -> Result<()> {
         self.shared.check_alive()?;
         if self.is_connected() {
             return Err(Error::State {
@@ -95,12 +110,7 @@ impl Endpoint {
                 reason: "the endpoint is connected already; reset it first".into(),
             });
         }
-        let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
-        self.shared.qp.init(Attributes {
-            mtu_bytes,
-            ..self.config.attributes()
-        })?;
-        self.shared.qp.connect(&peer.queue_pair)
+        Ok(())
     }
 
     /// Whether [`Endpoint::connect`] was done and nothing has failed since.
@@ -147,6 +157,48 @@ impl Endpoint {
     /// Which way doorbells take, and why no better one.
     pub fn path(&self) -> Path {
         self.shared.path.clone()
+    }
+}
+
+/// The life of an endpoint between two resets, for who may end it and no later one.
+#[cfg(feature = "verbs")]
+#[derive(Debug)]
+pub(crate) struct Life {
+    shared: Weak<Shared>,
+    epoch: u32,
+}
+
+#[cfg(feature = "verbs")]
+impl Life {
+    /// Fails the endpoint, if it still has this life.
+    pub(crate) fn end(&self, cause: Cause) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.fail_in(self.epoch, None, cause);
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Endpoint {
+    /// What [`Endpoint::connect`] does, with the attributes that a connection manager agreed on with the peer. Should it fail, so has
+    /// the endpoint.
+    pub(crate) fn connect_by(&mut self, steps: &Steps<'_>) -> Result<Life> {
+        self.check_unconnected()?;
+        self.shared.qp.init(self.config.attributes())?;
+        let life = Life {
+            shared: Arc::downgrade(&self.shared),
+            epoch: self.shared.epoch.load(Ordering::Acquire),
+        };
+        if let Err(error) = self.shared.qp.connect_by(steps) {
+            life.end(Cause::QueuePair);
+            return Err(error);
+        }
+        Ok(life)
+    }
+
+    /// The name that the system has for its device, and the port: where it is one of the system's.
+    pub(crate) fn place(&self) -> Option<(String, u8)> {
+        self.shared.qp.place()
     }
 }
 

@@ -28,10 +28,14 @@ pub use crate::region::Control;
 pub use address::Address;
 pub use config::{Completion, EndpointConfig, Operation, Side};
 pub use connection::AbortHandle;
+#[cfg(feature = "verbs")]
+pub(crate) use connection::Life;
 pub(crate) use deadline::{Deadline, system};
 pub use path::Path;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
 pub use queue::Endpoint;
+#[cfg(feature = "verbs")]
+pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};
 pub use ticket::{Status, Ticket};
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};

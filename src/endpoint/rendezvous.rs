@@ -209,7 +209,7 @@ impl Channel {
     }
 }
 
-fn resolve(address: &str) -> Result<SocketAddr> {
+pub(crate) fn resolve(address: &str) -> Result<SocketAddr> {
     let bad = |reason: String| Error::Malformed {
         what: "TCP address",
         reason,

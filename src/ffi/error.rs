@@ -75,7 +75,8 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::ProgramFull { .. } => DOORBELL_EPROGRAM,
         Error::Foreign { .. } => DOORBELL_EFOREIGN,
         Error::QueueFull { .. } => DOORBELL_EFULL,
-        Error::State { .. } => DOORBELL_ESTATE,
+        // C has no function that a peer could refuse.
+        Error::State { .. } | Error::Refused { .. } => DOORBELL_ESTATE,
         Error::Timeout { .. } => DOORBELL_ETIMEOUT,
         Error::Asynchronous { .. } => DOORBELL_EASYNC,
         Error::Work(_) => DOORBELL_EWORK,

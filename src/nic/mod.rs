@@ -11,6 +11,8 @@ mod remote;
 
 pub use crate::soft::{Access, Counters, Faults};
 pub(crate) use crate::soft::{Attributes, Pages, State};
+#[cfg(feature = "verbs")]
+pub(crate) use crate::verbs::{Step, Steps};
 pub(crate) use device::{Device, Domain};
 pub(crate) use memory::MemoryRegion;
 pub(crate) use queue_pair::{QueuePair, QueuePairConfig};

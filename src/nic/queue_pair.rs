@@ -326,6 +326,29 @@ impl QueuePair {
         }
     }
 
+    /// INIT to RTR and RTS, by a connection manager. After an error it may be in any state.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn connect_by(&self, steps: &verbs::Steps<'_>) -> Result<()> {
+        match &self.kind {
+            Kind::Soft(_) => Err(Error::State {
+                operation: "connect",
+                reason: "the software NIC of this process has no connection manager".into(),
+            }),
+            Kind::Verbs { pair, .. } => pair.states().connect_by(steps),
+            Kind::Relay(relay) => relay.states().connect_by(steps),
+        }
+    }
+
+    /// The name that the system has for the device, and its port: where it is one of the system's.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn place(&self) -> Option<(String, u8)> {
+        match &self.kind {
+            Kind::Soft(_) => None,
+            Kind::Verbs { pair, .. } => Some(pair.states().place()),
+            Kind::Relay(relay) => Some(relay.states().place()),
+        }
+    }
+
     /// Any state to ERR. The device flushes what is posted: the software NIC before this returns, a card soon, a relay in turns to come. See
     /// [`QueuePair::silence`].
     pub(crate) fn fail(&self) {

@@ -8,6 +8,7 @@ mod completion_queue;
 mod context;
 mod domain;
 mod events;
+mod managed;
 mod port;
 mod queue_pair;
 mod relay;
@@ -16,6 +17,7 @@ mod states;
 
 pub(crate) use context::Device;
 pub(crate) use domain::{Domain, MemoryRegion};
+pub(crate) use managed::{Step, Steps};
 pub(crate) use port::{Link, PortAddress};
 pub(crate) use queue_pair::{QueuePair, QueuePairConfig, Queues};
 pub(crate) use relay::{Abilities, Relay, RelayConfig};

@@ -27,10 +27,10 @@ pub(crate) struct RemoteQueuePair {
 
 /// What the next steps of a connection need to know of those before.
 #[derive(Debug, Clone, Copy)]
-struct Progress {
+pub(super) struct Progress {
     /// The PSN of the next connection.
     psn: u32,
-    attributes: Attributes,
+    pub(super) attributes: Attributes,
 }
 
 /// A queue pair as far as its states go, however it was made.
@@ -92,7 +92,15 @@ impl States {
         self.qp.0
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        self.status.set_state(state);
+    }
+
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -302,7 +310,12 @@ impl States {
     }
 
     /// The caller holds `progress`.
-    fn modify(&self, call: &'static str, mut attr: ibv_qp_attr, mask: Mask) -> Result<()> {
+    pub(super) fn modify(
+        &self,
+        call: &'static str,
+        mut attr: ibv_qp_attr,
+        mask: Mask,
+    ) -> Result<()> {
         let mask = (mask | Mask::IBV_QP_STATE).0.cast_signed();
         // SAFETY: a live queue pair; the attributes that the mask names are filled in, and the others are zero.
         status(call, || unsafe {

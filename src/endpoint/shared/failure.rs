@@ -40,7 +40,7 @@ impl Shared {
     }
 
     /// Records a failure, unless the life that it was found in is over.
-    fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
+    pub(in crate::endpoint) fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if self.epoch.load(Ordering::Relaxed) != epoch {
             return;

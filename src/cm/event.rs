@@ -1,0 +1,67 @@
+//! What librdmacm tells.
+
+use rdma_sys::rdma_cm_event_type as Kind;
+
+/// An event, taken out of librdmacm's memory.
+#[derive(Debug, Clone)]
+pub(super) struct Event {
+    /// A number: librdmacm may have kinds that these bindings do not know.
+    pub(super) kind: Kind::Type,
+    /// 0, a negative errno, or for a refusal the reason of the connection manager.
+    pub(super) status: i32,
+    pub(super) private_data: Vec<u8>,
+    /// Reads and atomics that this side is asked to serve at once, and that it may have under way.
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+/// Reasons of a refusal (InfiniBand Architecture Specification 1.3, 12.6.7.2; the kernel's `enum ib_cm_rej_reason`).
+const INVALID_SERVICE: i32 = 8;
+const STALE_CONNECTION: i32 = 10;
+
+impl Event {
+    /// A refusal that another try may not meet: nobody listens there, yet; or the peer still has the last connection of this queue pair.
+    pub(super) fn is_passing(&self) -> bool {
+        self.kind == Kind::RDMA_CM_EVENT_REJECTED
+            && matches!(self.status, INVALID_SERVICE | STALE_CONNECTION)
+    }
+
+    /// Whether a connection is over after it.
+    pub(super) fn ends(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::RDMA_CM_EVENT_DISCONNECTED => Some("has disconnected"),
+            Kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => Some("was disconnected from"),
+            Kind::RDMA_CM_EVENT_DEVICE_REMOVAL => Some("is lost: this side's device was removed"),
+            _ => None,
+        }
+    }
+
+    /// Why a peer refuses: what people meet, in their words.
+    pub(super) fn refusal(&self) -> String {
+        let reason = match self.status {
+            1..=3 => "it has no resources for it",
+            4 => "it was waited for too long",
+            INVALID_SERVICE => "nobody listens at that port",
+            STALE_CONNECTION => "it still has the last connection of this queue pair",
+            28 => "the application there says no",
+            _ => "see the specification",
+        };
+        format!("{reason} (reason {})", self.status)
+    }
+
+    /// Its name, for messages.
+    pub(super) fn name(&self) -> String {
+        let known = match self.kind {
+            Kind::RDMA_CM_EVENT_ADDR_ERROR => "ADDR_ERROR",
+            Kind::RDMA_CM_EVENT_ROUTE_ERROR => "ROUTE_ERROR",
+            Kind::RDMA_CM_EVENT_CONNECT_ERROR => "CONNECT_ERROR",
+            Kind::RDMA_CM_EVENT_UNREACHABLE => "UNREACHABLE",
+            Kind::RDMA_CM_EVENT_REJECTED => "REJECTED",
+            Kind::RDMA_CM_EVENT_DISCONNECTED => "DISCONNECTED",
+            Kind::RDMA_CM_EVENT_DEVICE_REMOVAL => "DEVICE_REMOVAL",
+            Kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => "TIMEWAIT_EXIT",
+            other => return format!("event {other}, status {}", self.status),
+        };
+        format!("{known}, status {}", self.status)
+    }
+}

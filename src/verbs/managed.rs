@@ -1,0 +1,61 @@
+//! The states of a queue pair whose connection a connection manager makes: rdma_cm finds the path, and agrees on the rest with the peer.
+#![allow(unsafe_code)] // reads the name of a device
+
+use std::ffi::CStr;
+
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
+
+use super::states::States;
+use crate::soft::State;
+use crate::{Error, Result};
+
+/// What a connection manager says of one step of a queue pair's way to its peer.
+pub(crate) struct Step {
+    pub(crate) attr: ibv_qp_attr,
+    /// Those of the attributes that it found.
+    pub(crate) mask: Mask,
+}
+
+/// Asks a connection manager for the step to that state.
+pub(crate) type Steps<'a> = dyn Fn(ibv_qp_state::Type) -> Result<Step> + 'a;
+
+impl States {
+    /// INIT to RTR and RTS, with the attributes that a connection manager agreed on with the peer: path, MTU, PSNs, repetitions, reads.
+    /// What concerns this side alone is as the queue pair's own attributes say.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the state does not lead there, [`Error::System`] of `ibv_modify_qp`, those of `steps`. The queue pair may be in
+    /// any state then: its connection has failed.
+    pub(crate) fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
+        let progress = self.progress();
+        if self.state() != State::Init {
+            return Err(Error::State {
+                operation: "connect",
+                reason: format!("the queue pair is in state {:?}", self.state()),
+            });
+        }
+        let own = &progress.attributes;
+        // For the partition. What the peer may do here is not the manager's to say.
+        let mut step = steps(ibv_qp_state::IBV_QPS_INIT)?;
+        step.attr.qp_access_flags = own.access.bits();
+        self.modify("ibv_modify_qp to INIT", step.attr, step.mask)?;
+        let mut step = steps(ibv_qp_state::IBV_QPS_RTR)?;
+        step.attr.min_rnr_timer = own.min_rnr_timer;
+        self.modify("ibv_modify_qp to RTR", step.attr, step.mask)?;
+        self.set_state(State::ReadyToReceive);
+        let mut step = steps(ibv_qp_state::IBV_QPS_RTS)?;
+        step.attr.timeout = own.timeout;
+        self.modify("ibv_modify_qp to RTS", step.attr, step.mask)?;
+        self.set_state(State::ReadyToSend);
+        Ok(())
+    }
+
+    /// The name that the system has for the device, and the port.
+    pub(crate) fn place(&self) -> (String, u8) {
+        let context = self.context();
+        // SAFETY: an open context has a device, whose name is an array with an end mark.
+        let name =
+            unsafe { CStr::from_ptr(rdma_sys::ibv_get_device_name(context.raw().as_ref().device)) };
+        (name.to_string_lossy().into_owned(), context.port.number)
+    }
+}

@@ -1,0 +1,336 @@
+//! Connections by rdma_cm, between endpoints of this process. They need a kernel that has it, and a device that it finds by an IP
+//! address: `DOORBELL_TEST_CM` is that address, `DOORBELL_TEST_DEVICE` the device. tests/rxe-vm has both.
+#![cfg(all(feature = "verbs", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Error, Executor,
+    HostStream, ProtectionDomain, Region, Side, Work,
+};
+use rig::{Limit, device};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// The address of the device, or none: then the test is waived.
+fn address(test: &str) -> Option<String> {
+    let address = std::env::var("DOORBELL_TEST_CM").ok();
+    if address.is_none() {
+        waived::waived(
+            test,
+            "no DOORBELL_TEST_CM, the IP address of a device that rdma_cm knows",
+        );
+    }
+    address
+}
+
+fn listener(address: &str) -> (CmListener, String) {
+    let listener = CmListener::bind(&format!("{address}:0")).unwrap();
+    let address = listener.address().unwrap().to_string();
+    (listener, address)
+}
+
+fn endpoint(domain: &ProtectionDomain) -> Endpoint {
+    Endpoint::new(domain, &EndpointConfig::default()).unwrap()
+}
+
+/// Two connected endpoints; the second one accepted.
+fn connected(
+    domain: &ProtectionDomain,
+    listener: &CmListener,
+    address: &str,
+) -> [(Endpoint, CmConnection); 2] {
+    let mut active = endpoint(domain);
+    let mut passive = endpoint(domain);
+    let (one, other) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| CmConnection::connect(&mut active, address, b"ping", SOON));
+        let request = listener.accept(SOON).unwrap();
+        assert!(request.private_data().starts_with(b"ping\0"));
+        let other = request.accept(&mut passive, b"pong", SOON).unwrap();
+        (one.join().unwrap().unwrap(), other)
+    });
+    assert!(one.private_data().starts_with(b"pong\0"));
+    assert!(other.private_data().starts_with(b"ping\0"));
+    assert_eq!(one.peer().to_string(), address);
+    assert_eq!(other.peer().ip(), one.peer().ip());
+    assert!(active.is_connected() && passive.is_connected());
+    [(active, one), (passive, other)]
+}
+
+/// Every operation of `from` reaches the region at the other end.
+fn transfer(from: &mut Endpoint, to: &mut Endpoint) {
+    let domain = from.domain().clone();
+    let (source, target) = (
+        Region::alloc(&domain, 8192, Access::ALL).unwrap(),
+        Region::alloc(&domain, 8192, Access::ALL).unwrap(),
+    );
+    source.fill(0, 4096, 0x5a).unwrap();
+    let stream = HostStream::new("cm").unwrap();
+    let there = target.remote();
+    to.post_recv(1, &[target.slice(4096, 4096).unwrap()])
+        .unwrap();
+    let local = [source.slice(0, 4096).unwrap()];
+    let back = [source.slice(4096, 4096).unwrap()];
+    for work in [
+        Work::write(&local, there.addr, there.rkey),
+        Work::send(&local),
+        Work::read(&back, there.addr, there.rkey),
+    ] {
+        from.stream_queue_send(&stream, &work).unwrap();
+        from.stream_wait_cq(&stream, Side::Send).unwrap();
+    }
+    to.stream_wait_cq(&stream, Side::Recv).unwrap();
+    stream.synchronize(Some(SOON)).unwrap();
+    assert_eq!(from.failure(), None);
+    assert!(target.is_filled_with(0, 8192, 0x5a).unwrap());
+    assert!(source.is_filled_with(0, 8192, 0x5a).unwrap());
+}
+
+#[test]
+fn a_system_without_rdma_cm_says_so_at_once() {
+    if std::path::Path::new("/dev/infiniband/rdma_cm").exists() {
+        return waived::waived(
+            "a_system_without_rdma_cm_says_so_at_once",
+            "this system has rdma_cm",
+        );
+    }
+    let refused = CmListener::bind("127.0.0.1:7174").unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            Error::System {
+                operation: "rdma_create_event_channel",
+                ..
+            }
+        ),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_is_wrong_before_any_connection_is_named() {
+    assert!(matches!(
+        CmListener::bind("nowhere"),
+        Err(Error::Malformed { .. })
+    ));
+    let domain = Device::open("softcx").unwrap().protection_domain();
+    let mut endpoint = endpoint(&domain);
+    let long = CmConnection::connect(&mut endpoint, "127.0.0.1:1", &[0; 57], SOON);
+    assert!(
+        matches!(
+            long,
+            Err(Error::Range {
+                argument: "private_data",
+                max: 56,
+                ..
+            })
+        ),
+        "{long:?}"
+    );
+}
+
+#[test]
+fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
+    let Some(address) =
+        address("connections_carry_every_operation_both_ways_and_again_after_a_reset")
+    else {
+        return;
+    };
+    let _limit = Limit::new("connections", SOON * 3);
+    let domain = device().protection_domain();
+    let (listener, at) = listener(&address);
+    let [(mut a, one), (mut b, mut other)] = connected(&domain, &listener, &at);
+    transfer(&mut a, &mut b);
+    transfer(&mut b, &mut a);
+    // A second one of the same endpoint.
+    let again = CmConnection::connect(&mut a, &at, &[], SOON).unwrap_err();
+    assert!(again.to_string().contains("connected already"), "{again}");
+
+    // One side goes: the other is told, its endpoint fails, and a wait on a stream ends.
+    assert!(other.check().is_ok());
+    let stream = HostStream::new("cm").unwrap();
+    let sink = Region::alloc(&domain, 64, Access::LOCAL_WRITE).unwrap();
+    b.post_recv(1, &[sink.slice(0, 64).unwrap()]).unwrap();
+    b.stream_wait_cq(&stream, Side::Recv).unwrap();
+    let started = Instant::now();
+    drop(one);
+    other.wait_disconnected(SOON).unwrap();
+    stream.synchronize(Some(SOON)).unwrap();
+    assert!(started.elapsed() < SOON / 2, "{:?}", started.elapsed());
+    let over = other.check().unwrap_err();
+    assert!(over.to_string().contains("has disconnected"), "{over}");
+    assert!(b.failure().is_some() && !b.is_connected());
+    assert!(a.failure().is_some() && !a.is_connected());
+
+    // A new life of the same queue pairs; the end of the old connection, which comes later, is none of its business.
+    a.reset().unwrap();
+    b.reset().unwrap();
+    let (_one, _other) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| CmConnection::connect(&mut a, &at, &[], SOON));
+        let request = listener.accept(SOON).unwrap();
+        let other = request.accept(&mut b, &[], SOON).unwrap();
+        (one.join().unwrap().unwrap(), other)
+    });
+    assert!(other.check().is_err());
+    drop(other);
+    transfer(&mut a, &mut b);
+    assert!(a.is_connected() && b.is_connected());
+}
+
+#[test]
+fn a_refusal_comes_with_its_reason_and_its_private_data() {
+    let Some(address) = address("a_refusal_comes_with_its_reason_and_its_private_data") else {
+        return;
+    };
+    let _limit = Limit::new("refusals", SOON * 3);
+    let domain = device().protection_domain();
+    let (listener, at) = listener(&address);
+    let mut endpoint = endpoint(&domain);
+    let mut refused = |how: &dyn Fn(doorbell::CmRequest)| {
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| CmConnection::connect(&mut endpoint, &at, &[1, 2], SOON));
+            how(listener.accept(SOON).unwrap());
+            asked.join().unwrap().unwrap_err()
+        })
+    };
+    let spoken = refused(&|request| request.reject(b"not today").unwrap());
+    let Error::Refused {
+        peer,
+        reason,
+        private_data,
+    } = &spoken
+    else {
+        panic!("{spoken}");
+    };
+    assert_eq!(*peer, at);
+    assert!(reason.contains("application"), "{reason}");
+    assert!(private_data.starts_with(b"not today\0"));
+    let silent = refused(&drop);
+    assert!(matches!(silent, Error::Refused { .. }), "{silent}");
+    // Of an endpoint that the request cannot be taken with.
+    let foreign = refused(&|request| {
+        let soft = Device::open("softcx").unwrap().protection_domain();
+        let mut soft = Endpoint::new(&soft, &EndpointConfig::default()).unwrap();
+        let foreign = request.accept(&mut soft, &[], SOON).unwrap_err();
+        assert!(matches!(foreign, Error::Foreign { .. }), "{foreign}");
+    });
+    assert!(matches!(foreign, Error::Refused { .. }), "{foreign}");
+    // All of that left the endpoint as it was.
+    assert_eq!(endpoint.failure(), None);
+    let connected = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| CmConnection::connect(&mut endpoint, &at, &[], SOON));
+        let mut passive = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        let taken = listener
+            .accept(SOON)
+            .unwrap()
+            .accept(&mut passive, &[], SOON);
+        asked.join().unwrap().and(taken)
+    });
+    drop(connected.unwrap());
+}
+
+#[test]
+fn who_is_not_there_is_said_within_the_deadline() {
+    let Some(address) = address("who_is_not_there_is_said_within_the_deadline") else {
+        return;
+    };
+    let _limit = Limit::new("nobody", SOON * 2);
+    let domain = device().protection_domain();
+    let mut a = endpoint(&domain);
+    let (listening, at) = listener(&address);
+    let soon = Duration::from_millis(500);
+    let timed = |run: &mut dyn FnMut() -> Error| {
+        let started = Instant::now();
+        let error = run();
+        assert!(started.elapsed() < Duration::from_secs(10), "{error}");
+        error
+    };
+    // Nobody takes the request, and nobody comes.
+    let nobody = timed(&mut || CmConnection::connect(&mut a, &at, &[], soon).unwrap_err());
+    assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
+    let (silent, _) = listener(&address);
+    let nobody = timed(&mut || silent.accept(soon).unwrap_err());
+    assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
+    drop(listening);
+    // Nobody listens.
+    let closed = timed(&mut || CmConnection::connect(&mut a, &at, &[], soon).unwrap_err());
+    assert!(
+        matches!(&closed, Error::Refused { reason, .. } if reason.contains("nobody listens")),
+        "{closed}"
+    );
+    // No host, and no RDMA device on the way.
+    let host = timed(&mut || CmConnection::connect(&mut a, "10.9.0.77:1", &[], soon).unwrap_err());
+    assert!(
+        matches!(host, Error::Timeout { .. } | Error::State { .. }),
+        "{host}"
+    );
+    let bound = CmListener::bind("203.0.113.1:1").unwrap_err();
+    assert!(matches!(bound, Error::System { .. }), "{bound}");
+    // An endpoint of another device.
+    let mut soft = endpoint(&Device::open("softcx").unwrap().protection_domain());
+    let (_listening, at) = listener(&address);
+    let foreign = timed(&mut || CmConnection::connect(&mut soft, &at, &[], soon).unwrap_err());
+    assert!(
+        matches!(&foreign, Error::Foreign { expected, .. } if expected.contains(&address)),
+        "{foreign}"
+    );
+    // Someone comes late.
+    assert_eq!(a.failure(), None);
+    let (late, at) = listener(&address);
+    drop(late);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| CmConnection::connect(&mut a, &at, &[], SOON));
+        std::thread::sleep(Duration::from_millis(200));
+        let late = CmListener::bind(&at).unwrap();
+        let mut b = endpoint(&domain);
+        let taken = late.accept(SOON).unwrap().accept(&mut b, &[], SOON);
+        drop(asked.join().unwrap().and(taken).unwrap());
+    });
+}
+
+/// The peer's request is taken when the peer is no longer there.
+#[test]
+fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
+    let Some(address) = address("a_peer_that_goes_between_its_request_and_the_answer_is_noticed")
+    else {
+        return;
+    };
+    let _limit = Limit::new("between", SOON * 2);
+    let domain = device().protection_domain();
+    let (listener, at) = listener(&address);
+    let (mut a, mut b) = (endpoint(&domain), endpoint(&domain));
+    let soon = Duration::from_millis(300);
+    CmConnection::connect(&mut a, &at, &[], soon).unwrap_err();
+    let started = Instant::now();
+    // The request is either withdrawn already, or it cannot be taken.
+    if let Ok(request) = listener.accept(soon) {
+        let error = request
+            .accept(&mut b, &[], Duration::from_secs(5))
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Timeout { .. }
+                    | Error::Refused { .. }
+                    | Error::State { .. }
+                    | Error::System { .. }
+            ),
+            "{error}"
+        );
+        assert!(!b.is_connected());
+        if b.failure().is_some() {
+            b.reset().unwrap();
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(20));
+    let mut c = endpoint(&domain);
+    let _connections = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| CmConnection::connect(&mut c, &at, &[], SOON));
+        let other = listener.accept(SOON).unwrap().accept(&mut b, &[], SOON);
+        (asked.join().unwrap().unwrap(), other.unwrap())
+    });
+    transfer(&mut c, &mut b);
+}
