@@ -6,11 +6,12 @@ mod waived;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use doorbell::region::{DeviceMemory, Kind, Reach};
 use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, Side, Work};
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
@@ -259,6 +260,60 @@ fn what_is_not_there_is_refused_and_not_touched() {
     );
     let enough = Map::new(2 * PAGE, RW, libc::MAP_SHARED, Some(&short));
     assert!(enough.register(&domain, Access::ALL).is_ok());
+}
+
+/// Nothing here has memory of another device. What can be seen is that each way says why it is none, and that the last one is left.
+#[test]
+fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
+    let device = device();
+    let domain = device.protection_domain();
+    // No dmabuf, but a descriptor.
+    let file = memfd(PAGE);
+    // An address that nothing is mapped at, as of a GPU that this machine does not have.
+    let gone = Map::new(PAGE, RW, ANONYMOUS, None);
+    let (addr, len_bytes) = (gone.at.as_ptr() as u64, PAGE as u64);
+    drop(gone);
+    for exported in [false, true] {
+        let memory = DeviceMemory {
+            addr,
+            len_bytes,
+            dmabuf: exported.then(|| (file.as_fd(), 0)),
+        };
+        let Reach { region, refused } = Region::reach(&domain, &memory, Access::ALL).unwrap();
+        assert!(region.is_none());
+        let [(Kind::Dmabuf, dmabuf), (Kind::Peermem, peermem)] = &refused[..] else {
+            panic!("{refused:?}")
+        };
+        let (dmabuf, peermem) = (dmabuf.to_string(), peermem.to_string());
+        let (expected, peers) = match device.name() {
+            "softcx" => ("not a dmabuf", "softcx reaches memory"),
+            _ => ("ibv_reg_dmabuf_mr", "nvidia_peermem"),
+        };
+        let expected = if exported { expected } else { "not exported" };
+        assert!(dmabuf.contains(expected), "{dmabuf}");
+        assert!(peermem.contains(peers), "{peermem}");
+    }
+    waived(
+        "memory_of_another_device_is_reached",
+        "no device here has memory that a NIC could reach; the refusals were seen",
+    );
+    for (addr, len_bytes, name) in [
+        (0, 1, "addr"),
+        (u64::MAX, 1, "addr"),
+        (1, 0, "len_bytes"),
+        (1, (1 << 40) + 1, "len_bytes"),
+    ] {
+        let memory = DeviceMemory {
+            addr,
+            len_bytes,
+            dmabuf: None,
+        };
+        let error = Region::reach(&domain, &memory, Access::ALL).unwrap_err();
+        assert!(
+            matches!(error, Error::Range { argument, .. } if argument == name),
+            "{error}"
+        );
+    }
 }
 
 /// How many huge pages the machine has reserved, with more of them if this process may.

@@ -137,6 +137,8 @@ unsafe impl Owner for ValueWait {
 }
 
 fn check_registered(region: &Region) -> Result<()> {
+    // Streams of the host load and store.
+    region.check_host()?;
     if region.is_registered() {
         return Ok(());
     }

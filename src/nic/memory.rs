@@ -1,12 +1,13 @@
 //! Memory registered with a device.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use super::Domain;
-use crate::Result;
 use crate::soft::{self, Access};
 #[cfg(feature = "verbs")]
 use crate::verbs;
+use crate::{Error, Result};
 
 /// A registration; it ends with this, if [`MemoryRegion::deregister`] did not end it before.
 #[derive(Debug)]
@@ -17,6 +18,14 @@ pub(crate) enum MemoryRegion {
     },
     #[cfg(feature = "verbs")]
     Verbs(verbs::MemoryRegion),
+}
+
+/// The software NIC loads and stores.
+fn only_mapped(what: &str) -> Error {
+    Error::State {
+        operation: "registration",
+        reason: format!("softcx reaches memory that its process has mapped, and not {what}"),
+    }
 }
 
 impl MemoryRegion {
@@ -36,6 +45,45 @@ impl MemoryRegion {
             Domain::Verbs(domain) => {
                 verbs::MemoryRegion::new(domain, start, len_bytes, access).map(MemoryRegion::Verbs)
             }
+        }
+    }
+
+    /// Registers a part of a dmabuf under an address.
+    pub(crate) fn dmabuf(
+        domain: &Domain,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len_bytes: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        match domain {
+            Domain::Soft { .. } => {
+                let _ = (fd, offset, len_bytes, iova, access);
+                Err(only_mapped("a dmabuf"))
+            }
+            #[cfg(feature = "verbs")]
+            Domain::Verbs(domain) => {
+                verbs::MemoryRegion::dmabuf(domain, fd, offset, len_bytes, iova, access)
+                    .map(MemoryRegion::Verbs)
+            }
+        }
+    }
+
+    /// Registers memory by an address of another device's. A card's driver asks the kernel's modules whose it is.
+    pub(crate) fn peer(
+        domain: &Domain,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        match domain {
+            Domain::Soft { .. } => {
+                let _ = (start, len_bytes, access);
+                Err(only_mapped("memory of another device"))
+            }
+            #[cfg(feature = "verbs")]
+            Domain::Verbs(_) => MemoryRegion::new(domain, start, len_bytes, access),
         }
     }
 

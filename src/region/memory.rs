@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
 use crate::region::mapping::{self, Backing};
-use crate::region::{ProtectionDomain, RemoteRegion};
+use crate::region::{Kind, ProtectionDomain, RemoteRegion};
 use crate::{Error, Result};
 
 /// The longest region: 1 TiB.
@@ -30,6 +30,7 @@ struct Registered {
     memory_region: MemoryRegion,
     alive: AtomicBool,
     access: Access,
+    kind: Kind,
     targets: Targets,
     target: Target,
     /// The memory itself, if the region owns it; freed after the key is gone, see `drop`.
@@ -54,7 +55,8 @@ impl Drop for Registered {
 ///
 /// The device, and through it a peer, may write the memory at any time. Therefore no Rust reference to it is ever given
 /// out: [`Region::read`] and [`Region::write`] copy, and what they copy while a transfer is under way is as torn as with
-/// any NIC. [`Region::load_u32`] and [`Region::store_u32`] are single accesses with acquire and release order.
+/// any NIC. [`Region::load_u32`] and [`Region::store_u32`] are single accesses with acquire and release order. For memory that is
+/// not [`Kind::Host`] all these are [`Error::State`].
 #[derive(Clone)]
 pub struct Region {
     inner: Arc<Registered>,
@@ -133,6 +135,27 @@ impl Region {
     ) -> Result<Region> {
         let on_device = domain.on_device()?;
         let memory_region = MemoryRegion::new(&on_device, start, len_bytes, access)?;
+        Ok(Region::of(
+            domain,
+            memory_region,
+            start,
+            len_bytes,
+            access,
+            Kind::Host,
+            pages,
+        ))
+    }
+
+    /// A registration that was made. What is not [`Kind::Host`] is never loaded from or stored to here.
+    pub(super) fn of(
+        domain: &ProtectionDomain,
+        memory_region: MemoryRegion,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+        kind: Kind,
+        pages: Option<Pages>,
+    ) -> Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
@@ -144,13 +167,32 @@ impl Region {
             memory_region,
             alive: AtomicBool::new(true),
             access,
+            kind,
             targets,
             target,
             _pages: pages,
         };
-        Ok(Region {
+        Region {
             inner: Arc::new(inner),
-        })
+        }
+    }
+
+    /// What memory it is, and how the device reaches it.
+    pub fn kind(&self) -> Kind {
+        self.inner.kind
+    }
+
+    /// Fails unless this process can load and store the memory.
+    pub(crate) fn check_host(&self) -> Result<()> {
+        match self.inner.kind {
+            Kind::Host => Ok(()),
+            kind => Err(Error::State {
+                operation: "region",
+                reason: format!(
+                    "the processor does not reach its memory, which is registered by {kind}"
+                ),
+            }),
+        }
     }
 
     /// The protection domain.
@@ -165,7 +207,7 @@ impl Region {
         self.inner.len_bytes
     }
 
-    /// First byte. For foreign interfaces; what is done with it is theirs.
+    /// First byte. For foreign interfaces; what is done with it is theirs. Of memory that is not [`Kind::Host`] it is what the device calls it.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.start.as_ptr()
@@ -214,6 +256,12 @@ impl Region {
         self.inner.alive.load(Ordering::Acquire)
     }
 
+    /// The address of bytes that this process is about to load or store.
+    fn host(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<*mut u8> {
+        self.check_host()?;
+        self.check(argument, offset, len_bytes)
+    }
+
     fn check(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<*mut u8> {
         let limit_bytes = self.inner.len_bytes;
         if offset <= limit_bytes && len_bytes <= limit_bytes - offset {
@@ -234,7 +282,7 @@ impl Region {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let at = self.check("bytes", offset, bytes.len() as u64)?;
+        let at = self.host("bytes", offset, bytes.len() as u64)?;
         // SAFETY: within the region, which is alive.
         unsafe { copy_to(at, bytes) };
         Ok(())
@@ -245,7 +293,7 @@ impl Region {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        let at = self.check("bytes", offset, bytes.len() as u64)?;
+        let at = self.host("bytes", offset, bytes.len() as u64)?;
         // SAFETY: within the region, which is alive.
         unsafe { copy_from(at, bytes) };
         Ok(())
@@ -256,7 +304,7 @@ impl Region {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn fill(&self, offset: u64, len_bytes: u64, value: u8) -> Result<()> {
-        let at = self.check("len_bytes", offset, len_bytes)?;
+        let at = self.host("len_bytes", offset, len_bytes)?;
         let word = [value; 64];
         for start in (0..len_bytes as usize).step_by(word.len()) {
             let piece = word.len().min(len_bytes as usize - start);
@@ -271,14 +319,14 @@ impl Region {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn is_filled_with(&self, offset: u64, len_bytes: u64, expected: u8) -> Result<bool> {
-        let at = self.check("len_bytes", offset, len_bytes)?;
+        let at = self.host("len_bytes", offset, len_bytes)?;
         // SAFETY: within the region; single bytes are read, as atomics, because a device may be writing them.
         Ok((0..len_bytes as usize)
             .all(|i| unsafe { AtomicU8::from_ptr(at.add(i)) }.load(Ordering::Relaxed) == expected))
     }
 
     fn word(&self, offset: u64) -> Result<&AtomicU32> {
-        let at = self.check("offset", offset, 4)?;
+        let at = self.host("offset", offset, 4)?;
         if !(at as usize).is_multiple_of(4) {
             return Err(Error::Alignment {
                 argument: "offset",
@@ -354,6 +402,7 @@ impl fmt::Debug for Region {
             .field("id", &self.inner.id)
             .field("start", &self.inner.start)
             .field("len_bytes", &self.inner.len_bytes)
+            .field("kind", &self.inner.kind)
             .field("lkey", &format_args!("{:#x}", self.inner.lkey))
             .field("registered", &self.is_registered())
             .finish()

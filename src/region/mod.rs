@@ -3,6 +3,7 @@
 mod cache;
 mod control;
 mod device;
+mod ladder;
 mod mapping;
 mod memory;
 mod monitor;
@@ -14,5 +15,6 @@ pub use crate::nic::{Access, Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
+pub use ladder::{DeviceMemory, Kind, Reach};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};
 pub use remote::RemoteRegion;

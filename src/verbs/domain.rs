@@ -1,6 +1,7 @@
 //! Protection domains, and the memory registered in them.
 #![allow(unsafe_code)] // calls libibverbs
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -88,6 +89,15 @@ impl Drop for Mr {
     }
 }
 
+/// Ours are verbs' own bits. What a peer may write, the local side may, too: verbs insists that it is said.
+fn verbs_access(access: Access) -> Access {
+    if access.contains(Access::REMOTE_WRITE) || access.contains(Access::REMOTE_ATOMIC) {
+        access | Access::LOCAL_WRITE
+    } else {
+        access
+    }
+}
+
 impl MemoryRegion {
     /// Registers memory, which stays valid until the region is gone or was deregistered.
     ///
@@ -103,16 +113,7 @@ impl MemoryRegion {
             operation: "ibv_reg_mr",
             errno: libc::ENOMEM,
         })?;
-        // Ours are verbs' own bits. What a peer may write, the local side may, too: verbs insists that it is said.
-        let access = match access {
-            access
-                if access.contains(Access::REMOTE_WRITE)
-                    || access.contains(Access::REMOTE_ATOMIC) =>
-            {
-                access | Access::LOCAL_WRITE
-            }
-            access => access,
-        };
+        let access = verbs_access(access);
         // SAFETY: a live domain; the call only looks whether the memory is there.
         let mr = object("ibv_reg_mr", || unsafe {
             rdma_sys::ibv_reg_mr(
@@ -122,14 +123,49 @@ impl MemoryRegion {
                 access.bits().cast_signed(),
             )
         })?;
+        Ok(MemoryRegion::of(domain, mr))
+    }
+
+    /// Registers `len_bytes` of a dmabuf from `offset` on, under the address `iova`. It holds the dmabuf itself.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_reg_dmabuf_mr`: EOPNOTSUPP where the provider or the kernel's driver has none.
+    pub(crate) fn dmabuf(
+        domain: &Arc<Domain>,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len_bytes: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        let len = usize::try_from(len_bytes).map_err(|_| Error::System {
+            operation: "ibv_reg_dmabuf_mr",
+            errno: libc::ENOMEM,
+        })?;
+        let access = verbs_access(access).bits().cast_signed();
+        // SAFETY: a live domain and an open descriptor; the call touches no memory of this process.
+        let mr = object("ibv_reg_dmabuf_mr", || unsafe {
+            rdma_sys::ibv_reg_dmabuf_mr(
+                domain.pd.as_ptr(),
+                offset,
+                len,
+                iova,
+                fd.as_raw_fd(),
+                access,
+            )
+        })?;
+        Ok(MemoryRegion::of(domain, mr))
+    }
+
+    fn of(domain: &Arc<Domain>, mr: NonNull<rdma_sys::ibv_mr>) -> MemoryRegion {
         // SAFETY: just made.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
-        Ok(MemoryRegion {
+        MemoryRegion {
             mr: Mutex::new(Some(Mr(mr))),
             lkey,
             rkey,
             _domain: Arc::clone(domain),
-        })
+        }
     }
 
     pub(crate) fn lkey(&self) -> u32 {

@@ -1,0 +1,230 @@
+//! Memory of other devices, as GPUs: how the NIC may reach it, best way first.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::memory::REGION_BYTES_MAX;
+use crate::nic::{Access, MemoryRegion};
+use crate::region::{ProtectionDomain, Region};
+use crate::{Error, Result};
+
+/// What a region's memory is, and how the device reaches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Memory of this process.
+    Host,
+    /// Memory of another device that its driver exported as a dmabuf.
+    Dmabuf,
+    /// Memory of another device, found by its address: the kernel has a module that knows it (nvidia-peermem), or one address space with
+    /// that device.
+    Peermem,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Host => "host",
+            Kind::Dmabuf => "dmabuf",
+            Kind::Peermem => "peermem",
+        })
+    }
+}
+
+/// Memory of another device.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceMemory<'fd> {
+    /// What that device calls its first byte; not 0. Work requests and peers name it so.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// The dmabuf that it is part of, and where in that it begins, if its driver exported one.
+    pub dmabuf: Option<(BorrowedFd<'fd>, u64)>,
+}
+
+/// How far device memory can be reached; see [`Region::reach`].
+#[derive(Debug)]
+pub struct Reach {
+    /// The memory, registered in the best way there is. `None`: only a [`Bounce`](crate::Bounce) buffer reaches it.
+    pub region: Option<Region>,
+    /// The better ways, best first, each with why it is not.
+    pub refused: Vec<(Kind, Error)>,
+}
+
+/// The modules that find memory of NVIDIA's by its address: now, and before it came with the driver.
+const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
+
+impl Region {
+    /// Registers a part of a dmabuf, whose first byte work requests and peers then name by the address `iova`; not 0. The kernel holds the dmabuf
+    /// as long as it is registered. The processor does not reach the memory through the region.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the length or the address; [`Error::State`] of a device that has none of this; [`Error::System`] of
+    /// `ibv_reg_dmabuf_mr`, EOPNOTSUPP where the NIC's driver cannot do it.
+    pub fn register_dmabuf(
+        domain: &ProtectionDomain,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len_bytes: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region> {
+        let start = device_range(iova, len_bytes)?;
+        let on_device = domain.on_device()?;
+        let region = MemoryRegion::dmabuf(&on_device, fd, offset, len_bytes, iova, access)?;
+        Ok(Region::of(
+            domain,
+            region,
+            start,
+            len_bytes,
+            access,
+            Kind::Dmabuf,
+            None,
+        ))
+    }
+
+    /// Registers memory of another device by its address. The processor does not reach the memory through the region.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the length or the address; [`Error::State`] of a device that has none of this, or if the kernel does not know whose memory
+    /// it is: it says whether nvidia-peermem is loaded.
+    pub fn register_peermem(
+        domain: &ProtectionDomain,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<Region> {
+        let start = device_range(addr, len_bytes)?;
+        let on_device = domain.on_device()?;
+        let region = MemoryRegion::peer(&on_device, start, len_bytes, access).map_err(|error| {
+            let Error::System { .. } = error else {
+                return error;
+            };
+            let loaded = |name: &&str| Path::new("/sys/module").join(name).exists();
+            let modules = match PEER_MODULES.iter().find(|name| loaded(name)) {
+                Some(name) => format!("the module {name} is loaded"),
+                None => "the module nvidia_peermem is not loaded".to_owned(),
+            };
+            Error::State {
+                operation: "registration",
+                reason: format!("{len_bytes} bytes of a device at {addr:#x}: {error}; {modules}"),
+            }
+        })?;
+        Ok(Region::of(
+            domain,
+            region,
+            start,
+            len_bytes,
+            access,
+            Kind::Peermem,
+            None,
+        ))
+    }
+
+    /// Registers device memory in the best way there is: dmabuf, peermem. If both are refused, there is no region, and only a
+    /// [`Bounce`](crate::Bounce) buffer reaches the memory; the reasons are told either way.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for the length or the address, which no way would take.
+    pub fn reach(
+        domain: &ProtectionDomain,
+        memory: &DeviceMemory<'_>,
+        access: Access,
+    ) -> Result<Reach> {
+        let DeviceMemory {
+            addr,
+            len_bytes,
+            dmabuf,
+        } = *memory;
+        device_range(addr, len_bytes)?;
+        let mut refused = Vec::new();
+        let by_dmabuf = match dmabuf {
+            Some((fd, offset)) => {
+                Region::register_dmabuf(domain, fd, offset, len_bytes, addr, access)
+            }
+            None => Err(Error::State {
+                operation: "registration",
+                reason: "the memory was not exported as a dmabuf".into(),
+            }),
+        };
+        let by_peermem = || Region::register_peermem(domain, addr, len_bytes, access);
+        let region = by_dmabuf
+            .map_err(|error| refused.push((Kind::Dmabuf, error)))
+            .or_else(|()| by_peermem().map_err(|error| refused.push((Kind::Peermem, error))))
+            .ok();
+        Ok(Reach { region, refused })
+    }
+}
+
+/// The first byte of device memory, as a pointer that nobody follows.
+fn device_range(addr: u64, len_bytes: u64) -> Result<NonNull<u8>> {
+    let range = |argument, value, min, max| {
+        Err(Error::Range {
+            argument,
+            value,
+            min,
+            max,
+        })
+    };
+    if !(1..=REGION_BYTES_MAX).contains(&len_bytes) {
+        return range("len_bytes", len_bytes, 1, REGION_BYTES_MAX);
+    }
+    let max = u64::MAX - len_bytes;
+    match NonNull::new(std::ptr::without_provenance_mut(addr as usize)) {
+        Some(start) if addr <= max => Ok(start),
+        _ => range("addr", addr, 1, max),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::Pages;
+    use crate::region::Device;
+
+    /// A region as a card makes it of another device's memory; here the memory is of this process, and the processor keeps away all the same.
+    #[test]
+    fn the_processor_keeps_away_from_memory_of_other_devices() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let pages = Pages::new(4096).unwrap();
+        let start = pages.start();
+        let on_device = domain.on_device().unwrap();
+        let made = MemoryRegion::new(&on_device, start, 4096, Access::ALL).unwrap();
+        let region = Region::of(
+            &domain,
+            made,
+            start,
+            4096,
+            Access::ALL,
+            Kind::Peermem,
+            Some(pages),
+        );
+        assert_eq!(region.kind(), Kind::Peermem);
+        for refused in [
+            region.write(0, &[1]),
+            region.read(0, &mut [1]),
+            region.fill(0, 1, 1),
+            region.is_filled_with(0, 1, 1).map(drop),
+            region.load_u32(0).map(drop),
+            region.store_u32(0, 1),
+        ] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::State { .. }), "{error}");
+            assert!(
+                error.to_string().contains("registered by peermem"),
+                "{error}"
+            );
+        }
+        // What the device does with it is as ever.
+        assert_eq!(region.remote().addr, start.as_ptr() as u64);
+        assert!(region.slice(4000, 96).is_ok());
+        assert!(matches!(
+            region.slice(4000, 97),
+            Err(Error::OutOfBounds { .. })
+        ));
+        let host = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        assert_eq!(host.kind(), Kind::Host);
+    }
+}
