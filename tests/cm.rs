@@ -5,6 +5,7 @@
 mod rig;
 mod waived;
 
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use doorbell::{
@@ -291,6 +292,59 @@ fn who_is_not_there_is_said_within_the_deadline() {
     });
 }
 
+/// The environment of a process that connects to that address, and then waits to be killed.
+const VICTIM: &str = "DOORBELL_TEST_CM_VICTIM";
+
+#[test]
+fn a_victim_of_the_next_test() {
+    let Ok(address) = std::env::var(VICTIM) else {
+        return;
+    };
+    let domain = device().protection_domain();
+    let mut endpoint = endpoint(&domain);
+    let _connection = CmConnection::connect(&mut endpoint, &address, &[], SOON).unwrap();
+    std::thread::sleep(SOON);
+}
+
+#[test]
+fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
+    let Some(address) = address("a_peer_that_is_killed_is_a_peer_that_has_disconnected") else {
+        return;
+    };
+    let _limit = Limit::new("killed", SOON * 2);
+    let domain = device().protection_domain();
+    let (listener, at) = listener(&address);
+    let mut survivor = endpoint(&domain);
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_victim_of_the_next_test"])
+        .env(VICTIM, &at)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let request = listener.accept(SOON).unwrap();
+    let mut connection = request.accept(&mut survivor, &[], SOON).unwrap();
+    // A stream waits for what will not come, while nobody looks at the connection.
+    let stream = HostStream::new("cm").unwrap();
+    let sink = Region::alloc(&domain, 64, Access::LOCAL_WRITE).unwrap();
+    survivor
+        .post_recv(1, &[sink.slice(0, 64).unwrap()])
+        .unwrap();
+    let ticket = survivor.stream_wait_cq(&stream, Side::Recv).unwrap();
+    connection.check().unwrap();
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let started = Instant::now();
+    connection.wait_disconnected(SOON).unwrap();
+    stream.synchronize(Some(SOON)).unwrap();
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(connection.check().is_err() && ticket.check().is_err());
+    assert!(survivor.failure().is_some());
+}
+
 /// The peer's request is taken when the peer is no longer there.
 #[test]
 fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
@@ -333,4 +387,43 @@ fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
         (asked.join().unwrap().unwrap(), other.unwrap())
     });
     transfer(&mut c, &mut b);
+}
+
+/// Removes the device: a run of its own.
+#[test]
+fn a_device_that_is_removed_ends_its_connections() {
+    let test = "a_device_that_is_removed_ends_its_connections";
+    let Ok(link) = std::env::var("DOORBELL_TEST_REMOVE") else {
+        return waived::waived(
+            test,
+            "no DOORBELL_TEST_REMOVE, a device that `rdma link delete` may remove",
+        );
+    };
+    let Some(address) = address(test) else {
+        return;
+    };
+    let _limit = Limit::new("removed", SOON);
+    let domain = device().protection_domain();
+    let (listener, at) = listener(&address);
+    let ends = connected(&domain, &listener, &at);
+    let mut removed = Command::new("rdma")
+        .args(["link", "delete", &link])
+        .spawn()
+        .unwrap();
+    for (endpoint, mut connection) in ends {
+        connection.wait_disconnected(SOON).unwrap();
+        let over = connection.check().unwrap_err();
+        assert!(
+            over.to_string().contains("removed") || over.to_string().contains("disconnected"),
+            "{over}"
+        );
+        assert!(!endpoint.is_connected() && endpoint.failure().is_some());
+    }
+    // One that only listens is told as well.
+    let gone = listener.accept(SOON).unwrap_err();
+    assert!(gone.to_string().contains("removed"), "{gone}");
+    // SoftRoCE waits until nobody has the device open, and librdmacm has it open as long as the process lives.
+    if let Some(status) = removed.try_wait().unwrap() {
+        assert!(status.success());
+    }
 }
