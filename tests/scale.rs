@@ -132,10 +132,11 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
     } else {
         // Measured: 124.6 KB on `softcx`; 134.9 KB on an mlx5 device, where libmlx5 has tables of its own and each queue pair a UAR
         // page, and 137.9 KB with the device in this process as well.
-        let limit = if device.name() == "softcx" {
-            128 << 10
-        } else {
-            144 << 10
+        // By plain verbs 269 KB: the provider has queues besides those of the library, for work requests of the longest kind.
+        let limit = match device.name() {
+            "softcx" => 128 << 10,
+            plain if plain.starts_with("verbs:") => 288 << 10,
+            _ => 144 << 10,
         };
         assert!(each < limit, "{each} bytes resident an endpoint");
     }

@@ -19,7 +19,7 @@ pub struct Device {
 
 impl Device {
     /// The names of the devices that [`Device::open`] knows on this machine, best first: with the feature `verbs` the mlx5 devices that
-    /// libibverbs finds, and always `softcx`.
+    /// libibverbs finds, then its others as `verbs:NAME`, and always `softcx`.
     pub fn list() -> Vec<String> {
         nic::Device::list()
     }
@@ -29,6 +29,11 @@ impl Device {
     /// With the feature `verbs` an mlx5 device is opened by its name (`mlx5_0`), by its PCI address (`0000:3b:00.0`), or as `mlx5`, which
     /// is the first that has an active port. Behind the name may stand which port, if not the first active one, and which entry of its
     /// GID table is its address, if not the first (on Ethernet: the first RoCE v2 address of IPv4): `mlx5_0,port=2,gid=3`.
+    ///
+    /// Any other device that libibverbs has a provider for is opened by its name (`rxe0`, or `verbs:rxe0`) and used by plain verbs:
+    /// streams cannot ring it, so the control path is not a direct one. `verbs:mlx5_0` does so with an mlx5 device, too, and `verbs` is the
+    /// first device of any kind that has an active port. What such a device cannot do is an error where it is asked for: depths and slices
+    /// when an endpoint is made, reads and atomics when they are prepared.
     ///
     /// Behind any name may stand which [`Control`] path the endpoints of this handle take, if their configuration does not say it, and on
     /// which CPU the thread runs that rings for them, if it is not any CPU of the device's NUMA node: `softcx,path=proxy,cpu=3`.

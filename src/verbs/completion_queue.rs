@@ -8,7 +8,7 @@ use super::call::{object, release};
 use super::context::Context;
 use crate::Result;
 
-/// A completion queue. It is never polled by libibverbs.
+/// A completion queue.
 #[derive(Debug)]
 pub(super) struct CompletionQueue {
     cq: NonNull<rdma_sys::ibv_cq>,
@@ -21,13 +21,20 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue of that many entries, a power of two from 2 on.
+    /// A queue of that many entries, a power of two from 2 on, for the mlx5 provider: it adds one and rounds up to a power of two.
     ///
     /// # Errors
     /// [`crate::Error::System`] of `ibv_create_cq`.
     pub(super) fn new(context: &Arc<Context>, cqes: u32) -> Result<CompletionQueue> {
-        // The provider adds one and rounds up to a power of two.
-        let least = cqes.saturating_sub(1).max(1).cast_signed();
+        CompletionQueue::of_at_least(context, cqes.saturating_sub(1).max(1))
+    }
+
+    /// A queue of that many entries or more, for any provider.
+    ///
+    /// # Errors
+    /// [`crate::Error::System`] of `ibv_create_cq`.
+    pub(super) fn of_at_least(context: &Arc<Context>, cqes: u32) -> Result<CompletionQueue> {
+        let least = i32::try_from(cqes).unwrap_or(i32::MAX);
         // SAFETY: an open context, which the queue holds; no channel.
         let cq = object("ibv_create_cq", || unsafe {
             rdma_sys::ibv_create_cq(context.raw().as_ptr(), least, null_mut(), null_mut(), 0)

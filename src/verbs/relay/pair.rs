@@ -47,7 +47,23 @@ impl Relay {
     pub(crate) fn new(domain: &Arc<Domain>, config: &RelayConfig) -> Result<Relay> {
         let context = &domain.context;
         let limits = context.limits;
-        limits.check(config)?;
+        if let Err(error) = limits.check(config) {
+            // A device without reliable connections has small limits as well, and those are not the point.
+            let least = RelayConfig {
+                send_depth: 1,
+                recv_depth: 1,
+                segments: 1,
+                inline_bytes: 0,
+                ..*config
+            };
+            let cq = || CompletionQueue::of_at_least(context, 1);
+            return Err(
+                match create_once(context, domain, &[cq()?, cq()?], &least) {
+                    Err(none @ Error::State { .. }) => none,
+                    _ => error,
+                },
+            );
+        }
         let (pages, memory) = QueuePairMemory::new(&QueuePairConfig {
             pd: 0,
             send_wqebbs: config.send_wqebbs,
@@ -56,9 +72,10 @@ impl Relay {
             send_cqes: config.send_cqes,
             recv_cqes: config.recv_cqes,
         })?;
-        // Not less than the work requests in flight: what is completed and not passed on yet is still one of those.
-        let cq = |cqes: u32| CompletionQueue::new(context, cqes.min(limits.cqes));
-        let cqs = [cq(config.send_cqes)?, cq(config.recv_cqes)?];
+        // A place for each work request in flight is enough: what is completed and not passed on yet is still one of those, however long
+        // the rings behind it are.
+        let cq = |depth| CompletionQueue::of_at_least(context, depth);
+        let cqs = [cq(config.send_depth)?, cq(config.recv_depth)?];
         let (qp, caps) = create(context, domain, &cqs, config)?;
         let states = States::new(qp, context, &cqs)?;
         let needs_slots = caps.inline_bytes < config.inline_bytes;
