@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::engine::{CopyEngine, CopyTicket};
@@ -76,11 +77,21 @@ pub struct Bounce<E> {
     transfers: VecDeque<Ticket>,
 }
 
+/// Pinned memory that an engine may still write to, kept for as long as the process lives.
+static GIVEN_UP: Mutex<Vec<Region>> = Mutex::new(Vec::new());
+
+fn give_up(staging: Region) {
+    let mut given_up = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
+    given_up.push(staging);
+}
+
 impl<E> Drop for Bounce<E> {
     fn drop(&mut self) {
-        // Only if the engine panicked: it may still write there.
-        if !self.copies.is_empty() {
-            std::mem::forget(self.staging.take());
+        // Only if the engine panicked in a call.
+        if !self.copies.is_empty()
+            && let Some(staging) = self.staging.take()
+        {
+            give_up(staging);
         }
     }
 }
@@ -286,8 +297,7 @@ impl<E: CopyEngine> Bounce<E> {
         let clean = job.clear(deadline);
         let stuck = !job.end_copies(Instant::now().checked_add(timeout));
         if stuck {
-            // For as long as the process lives: an engine may still write there.
-            std::mem::forget(job.staging.clone());
+            give_up(job.staging.clone());
         }
         if stuck || !clean {
             self.staging = None;
