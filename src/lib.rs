@@ -25,9 +25,13 @@
 //! ```
 //!
 //! # Control paths and what they need
-//! The NICs are the software ConnectX inside the process (`softcx`) and, with the feature `verbs`, the mlx5 devices that rdma-core
-//! drives: cards, and the software ConnectX that a door shows to verbs programs. There is one kind of stream, [`HostStream`]. The
-//! feature `cuda` is declared for what is to come and adds nothing yet. Nothing in here has run on a real card.
+//! The NICs are the software ConnectX inside the process (`softcx`) and, with the feature `verbs`, the devices that rdma-core drives: mlx5
+//! ones, whose doorbells streams can ring, and any others by plain verbs. [`Control`] says who rings: the stream itself, a thread of the
+//! library that looks at trigger words, or the calling thread once it has waited for the stream; [`Endpoint::path`] says which way is in
+//! force and why no better one. The calls and their results are the same on all of them.
+//!
+//! There is one kind of stream, [`HostStream`]. The feature `cuda` is declared for what is to come and adds nothing yet. Nothing in here has
+//! run on a real card.
 //!
 //! # Threads
 //! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
