@@ -568,7 +568,7 @@ fn behind_a_failure_everything_is_flushed_in_order() {
         let mut rig = Rig::new(SIZES);
         rig.core.provider.hides_flushes = hides_flushes;
         rig.recv.post(&segments(1, 8)).unwrap();
-        // Unsignaled, signaled, failing, NOP, unsignaled.
+        // Unsignaled, signaled, failing, NOP, unsignaled, signaled.
         let write = |signaled| SendRequest::write(1, 2).signaled(signaled);
         let list = [
             write(false),
@@ -576,6 +576,7 @@ fn behind_a_failure_everything_is_flushed_in_order() {
             write(false),
             SendRequest::nop().signaled(true),
             write(false),
+            write(true),
         ];
         let indices = list.map(|request| rig.post(&request).0 as u16);
         rig.ring();
@@ -604,7 +605,13 @@ fn behind_a_failure_everything_is_flushed_in_order() {
             // Signaled for the NOP behind it, so it is told even where flushes are not.
             (WcStatus::RemAccessErr, 0x77, indices[2]),
             quiet(indices[3]),
-            flushed(indices[4]),
+            // Not told of, but what is told of behind it has failed.
+            if hides_flushes {
+                quiet(indices[4])
+            } else {
+                flushed(indices[4])
+            },
+            flushed(indices[5]),
             quiet(late),
         ];
         assert_eq!(outcomes(&mut rig, 0), expected, "{hides_flushes}");
@@ -612,7 +619,7 @@ fn behind_a_failure_everything_is_flushed_in_order() {
             outcomes(&mut rig, 1),
             [(WcStatus::WrFlushErr, 0, 0), (WcStatus::WrFlushErr, 0, 1)]
         );
-        assert_eq!(rig.core.provider.sends.len(), 4);
+        assert_eq!(rig.core.provider.sends.len(), 5);
     }
 }
 
@@ -733,10 +740,22 @@ fn nothing_of_an_old_life_enters_a_new_one() {
         assert!(!rig.turn().worked);
         assert_eq!((rig.take(0), rig.take(1)), (None, None), "life {life}");
     }
-    // The new life works as the first did, from the first place on.
+    // The new life works as the first did, from the first place on; and a late word about an old one is about none of it.
     let (index, _) = rig.post(&SendRequest::write(1, 2).signaled(true));
+    rig.recv.post(&segments(1, 8)).unwrap();
     rig.ring();
     rig.turn();
+    let life = 1u64 << 32;
+    for late in &mut rig.core.provider.completions {
+        let completion = Completion {
+            wr_id: life,
+            status: WcStatus::WrFlushErr as u32,
+            ..Completion::default()
+        };
+        late.push_back((completion, 0));
+    }
+    assert!(!rig.turn().worked);
+    assert_eq!((rig.take(0), rig.take(1)), (None, None));
     rig.carry_out_all();
     rig.turn();
     assert_eq!(index, 0);
