@@ -429,6 +429,46 @@ fn child_of(cache: &RegionCache) {
     unmap(at, 4 * PAGE);
 }
 
+/// The threads of the last cache of a process unmap memory as they end, and so does everybody afterwards: nobody may wait for an event then,
+/// not even while a child has a copy of the descriptor.
+#[test]
+fn nobody_waits_for_a_cache_that_is_gone() {
+    let _alone = alone();
+    let _limit = Limit::new("gone", Duration::from_secs(100));
+    let domain = device().protection_domain();
+    for with_child in [false, true] {
+        let at = anywhere(16 * PAGE);
+        let Some(cache) = watched("nobody_waits_for_a_cache_that_is_gone", &domain) else {
+            return;
+        };
+        // What is next to it, as the stacks of threads, may be part of the same mapping, and is watched then.
+        let beside = anywhere(16 * PAGE);
+        for start in [at, beside] {
+            id(&cache, start, 16 * PAGE);
+        }
+        // SAFETY: the child waits to be ended, and makes no other call.
+        let child = with_child.then(|| unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                loop {
+                    libc::pause();
+                }
+            }
+            child
+        });
+        drop(cache);
+        unmap(at, 16 * PAGE);
+        unmap(beside, 16 * PAGE);
+        if let Some(child) = child {
+            // SAFETY: the test's own child.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}
+
 /// Which mapping each registration was made of.
 #[derive(Default)]
 struct Origins(Mutex<HashMap<u64, u64>>);

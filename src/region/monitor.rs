@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
+use super::mapping;
 use super::parent::Parent;
 use super::table::Table;
 use crate::region::Region;
@@ -55,6 +56,7 @@ const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 const REGISTER_MODE_WP: u64 = 2;
 const FEATURE_WP: u64 = 1;
@@ -85,6 +87,8 @@ struct Watch {
     /// Readable when the threads are to end.
     stop: OwnedFd,
     stopped: AtomicBool,
+    /// Events are to be read. Longer than the other thread is needed.
+    reading: AtomicBool,
     /// The descriptor failed: what happens to memory is no longer known.
     deaf: AtomicBool,
     /// Never grown beyond its first allocation, as the lock is one that the reading thread waits for.
@@ -141,6 +145,7 @@ impl Monitor {
             uffd,
             stop,
             stopped: AtomicBool::new(false),
+            reading: AtomicBool::new(true),
             deaf: AtomicBool::new(false),
             tables: Mutex::new(Vec::with_capacity(MAX_TABLES)),
             parent,
@@ -227,14 +232,24 @@ impl Drop for Monitor {
             self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
+        // The reading thread is the last to go: what ends before may unmap memory, and waits for it then. And it goes only when nothing is watched
+        // any more, because its own end unmaps memory as well.
         self.watch.stopped.store(true, Ordering::Release);
+        let reader = self.threads.pop();
+        for sweeper in self.threads.drain(..) {
+            sweeper.thread().unpark();
+            // Had it panicked, there would be nothing more to do.
+            sweeper.join().ok();
+        }
+        self.watch.disarm();
+        // What was unmapped just before has its event read yet.
+        self.settled();
+        self.watch.reading.store(false, Ordering::Release);
         let one = 1u64;
         // SAFETY: a descriptor of ours, and eight bytes.
         unsafe { libc::write(self.watch.stop.as_raw_fd(), (&raw const one).cast(), 8) };
-        for thread in self.threads.drain(..) {
-            thread.thread().unpark();
-            // Had it panicked, there would be nothing more to do.
-            thread.join().ok();
+        if let Some(reader) = reader {
+            reader.join().ok();
         }
     }
 }
@@ -264,7 +279,7 @@ impl Watch {
             let mut fds = [poll(&self.uffd), poll(&self.stop)];
             // SAFETY: two entries.
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-            if self.stopped.load(Ordering::Acquire) {
+            if !self.reading.load(Ordering::Acquire) {
                 return;
             }
             if ready < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
@@ -318,6 +333,17 @@ impl Watch {
             }
         }
         true
+    }
+
+    /// Nothing is watched any more. Closing the descriptor would do as much, but not while a child of `fork` has a copy of it.
+    fn disarm(&self) {
+        let maps = fs::read("/proc/self/maps").unwrap_or_default();
+        for (start, end) in mapping::ranges(&maps) {
+            // struct uffdio_range
+            let call = [start, end - start];
+            // SAFETY: a descriptor of ours, and the structure that the call reads. What is not watched, it refuses or leaves alone.
+            unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_UNREGISTER, &raw const call) };
+        }
     }
 
     fn with_tables<R>(&self, act: impl Fn(&mut Table<Region>) -> R) {
