@@ -212,6 +212,8 @@ fn ping(
             "round {round}: byte {wrong:?} came back wrong"
         );
     }
+    // rping's server only learns by this that it is over.
+    connection.disconnect(WAIT)?;
     Ok(rounds)
 }
 

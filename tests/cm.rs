@@ -169,7 +169,7 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     // A new life of the same queue pairs; the end of the old connection, which comes later, is none of its business.
     a.reset().unwrap();
     b.reset().unwrap();
-    let (_one, _other) = std::thread::scope(|scope| {
+    let (last_one, last_other) = std::thread::scope(|scope| {
         let one = scope.spawn(|| CmConnection::connect(&mut a, &at, &[], SOON));
         let request = listener.accept(SOON).unwrap();
         let other = request.accept(&mut b, &[], SOON).unwrap();
@@ -179,6 +179,14 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     drop(other);
     transfer(&mut a, &mut b);
     assert!(a.is_connected() && b.is_connected());
+    // Politely, this time: each end is told, whichever began.
+    std::thread::scope(|scope| {
+        let mut other = last_other;
+        let left = scope.spawn(|| last_one.disconnect(SOON));
+        other.wait_disconnected(SOON).unwrap();
+        left.join().unwrap().unwrap();
+    });
+    assert!(!a.is_connected() && !b.is_connected());
 }
 
 #[test]

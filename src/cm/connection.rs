@@ -140,6 +140,19 @@ impl CmConnection {
         Err(self.over())
     }
 
+    /// Disconnects, and waits until the peer agrees: what a drop says once, and does not wait for, is said again if it gets lost. Nothing
+    /// is under way any more when both sides have come to this. The endpoint fails.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if the peer does not answer; [`Error::System`].
+    pub fn disconnect(mut self, timeout: Duration) -> Result<()> {
+        self.life.end(Cause::Aborted);
+        if self.ended.is_none() {
+            self.id.disconnect()?;
+        }
+        self.wait_disconnected(timeout)
+    }
+
     /// Waits until the peer disconnects.
     ///
     /// # Errors
