@@ -274,6 +274,7 @@ mod tests {
             batches: 2,
             iterations: 16,
             validate,
+            no_kernel: false,
             seed: 1,
             timeout_s: 30,
         }

@@ -59,6 +59,10 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
+    /// Leave the kernels out, with `--loop sync --kernel-us 0`: transfers alone, as perftest measures them
+    #[arg(long)]
+    no_kernel: bool,
+
     /// Print a list of rows as JSON instead of the table
     #[arg(long)]
     json: bool,
@@ -129,6 +133,8 @@ pub struct Plan {
     pub iterations: u64,
     /// Whether every byte is checked.
     pub validate: bool,
+    /// No kernels: transfers alone.
+    pub no_kernel: bool,
     /// Seed of the bytes.
     pub seed: u64,
     /// Longest wait, in seconds.
@@ -176,6 +182,7 @@ impl Options {
             batches: self.batches,
             iterations: batches * self.steps,
             validate: self.validate,
+            no_kernel: self.no_kernel,
             seed: self.seed,
             timeout_s: self.timeout_s,
         };
@@ -245,6 +252,9 @@ impl Plan {
         let in_flight = self.in_flight();
         within("--steps times --batches", in_flight, 1, IN_FLIGHT_MAX)?;
         within("--iterations", self.iterations, 2, 200_000_000)?;
+        if self.no_kernel && (self.loops != [Loop::Sync] || self.kernel_us != [0]) {
+            return Err("--no-kernel goes with --loop sync and --kernel-us 0".into());
+        }
         within("--timeout-s", self.timeout_s, 1, 3600)
     }
 
@@ -351,6 +361,11 @@ mod tests {
         let error = plan("--steps 4096 --batches 2").unwrap_err();
         assert!(error.contains("--steps times --batches is 8192"), "{error}");
         assert!(plan("--steps 64 --batches 64").is_ok());
+        for line in ["--no-kernel --loop sync", "--no-kernel --kernel-us 0"] {
+            let error = plan(line).unwrap_err();
+            assert!(error.contains("--no-kernel goes with"), "{error}");
+        }
+        assert!(plan("--no-kernel --loop sync --kernel-us 0").is_ok());
 
         let mut strange = plan("").unwrap();
         strange.sizes = serde_json::from_str("[0]").unwrap();

@@ -309,6 +309,7 @@ mod tests {
             batches: 2,
             iterations,
             validate: false,
+            no_kernel: false,
             seed: 1,
         }
     }
