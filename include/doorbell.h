@@ -7,7 +7,7 @@
  *   cargo build --release    makes target/release/libdoorbell.a and target/release/libdoorbell.so
  *   static:   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   shared:   cc -I include program.c -L target/release -ldoorbell -Wl,-rpath,$PWD/target/release
- *   With the feature `verbs`, the static library needs -lmlx5 -libverbs before these.
+ *   With the feature `verbs`, the static library needs -lrdmacm -lmlx5 -libverbs before these.
  *   The system libraries are those that `cargo rustc --lib --crate-type staticlib -- --print native-static-libs` prints.
  *
  * Results

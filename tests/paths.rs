@@ -6,6 +6,7 @@ mod rig;
 mod waived;
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell::peer::PeerOp;
@@ -88,12 +89,15 @@ fn programs_of_the_proxy_path_touch_words_only() {
         .unwrap();
     let ops: Vec<_> = send.program().ops().collect();
     assert!(
-        matches!(ops[..], [PeerOp::StoreDword { value: 1, .. }]),
+        matches!(
+            ops[..],
+            [PeerOp::Fence(_), PeerOp::StoreDword { value: 1, .. }]
+        ),
         "{}",
         send.disassemble()
     );
     let receive = pair.a.prepare_recv(1, &[]).unwrap();
-    assert_eq!(receive.program().len(), 1);
+    assert_eq!(receive.program().len(), 2);
     let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
     let ops: Vec<_> = wait.program().ops().collect();
     assert!(
@@ -109,12 +113,16 @@ fn programs_of_the_proxy_path_touch_words_only() {
     );
 }
 
+/// A stalled proxy is one for all tests of this process that are at that place.
+static STALLED: Mutex<()> = Mutex::new(());
+
 /// A thread that does not get to run delays, and loses nothing.
 #[test]
 fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
+    let _alone = STALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let _limit = Limit::new("stall", STEP);
     let stall = Duration::from_millis(from_env("DOORBELL_STALL_MS", 2000));
-    // A CPU of its own kind: other tests' endpoints are served by another thread.
+    // At a place of its own: other tests' endpoints are served by another thread.
     let device = Device::open("softcx,path=proxy,cpu=0").unwrap_or_else(|_| proxied());
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(1 << 16);
@@ -150,6 +158,7 @@ fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
 
 #[test]
 fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
+    let _alone = STALLED.lock().unwrap_or_else(PoisonError::into_inner);
     let _limit = Limit::new("deadline", STEP);
     let device = Device::open("softcx,path=proxy,cpu=0").unwrap_or_else(|_| proxied());
     let mut pair = Pair::new(&device, &EndpointConfig::default());
@@ -434,5 +443,47 @@ fn random_orders_over_one_proxy_are_kept() {
             pair.a.poll_cq(Side::Send).unwrap();
         }
         assert_eq!(pair.a.failure(), None);
+    }
+}
+
+/// Who posts and looks at nothing but whether there is room gets room.
+#[test]
+fn posts_that_are_tried_again_find_room() {
+    let _limit = Limit::new("room", STEP);
+    for path in ["direct", "proxy", "sync"] {
+        let name = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
+        let name = name.split(',').next().unwrap_or_default();
+        if path == "direct" && name.starts_with("verbs:") {
+            continue;
+        }
+        let device = Device::open(&format!("{name},path={path}")).unwrap();
+        let config = EndpointConfig {
+            send_depth: 4,
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&device, &config);
+        let region = pair.region(64);
+        let remote = region.remote();
+        for number in 1..=200u32 {
+            let bytes = number.to_ne_bytes();
+            let work = Work::write_inline(&bytes, remote.addr, remote.rkey)
+                .signaled(number.is_multiple_of(4));
+            loop {
+                match pair.a.post_send(&work) {
+                    Ok(_) => break,
+                    // The completions are nobody's here; one in four is signaled, and each takes a place until it is taken.
+                    Err(Error::QueueFull { queue, .. }) if queue.contains("completion") => {
+                        while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
+                    }
+                    Err(Error::QueueFull { .. }) => std::thread::yield_now(),
+                    Err(other) => panic!("{path}: {other}"),
+                }
+            }
+        }
+        let started = Instant::now();
+        while region.load_u32(0) != Ok(200) {
+            assert!(started.elapsed() < Duration::from_secs(20), "{path}");
+            pair.a.poll_cq(Side::Send).unwrap();
+        }
     }
 }

@@ -18,8 +18,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("nic", &["verbs", "soft"]),
     ("softcx", &["soft"]),
     ("stream", &["peer"]),
-    // A thread that takes turns at what it serves: it knows nothing of queues.
-    ("proxy", &[]),
+    // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
+    ("proxy", &["stream"]),
     ("region", &["nic", "stream", "peer", "proxy"]),
     (
         "endpoint",

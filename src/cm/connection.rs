@@ -81,9 +81,10 @@ impl CmConnection {
         let peer = peer_of(&id)?;
         let config = *endpoint.config();
         // No more than the peer has for it, on either side.
+        let (serves, has) = endpoint.reads();
         let (serves, has) = (
-            request.responder_resources.min(config.max_reads),
-            request.initiator_depth.min(config.max_reads),
+            request.responder_resources.min(serves),
+            request.initiator_depth.min(has),
         );
         let life = endpoint.connect_by(&|state| {
             let mut step = id.step(state)?;
@@ -208,11 +209,12 @@ fn request(
     way(&id, peer, deadline)?;
     check_place(&id, endpoint)?;
     let config = *endpoint.config();
+    let (serves, has) = endpoint.reads();
     id.connect(&Offer {
         qpn: endpoint.qpn(),
         private_data,
-        responder_resources: config.max_reads,
-        initiator_depth: config.max_reads,
+        responder_resources: serves,
+        initiator_depth: has,
         retry_count: config.retry_count,
         rnr_retry: config.rnr_retry,
     })?;

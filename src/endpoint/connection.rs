@@ -200,6 +200,16 @@ impl Endpoint {
     pub(crate) fn place(&self) -> Option<(String, u8)> {
         self.shared.qp.place()
     }
+
+    /// Reads and atomics at once that are asked for and that the device can do: that it serves, and that it has on their way.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn reads(&self) -> (u8, u8) {
+        let (serves, has) = self.shared.qp.reads_max();
+        (
+            serves.min(self.config.max_reads),
+            has.min(self.config.max_reads),
+        )
+    }
 }
 
 /// Aborts an endpoint that it does not own; see [`Endpoint::abort_handle`].

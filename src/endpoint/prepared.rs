@@ -166,7 +166,7 @@ impl Prepared {
         // Before the look at whose turn it is: a reset that comes after that look waits for this operation.
         let entered = shared.enter_stream()?;
         self.check_turn()?;
-        let submission = self.submission(stream.id())?;
+        let submission = self.submission(if is_sync { 0 } else { stream.id() })?;
         let queued = lane.queued.load(Ordering::Relaxed);
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.enter_queued();
@@ -355,7 +355,8 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             }
             entered.push(shared.enter_stream()?);
             operation.check_turn()?;
-            batch.push(operation.submission(stream.id())?);
+            // Carried out here, it waits for what another thread has given to the stream since: no stream's order does.
+            batch.push(operation.submission(if is_sync { 0 } else { stream.id() })?);
             undo.push((
                 lane.queued.load(Ordering::Relaxed),
                 lane.last_stream.load(Ordering::Relaxed),

@@ -339,6 +339,16 @@ impl QueuePair {
         }
     }
 
+    /// The most reads and atomics at once that the device serves, and that it has on their way.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn reads_max(&self) -> (u8, u8) {
+        match &self.kind {
+            Kind::Soft(_) => (u8::MAX, u8::MAX),
+            Kind::Verbs { pair, .. } => pair.states().reads_max(),
+            Kind::Relay(relay) => relay.states().reads_max(),
+        }
+    }
+
     /// The name that the system has for the device, and its port: where it is one of the system's.
     #[cfg(feature = "verbs")]
     pub(crate) fn place(&self) -> Option<(String, u8)> {

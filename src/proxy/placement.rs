@@ -52,7 +52,8 @@ impl Placement {
     /// Moves the calling thread there. What the system refuses is left: a thread elsewhere is slower and no less right.
     pub(super) fn apply(self) {
         let wanted = match self {
-            Placement::Anywhere => return,
+            // Not where the thread is bound that made this one.
+            Placement::Anywhere => allowed(),
             Placement::Cpu(cpu) => vec![cpu as usize],
             Placement::Node(node) => {
                 let path = format!("/sys/devices/system/node/node{node}/cpulist");
@@ -75,12 +76,13 @@ impl Placement {
     }
 }
 
-/// The CPUs that the calling thread may use.
+/// The CPUs that the process may use, as its first thread has them.
 fn allowed() -> Vec<usize> {
+    let process = std::process::id().cast_signed();
     // SAFETY: a plain array of words, for which zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: a place for a set of that size; 0 is the calling thread.
-    unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    // SAFETY: a place for a set of that size; the first thread has the number of the process.
+    unsafe { libc::sched_getaffinity(process, size_of::<libc::cpu_set_t>(), &raw mut set) };
     // SAFETY: numbers below the size of the set.
     (0..CPUS_MAX)
         .filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) })
@@ -120,7 +122,10 @@ mod tests {
         let there = Placement::cpu(last as u32).unwrap();
         std::thread::spawn(move || {
             there.apply();
-            assert_eq!(allowed(), [last]);
+            // SAFETY: no arguments.
+            let here = unsafe { libc::sched_getcpu() };
+            assert_eq!(usize::try_from(here), Ok(last));
+            Placement::Anywhere.apply();
         })
         .join()
         .unwrap();

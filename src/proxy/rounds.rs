@@ -1,10 +1,12 @@
 //! A thread that goes round to many.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use super::{Pace, Placement};
+use crate::stream::sharpen_sleeps;
 use crate::{Error, Result};
 
 /// What became of a turn.
@@ -83,6 +85,7 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
             .name(name.into())
             .spawn(move || {
                 placement.apply();
+                sharpen_sleeps();
                 run.run(pace);
             })
             .map_err(|error| Error::System {
@@ -148,9 +151,11 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
             std::thread::yield_now();
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        entry
-            .upgrade()
-            .map_or(Turn::Over, |served| (self.serve)(&served))
+        let Some(served) = entry.upgrade() else {
+            return Turn::Over;
+        };
+        // None is known to panic. One that does has its last turn with that, and the others go on.
+        catch_unwind(AssertUnwindSafe(|| (self.serve)(&served))).unwrap_or(Turn::Over)
     }
 
     /// Takes those that came; waits for some while there are none to serve, and while it is stalled.
@@ -290,5 +295,26 @@ mod tests {
     fn a_place_has_one_proxy() {
         let [one, other] = [Placement::Anywhere; 2].map(|place| proxy_at(place).unwrap());
         assert!(Arc::ptr_eq(&one, &other));
+    }
+
+    #[test]
+    fn one_that_panics_ends_no_other() {
+        struct Panics(Counter, bool);
+        let serve = |it: &Panics| {
+            let turn = it.0.serve();
+            assert!(!it.1, "on purpose");
+            turn
+        };
+        let rounds = Rounds::start("rounds", Placement::Anywhere, Pace::default(), serve).unwrap();
+        let make = |panics| {
+            let turns = AtomicU32::new(0);
+            let over_after = u32::MAX;
+            Arc::new(Panics(Counter { turns, over_after }, panics))
+        };
+        let (bad, good) = (make(true), make(false));
+        rounds.enlist(Arc::downgrade(&bad));
+        rounds.enlist(Arc::downgrade(&good));
+        until("others go on", || good.0.turns() > 100);
+        assert_eq!(bad.0.turns(), 1);
     }
 }

@@ -115,12 +115,20 @@ impl Drop for Held {
 /// - [`Invalidation::None`]: nothing is kept, and each request is a registration of its own.
 ///
 /// In a child of `fork` registrations are the parent's, and so is the cache: its calls are errors there.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RegionCache {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for RegionCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not the table: text is allocated, and what that frees may be watched, while the table's lock is held.
+        f.debug_struct("RegionCache")
+            .field("invalidation", &self.inner.invalidation)
+            .finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     domain: ProtectionDomain,
     table: SharedTable,
@@ -351,6 +359,11 @@ impl RegionCache {
         let Some((entry, counters)) = table.find(range) else {
             return Found::Nothing;
         };
+        if !entry.value.is_registered() {
+            // Somebody who had it deregistered it: it is no longer what is asked for.
+            table.discard(range);
+            return Found::Nothing;
+        }
         if wish == Wish::Hold && entry.range != *range {
             return Found::Nothing;
         }

@@ -56,14 +56,6 @@ pub(super) fn look(addr: u64, len_bytes: u64, writable: bool) -> Result<Backing>
     Ok(found.backing)
 }
 
-/// Where the mappings in the text of `/proc/self/maps` begin and end.
-pub(super) fn ranges(maps: &[u8]) -> impl Iterator<Item = (u64, u64)> {
-    let lines = maps.split(|&byte| byte == b'\n');
-    lines
-        .filter_map(Mapping::parse)
-        .map(|mapping| (mapping.start, mapping.end))
-}
-
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     backing: Backing,

@@ -11,17 +11,18 @@
 //! - A child after `fork` has none of it (`UFFD_FEATURE_EVENT_FORK` is for privileged processes): there, [`Monitor::is_here`] says no.
 //!   The parent's pinned pages stay its own, because the kernel gives the child copies of them (since Linux 5.12).
 //! - `shmdt` and `shmat` with `SHM_REMAP` are not announced, nor is what others do to a file. So only private anonymous memory is watched.
-//!   `SHM_REMAP` over such memory is the one way to change it unnoticed.
+//!   `SHM_REMAP` over such memory changes it unnoticed, and so does `madvise` with `MADV_GUARD_INSTALL` (Linux 6.13).
+//! - `madvise` that discards is told of *before* the pages go. A thread that asks for that very memory in between makes an entry of pages that
+//!   are gone when the call returns: an application that discards memory while it is being used for transfers must not.
 #![allow(unsafe_code)] // userfaultfd is made of system calls
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
-use super::mapping;
 use super::parent::Parent;
 use super::table::Table;
 use crate::region::Region;
@@ -56,7 +57,6 @@ const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
-const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 const REGISTER_MODE_WP: u64 = 2;
 const FEATURE_WP: u64 = 1;
@@ -84,11 +84,6 @@ const _: () = assert!(size_of::<Message>() == 32);
 #[derive(Debug)]
 struct Watch {
     uffd: OwnedFd,
-    /// Readable when the threads are to end.
-    stop: OwnedFd,
-    stopped: AtomicBool,
-    /// Events are to be read. Longer than the other thread is needed.
-    reading: AtomicBool,
     /// The descriptor failed: what happens to memory is no longer known.
     deaf: AtomicBool,
     /// Never grown beyond its first allocation, as the lock is one that the reading thread waits for.
@@ -96,14 +91,16 @@ struct Watch {
     parent: Parent,
 }
 
-/// The process's one monitor, for as long as there is a cache that needs it: the kernel takes one userfaultfd for each address.
+/// The process's one monitor: the kernel takes one userfaultfd for each address.
+///
+/// It stays when the last cache is gone. To end it, every range would have to be taken from the kernel by name, and before Linux 6.17 that
+/// takes it from whatever userfaultfd has it by then, a garbage collector's or that of the next monitor.
 #[derive(Debug)]
 pub(super) struct Monitor {
     watch: Arc<Watch>,
-    threads: Vec<JoinHandle<()>>,
 }
 
-static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
+static MONITOR: Mutex<Option<Arc<Monitor>>> = Mutex::new(None);
 
 impl Monitor {
     /// The process's monitor.
@@ -112,15 +109,15 @@ impl Monitor {
     /// Why the kernel does not tell this process what becomes of its memory.
     pub(super) fn get() -> Result<Arc<Monitor>, String> {
         let mut slot = locked(&MONITOR);
-        if let Some(monitor) = slot.upgrade() {
+        if let Some(monitor) = &*slot {
             return if monitor.is_here() {
-                Ok(monitor)
+                Ok(Arc::clone(monitor))
             } else {
                 Err("this process was forked from one that has a registration cache".into())
             };
         }
         let monitor = Arc::new(Monitor::new()?);
-        *slot = Arc::downgrade(&monitor);
+        *slot = Some(Arc::clone(&monitor));
         Ok(monitor)
     }
 
@@ -131,28 +128,15 @@ impl Monitor {
             return Err("under valgrind, events of memory cannot be waited for".into());
         }
         let uffd = open()?;
-        let system = |what: &str| format!("{what}: {}", io::Error::last_os_error());
-        // SAFETY: no pointers; the descriptor is nobody else's.
-        let stop = unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(system("eventfd"));
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
         let parent = Parent::new().map_err(|error| error.to_string())?;
         let watch = Arc::new(Watch {
             uffd,
-            stop,
-            stopped: AtomicBool::new(false),
-            reading: AtomicBool::new(true),
             deaf: AtomicBool::new(false),
             tables: Mutex::new(Vec::with_capacity(MAX_TABLES)),
             parent,
         });
-        let mut monitor = Monitor {
+        let monitor = Monitor {
             watch: Arc::clone(&watch),
-            threads: Vec::new(),
         };
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let builder = thread::Builder::new().name(name.to_owned());
@@ -163,9 +147,7 @@ impl Monitor {
         let swept = Arc::clone(&watch);
         let sweeper = start("doorbell-sweep", Box::new(move || swept.sweep()))?;
         let wake = sweeper.thread().clone();
-        monitor.threads.push(sweeper);
-        let reader = start("doorbell-uffd", Box::new(move || watch.read(&wake)))?;
-        monitor.threads.push(reader);
+        start("doorbell-uffd", Box::new(move || watch.read(&wake)))?;
         Ok(monitor)
     }
 
@@ -225,35 +207,6 @@ impl Monitor {
     }
 }
 
-impl Drop for Monitor {
-    fn drop(&mut self) {
-        if !self.is_here() {
-            // Its threads are the parent's.
-            self.threads.drain(..).for_each(std::mem::forget);
-            return;
-        }
-        // The reading thread is the last to go: what ends before may unmap memory, and waits for it then. And it goes only when nothing is watched
-        // any more, because its own end unmaps memory as well.
-        self.watch.stopped.store(true, Ordering::Release);
-        let reader = self.threads.pop();
-        for sweeper in self.threads.drain(..) {
-            sweeper.thread().unpark();
-            // Had it panicked, there would be nothing more to do.
-            sweeper.join().ok();
-        }
-        self.watch.disarm();
-        // What was unmapped just before has its event read yet.
-        self.settled();
-        self.watch.reading.store(false, Ordering::Release);
-        let one = 1u64;
-        // SAFETY: a descriptor of ours, and eight bytes.
-        unsafe { libc::write(self.watch.stop.as_raw_fd(), (&raw const one).cast(), 8) };
-        if let Some(reader) = reader {
-            reader.join().ok();
-        }
-    }
-}
-
 impl Watch {
     /// Whether memory was changed and its event was not read yet.
     #[inline]
@@ -270,22 +223,18 @@ impl Watch {
     /// nothing once it runs.
     fn read(&self, sweeper: &thread::Thread) {
         no_signals();
-        let poll = |fd: &OwnedFd| libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
         loop {
-            let mut fds = [poll(&self.uffd), poll(&self.stop)];
-            // SAFETY: two entries.
-            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-            if !self.reading.load(Ordering::Acquire) {
-                return;
-            }
+            let mut event = libc::pollfd {
+                fd: self.uffd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry.
+            let ready = unsafe { libc::poll(&raw mut event, 1, -1) };
             if ready < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
                 continue;
             }
-            let failed = ready < 0 || fds[0].revents & !libc::POLLIN != 0;
+            let failed = ready < 0 || event.revents & !libc::POLLIN != 0;
             if failed || !self.read_once() {
                 self.deaf.store(true, Ordering::Release);
                 self.with_tables(|table| table.invalidate(0, u64::MAX));
@@ -335,17 +284,6 @@ impl Watch {
         true
     }
 
-    /// Nothing is watched any more. Closing the descriptor would do as much, but not while a child of `fork` has a copy of it.
-    fn disarm(&self) {
-        let maps = fs::read("/proc/self/maps").unwrap_or_default();
-        for (start, end) in mapping::ranges(&maps) {
-            // struct uffdio_range
-            let call = [start, end - start];
-            // SAFETY: a descriptor of ours, and the structure that the call reads. What is not watched, it refuses or leaves alone.
-            unsafe { libc::ioctl(self.uffd.as_raw_fd(), UFFDIO_UNREGISTER, &raw const call) };
-        }
-    }
-
     fn with_tables<R>(&self, act: impl Fn(&mut Table<Region>) -> R) {
         for table in locked(&self.tables).iter() {
             act(&mut locked(table));
@@ -354,7 +292,7 @@ impl Watch {
 
     /// The thread that drops what events put aside: that frees memory, which the reading thread may not do.
     fn sweep(&self) {
-        while !self.stopped.load(Ordering::Acquire) {
+        loop {
             let mut at = 0;
             loop {
                 let table = locked(&self.tables).get(at).cloned();

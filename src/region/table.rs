@@ -37,7 +37,7 @@ pub(super) struct Entry<T> {
     pub(super) held: u32,
     pub(super) id: u64,
     used: u64,
-    value: T,
+    pub(super) value: T,
 }
 
 /// A registration on its way: the range may become invalid before it is an entry.
@@ -112,6 +112,14 @@ impl<T> Table<T> {
         let entry = self.entries.get_mut(place)?;
         entry.used = self.clock;
         Some((entry, &mut self.counters))
+    }
+
+    /// Puts the entry aside that contains a range.
+    pub(super) fn discard(&mut self, range: &Range) {
+        if let Some(place) = self.place(range) {
+            self.remove(place);
+            self.counters.invalidations += 1;
+        }
     }
 
     /// A range is about to be registered. `None` if too many are.

@@ -119,7 +119,7 @@ pub(super) fn deadline_after(timeout: Option<Duration>) -> Option<Instant> {
 
 /// Lets the calling thread's short sleeps be short: Linux adds up to 50 us to each one unless told otherwise. Only for threads of
 /// this library: the slack of an application's thread is the application's.
-pub(super) fn sharpen_sleeps() {
+pub(crate) fn sharpen_sleeps() {
     #[cfg(target_os = "linux")]
     // SAFETY: PR_SET_TIMERSLACK takes one integer, touches no memory of ours and changes the calling thread only. When the
     // kernel refuses, sleeps are longer and nothing else changes, so the result does not matter.

@@ -36,6 +36,7 @@ mod ring;
 mod worker;
 
 pub use backoff::Backoff;
+pub(crate) use backoff::sharpen_sleeps;
 pub use event::Event;
 pub use executor::{Executor, Submission};
 pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};

@@ -168,6 +168,12 @@ impl States {
         attributes.max_reads.min(self.context.limits.reads_in)
     }
 
+    /// The most reads and atomics at once that the device serves, and that it has on their way.
+    pub(crate) fn reads_max(&self) -> (u8, u8) {
+        let limits = &self.context.limits;
+        (limits.reads_in, limits.reads_out)
+    }
+
     fn to_init(&self, attributes: &Attributes) -> Result<()> {
         let mut attr = blank(ibv_qp_state::IBV_QPS_INIT);
         attr.pkey_index = 0;

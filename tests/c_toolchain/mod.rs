@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 /// What the static library needs of the system, as the header says.
 pub const NATIVE_LIBS: &[&str] = &[
     #[cfg(feature = "verbs")]
+    "-lrdmacm",
+    #[cfg(feature = "verbs")]
     "-lmlx5",
     #[cfg(feature = "verbs")]
     "-libverbs",

@@ -14,7 +14,7 @@ use crate::endpoint::work::Data;
 use crate::endpoint::{Side, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
-use crate::peer::Program;
+use crate::peer::{Fence, Program};
 use crate::region::Slice;
 use crate::{Error, Result};
 
@@ -87,8 +87,7 @@ impl Endpoint {
             self.send.commit(&mut program)
         };
         let commit = committed.inspect_err(|_| self.send.discard())?;
-        let rung = self.shared.progress_words[Side::Send as usize];
-        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+        if let Err(error) = self.announce(&mut program, Side::Send, count) {
             self.send.rollback(commit)?;
             return Err(error);
         }
@@ -115,6 +114,19 @@ impl Endpoint {
         ))
     }
 
+    /// Adds the store of the running count. On the proxy path it is the trigger: what the stream did before it, and the count of what was
+    /// handed over, come first.
+    #[inline]
+    fn announce(&self, program: &mut Program, side: Side, count: u32) -> Result<()> {
+        if self.shared.bells().is_some() {
+            program.fence(Fence::WORK_BEFORE_FLAG)?;
+        }
+        program.store_dword(
+            self.shared.progress_words[side as usize],
+            count.wrapping_add(1),
+        )
+    }
+
     /// Makes a receive ready for a stream: what arrives fills the slices in turn.
     ///
     /// # Errors
@@ -137,8 +149,7 @@ impl Endpoint {
             None => self.recv.commit(&mut program),
         };
         let commit = committed.inspect_err(|_| self.recv.discard())?;
-        let rung = self.shared.progress_words[Side::Recv as usize];
-        if let Err(error) = program.store_dword(rung, count.wrapping_add(1)) {
+        if let Err(error) = self.announce(&mut program, Side::Recv, count) {
             self.recv.rollback(commit)?;
             return Err(error);
         }
@@ -335,6 +346,8 @@ impl Endpoint {
 
     /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
     fn reap(&mut self) -> Result<()> {
+        // Where completions come by software, they come by whoever asks.
+        self.shared.qp.progress();
         self.shared.reap_fully();
         self.shared.check_alive()?;
         self.release()

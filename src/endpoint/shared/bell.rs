@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::Shared;
 use crate::endpoint::clock::now_ns;
@@ -156,10 +156,11 @@ impl Shared {
         if self.rung(side) == bell.told.load(Ordering::Relaxed) {
             return false;
         }
-        // Nothing panics while it is held, so it is not poisoned.
-        bell.ringing
-            .try_lock()
-            .is_ok_and(|_ringing| self.ring(side, bell))
+        match bell.ringing.try_lock() {
+            Ok(_ringing) => self.ring(side, bell),
+            Err(TryLockError::Poisoned(_ringing)) => self.ring(side, bell),
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// Tells the device of what was triggered, after whoever is at it.

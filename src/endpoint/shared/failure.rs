@@ -52,7 +52,8 @@ impl Shared {
                 cause,
             });
         }
-        self.has_failed.store(true, Ordering::Release);
+        // SeqCst, for the watchdog that is about to stop watching.
+        self.has_failed.store(true, Ordering::SeqCst);
         drop(failure);
         self.activate();
     }
@@ -71,7 +72,7 @@ impl Shared {
         }
         self.reap();
         for lane in &self.lanes {
-            lane.release_waiters();
+            lane.release_waiters(self.bells().is_some());
             // Nobody need wait for a turn any more.
             self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
         }
@@ -208,7 +209,9 @@ impl Watched for Shared {
         }
         self.watched.store(false, Ordering::SeqCst);
         // Whoever became active just before the store found `watched` set: look once more.
-        let missed = self.on_streams.load(Ordering::SeqCst) > 0;
+        let failed =
+            self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
+        let missed = failed || self.on_streams.load(Ordering::SeqCst) > 0;
         if missed && !self.watched.swap(true, Ordering::SeqCst) {
             Turn::Waiting
         } else {

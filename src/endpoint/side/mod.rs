@@ -279,11 +279,19 @@ impl Lane {
         (0..count).map(move |ahead| freed.wrapping_add(ahead))
     }
 
-    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`].
-    pub(super) fn release_waiters(&self) {
+    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`]. Streams that wait for a
+    /// count of completions (`counted`) need those before theirs as well, whether anybody waits for them or not.
+    pub(super) fn release_waiters(&self, counted: bool) {
+        let waits = |index: &u32| self.cq.is_marked(*index);
+        let Some(last) = self.under_way().filter(waits).last() else {
+            return;
+        };
         for index in self.under_way() {
-            if self.cq.is_marked(index) {
+            if counted || waits(&index) {
                 self.cq.release_waiter(index, Syndrome::WrFlush);
+            }
+            if index == last {
+                return;
             }
         }
     }
