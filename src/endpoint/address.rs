@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBEL";
 /// Changes with every change of the layout.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// The address of an endpoint: opaque bytes to be carried to the peer by any means ([`Address::to_bytes`], or as text), and
 /// given to `connect` there. It is valid until the endpoint is reset or dropped.
