@@ -43,6 +43,9 @@ static void expect(const char *what, const uint8_t *found, int ours)
 	}
 }
 
+/* Of the layout of addresses that this program writes and reads. */
+#define VERSION 2
+
 static uint32_t checksum(const uint8_t *bytes, size_t length)
 {
 	uint32_t hash = 0x811c9dc5;
@@ -56,12 +59,13 @@ static void print_address(void)
 	uint8_t bytes[48] = "DBEL";
 	const uint32_t qpn = qp->qp_num, psn = qpn & 0xffff;
 	uint32_t sum;
-	bytes[4] = 1;
+	bytes[4] = VERSION;
 	bytes[6] = 2; /* a verbs device */
 	bytes[7] = 10; /* MTU 1024 */
 	memcpy(bytes + 8, &device.gid, 16);
 	memcpy(bytes + 24, &device.port.lid, 2);
 	bytes[26] = device.port.link_layer;
+	bytes[27] = 4; /* reads that it serves, as pair.h has it */
 	memcpy(bytes + 32, &qpn, 4);
 	memcpy(bytes + 36, &psn, 4);
 	sum = checksum(bytes, 44);
@@ -83,7 +87,8 @@ static void read_address(void)
 	}
 	CHECK(scanf("%" SCNx64 " %x", &peer.at, &peer.rkey) == 2);
 	memcpy(&sum, bytes + 44, 4);
-	CHECK(memcmp(bytes, "DBEL", 4) == 0 && bytes[6] == 2 && sum == checksum(bytes, 44));
+	CHECK(memcmp(bytes, "DBEL", 4) == 0 && bytes[4] == VERSION && bytes[5] == 0 && bytes[6] == 2);
+	CHECK(bytes[27] > 0 && sum == checksum(bytes, 44));
 	memcpy(&peer.gid, bytes + 8, 16);
 	peer.lid = bytes[24] | (uint32_t)bytes[25] << 8;
 	memcpy(&peer.qpn, bytes + 32, 4);
