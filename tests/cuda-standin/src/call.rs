@@ -1,0 +1,149 @@
+//! What every exported function does around its own work, and the pointers that it gets from C.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use cudarc::driver::sys::CUresult;
+
+use crate::fault;
+
+/// The outcome of a call but for the number that C gets.
+pub type Outcome<T = ()> = Result<T, CUresult>;
+
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// `cuInit` succeeded.
+pub fn set_initialized() {
+    INITIALIZED.store(true, Ordering::Release);
+}
+
+/// Runs a function of the program on a stream's thread; it may not call the driver meanwhile (cuLaunchHostFunc).
+pub fn as_host_function(run: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    run();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// A call that works before `cuInit` too.
+pub fn always(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+    let work = || {
+        fault::of_call(name)?;
+        work()
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => CUresult::CUDA_SUCCESS,
+        Ok(Err(error)) => error,
+        // A fault of the stand-in itself; the panic's text is on stderr.
+        Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
+
+/// Any other call.
+pub fn enter(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+    if !INITIALIZED.load(Ordering::Acquire) {
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if IN_HOST_FUNCTION.get() {
+        return CUresult::CUDA_ERROR_NOT_PERMITTED;
+    }
+    always(name, work)
+}
+
+/// Declares functions of the driver: `cuda! { fn cuName(argument: Type) { work } }`, where the work is of type `Outcome`.
+macro_rules! cuda {
+    ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            pub extern "C" fn $name($($argument: $kind),*) -> $crate::call::CUresult {
+                $crate::call::enter(stringify!($name), || $body)
+            }
+        )*
+    };
+}
+pub(crate) use cuda;
+
+/// A pointer at which the caller wants a value.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    pub fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Null is CUDA_ERROR_INVALID_VALUE.
+    pub fn put(&self, value: T) -> Outcome {
+        if self.0.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller of the driver answers for a pointer that is not null.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// For a value that the caller need not want.
+    pub fn put_if_wanted(&self, value: T) {
+        let _ = self.put(value);
+    }
+
+    /// Writes the first elements of an array.
+    pub fn put_all(&self, values: &[T])
+    where
+        T: Copy,
+    {
+        for (index, value) in values.iter().enumerate() {
+            // SAFETY: the caller of the driver gave an array of at least this length.
+            unsafe { self.0.add(index).write_unaligned(*value) };
+        }
+    }
+}
+
+/// A pointer to a value, or to an array.
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    /// A pointer that came within something else.
+    pub fn at(pointer: *const std::ffi::c_void) -> In<T> {
+        In(pointer.cast())
+    }
+
+    pub fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Null is CUDA_ERROR_INVALID_VALUE.
+    pub fn get(&self) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller of the driver answers for a pointer that is not null.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// An array of `len` elements. Null is CUDA_ERROR_INVALID_VALUE unless it is empty.
+    pub fn get_all(&self, len: usize) -> Outcome<Vec<T>> {
+        if len > 0 && self.0.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the caller of the driver gave an array of this length.
+        Ok((0..len)
+            .map(|index| unsafe { self.0.add(index).read_unaligned() })
+            .collect())
+    }
+}
+
+/// CUDA_ERROR_INVALID_VALUE unless it holds.
+pub fn valid(holds: bool) -> Outcome {
+    if holds {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+    }
+}

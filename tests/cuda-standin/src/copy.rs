@@ -1,0 +1,211 @@
+//! Copies between memories of the host and of devices.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use crate::call::{CUresult, Outcome, cuda};
+use crate::memory::{self, Kind, Place};
+use crate::stream::{self, Stream};
+use crate::task::Task;
+
+/// What a side of a copy may be.
+#[derive(Clone, std::marker::Copy, PartialEq, Eq)]
+pub enum Side {
+    Host,
+    Device,
+    /// Found out from the address.
+    Any,
+}
+
+#[derive(Clone)]
+enum Source {
+    Address(u64),
+    /// Pageable memory, read when the call was made.
+    Staged(Arc<[u8]>),
+}
+
+/// A box of bytes: rows of `width`, in slices of `height` rows.
+#[derive(Clone)]
+pub struct Copy {
+    to: u64,
+    from: Source,
+    pub width: u64,
+    height: u64,
+    depth: u64,
+    to_pitch: u64,
+    from_pitch: u64,
+    to_slice: u64,
+    from_slice: u64,
+}
+
+/// Memory at an address as one side of a copy; none if there is nothing.
+fn place(side: Side, address: u64, len: u64) -> Option<Place> {
+    match side {
+        Side::Device => memory::device_place(address, len),
+        Side::Host => memory::host_place(address),
+        Side::Any => memory::any_place(address, len),
+    }
+}
+
+fn is_pageable(side: Side, address: u64) -> bool {
+    side != Side::Device && memory::find(address).is_none() && memory::find_host(address).is_none()
+}
+
+impl Copy {
+    /// One row, checked as a call checks its arguments.
+    pub fn of_row(to: (Side, u64), from: (Side, u64), len: u64) -> Outcome<Copy> {
+        for (side, address) in [to, from] {
+            place(side, address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        }
+        Ok(Copy {
+            to: to.1,
+            from: Source::Address(from.1),
+            width: len,
+            height: 1,
+            depth: 1,
+            to_pitch: len,
+            from_pitch: len,
+            to_slice: len,
+            from_slice: len,
+        })
+    }
+
+    /// Reads a row now, for a copy that is done later.
+    fn stage(&mut self) {
+        if let Source::Address(address) = self.from {
+            let mut bytes = vec![0u8; self.width as usize];
+            // SAFETY: memory of the program, which answers for its length; the vector is as long.
+            unsafe {
+                libc::memcpy(
+                    bytes.as_mut_ptr().cast(),
+                    address as *const c_void,
+                    bytes.len(),
+                )
+            };
+            self.from = Source::Staged(bytes.into());
+        }
+    }
+
+    pub fn run(&self) -> Outcome {
+        for slice in 0..self.depth {
+            for row in 0..self.height {
+                self.run_row(
+                    self.to + slice * self.to_slice + row * self.to_pitch,
+                    slice * self.from_slice + row * self.from_pitch,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_row(&self, to: u64, from_offset: u64) -> Outcome {
+        let gone = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        let to = memory::any_place(to, self.width).ok_or(gone)?;
+        let len = self.width as usize;
+        match &self.from {
+            Source::Address(address) => {
+                let from = memory::any_place(address + from_offset, self.width).ok_or(gone)?;
+                // SAFETY: device memory that the places keep alive, or memory of the program, which answers for it.
+                unsafe {
+                    libc::memmove(
+                        to.address as *mut c_void,
+                        from.address as *const c_void,
+                        len,
+                    )
+                };
+            }
+            // SAFETY: as above; the staged bytes are `width` long.
+            Source::Staged(bytes) => unsafe {
+                libc::memcpy(
+                    to.address as *mut c_void,
+                    bytes.as_ptr().cast(),
+                    len.min(bytes.len()),
+                );
+            },
+        }
+        Ok(())
+    }
+}
+
+/// Whether synchronous operations on this memory are to be so in all cases (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
+fn syncs(address: u64) -> bool {
+    memory::find(address).is_some_and(|block| block.sync_memops.load(Ordering::Relaxed))
+}
+
+fn is_device(address: u64) -> bool {
+    memory::find(address).is_some_and(|block| block.kind == Kind::Device)
+}
+
+/// A copy that the call waits for, as far as the driver does: not between device memories, and from pageable memory only until it
+/// has been read.
+fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
+    let legacy = stream::find(std::ptr::null_mut())?;
+    if len == 0 {
+        return Ok(());
+    }
+    let mut copy = Copy::of_row(to, from, len as u64)?;
+    let syncs = syncs(to.1) || syncs(from.1);
+    let from_pageable = is_pageable(from.0, from.1) && is_device(to.1);
+    if from_pageable {
+        legacy.wait_for(legacy.submitted());
+        copy.stage();
+    }
+    if !syncs && (from_pageable || (is_device(to.1) && is_device(from.1))) {
+        legacy.submit(Task::Copy(copy))?;
+        return Ok(());
+    }
+    legacy.submit_and_wait(Task::Copy(copy))
+}
+
+/// A copy in a stream. Pageable memory makes it wait: for its own end where it is written, and it is read before the call returns.
+fn copy_in(stream: &Arc<Stream>, to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
+    if len == 0 {
+        return Ok(());
+    }
+    let mut copy = Copy::of_row(to, from, len as u64)?;
+    if is_pageable(to.0, to.1) {
+        return stream.submit_and_wait(Task::Copy(copy));
+    }
+    if is_pageable(from.0, from.1) {
+        copy.stage();
+    }
+    stream.submit(Task::Copy(copy))?;
+    Ok(())
+}
+
+cuda! {
+    fn cuMemcpy(to: CUdeviceptr, from: CUdeviceptr, len: usize) {
+        copy_now((Side::Any, to), (Side::Any, from), len)
+    }
+
+    fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, len: usize) {
+        copy_now((Side::Device, to), (Side::Host, from as u64), len)
+    }
+
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, len: usize) {
+        copy_now((Side::Host, to as u64), (Side::Device, from), len)
+    }
+
+    fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize) {
+        copy_now((Side::Device, to), (Side::Device, from), len)
+    }
+
+    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
+        copy_in(&stream::find(stream)?, (Side::Any, to), (Side::Any, from), len)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream) {
+        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Host, from as u64), len)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream) {
+        copy_in(&stream::find(stream)?, (Side::Host, to as u64), (Side::Device, from), len)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
+        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Device, from), len)
+    }
+}

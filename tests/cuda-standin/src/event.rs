@@ -1,0 +1,151 @@
+//! Events: each record makes a new mark, and who asks means the latest.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::context::Context;
+use crate::current;
+use crate::handle::{self, Table};
+use crate::mark::Mark;
+use crate::stream::{self, Stream};
+use crate::task::Task;
+
+const BLOCKING_SYNC: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+/// Record and wait flags alike: for nodes of graphs only.
+const EXTERNAL: u32 = 1;
+
+pub struct Event {
+    context: Arc<Context>,
+    flags: u32,
+    latest: Mutex<Option<Arc<Mark>>>,
+}
+
+static EVENTS: Table<Event> = Table::new();
+
+impl Event {
+    fn latest(&self) -> MutexGuard<'_, Option<Arc<Mark>>> {
+        self.latest
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn find(handle: CUevent) -> Outcome<Arc<Event>> {
+    current::context()?;
+    let event = EVENTS
+        .get(handle)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    event.context.check()?;
+    Ok(event)
+}
+
+pub fn forget(context: &Context) {
+    EVENTS.remove_where(|event| event.context.id == context.id);
+}
+
+/// Queues to a stream the wait for what the event recorded last.
+pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> Outcome {
+    let event = find(event)?;
+    let latest = event.latest().clone();
+    if let Some(mark) = latest {
+        stream.submit(Task::Await(mark))?;
+    }
+    Ok(())
+}
+
+fn record(event: CUevent, stream: CUstream) -> Outcome {
+    let event = find(event)?;
+    let stream = stream::find(stream)?;
+    // Both are of one context.
+    if event.context.id != stream.context.id {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    let mark = Arc::new(Mark::default());
+    let mut latest = event.latest();
+    stream.submit(Task::Reach(mark.clone()))?;
+    *latest = Some(mark);
+    Ok(())
+}
+
+/// Milliseconds between the two, with the documented errors.
+fn elapsed(start: CUevent, end: CUevent) -> Outcome<f32> {
+    let (start, end) = (find(start)?, find(end)?);
+    if (start.flags | end.flags) & DISABLE_TIMING != 0 || start.context.id != end.context.id {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    let never = CUresult::CUDA_ERROR_INVALID_HANDLE;
+    let first = start.latest().clone().ok_or(never)?;
+    let last = end.latest().clone().ok_or(never)?;
+    let (Some(first), Some(last)) = (first.reached(), last.reached()) else {
+        return Err(CUresult::CUDA_ERROR_NOT_READY);
+    };
+    // Events may be recorded the other way round.
+    let before = first.saturating_duration_since(last).as_secs_f32();
+    let after = last.saturating_duration_since(first).as_secs_f32();
+    Ok((after - before) * 1e3)
+}
+
+cuda! {
+    fn cuEventCreate(event: Out<CUevent>, flags: u32) {
+        let context = current::context()?;
+        valid(!event.is_null() && flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) == 0)?;
+        // An event between processes measures no time; and there is none here.
+        valid(flags & INTERPROCESS == 0 || flags & DISABLE_TIMING != 0)?;
+        if flags & INTERPROCESS != 0 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let handle = handle::fresh();
+        EVENTS.insert(handle, Arc::new(Event { context, flags, latest: Mutex::default() }));
+        event.put(handle as CUevent)
+    }
+
+    // What waits for it goes on waiting for what it recorded.
+    fn cuEventDestroy_v2(event: CUevent) {
+        current::context()?;
+        EVENTS.remove(event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        Ok(())
+    }
+
+    fn cuEventRecord(event: CUevent, stream: CUstream) {
+        record(event, stream)
+    }
+
+    fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) {
+        // EXTERNAL is for streams that are captured.
+        valid(flags & !EXTERNAL == 0 && flags & EXTERNAL == 0)?;
+        record(event, stream)
+    }
+
+    // One that never recorded is done.
+    fn cuEventQuery(event: CUevent) {
+        let event = find(event)?;
+        let latest = event.latest().clone();
+        match latest {
+            Some(mark) if mark.reached().is_none() => Err(CUresult::CUDA_ERROR_NOT_READY),
+            _ => event.context.check(),
+        }
+    }
+
+    fn cuEventSynchronize(event: CUevent) {
+        let event = find(event)?;
+        let latest = event.latest().clone();
+        if let Some(mark) = latest {
+            mark.wait(&event.context);
+        }
+        event.context.check()
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
+        valid(!milliseconds.is_null())?;
+        milliseconds.put(elapsed(start, end)?)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
+        valid(!milliseconds.is_null())?;
+        milliseconds.put(elapsed(start, end)?)
+    }
+}

@@ -1,0 +1,164 @@
+//! Faults on purpose: calls that fail, work that fails, threads that are late.
+//!
+//! `DOORBELL_CUDA_STANDIN_FAULTS` holds rules separated by `;`, each `NAME:WHAT[,nth=N][,ppm=P]`. NAME is the exported name of a
+//! function (`cuMemAlloc_v2`), `*` for all of them, or `task` for what a stream's thread does. WHAT is the number of the error, which
+//! for a task the context keeps; or `delay=US`, for a task: microseconds that its thread sleeps first. `nth=N` is the N-th such call
+//! from now and that alone; `ppm=P` is P of a million, drawn from `DOORBELL_CUDA_STANDIN_SEED`; without either it is every one.
+
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use crate::call::{CUresult, Outcome};
+use crate::names;
+use crate::settings::settings;
+
+#[derive(Clone, Copy)]
+enum What {
+    Fail(CUresult),
+    Delay(Duration),
+}
+
+struct Rule {
+    name: String,
+    what: What,
+    /// Calls until it is its turn.
+    nth: Option<u64>,
+    ppm: u64,
+}
+
+struct Faults {
+    rules: Vec<Rule>,
+    random: u64,
+}
+
+/// Whether there are rules at all: without any, a call does not take the lock.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+fn faults() -> MutexGuard<'static, Faults> {
+    static FAULTS: OnceLock<Mutex<Faults>> = OnceLock::new();
+    FAULTS
+        .get_or_init(|| {
+            Mutex::new(Faults {
+                rules: Vec::new(),
+                random: settings().seed.max(1),
+            })
+        })
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The rules of the environment, once. One that cannot be read ends the program, as `settings` has it.
+pub fn start() {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        for rule in settings().faults.split(';').filter(|rule| !rule.is_empty()) {
+            let parsed = parse(rule)
+                .unwrap_or_else(|| panic!("DOORBELL_CUDA_STANDIN_FAULTS: {rule:?} is no rule"));
+            add(parsed);
+        }
+    });
+}
+
+fn add(rule: Rule) {
+    faults().rules.push(rule);
+    ANY.store(true, Ordering::Release);
+}
+
+fn parse(text: &str) -> Option<Rule> {
+    let (name, rest) = text.split_once(':')?;
+    let mut words = rest.split(',');
+    let what = words.next()?;
+    let what = match what.strip_prefix("delay=") {
+        Some(us) => What::Delay(Duration::from_micros(us.parse().ok()?)),
+        None => What::Fail(names::result(what.parse().ok()?)?),
+    };
+    let mut rule = Rule {
+        name: name.to_owned(),
+        what,
+        nth: None,
+        ppm: 1_000_000,
+    };
+    for word in words {
+        match word.split_once('=')? {
+            ("nth", n) => rule.nth = Some(n.parse().ok()?),
+            ("ppm", n) => rule.ppm = n.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some(rule)
+}
+
+/// What a rule says about this event, if one does. Every rule that fits counts it.
+fn drawn(name: &str, wants_delay: bool) -> Option<What> {
+    if !ANY.load(Ordering::Acquire) {
+        return None;
+    }
+    let mut faults = faults();
+    let faults = &mut *faults;
+    let mut found = None;
+    for rule in &mut faults.rules {
+        let fits = rule.name == name || (rule.name == "*" && name != "task");
+        if !fits || matches!(rule.what, What::Delay(_)) != wants_delay {
+            continue;
+        }
+        let hit = match &mut rule.nth {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                *left == 0
+            }
+            None => {
+                // xorshift64: any sequence does that a seed repeats.
+                faults.random ^= faults.random << 13;
+                faults.random ^= faults.random >> 7;
+                faults.random ^= faults.random << 17;
+                faults.random % 1_000_000 < rule.ppm
+            }
+        };
+        if hit {
+            found = found.or(Some(rule.what));
+        }
+    }
+    found
+}
+
+fn failure(name: &str) -> Outcome {
+    match drawn(name, false) {
+        Some(What::Fail(error)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+pub fn of_call(name: &str) -> Outcome {
+    failure(name)
+}
+
+pub fn of_task() -> Outcome {
+    failure("task")
+}
+
+pub fn delay_task() {
+    if let Some(What::Delay(time)) = drawn("task", true) {
+        std::thread::sleep(time);
+    }
+}
+
+/// Adds a rule, written as in the environment; null takes all of them away. 0, or CUDA_ERROR_INVALID_VALUE for what is no rule.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_fault(rule: *const c_char) -> CUresult {
+    if rule.is_null() {
+        faults().rules.clear();
+        return CUresult::CUDA_SUCCESS;
+    }
+    // SAFETY: the caller gave a string.
+    let text = unsafe { CStr::from_ptr(rule) };
+    match text.to_str().ok().and_then(parse) {
+        Some(rule) => {
+            add(rule);
+            CUresult::CUDA_SUCCESS
+        }
+        None => CUresult::CUDA_ERROR_INVALID_VALUE,
+    }
+}

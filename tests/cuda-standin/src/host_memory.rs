@@ -1,0 +1,145 @@
+//! Host memory that a device can reach: allocated by the driver, or the program's own that it registers.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::memory::{self, Block, Kind};
+use crate::reservation::{self, PAGE};
+use crate::settings::settings;
+use crate::{current, device};
+
+/// PORTABLE, DEVICEMAP, WRITECOMBINED.
+const ALLOC_FLAGS: u32 = 0x7;
+const DEVICEMAP: u32 = 0x2;
+pub const IOMEMORY: u32 = 0x4;
+const READ_ONLY: u32 = 0x8;
+/// PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
+const REGISTER_FLAGS: u32 = 0xf;
+
+fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> Outcome {
+    let context = current::context()?;
+    valid(!pointer.is_null() && len > 0 && flags & !ALLOC_FLAGS == 0)?;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping where the kernel finds a place.
+    let found = unsafe { libc::mmap(null_mut(), len, rights, kind, -1, 0) };
+    if found == libc::MAP_FAILED {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let start = found as u64;
+    let block = Block::new(Kind::Allocated, start, len as u64, start, flags, context);
+    memory::insert(block, |_| Ok(()))?;
+    pointer.put(found)
+}
+
+/// The memory of a block that is no longer the device's.
+pub fn give_back(block: &Block) {
+    // SAFETY: mapped by `allocate`, and no longer to be found.
+    unsafe { libc::munmap(block.host as *mut c_void, block.len as usize) };
+}
+
+fn pages(start: u64, len: u64) -> (u64, u64) {
+    (start & !(PAGE - 1), (start + len).next_multiple_of(PAGE))
+}
+
+/// Whether the program has something at all these pages.
+fn is_mapped(start: u64, len: u64) -> bool {
+    let (first, end) = pages(start, len);
+    let mut seen = vec![0u8; ((end - first) / PAGE) as usize];
+    // SAFETY: it looks at page tables only, and `seen` has a byte a page.
+    unsafe {
+        libc::mincore(
+            first as *mut c_void,
+            (end - first) as usize,
+            seen.as_mut_ptr(),
+        ) == 0
+    }
+}
+
+fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
+    let context = current::context()?;
+    let (start, len) = (pointer as u64, len as u64);
+    valid(
+        start != 0
+            && len > 0
+            && flags & !REGISTER_FLAGS == 0
+            && start.checked_add(len + PAGE).is_some(),
+    )?;
+    if flags & READ_ONLY != 0 || settings().lacks("hostregister") {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    if flags & IOMEMORY != 0 && settings().lacks("iomemory") {
+        return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+    }
+    valid(!reservation::is_reserved(start) && is_mapped(start, len))?;
+    let seen = if settings().lacks("samepointer") {
+        reservation::reserve(len + PAGE, PAGE)? + start % PAGE
+    } else {
+        start
+    };
+    let (first, end) = pages(start, len);
+    memory::insert(
+        Block::new(Kind::Registered, seen, len, start, flags, context),
+        |other| {
+            if other.kind == Kind::Device {
+                return Ok(());
+            }
+            let (other_first, other_end) = pages(other.host, other.len);
+            // Pages are locked, not bytes.
+            if first < other_end && other_first < end {
+                return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            Ok(())
+        },
+    )
+}
+
+cuda! {
+    fn cuMemAllocHost_v2(pointer: Out<*mut c_void>, len: usize) {
+        allocate(&pointer, len, 0)
+    }
+
+    fn cuMemHostAlloc(pointer: Out<*mut c_void>, len: usize, flags: u32) {
+        allocate(&pointer, len, flags)
+    }
+
+    fn cuMemFreeHost(pointer: *mut c_void) {
+        let context = current::context()?;
+        let block = memory::remove(Kind::Allocated, pointer as u64);
+        give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
+        context.check()
+    }
+
+    fn cuMemHostRegister_v2(pointer: *mut c_void, len: usize, flags: u32) {
+        register(pointer, len, flags)
+    }
+
+    // The address that was registered, not one within.
+    fn cuMemHostUnregister(pointer: *mut c_void) {
+        let context = current::context()?;
+        valid(!pointer.is_null())?;
+        memory::remove(Kind::Registered, pointer as u64).ok_or(CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)?;
+        context.check()
+    }
+
+    // Any address within. What was allocated is mapped whatever its flags say; what was registered, if they asked for it.
+    fn cuMemHostGetDevicePointer_v2(device_pointer: Out<CUdeviceptr>, pointer: *mut c_void, flags: u32) {
+        let context = current::context()?;
+        valid(!device_pointer.is_null() && flags == 0)?;
+        let address = pointer as u64;
+        let block = memory::find_host(address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        valid(block.kind == Kind::Allocated || block.flags & DEVICEMAP != 0)?;
+        // CAN_MAP_HOST_MEMORY.
+        valid(device::attribute(context.device, 19) == 1)?;
+        device_pointer.put(block.start + (address - block.host))
+    }
+
+    fn cuMemHostGetFlags(flags: Out<u32>, pointer: *mut c_void) {
+        current::context()?;
+        let block = memory::find_host(pointer as u64).filter(|block| block.kind == Kind::Allocated);
+        flags.put(block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.flags)
+    }
+}

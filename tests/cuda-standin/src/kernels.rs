@@ -1,0 +1,100 @@
+//! Kernels, which are functions here: a table by name. A new one gets an entry, and takes device addresses through `Thread`.
+
+use std::ffi::CStr;
+use std::time::{Duration, Instant};
+
+use crate::call::{CUresult, Outcome};
+use crate::context::Context;
+use crate::memory::{self, Place};
+
+pub struct Kernel {
+    pub name: &'static CStr,
+    /// The size of each parameter in bytes.
+    pub parameters: &'static [usize],
+    /// Run once for the whole grid: for what all threads do side by side.
+    pub once: bool,
+    pub run: fn(&Thread) -> Outcome,
+}
+
+const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: c"doorbell_spin",
+        parameters: &[8],
+        once: true,
+        run: spin,
+    },
+    Kernel {
+        name: c"doorbell_standin_mark",
+        parameters: &[8, 4],
+        once: false,
+        run: mark,
+    },
+];
+
+pub fn find(name: &CStr) -> Option<&'static Kernel> {
+    KERNELS.iter().find(|kernel| kernel.name == name)
+}
+
+/// One thread of a grid, and what it can reach.
+pub struct Thread<'a> {
+    context: &'a Context,
+    arguments: &'a [Vec<u8>],
+    /// Its place in the grid, all dimensions in one.
+    pub index: u64,
+}
+
+impl<'a> Thread<'a> {
+    pub fn new(context: &'a Context, arguments: &'a [Vec<u8>], index: u64) -> Thread<'a> {
+        Thread {
+            context,
+            arguments,
+            index,
+        }
+    }
+
+    /// An unsigned argument of up to 8 bytes.
+    pub fn argument(&self, index: usize) -> u64 {
+        let mut bytes = [0u8; 8];
+        let argument = &self.arguments[index];
+        bytes[..argument.len()].copy_from_slice(argument);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Memory at a device address. Where there is none, the context keeps CUDA_ERROR_ILLEGAL_ADDRESS, if the kernel returns it.
+    pub fn memory(&self, address: u64, len: u64) -> Outcome<Place> {
+        memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+    }
+
+    /// Whether it is to end: its context has.
+    pub fn is_over(&self) -> bool {
+        self.context.is_over()
+    }
+}
+
+/// `doorbell_spin(uint64_t ns)`: takes that long.
+fn spin(thread: &Thread) -> Outcome {
+    let start = Instant::now();
+    let time = Duration::from_nanos(thread.argument(0));
+    while start.elapsed() < time && !thread.is_over() {
+        // A GPU would not take a core of the CPU.
+        if time - start.elapsed().min(time) > Duration::from_micros(200) {
+            std::thread::sleep(Duration::from_micros(100));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(())
+}
+
+/// `doorbell_standin_mark(uint32_t *words, uint32_t value)`: each thread writes its word. For the tests of the stand-in.
+fn mark(thread: &Thread) -> Outcome {
+    let address = thread.argument(0).wrapping_add(4 * thread.index);
+    let place = thread.memory(address, 4)?;
+    if !address.is_multiple_of(4) {
+        return Err(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
+    }
+    // SAFETY: aligned and within the place, which keeps device memory alive; host memory is the program's to keep while it is
+    // registered.
+    unsafe { (place.address as *mut u32).write_volatile(thread.argument(1) as u32) };
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Memory operations of streams: waits, writes, barriers, flushes.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use cudarc::driver::sys::{
+    CUdevice, CUdevice_attribute_enum as A, CUdeviceptr, CUstream,
+    CUstreamBatchMemOpType_enum as Op,
+};
+
+use crate::call::{CUresult, In, Outcome, cuda, valid};
+use crate::context::Context;
+use crate::memory::{self, Place};
+use crate::settings::settings;
+use crate::stream;
+use crate::task::Task;
+use crate::{device, host_memory};
+
+/// A call takes fewer than this.
+const LIMIT: u32 = 256;
+/// Beside the condition of a wait.
+const FLUSH: u32 = 1 << 30;
+/// CUstreamBatchMemOpParams as its words: the operation, the address, the value, the flags. Read so because what comes from C need not
+/// be a value of the enumeration.
+pub type Words = [u64; 6];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// By the signed difference: counters wrap around.
+    Geq,
+    Eq,
+    And,
+    Nor,
+}
+
+impl Condition {
+    fn holds(self, wide: bool, found: u64, value: u64) -> bool {
+        match self {
+            Condition::Geq if wide => found.wrapping_sub(value) as i64 >= 0,
+            Condition::Geq => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
+            Condition::Eq => found == value,
+            Condition::And => found & value != 0,
+            Condition::Nor if wide => !(found | value) != 0,
+            Condition::Nor => !(found as u32 | value as u32) != 0,
+        }
+    }
+}
+
+/// Checked, but for what becomes of the memory until it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memop {
+    Wait {
+        address: u64,
+        wide: bool,
+        value: u64,
+        condition: Condition,
+    },
+    Write {
+        address: u64,
+        wide: bool,
+        value: u64,
+    },
+    /// A barrier, or a flush of remote writes: on a CPU the same.
+    Fence,
+}
+
+/// CUDA_ERROR_NOT_SUPPORTED unless the device can.
+fn supported(device: CUdevice, attribute: A) -> Outcome {
+    if device::attribute(device, attribute as u32) != 0 {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+}
+
+fn check_address(address: u64, wide: bool) -> Outcome {
+    let len = if wide { 8 } else { 4 };
+    valid(address.is_multiple_of(len))?;
+    let place = memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let on_io = place.block.is_some_and(|block| {
+        block.flags & host_memory::IOMEMORY != 0 && block.kind == memory::Kind::Registered
+    });
+    valid(!(on_io && settings().lacks("iomemops")))
+}
+
+/// One operation, checked as the call checks it.
+pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
+    if settings().lacks("memops") {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let operation = words[0] as u32;
+    let is = |of: Op| operation == of as u32;
+    let wide = is(Op::CU_STREAM_MEM_OP_WAIT_VALUE_64) || is(Op::CU_STREAM_MEM_OP_WRITE_VALUE_64);
+    let address = words[1];
+    let value = if wide {
+        words[2]
+    } else {
+        words[2] & 0xffff_ffff
+    };
+    if is(Op::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES) {
+        // Its flags stand next to the operation, and so do the barrier's.
+        valid(words[0] >> 32 == 0)?;
+        supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)?;
+        return Ok(Memop::Fence);
+    }
+    if is(Op::CU_STREAM_MEM_OP_BARRIER) {
+        // SYS or GPU.
+        valid(words[0] >> 32 <= 1)?;
+        return Ok(Memop::Fence);
+    }
+    let flags = words[3] as u32;
+    let is_wait = is(Op::CU_STREAM_MEM_OP_WAIT_VALUE_32) || is(Op::CU_STREAM_MEM_OP_WAIT_VALUE_64);
+    let is_write =
+        is(Op::CU_STREAM_MEM_OP_WRITE_VALUE_32) || is(Op::CU_STREAM_MEM_OP_WRITE_VALUE_64);
+    valid(is_wait || is_write)?;
+    if wide {
+        supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)?;
+    }
+    if is_write {
+        // NO_MEMORY_BARRIER is not for this version of the calls.
+        valid(flags == 0)?;
+        check_address(address, wide)?;
+        return Ok(Memop::Write {
+            address,
+            wide,
+            value,
+        });
+    }
+    let condition = match flags & !FLUSH {
+        0 => Condition::Geq,
+        1 => Condition::Eq,
+        2 => Condition::And,
+        3 => Condition::Nor,
+        _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    };
+    if condition == Condition::Nor {
+        supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)?;
+    }
+    if flags & FLUSH != 0 {
+        supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)?;
+    }
+    check_address(address, wide)?;
+    Ok(Memop::Wait {
+        address,
+        wide,
+        value,
+        condition,
+    })
+}
+
+/// All operations of a call.
+pub fn parse_all(device: CUdevice, count: u32, params: &In<Words>) -> Outcome<Vec<Memop>> {
+    valid(count > 0 && count < LIMIT)?;
+    let all = params.get_all(count as usize)?;
+    all.iter().map(|words| parse(device, words)).collect()
+}
+
+fn load(place: &Place, wide: bool) -> u64 {
+    // SAFETY: aligned, and within the place, which keeps device memory alive; host memory stays mapped while it is registered, as the
+    // program has it from cuMemHostRegister.
+    unsafe {
+        if wide {
+            (*(place.address as *const AtomicU64)).load(Ordering::Acquire)
+        } else {
+            (*(place.address as *const AtomicU32))
+                .load(Ordering::Acquire)
+                .into()
+        }
+    }
+}
+
+/// Sleeps longer the longer it waits: spins, then yields, then naps. Waits outnumber the cores.
+struct Patience(u32);
+
+impl Patience {
+    fn wait(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        match self.0 {
+            0..64 => std::hint::spin_loop(),
+            64..512 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(if self.0 < 2000 { 20 } else { 200 })),
+        }
+    }
+}
+
+impl Memop {
+    /// A wait ends with its context as well.
+    pub fn run(&self, context: &Context) -> Outcome {
+        let reach = |address, wide: bool| {
+            memory::device_place(address, if wide { 8 } else { 4 })
+                .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+        };
+        match *self {
+            Memop::Wait {
+                address,
+                wide,
+                value,
+                condition,
+            } => {
+                let place = reach(address, wide)?;
+                let mut patience = Patience(0);
+                while !condition.holds(wide, load(&place, wide), value) {
+                    if context.is_over() {
+                        return Ok(());
+                    }
+                    patience.wait();
+                }
+            }
+            Memop::Write {
+                address,
+                wide,
+                value,
+            } => {
+                let place = reach(address, wide)?;
+                // What the stream did before is seen before the value is, by the CPU and by other devices.
+                fence(Ordering::SeqCst);
+                // SAFETY: as in `load`.
+                unsafe {
+                    if wide {
+                        (*(place.address as *const AtomicU64)).store(value, Ordering::Release);
+                    } else {
+                        (*(place.address as *const AtomicU32))
+                            .store(value as u32, Ordering::Release);
+                    }
+                }
+            }
+            Memop::Fence => fence(Ordering::SeqCst),
+        }
+        Ok(())
+    }
+}
+
+/// One operation in a stream.
+fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) -> Outcome {
+    let stream = stream::find_here(stream)?;
+    let words = [operation as u64, address, value, flags.into(), 0, 0];
+    let memop = parse(stream.context.device, &words)?;
+    stream.submit(Task::Memops(vec![memop]))?;
+    Ok(())
+}
+
+cuda! {
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: In<Words>, flags: u32) {
+        let stream = stream::find_here(stream)?;
+        valid(flags == 0)?;
+        let memops = parse_all(stream.context.device, count, &params)?;
+        stream.submit(Task::Memops(memops))?;
+        Ok(())
+    }
+
+    fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) {
+        queue(stream, Op::CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value.into(), flags)
+    }
+
+    fn cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) {
+        queue(stream, Op::CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags)
+    }
+
+    fn cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) {
+        queue(stream, Op::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value.into(), flags)
+    }
+
+    fn cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: u32) {
+        queue(stream, Op::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags)
+    }
+}

@@ -1,0 +1,245 @@
+//! What a device can reach: its own memory, and host memory that is page-locked.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::context::Context;
+use crate::current;
+use crate::reservation::{self, Backing};
+use crate::settings::settings;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Device,
+    /// By cuMemHostAlloc or cuMemAllocHost.
+    Allocated,
+    /// The program's own, by cuMemHostRegister.
+    Registered,
+}
+
+pub struct Block {
+    pub kind: Kind,
+    /// Its first address as a device sees it.
+    pub start: u64,
+    pub len: u64,
+    /// Where this library reads and writes it. For host memory that is where the program does.
+    pub host: u64,
+    pub flags: u32,
+    pub context: Arc<Context>,
+    /// Unique for the life of the process (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+    pub id: u64,
+    pub sync_memops: AtomicBool,
+    backing: Option<Backing>,
+}
+
+/// Some bytes that may be read and written for as long as this lives; for host memory, as long as the program leaves it mapped.
+pub struct Place {
+    pub address: u64,
+    pub block: Option<Arc<Block>>,
+}
+
+/// By the first address.
+static BLOCKS: Mutex<BTreeMap<u64, Arc<Block>>> = Mutex::new(BTreeMap::new());
+
+fn blocks() -> MutexGuard<'static, BTreeMap<u64, Arc<Block>>> {
+    BLOCKS
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Block {
+    pub fn new(
+        kind: Kind,
+        start: u64,
+        len: u64,
+        host: u64,
+        flags: u32,
+        context: Arc<Context>,
+    ) -> Block {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Block {
+            kind,
+            start,
+            len,
+            host,
+            flags,
+            context,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            sync_memops: AtomicBool::new(false),
+            backing: None,
+        }
+    }
+
+    fn contains(&self, address: u64, len: u64) -> bool {
+        address >= self.start
+            && address - self.start < self.len
+            && len <= self.len - (address - self.start)
+    }
+
+    /// A descriptor of its memory, if it is the device's.
+    pub fn descriptor(&self) -> Outcome<i32> {
+        match &self.backing {
+            Some(backing) => backing.descriptor(),
+            None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+}
+
+/// Adds a block, unless `refuses` finds one among the others that it goes badly with.
+pub fn insert(block: Block, refuses: impl Fn(&Block) -> Outcome) -> Outcome {
+    let mut blocks = blocks();
+    blocks.values().try_for_each(|other| refuses(other))?;
+    blocks.insert(block.start, Arc::new(block));
+    Ok(())
+}
+
+/// The block around an address of a device.
+pub fn find(address: u64) -> Option<Arc<Block>> {
+    let blocks = blocks();
+    let (_, block) = blocks.range(..=address).next_back()?;
+    block.contains(address, 1).then(|| block.clone())
+}
+
+/// The block of host memory around an address of the program.
+pub fn find_host(address: u64) -> Option<Arc<Block>> {
+    blocks()
+        .values()
+        .find(|block| {
+            block.kind != Kind::Device && address >= block.host && address - block.host < block.len
+        })
+        .cloned()
+}
+
+/// Takes a block away that begins at this address of the program or of a device, once nothing runs that could be using it.
+pub fn remove(kind: Kind, address: u64) -> Option<Arc<Block>> {
+    let found = blocks()
+        .values()
+        .find(|block| {
+            block.kind == kind
+                && (if kind == Kind::Device {
+                    block.start
+                } else {
+                    block.host
+                }) == address
+        })
+        .cloned()?;
+    // Freeing waits for the device, as the driver's does (cuMemFree: no implicit synchronization only for what cuMemAllocAsync gave).
+    found.context.wait_idle();
+    blocks().remove(&found.start)
+}
+
+/// What a device reaches at an address.
+pub fn device_place(address: u64, len: u64) -> Option<Place> {
+    let block = find(address)?;
+    let reaches = block.contains(address, len);
+    reaches.then(|| Place {
+        address: block.host + (address - block.start),
+        block: Some(block.clone()),
+    })
+}
+
+/// What the CPU reaches, page-locked or not. A device's address is none.
+pub fn host_place(address: u64) -> Option<Place> {
+    if address == 0 || reservation::is_reserved(address) {
+        return None;
+    }
+    Some(Place {
+        address,
+        block: find_host(address),
+    })
+}
+
+/// Either.
+pub fn any_place(address: u64, len: u64) -> Option<Place> {
+    match find(address) {
+        Some(_) => device_place(address, len),
+        None => host_place(address),
+    }
+}
+
+/// All that a context had.
+pub fn forget(context: &Context) {
+    let mut gone = Vec::new();
+    blocks().retain(|_, block| {
+        let stays = block.context.id != context.id;
+        if !stays {
+            gone.push(block.clone());
+        }
+        stays
+    });
+    for block in gone.iter().filter(|block| block.kind == Kind::Allocated) {
+        crate::host_memory::give_back(block);
+    }
+}
+
+fn used_bytes(context: &Context) -> u64 {
+    blocks()
+        .values()
+        .filter(|block| block.kind == Kind::Device && block.context.device == context.device)
+        .map(|block| block.len)
+        .sum()
+}
+
+cuda! {
+    fn cuMemAlloc_v2(pointer: Out<CUdeviceptr>, len: usize) {
+        let context = current::context()?;
+        valid(!pointer.is_null() && len > 0)?;
+        let len = len as u64;
+        if len > settings().memory_bytes.saturating_sub(used_bytes(&context)) {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let align = if len >= 2 << 20 { 2 << 20 } else { reservation::PAGE };
+        let start = reservation::reserve(len, align)?;
+        let backing = Backing::new(len)?;
+        let mut block = Block::new(Kind::Device, start, len, backing.address, 0, context);
+        block.backing = Some(backing);
+        insert(block, |_| Ok(()))?;
+        pointer.put(start)
+    }
+
+    // Only what cuMemAlloc gave, and only once.
+    fn cuMemFree_v2(pointer: CUdeviceptr) {
+        let context = current::context()?;
+        remove(Kind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        context.check()
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let context = current::context()?;
+        let all = settings().memory_bytes;
+        free.put_if_wanted(all.saturating_sub(used_bytes(&context)) as usize);
+        total.put_if_wanted(all as usize);
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<CUdeviceptr>, size: Out<usize>, pointer: CUdeviceptr) {
+        current::context()?;
+        let block = find(pointer).filter(|block| block.kind != Kind::Registered);
+        let block = block.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        base.put_if_wanted(block.start);
+        size.put_if_wanted(block.len as usize);
+        Ok(())
+    }
+
+    // Page-aligned ranges of device memory. The file that it gives begins where the allocation does, so only such a range can be had.
+    fn cuMemGetHandleForAddressRange(handle: Out<i32>, pointer: CUdeviceptr, size: usize, kind: u32, flags: u64) {
+        current::context()?;
+        // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD; the flag maps it through PCIe, which is all that there is here.
+        valid(!handle.is_null() && kind == 1 && flags & !1 == 0 && size > 0)?;
+        valid(pointer.is_multiple_of(reservation::PAGE) && (size as u64).is_multiple_of(reservation::PAGE))?;
+        if !settings().has("dmabuf") {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let block = find(pointer).filter(|block| block.kind == Kind::Device);
+        let block = block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        valid(size as u64 <= block.len.next_multiple_of(reservation::PAGE))?;
+        if block.start != pointer {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        handle.put(block.descriptor()?)
+    }
+}

@@ -1,0 +1,250 @@
+//! Modules and their functions. Any image will do: what a function does is known by its name.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUmodule, CUstream};
+
+use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::context::Context;
+use crate::handle::{self, Table};
+use crate::kernels::{self, Kernel, Thread};
+use crate::task::Task;
+use crate::{current, stream};
+
+struct Module {
+    context: Arc<Context>,
+}
+
+pub struct Function {
+    context: Arc<Context>,
+    module: u64,
+    kernel: &'static Kernel,
+}
+
+static MODULES: Table<Module> = Table::new();
+static FUNCTIONS: Table<Function> = Table::new();
+
+/// A kernel with its grid and its arguments, which were copied when the call was made.
+#[derive(Clone)]
+pub struct Launch {
+    kernel: &'static Kernel,
+    grid: [u32; 3],
+    block: [u32; 3],
+    arguments: Vec<Vec<u8>>,
+}
+
+pub fn forget(context: &Context) {
+    MODULES.remove_where(|module| module.context.id == context.id);
+    FUNCTIONS.remove_where(|function| function.context.id == context.id);
+}
+
+fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
+    let context = current::context()?;
+    valid(!module.is_null() && !image.is_null())?;
+    let handle = handle::fresh();
+    MODULES.insert(handle, Arc::new(Module { context }));
+    module.put(handle as CUmodule)
+}
+
+pub fn find(function: CUfunction) -> Outcome<Arc<Function>> {
+    let found = FUNCTIONS
+        .get(function)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    found.context.check()?;
+    Ok(found)
+}
+
+impl Launch {
+    /// Checked as the call checks it. `arguments` has a pointer for each parameter.
+    pub fn new(
+        context: &Context,
+        function: CUfunction,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        arguments: &In<*const c_void>,
+    ) -> Outcome<Launch> {
+        let function = find(function)?;
+        // A function is of its context.
+        if function.context.id != context.id {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        let threads = block.iter().map(|size| u64::from(*size)).product::<u64>();
+        valid(
+            grid.iter().all(|size| *size > 0)
+                && (1..=1024).contains(&threads)
+                && shared_bytes <= 49152,
+        )?;
+        valid(
+            grid[0] <= i32::MAX as u32 && grid[1] <= 65535 && grid[2] <= 65535 && block[2] <= 64,
+        )?;
+        let kernel = function.kernel;
+        let pointers = arguments.get_all(kernel.parameters.len())?;
+        let arguments = pointers
+            .iter()
+            .zip(kernel.parameters)
+            .map(|(pointer, len)| In::<u8>::at(*pointer).get_all(*len))
+            .collect::<Outcome<Vec<_>>>()?;
+        Ok(Launch {
+            kernel,
+            grid,
+            block,
+            arguments,
+        })
+    }
+
+    /// One thread after the other.
+    pub fn run(&self, context: &Context) -> Outcome {
+        if self.kernel.once {
+            return (self.kernel.run)(&Thread::new(context, &self.arguments, 0));
+        }
+        let count = self
+            .grid
+            .iter()
+            .chain(&self.block)
+            .map(|size| u64::from(*size))
+            .product();
+        for index in 0..count {
+            if context.is_over() {
+                break;
+            }
+            (self.kernel.run)(&Thread::new(context, &self.arguments, index))?;
+        }
+        Ok(())
+    }
+}
+
+/// Arguments come one pointer each; not packed into a buffer, which nothing here uses.
+#[allow(clippy::too_many_arguments)]
+fn launch(
+    function: CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: CUstream,
+    arguments: &In<*const c_void>,
+    extra: *const c_void,
+) -> Outcome {
+    let stream = stream::find_here(stream)?;
+    if !extra.is_null() {
+        return Err(if arguments.is_null() {
+            CUresult::CUDA_ERROR_NOT_SUPPORTED
+        } else {
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        });
+    }
+    let launch = Launch::new(
+        &stream.context,
+        function,
+        grid,
+        block,
+        shared_bytes,
+        arguments,
+    )?;
+    stream.submit(Task::Launch(launch))?;
+    Ok(())
+}
+
+/// What a function may be asked for, by number (cuda.h, CUfunction_attribute).
+fn function_attribute(attribute: u32) -> Outcome<i32> {
+    match attribute {
+        // MAX_THREADS_PER_BLOCK.
+        0 => Ok(1024),
+        // SHARED_SIZE_BYTES, CONST_SIZE_BYTES, LOCAL_SIZE_BYTES, CACHE_MODE_CA.
+        1..=3 | 7 => Ok(0),
+        // NUM_REGS.
+        4 => Ok(32),
+        // PTX_VERSION, BINARY_VERSION.
+        5 | 6 => Ok(90),
+        // MAX_DYNAMIC_SHARED_SIZE_BYTES.
+        8 => Ok(49152),
+        // PREFERRED_SHARED_MEMORY_CARVEOUT: no preference.
+        9 => Ok(-1),
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+cuda! {
+    fn cuModuleLoadData(module: Out<CUmodule>, image: *const c_void) {
+        load(&module, image)
+    }
+
+    fn cuModuleLoadDataEx(module: Out<CUmodule>, image: *const c_void, count: u32, options: In<u32>, values: In<*mut c_void>) {
+        valid(count == 0 || (!options.is_null() && !values.is_null()))?;
+        load(&module, image)
+    }
+
+    fn cuModuleLoadFatBinary(module: Out<CUmodule>, image: *const c_void) {
+        load(&module, image)
+    }
+
+    // Its functions go with it.
+    fn cuModuleUnload(module: CUmodule) {
+        let context = current::context()?;
+        let found = MODULES.get(module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        if found.context.id != context.id {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
+        MODULES.remove(module);
+        FUNCTIONS.remove_where(|function| function.module == module as u64);
+        Ok(())
+    }
+
+    fn cuModuleGetFunction(function: Out<CUfunction>, module: CUmodule, name: *const c_char) {
+        current::context()?;
+        let found = MODULES.get(module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        valid(!function.is_null() && !name.is_null())?;
+        // SAFETY: the caller gave a string.
+        let name = unsafe { CStr::from_ptr(name) };
+        let kernel = kernels::find(name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let handle = handle::fresh();
+        let made = Function { context: found.context.clone(), module: module as u64, kernel };
+        FUNCTIONS.insert(handle, Arc::new(made));
+        function.put(handle as CUfunction)
+    }
+
+    fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: CUfunction) {
+        current::context()?;
+        find(function)?;
+        value.put(function_attribute(attribute)?)
+    }
+
+    // The two that can be set: shared memory and its share of the cache.
+    fn cuFuncSetAttribute(function: CUfunction, attribute: u32, value: i32) {
+        current::context()?;
+        find(function)?;
+        match attribute {
+            8 => valid((0..=232_448).contains(&value)),
+            9 => valid((-1..=100).contains(&value)),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    fn cuFuncGetModule(module: Out<CUmodule>, function: CUfunction) {
+        module.put(find(function)?.module as CUmodule)
+    }
+
+    fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
+        shared_bytes: u32,
+        stream: CUstream,
+        arguments: In<*const c_void>,
+        extra: *const c_void,
+    ) {
+        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes, stream, &arguments, extra)
+    }
+
+    // Without attributes.
+    fn cuLaunchKernelEx(config: In<CUlaunchConfig>, function: CUfunction, arguments: In<*const c_void>, extra: *const c_void) {
+        let config = config.get()?;
+        if config.numAttrs != 0 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+        let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
+        launch(function, grid, block, config.sharedMemBytes, config.hStream, &arguments, extra)
+    }
+}

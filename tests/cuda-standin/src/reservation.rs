@@ -1,0 +1,115 @@
+//! Addresses of devices, which the CPU cannot touch, and the memory behind them.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+use crate::call::{CUresult, Outcome};
+
+/// All device addresses of a process. They are not given out twice, so that what was freed is found out.
+const SPAN: u64 = 1 << 40;
+pub const PAGE: u64 = 4096;
+
+struct Span {
+    start: u64,
+    next: u64,
+}
+
+static ADDRESSES: Mutex<Option<Span>> = Mutex::new(None);
+
+fn map(at: *mut libc::c_void, len: u64, rights: i32, flags: i32, file: i32) -> Outcome<u64> {
+    // SAFETY: a new mapping where the kernel finds a place: nobody has a pointer into it.
+    let found = unsafe { libc::mmap(at, len as usize, rights, flags, file, 0) };
+    if found == libc::MAP_FAILED {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(found as u64)
+}
+
+/// A range of device addresses that is no other's, and is not next to any.
+pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
+    let mut addresses = ADDRESSES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    if addresses.is_none() {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // Half a span where a machine has no room for a whole one, and so on.
+        let found = (0..10).find_map(|halved| {
+            let len = SPAN >> halved;
+            map(null_mut(), len, libc::PROT_NONE, flags, -1)
+                .ok()
+                .map(|start| (start, len))
+        });
+        let (start, len) = found.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        LIMIT.store(start + len, std::sync::atomic::Ordering::Release);
+        START.store(start, std::sync::atomic::Ordering::Release);
+        *addresses = Some(Span { start, next: start });
+    }
+    let span = addresses
+        .as_mut()
+        .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    debug_assert!(span.start <= span.next);
+    let at = span.next.next_multiple_of(align);
+    let end = at
+        .checked_add(len.next_multiple_of(PAGE) + PAGE)
+        .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    if end > LIMIT.load(std::sync::atomic::Ordering::Acquire) {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    span.next = end;
+    Ok(at)
+}
+
+static START: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+static LIMIT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// Whether an address can only be a device's: the CPU has nothing there.
+pub fn is_reserved(address: u64) -> bool {
+    let start = START.load(std::sync::atomic::Ordering::Acquire);
+    start != 0 && address >= start && address < LIMIT.load(std::sync::atomic::Ordering::Acquire)
+}
+
+/// The memory behind a range: pages of a memfd, at an address that only this library knows.
+pub struct Backing {
+    pub address: u64,
+    len: u64,
+    file: OwnedFd,
+}
+
+impl Backing {
+    pub fn new(len: u64) -> Outcome<Backing> {
+        let len = len.next_multiple_of(PAGE);
+        // SAFETY: a string constant; the descriptor that comes back is nobody's.
+        let file = unsafe {
+            let file = libc::memfd_create(c"cuda-standin".as_ptr(), libc::MFD_CLOEXEC);
+            if file < 0 {
+                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            OwnedFd::from_raw_fd(file)
+        };
+        // SAFETY: a descriptor that is open.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) } != 0 {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let address = map(null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd())?;
+        Ok(Backing { address, len, file })
+    }
+
+    /// A descriptor of the same memory, which is the caller's.
+    pub fn descriptor(&self) -> Outcome<i32> {
+        // SAFETY: a descriptor that is open.
+        let copy = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 {
+            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        }
+        Ok(copy)
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; who looks at it keeps it alive.
+        unsafe { libc::munmap(self.address as *mut libc::c_void, self.len as usize) };
+    }
+}

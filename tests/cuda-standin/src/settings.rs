@@ -1,0 +1,65 @@
+//! What the environment says, read once.
+//!
+//! - `DOORBELL_CUDA_STANDIN=1`: there are devices at all.
+//! - `DOORBELL_CUDA_STANDIN_DEVICES`: how many, 1 unless given.
+//! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
+//! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
+//!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `iomemory` (registration of it is CUDA_ERROR_NOT_PERMITTED), `hostregister`,
+//!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it).
+//! - `DOORBELL_CUDA_STANDIN_HAS=dmabuf`: a handle for an address range can be had; it is a memfd, which can be mapped.
+//! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.
+
+use std::sync::OnceLock;
+
+pub struct Settings {
+    pub enabled: bool,
+    pub devices: i32,
+    pub memory_bytes: u64,
+    lacks: Vec<String>,
+    has: Vec<String>,
+    pub faults: String,
+    pub seed: u64,
+}
+
+impl Settings {
+    pub fn lacks(&self, what: &str) -> bool {
+        self.lacks.iter().any(|word| word == what)
+    }
+
+    pub fn has(&self, what: &str) -> bool {
+        self.has.iter().any(|word| word == what)
+    }
+}
+
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| Settings {
+        enabled: text("").as_deref() == Some("1"),
+        devices: number("_DEVICES", 1) as i32,
+        memory_bytes: number("_MEMORY_MIB", 4096) << 20,
+        lacks: words("_LACKS"),
+        has: words("_HAS"),
+        faults: text("_FAULTS").unwrap_or_default(),
+        seed: number("_SEED", 1),
+    })
+}
+
+fn text(name: &str) -> Option<String> {
+    std::env::var(format!("DOORBELL_CUDA_STANDIN{name}")).ok()
+}
+
+/// A number that cannot be read ends the program: a test that runs with settings other than its own shows nothing.
+fn number(name: &str, otherwise: u64) -> u64 {
+    text(name).map_or(otherwise, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("DOORBELL_CUDA_STANDIN{name}: {text:?} is no number"))
+    })
+}
+
+fn words(name: &str) -> Vec<String> {
+    let text = text(name).unwrap_or_default();
+    text.split(',')
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}

@@ -1,0 +1,302 @@
+//! A stream: a queue of tasks and the thread that does them in order.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use cudarc::driver::sys::CUstream;
+
+use crate::call::{CUresult, Outcome};
+use crate::context::Context;
+use crate::handle::{self, Table};
+use crate::mark::LOOK;
+use crate::task::Task;
+use crate::{current, fault};
+
+pub const NON_BLOCKING: u32 = 1;
+pub const GREATEST_PRIORITY: i32 = -5;
+
+/// How a stream stands to the default one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Legacy,
+    /// In order with the default stream, both ways.
+    Blocking,
+    NonBlocking,
+}
+
+pub struct Stream {
+    /// 0 for those that have no handle of their own.
+    pub handle: u64,
+    pub id: u64,
+    pub context: Arc<Context>,
+    pub flags: u32,
+    pub priority: i32,
+    pub kind: Kind,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// How many tasks ever came.
+    submitted: u64,
+    /// How many are done, or never will be.
+    completed: u64,
+    /// A task is being done.
+    busy: bool,
+    /// No more tasks come: the thread ends with the last.
+    closing: bool,
+    has_thread: bool,
+}
+
+static STREAMS: Table<Stream> = Table::new();
+
+thread_local! {
+    /// CU_STREAM_PER_THREAD of each context, by its id.
+    static OF_THREAD: RefCell<Vec<(u64, Arc<Stream>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The stream that a handle names, in a context that can be used. 0 and 1 are the default stream, 2 is that of the thread.
+pub fn find(handle: CUstream) -> Outcome<Arc<Stream>> {
+    let context = current::context()?;
+    match handle as u64 {
+        0 | 1 => Ok(context.legacy()),
+        2 => Ok(of_thread(&context)),
+        _ => {
+            let stream = STREAMS
+                .get(handle)
+                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            stream.context.check()?;
+            Ok(stream)
+        }
+    }
+}
+
+/// As `find`, for work that takes a stream of the current context only.
+pub fn find_here(handle: CUstream) -> Outcome<Arc<Stream>> {
+    let stream = find(handle)?;
+    if stream.context.id != current::context()?.id {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    Ok(stream)
+}
+
+fn of_thread(context: &Arc<Context>) -> Arc<Stream> {
+    OF_THREAD.with_borrow_mut(|streams| {
+        streams.retain(|(_, stream)| !stream.context.is_destroyed());
+        if let Some((_, stream)) = streams.iter().find(|(id, _)| *id == context.id) {
+            return stream.clone();
+        }
+        let made = Stream::new(context, 0, 0, Kind::Blocking);
+        context.lock_streams().push(made.clone());
+        streams.push((context.id, made.clone()));
+        made
+    })
+}
+
+/// A stream with a handle.
+pub fn create(flags: u32, priority: i32) -> Outcome<Arc<Stream>> {
+    let context = current::context()?;
+    let kind = if flags & NON_BLOCKING != 0 {
+        Kind::NonBlocking
+    } else {
+        Kind::Blocking
+    };
+    let mut made = Stream::new(&context, flags, priority.clamp(GREATEST_PRIORITY, 0), kind);
+    let handle = handle::fresh();
+    if let Some(stream) = Arc::get_mut(&mut made) {
+        stream.handle = handle;
+    }
+    STREAMS.insert(handle, made.clone());
+    context.lock_streams().push(made.clone());
+    Ok(made)
+}
+
+/// Takes the handle away. What is queued is still done.
+pub fn destroy(handle: CUstream) -> Outcome {
+    current::context()?;
+    let stream = STREAMS
+        .remove(handle)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    stream.close();
+    Ok(())
+}
+
+/// The handles of a context that is destroyed.
+pub fn forget(context: &Context) {
+    STREAMS.remove_where(|stream| stream.context.id == context.id);
+}
+
+impl Stream {
+    pub fn new(context: &Arc<Context>, flags: u32, priority: i32, kind: Kind) -> Arc<Stream> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new(Stream {
+            handle: 0,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            context: context.clone(),
+            flags,
+            priority,
+            kind,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn sleep<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed
+            .wait_timeout(queue, LOOK)
+            .map_or_else(|poisoned| poisoned.into_inner().0, |(guard, _)| guard)
+    }
+
+    /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
+    pub fn submit(self: &Arc<Stream>, task: Task) -> Outcome<u64> {
+        let streams = self.context.lock_streams();
+        self.context.check()?;
+        let before: Vec<(Arc<Stream>, u64)> = streams
+            .iter()
+            .filter(|other| match self.kind {
+                Kind::Legacy => other.kind == Kind::Blocking,
+                Kind::Blocking => other.kind == Kind::Legacy,
+                Kind::NonBlocking => false,
+            })
+            .filter(|other| !other.is_idle())
+            .map(|other| (other.clone(), other.submitted()))
+            .collect();
+        let mut queue = self.lock();
+        if !before.is_empty() {
+            queue.tasks.push_back(Task::After(before));
+            queue.submitted += 1;
+        }
+        queue.tasks.push_back(task);
+        queue.submitted += 1;
+        let place = queue.submitted;
+        if !queue.has_thread {
+            let stream = self.clone();
+            std::thread::Builder::new()
+                .name(format!("cuda-{}", self.id))
+                .spawn(move || stream.serve())
+                .map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+            queue.has_thread = true;
+        }
+        drop(queue);
+        self.changed.notify_all();
+        Ok(place)
+    }
+
+    /// Queues a task and waits for its end.
+    pub fn submit_and_wait(self: &Arc<Stream>, task: Task) -> Outcome {
+        let place = self.submit(task)?;
+        self.wait_for(place);
+        self.context.check()
+    }
+
+    pub fn submitted(&self) -> u64 {
+        self.lock().submitted
+    }
+
+    pub fn is_idle(&self) -> bool {
+        let queue = self.lock();
+        queue.completed == queue.submitted
+    }
+
+    /// Until the task with this place has ended. Ends with the context, too: `serve` gives up what is queued then.
+    pub fn wait_for(&self, place: u64) {
+        let mut queue = self.lock();
+        while queue.completed < place {
+            queue = self.sleep(queue);
+        }
+    }
+
+    /// As `wait_for`, in the thread of another stream.
+    pub fn wait_until_over(&self, place: u64, context: &Context) {
+        let mut queue = self.lock();
+        while queue.completed < place && !context.is_over() {
+            queue = self.sleep(queue);
+        }
+    }
+
+    fn close(self: &Arc<Stream>) {
+        let mut queue = self.lock();
+        queue.closing = true;
+        let leaves = !queue.has_thread;
+        drop(queue);
+        if leaves {
+            self.leave();
+        }
+        self.changed.notify_all();
+    }
+
+    /// It has no work and gets none.
+    fn leave(&self) {
+        self.context
+            .lock_streams()
+            .retain(|stream| stream.id != self.id);
+    }
+
+    /// Gives up what is queued and waits for what is being done: the context is over.
+    pub fn end(self: &Arc<Stream>) {
+        let mut queue = self.lock();
+        queue.closing = true;
+        self.changed.notify_all();
+        while queue.busy || (queue.has_thread && !queue.tasks.is_empty()) {
+            queue = self.sleep(queue);
+        }
+    }
+
+    fn serve(self: Arc<Stream>) {
+        loop {
+            let mut queue = self.lock();
+            let task = loop {
+                if let Some(task) = queue.tasks.pop_front() {
+                    break task;
+                }
+                if queue.closing {
+                    drop(queue);
+                    self.leave();
+                    return;
+                }
+                queue = self
+                    .changed
+                    .wait(queue)
+                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+            };
+            queue.busy = true;
+            drop(queue);
+            self.perform(task);
+            let mut queue = self.lock();
+            queue.completed += 1;
+            queue.busy = false;
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    fn perform(&self, task: Task) {
+        fault::delay_task();
+        if self.context.is_over() {
+            task.give_up();
+            return;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            fault::of_task()?;
+            task.run(&self.context)
+        }));
+        let error = match outcome {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(_) => CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        };
+        self.context.keep(error);
+        task.give_up();
+    }
+}

@@ -1,0 +1,108 @@
+//! Events: what a record means, and when.
+
+mod rig;
+
+use std::ptr::null_mut;
+
+use rig::*;
+
+const DISABLE_TIMING: u32 = 2;
+
+#[test]
+fn an_event_that_never_recorded_is_done() {
+    let gpu = Gpu::new();
+    let event = gpu.event(0);
+    let stream = gpu.stream();
+    good!(cuEventQuery(event); cuEventSynchronize(event); cuStreamWaitEvent(stream, event, 0); cuStreamSynchronize(stream));
+}
+
+#[test]
+fn a_wait_means_the_record_before_it() {
+    let gpu = Gpu::new();
+    let words = gpu.words();
+    let (first, second) = (gpu.stream(), gpu.stream());
+    let event = gpu.event(DISABLE_TIMING);
+    gpu.block(first, words, 0);
+    good!(cuEventRecord(event, first));
+    good!(cuStreamWaitEvent(second, event, 0); cuStreamWriteValue32_v2(second, words.at(2), 1, 0));
+    // A later record behind another wait is not what the second stream waits for.
+    gpu.block(first, words, 1);
+    good!(cuEventRecord(event, first));
+    a_while();
+    assert_eq!(
+        (words.get(2), call!(cuEventQuery(event))),
+        (0, CUDA_ERROR_NOT_READY)
+    );
+    words.set(0, 1);
+    good!(cuStreamSynchronize(second));
+    assert_eq!(
+        (words.get(2), call!(cuEventQuery(event))),
+        (1, CUDA_ERROR_NOT_READY)
+    );
+    words.set(1, 1);
+    good!(cuEventSynchronize(event); cuEventQuery(event));
+}
+
+#[test]
+fn an_event_may_be_destroyed_before_it_is_done() {
+    let gpu = Gpu::new();
+    let words = gpu.words();
+    let (first, second) = (gpu.stream(), gpu.stream());
+    let event = gpu.event(0);
+    gpu.block(first, words, 0);
+    good!(cuEventRecord(event, first); cuStreamWaitEvent(second, event, 0));
+    good!(cuEventDestroy_v2(event));
+    assert_eq!(call!(cuStreamQuery(second)), CUDA_ERROR_NOT_READY);
+    words.set(0, 1);
+    good!(cuStreamSynchronize(second));
+    for wrong in [event, 8 as cu::CUevent] {
+        assert_eq!(call!(cuEventDestroy_v2(wrong)), CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(call!(cuEventQuery(wrong)), CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!(
+            call!(cuEventRecord(wrong, first)),
+            CUDA_ERROR_INVALID_HANDLE
+        );
+        assert_eq!(
+            call!(cuStreamWaitEvent(first, wrong, 0)),
+            CUDA_ERROR_INVALID_HANDLE
+        );
+    }
+}
+
+#[test]
+fn time_between_events_and_why_there_may_be_none() {
+    let gpu = Gpu::new();
+    let words = gpu.words();
+    let stream = gpu.stream();
+    let (start, end, untimed) = (gpu.event(0), gpu.event(0), gpu.event(DISABLE_TIMING));
+    let mut time_ms = -1f32;
+    let mut elapsed = |from, to| (call!(cuEventElapsedTime(&mut time_ms, from, to)), time_ms);
+    assert_eq!(elapsed(start, end).0, CUDA_ERROR_INVALID_HANDLE);
+    good!(cuEventRecord(start, stream));
+    let function = gpu.function(c"doorbell_spin");
+    let ns = 50_000_000u64;
+    let mut arguments = [(&raw const ns).cast_mut().cast()];
+    good!(cuLaunchKernel(
+        function,
+        1,
+        1,
+        1,
+        32,
+        1,
+        1,
+        0,
+        stream,
+        arguments.as_mut_ptr(),
+        null_mut()
+    ));
+    gpu.block(stream, words, 0);
+    good!(cuEventRecord(end, stream); cuEventRecord(untimed, stream));
+    assert_eq!(elapsed(start, end).0, CUDA_ERROR_NOT_READY);
+    words.set(0, 1);
+    good!(cuStreamSynchronize(stream));
+    let (result, time_ms) = elapsed(start, end);
+    assert_eq!(result, CUDA_SUCCESS);
+    assert!(time_ms >= 49.0, "{time_ms}");
+    assert_eq!(elapsed(start, untimed).0, CUDA_ERROR_INVALID_HANDLE);
+    assert!(elapsed(end, start).1 <= -49.0);
+}

@@ -1,0 +1,177 @@
+//! Modules, functions, launches.
+
+mod rig;
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use rig::*;
+
+struct Mark {
+    address: u64,
+    value: u32,
+}
+
+impl Mark {
+    fn launch(
+        &self,
+        function: cu::CUfunction,
+        grid: u32,
+        block: u32,
+        stream: cu::CUstream,
+    ) -> CUresult {
+        let mut arguments: [*mut c_void; 2] = [
+            (&raw const self.address).cast_mut().cast(),
+            (&raw const self.value).cast_mut().cast(),
+        ];
+        call!(cuLaunchKernel(
+            function,
+            grid,
+            1,
+            1,
+            block,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_mut_ptr(),
+            null_mut()
+        ))
+    }
+}
+
+#[test]
+fn every_thread_of_a_grid_runs_in_stream_order() {
+    let gpu = Gpu::new();
+    let (stream, words) = (gpu.stream(), gpu.words());
+    let function = gpu.function(c"doorbell_standin_mark");
+    gpu.block(stream, words, 0);
+    let mut mark = Mark {
+        address: words.at(8),
+        value: 3,
+    };
+    assert_eq!(mark.launch(function, 5, 4, stream), CUDA_SUCCESS);
+    a_while();
+    assert_eq!(words.get(8), 0);
+    // Arguments are those of the call.
+    mark.value = 4;
+    std::hint::black_box(&mut mark);
+    words.set(0, 1);
+    good!(cuStreamSynchronize(stream));
+    assert!((8..28).all(|index| words.get(index) == 3));
+    assert_eq!((words.get(7), words.get(28)), (0, 0));
+}
+
+#[test]
+fn wrong_launches_are_refused() {
+    let gpu = Gpu::new();
+    let (stream, words) = (gpu.stream(), gpu.words());
+    let function = gpu.function(c"doorbell_standin_mark");
+    let mark = Mark {
+        address: words.at(1),
+        value: 3,
+    };
+    assert_eq!(
+        mark.launch(function, 0, 1, stream),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    assert_eq!(
+        mark.launch(function, 1, 0, stream),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    assert_eq!(
+        mark.launch(function, 1, 1025, stream),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    assert_eq!(
+        mark.launch(16 as cu::CUfunction, 1, 1, stream),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    assert_eq!(
+        mark.launch(function, 1, 1, 16 as cu::CUstream),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    assert_eq!(
+        call!(cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            stream,
+            null_mut(),
+            null_mut()
+        )),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    good!(cuStreamSynchronize(stream));
+    assert_eq!(words.get(1), 0);
+}
+
+#[test]
+fn modules_and_their_functions() {
+    let gpu = Gpu::new();
+    let (mut module, mut function) = (null_mut(), null_mut());
+    assert_eq!(
+        call!(cuModuleLoadData(&mut module, null_mut())),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    good!(cuModuleLoadFatBinary(&mut module, c"image".as_ptr().cast()));
+    assert_eq!(
+        call!(cuModuleGetFunction(
+            &mut function,
+            module,
+            c"no_such_kernel".as_ptr()
+        )),
+        CUDA_ERROR_NOT_FOUND
+    );
+    good!(cuModuleGetFunction(
+        &mut function,
+        module,
+        c"doorbell_spin".as_ptr()
+    ));
+    let mut value = 0;
+    good!(cuFuncGetAttribute(
+        &mut value,
+        cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+        function
+    ));
+    assert_eq!(value, 90);
+    good!(cuModuleUnload(module));
+    assert_eq!(call!(cuModuleUnload(module)), CUDA_ERROR_INVALID_HANDLE);
+    let ns = 0u64;
+    let mut arguments = [(&raw const ns).cast_mut().cast()];
+    assert_eq!(
+        call!(cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            gpu.stream(),
+            arguments.as_mut_ptr(),
+            null_mut()
+        )),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+}
+
+#[test]
+fn a_kernel_that_is_not_aligned_breaks_its_context() {
+    let gpu = Gpu::new();
+    let (stream, words) = (gpu.stream(), gpu.words());
+    let mark = Mark {
+        address: words.at(1) + 1,
+        value: 3,
+    };
+    let function = gpu.function(c"doorbell_standin_mark");
+    assert_eq!(mark.launch(function, 1, 1, stream), CUDA_SUCCESS);
+    assert_eq!(call!(cuCtxSynchronize()), CUDA_ERROR_MISALIGNED_ADDRESS);
+    assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_MISALIGNED_ADDRESS);
+}
