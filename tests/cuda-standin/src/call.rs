@@ -92,6 +92,14 @@ impl<T> Out<T> {
         let _ = self.put(value);
     }
 
+    /// For what is both read and written.
+    pub fn get(&self) -> Outcome<T>
+    where
+        T: Copy,
+    {
+        In(self.0.cast_const()).get()
+    }
+
     /// Writes the first elements of an array.
     pub fn put_all(&self, values: &[T])
     where

@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUcontext, CUctxCreateParams, CUdevice};
 use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
 use crate::handle::{self, Table};
 use crate::stream::{Kind, Stream};
-use crate::{current, device, event, memory, module, names, stream};
+use crate::{capture, current, device, event, memory, module, names, stream};
 
 pub struct Context {
     pub handle: u64,
@@ -105,6 +105,7 @@ impl Context {
     fn destroy(&self) {
         self.over.store(true, Ordering::Release);
         CONTEXTS.remove(self.handle as CUcontext);
+        capture::forget(self);
         stream::forget(self);
         event::forget(self);
         module::forget(self);

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{CUresult, Outcome, cuda};
+use crate::call::{CUresult, Outcome, cuda, valid};
+use crate::capture;
+use crate::graph::Work;
 use crate::memory::{self, Kind, Place};
 use crate::stream::{self, Stream};
 use crate::task::Task;
@@ -27,12 +29,20 @@ enum Source {
     Staged(Arc<[u8]>),
 }
 
+/// One side of a copy: where it begins, and how far its rows and slices are apart.
+pub struct Plane {
+    pub side: Side,
+    pub address: u64,
+    pub pitch: u64,
+    pub slice: u64,
+}
+
 /// A box of bytes: rows of `width`, in slices of `height` rows.
 #[derive(Clone)]
 pub struct Copy {
     to: u64,
     from: Source,
-    pub width: u64,
+    width: u64,
     height: u64,
     depth: u64,
     to_pitch: u64,
@@ -57,19 +67,47 @@ fn is_pageable(side: Side, address: u64) -> bool {
 impl Copy {
     /// One row, checked as a call checks its arguments.
     pub fn of_row(to: (Side, u64), from: (Side, u64), len: u64) -> Outcome<Copy> {
-        for (side, address) in [to, from] {
-            place(side, address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let plane = |(side, address)| Plane {
+            side,
+            address,
+            pitch: len,
+            slice: len,
+        };
+        Copy::of_box(plane(to), plane(from), [len, 1, 1])
+    }
+
+    /// Rows of `size[0]` bytes, `size[1]` of them in each of `size[2]` slices.
+    pub fn of_box(to: Plane, from: Plane, size: [u64; 3]) -> Outcome<Copy> {
+        let [width, height, depth] = size;
+        valid(
+            width > 0
+                && height > 0
+                && depth > 0
+                && width < 1 << 48
+                && height < 1 << 32
+                && depth < 1 << 32,
+        )?;
+        for plane in [&to, &from] {
+            valid(height == 1 || plane.pitch >= width)?;
+            valid(depth == 1 || plane.slice >= plane.pitch)?;
+            let last = (depth - 1).checked_mul(plane.slice);
+            let last =
+                last.and_then(|last| (height - 1).checked_mul(plane.pitch)?.checked_add(last));
+            let len = last
+                .and_then(|last| last.checked_add(width))
+                .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+            place(plane.side, plane.address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         }
         Ok(Copy {
-            to: to.1,
-            from: Source::Address(from.1),
-            width: len,
-            height: 1,
-            depth: 1,
-            to_pitch: len,
-            from_pitch: len,
-            to_slice: len,
-            from_slice: len,
+            to: to.address,
+            from: Source::Address(from.address),
+            width,
+            height,
+            depth,
+            to_pitch: to.pitch,
+            from_pitch: from.pitch,
+            to_slice: to.slice,
+            from_slice: from.slice,
         })
     }
 
@@ -143,6 +181,8 @@ fn is_device(address: u64) -> bool {
 /// has been read.
 fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
     let legacy = stream::find(std::ptr::null_mut())?;
+    capture::check_default(&legacy)?;
+    capture::check_safe()?;
     if len == 0 {
         return Ok(());
     }
@@ -166,6 +206,10 @@ fn copy_in(stream: &Arc<Stream>, to: (Side, u64), from: (Side, u64), len: usize)
         return Ok(());
     }
     let mut copy = Copy::of_row(to, from, len as u64)?;
+    if stream.capture().is_some() {
+        return capture::queue(stream, Work::Task(Task::Copy(copy)));
+    }
+    capture::check_default(stream)?;
     if is_pageable(to.0, to.1) {
         return stream.submit_and_wait(Task::Copy(copy));
     }

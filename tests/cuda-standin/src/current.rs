@@ -112,6 +112,7 @@ cuda! {
 
     fn cuCtxSynchronize() {
         let context = context()?;
+        crate::capture::check_context_call(&context)?;
         context.wait_idle();
         context.check()
     }

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use cudarc::driver::sys::{CUevent, CUstream};
 
 use crate::call::{CUresult, Out, Outcome, cuda, valid};
+use crate::capture::{self, Capture};
 use crate::context::Context;
 use crate::current;
+use crate::graph::Work;
 use crate::handle::{self, Table};
 use crate::mark::Mark;
 use crate::stream::{self, Stream};
@@ -21,13 +23,37 @@ const EXTERNAL: u32 = 1;
 pub struct Event {
     context: Arc<Context>,
     flags: u32,
-    latest: Mutex<Option<Arc<Mark>>>,
+    latest: Mutex<Latest>,
+}
+
+/// What an event recorded last.
+#[derive(Clone, Default)]
+enum Latest {
+    #[default]
+    Nothing,
+    Mark(Arc<Mark>),
+    /// In a stream that was being captured: the nodes that came before it.
+    Captured(Arc<Capture>, Vec<u64>),
+}
+
+impl Latest {
+    /// For calls that ask how far it is: of what was captured nobody can.
+    fn mark(self) -> Outcome<Option<Arc<Mark>>> {
+        match self {
+            Latest::Nothing => Ok(None),
+            Latest::Mark(mark) => Ok(Some(mark)),
+            Latest::Captured(capture, _) => {
+                capture.invalidate();
+                Err(CUresult::CUDA_ERROR_CAPTURED_EVENT)
+            }
+        }
+    }
 }
 
 static EVENTS: Table<Event> = Table::new();
 
 impl Event {
-    fn latest(&self) -> MutexGuard<'_, Option<Arc<Mark>>> {
+    fn latest(&self) -> MutexGuard<'_, Latest> {
         self.latest
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -51,10 +77,16 @@ pub fn forget(context: &Context) {
 pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> Outcome {
     let event = find(event)?;
     let latest = event.latest().clone();
-    if let Some(mark) = latest {
-        stream.submit(Task::Await(mark))?;
+    match (latest, stream.capture()) {
+        (Latest::Nothing, _) => Ok(()),
+        (Latest::Captured(capture, nodes), _) => capture::join(stream, &capture, &nodes),
+        // A graph cannot wait for what is not of it.
+        (Latest::Mark(_), Some(capture)) => {
+            capture.invalidate();
+            Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+        }
+        (Latest::Mark(mark), None) => capture::queue(stream, Work::Task(Task::Await(mark))),
     }
-    Ok(())
 }
 
 fn record(event: CUevent, stream: CUstream) -> Outcome {
@@ -64,10 +96,19 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
     if event.context.id != stream.context.id {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
+    if let Some(capture) = stream.capture() {
+        if capture.is_invalid() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        let nodes = capture.after(&stream);
+        *event.latest() = Latest::Captured(capture, nodes);
+        return Ok(());
+    }
+    capture::check_default(&stream)?;
     let mark = Arc::new(Mark::default());
     let mut latest = event.latest();
     stream.submit(Task::Reach(mark.clone()))?;
-    *latest = Some(mark);
+    *latest = Latest::Mark(mark);
     Ok(())
 }
 
@@ -78,8 +119,8 @@ fn elapsed(start: CUevent, end: CUevent) -> Outcome<f32> {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     let never = CUresult::CUDA_ERROR_INVALID_HANDLE;
-    let first = start.latest().clone().ok_or(never)?;
-    let last = end.latest().clone().ok_or(never)?;
+    let first = start.latest().clone().mark()?.ok_or(never)?;
+    let last = end.latest().clone().mark()?.ok_or(never)?;
     let (Some(first), Some(last)) = (first.reached(), last.reached()) else {
         return Err(CUresult::CUDA_ERROR_NOT_READY);
     };
@@ -123,7 +164,8 @@ cuda! {
     // One that never recorded is done.
     fn cuEventQuery(event: CUevent) {
         let event = find(event)?;
-        let latest = event.latest().clone();
+        let latest = event.latest().clone().mark()?;
+        capture::check_safe()?;
         match latest {
             Some(mark) if mark.reached().is_none() => Err(CUresult::CUDA_ERROR_NOT_READY),
             _ => event.context.check(),
@@ -132,7 +174,8 @@ cuda! {
 
     fn cuEventSynchronize(event: CUevent) {
         let event = find(event)?;
-        let latest = event.latest().clone();
+        let latest = event.latest().clone().mark()?;
+        capture::check_safe()?;
         if let Some(mark) = latest {
             mark.wait(&event.context);
         }

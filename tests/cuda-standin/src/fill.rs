@@ -5,6 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use crate::call::{CUresult, Outcome, cuda, valid};
+use crate::capture;
+use crate::graph::Work;
 use crate::memory::{self, Kind};
 use crate::stream::{self, Stream};
 use crate::task::Task;
@@ -84,11 +86,15 @@ fn fill(
     }
     let fill = Fill::new(to, value, element_len, count as u64, 1, 0)?;
     match stream {
-        Some(stream) => stream.submit(Task::Fill(fill)).map(drop),
+        Some(stream) => capture::queue(stream, Work::Task(Task::Fill(fill))),
         None if memory::find(to).is_some_and(|block| block.kind == Kind::Device) => {
-            legacy.submit(Task::Fill(fill)).map(drop)
+            capture::queue(&legacy, Work::Task(Task::Fill(fill)))
         }
-        None => legacy.submit_and_wait(Task::Fill(fill)),
+        None => {
+            capture::check_default(&legacy)?;
+            capture::check_safe()?;
+            legacy.submit_and_wait(Task::Fill(fill))
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::call::{CUresult, Out, Outcome, cuda, valid};
 use crate::memory::{self, Block, Kind};
 use crate::reservation::{self, PAGE};
 use crate::settings::settings;
-use crate::{current, device};
+use crate::{capture, current, device};
 
 /// PORTABLE, DEVICEMAP, WRITECOMBINED.
 const ALLOC_FLAGS: u32 = 0x7;
@@ -21,6 +21,7 @@ const REGISTER_FLAGS: u32 = 0xf;
 
 fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> Outcome {
     let context = current::context()?;
+    capture::check_safe()?;
     valid(!pointer.is_null() && len > 0 && flags & !ALLOC_FLAGS == 0)?;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -61,6 +62,7 @@ fn is_mapped(start: u64, len: u64) -> bool {
 
 fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     let context = current::context()?;
+    capture::check_safe()?;
     let (start, len) = (pointer as u64, len as u64);
     valid(
         start != 0
@@ -108,6 +110,7 @@ cuda! {
 
     fn cuMemFreeHost(pointer: *mut c_void) {
         let context = current::context()?;
+        capture::check_safe()?;
         let block = memory::remove(Kind::Allocated, pointer as u64);
         give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
         context.check()
@@ -120,6 +123,7 @@ cuda! {
     // The address that was registered, not one within.
     fn cuMemHostUnregister(pointer: *mut c_void) {
         let context = current::context()?;
+        capture::check_safe()?;
         valid(!pointer.is_null())?;
         memory::remove(Kind::Registered, pointer as u64).ok_or(CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)?;
         context.check()

@@ -10,13 +10,18 @@
 //! set; `settings` lists the environment that it reads.
 
 mod call;
+mod capture;
+mod capture_calls;
 mod context;
 mod copy;
 mod current;
 mod device;
 mod event;
+mod exec;
 mod fault;
 mod fill;
+mod graph;
+mod graph_calls;
 mod handle;
 mod host_memory;
 mod kernels;
@@ -25,6 +30,7 @@ mod memop;
 mod memory;
 mod module;
 mod names;
+mod node;
 mod pointer;
 mod reservation;
 mod settings;

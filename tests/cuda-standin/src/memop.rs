@@ -1,5 +1,6 @@
 //! Memory operations of streams: waits, writes, barriers, flushes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
@@ -10,16 +11,17 @@ use cudarc::driver::sys::{
 
 use crate::call::{CUresult, In, Outcome, cuda, valid};
 use crate::context::Context;
+use crate::graph::Work;
 use crate::memory::{self, Place};
 use crate::settings::settings;
-use crate::stream;
+use crate::stream::{self, Stream};
 use crate::task::Task;
-use crate::{device, host_memory};
+use crate::{capture, device, host_memory};
 
 /// A call takes fewer than this.
 const LIMIT: u32 = 256;
 /// Beside the condition of a wait.
-const FLUSH: u32 = 1 << 30;
+pub const FLUSH: u32 = 1 << 30;
 /// CUstreamBatchMemOpParams as its words: the operation, the address, the value, the flags. Read so because what comes from C need not
 /// be a value of the enumeration.
 pub type Words = [u64; 6];
@@ -149,10 +151,18 @@ pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
 }
 
 /// All operations of a call.
-pub fn parse_all(device: CUdevice, count: u32, params: &In<Words>) -> Outcome<Vec<Memop>> {
+pub fn parse_all(
+    device: CUdevice,
+    count: u32,
+    params: &In<Words>,
+) -> Outcome<(Vec<Words>, Vec<Memop>)> {
     valid(count > 0 && count < LIMIT)?;
     let all = params.get_all(count as usize)?;
-    all.iter().map(|words| parse(device, words)).collect()
+    let memops = all
+        .iter()
+        .map(|words| parse(device, words))
+        .collect::<Outcome<_>>()?;
+    Ok((all, memops))
 }
 
 fn load(place: &Place, wide: bool) -> u64 {
@@ -230,22 +240,29 @@ impl Memop {
     }
 }
 
+fn place(stream: &Arc<Stream>, words: Vec<Words>, memops: Vec<Memop>) -> Outcome {
+    let work = Work::Memops {
+        context: stream.context.handle,
+        words,
+        task: Task::Memops(memops),
+    };
+    capture::queue(stream, work)
+}
+
 /// One operation in a stream.
 fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) -> Outcome {
     let stream = stream::find_here(stream)?;
     let words = [operation as u64, address, value, flags.into(), 0, 0];
     let memop = parse(stream.context.device, &words)?;
-    stream.submit(Task::Memops(vec![memop]))?;
-    Ok(())
+    place(&stream, vec![words], vec![memop])
 }
 
 cuda! {
     fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: In<Words>, flags: u32) {
         let stream = stream::find_here(stream)?;
         valid(flags == 0)?;
-        let memops = parse_all(stream.context.device, count, &params)?;
-        stream.submit(Task::Memops(memops))?;
-        Ok(())
+        let (words, memops) = parse_all(stream.context.device, count, &params)?;
+        place(&stream, words, memops)
     }
 
     fn cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: u32, flags: u32) {

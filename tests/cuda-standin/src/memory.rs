@@ -8,9 +8,9 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::call::{CUresult, Out, Outcome, cuda, valid};
 use crate::context::Context;
-use crate::current;
 use crate::reservation::{self, Backing};
 use crate::settings::settings;
+use crate::{capture, current};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -187,6 +187,7 @@ fn used_bytes(context: &Context) -> u64 {
 cuda! {
     fn cuMemAlloc_v2(pointer: Out<CUdeviceptr>, len: usize) {
         let context = current::context()?;
+        capture::check_safe()?;
         valid(!pointer.is_null() && len > 0)?;
         let len = len as u64;
         if len > settings().memory_bytes.saturating_sub(used_bytes(&context)) {
@@ -204,6 +205,7 @@ cuda! {
     // Only what cuMemAlloc gave, and only once.
     fn cuMemFree_v2(pointer: CUdeviceptr) {
         let context = current::context()?;
+        capture::check_safe()?;
         remove(Kind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         context.check()
     }

@@ -7,10 +7,11 @@ use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUmodule, CUstream};
 
 use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
 use crate::context::Context;
+use crate::graph::Work;
 use crate::handle::{self, Table};
 use crate::kernels::{self, Kernel, Thread};
 use crate::task::Task;
-use crate::{current, stream};
+use crate::{capture, current, stream};
 
 struct Module {
     context: Arc<Context>,
@@ -28,6 +29,8 @@ static FUNCTIONS: Table<Function> = Table::new();
 /// A kernel with its grid and its arguments, which were copied when the call was made.
 #[derive(Clone)]
 pub struct Launch {
+    /// The id of its context.
+    context: u64,
     kernel: &'static Kernel,
     grid: [u32; 3],
     block: [u32; 3],
@@ -41,6 +44,7 @@ pub fn forget(context: &Context) {
 
 fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
     let context = current::context()?;
+    capture::check_safe()?;
     valid(!module.is_null() && !image.is_null())?;
     let handle = handle::fresh();
     MODULES.insert(handle, Arc::new(Module { context }));
@@ -87,6 +91,7 @@ impl Launch {
             .map(|(pointer, len)| In::<u8>::at(*pointer).get_all(*len))
             .collect::<Outcome<Vec<_>>>()?;
         Ok(Launch {
+            context: context.id,
             kernel,
             grid,
             block,
@@ -113,6 +118,10 @@ impl Launch {
         }
         Ok(())
     }
+}
+
+pub fn same_context(one: &Launch, other: &Launch) -> bool {
+    one.context == other.context
 }
 
 /// Arguments come one pointer each; not packed into a buffer, which nothing here uses.
@@ -142,8 +151,7 @@ fn launch(
         shared_bytes,
         arguments,
     )?;
-    stream.submit(Task::Launch(launch))?;
-    Ok(())
+    capture::queue(&stream, Work::Task(Task::Launch(launch)))
 }
 
 /// What a function may be asked for, by number (cuda.h, CUfunction_attribute).

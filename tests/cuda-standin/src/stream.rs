@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use cudarc::driver::sys::CUstream;
 
 use crate::call::{CUresult, Outcome};
+use crate::capture::Capture;
 use crate::context::Context;
 use crate::handle::{self, Table};
 use crate::mark::LOOK;
@@ -37,6 +38,8 @@ pub struct Stream {
     pub kind: Kind,
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// What it is being captured into.
+    capture: Mutex<Option<Arc<Capture>>>,
 }
 
 #[derive(Default)]
@@ -122,6 +125,9 @@ pub fn destroy(handle: CUstream) -> Outcome {
     let stream = STREAMS
         .remove(handle)
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    if let Some(capture) = stream.capture() {
+        capture.invalidate();
+    }
     stream.close();
     Ok(())
 }
@@ -143,7 +149,23 @@ impl Stream {
             kind,
             queue: Mutex::default(),
             changed: Condvar::new(),
+            capture: Mutex::default(),
         })
+    }
+
+    pub fn capture(&self) -> Option<Arc<Capture>> {
+        let capture = self.capture.lock();
+        capture
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .clone()
+    }
+
+    pub fn set_capture(&self, capture: Option<Arc<Capture>>) {
+        let mut own = self
+            .capture
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        *own = capture;
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

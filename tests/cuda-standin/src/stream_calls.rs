@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUhostFn, CUstream};
 
 use crate::call::{CUresult, Out, cuda, valid};
+use crate::graph::Work;
 use crate::stream::{self, NON_BLOCKING};
 use crate::task::{HostFunction, Task};
-use crate::{current, event};
+use crate::{capture, current, event};
 
 cuda! {
     fn cuStreamCreate(stream: Out<CUstream>, flags: u32) {
@@ -27,12 +28,14 @@ cuda! {
 
     fn cuStreamSynchronize(stream: CUstream) {
         let stream = stream::find(stream)?;
+        capture::check_idle_call(&stream)?;
         stream.wait_for(stream.submitted());
         stream.context.check()
     }
 
     fn cuStreamQuery(stream: CUstream) {
         let stream = stream::find(stream)?;
+        capture::check_idle_call(&stream)?;
         if stream.is_idle() { stream.context.check() } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
     }
 
@@ -66,8 +69,7 @@ cuda! {
     fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut c_void) {
         let function = function.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let stream = stream::find(stream)?;
-        stream.submit(Task::Host(HostFunction { function, argument }))?;
-        Ok(())
+        capture::queue(&stream, Work::Task(Task::Host(HostFunction { function, argument })))
     }
 
     // One device has nothing to tell from another's memory operations.

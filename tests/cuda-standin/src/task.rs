@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::call::{Outcome, as_host_function};
 use crate::context::Context;
 use crate::copy::Copy;
+use crate::exec::Run;
 use crate::fill::Fill;
 use crate::mark::Mark;
 use crate::memop::Memop;
@@ -23,6 +24,8 @@ pub enum Task {
     Fill(Fill),
     Launch(Launch),
     Host(HostFunction),
+    /// A launch of a graph.
+    Graph(Run),
 }
 
 impl Task {
@@ -51,13 +54,16 @@ impl Task {
                 function.run();
                 Ok(())
             }
+            Task::Graph(run) => run.run(context),
         }
     }
 
     /// It is not done, or not to its end; who waits for it is told nevertheless.
     pub fn give_up(&self) {
-        if let Task::Reach(mark) = self {
-            mark.reach();
+        match self {
+            Task::Reach(mark) => mark.reach(),
+            Task::Graph(run) => run.give_up(),
+            _ => {}
         }
     }
 }

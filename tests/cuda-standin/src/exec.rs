@@ -1,0 +1,200 @@
+//! Graphs that can be launched.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys::{
+    CUDA_KERNEL_NODE_PARAMS_v2, CUgraph, CUgraphExec, CUgraphNode, CUstream,
+};
+
+use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
+use crate::capture;
+use crate::context::Context;
+use crate::graph::{self, Node, Work};
+use crate::handle::{self, Table};
+use crate::mark::Mark;
+use crate::node::{self, BatchParams};
+use crate::settings::settings;
+use crate::stream;
+use crate::task::Task;
+
+/// A snapshot of a graph. Its nodes are named by those of the graph.
+struct Exec {
+    state: Mutex<State>,
+    flags: u64,
+}
+
+struct State {
+    nodes: Vec<Node>,
+    /// The end of the last launch: the next one comes after it, in whatever stream.
+    last: Option<Arc<Mark>>,
+}
+
+/// CUDA_GRAPH_INSTANTIATE_PARAMS, whose result need not be a value of its enumeration before it is written.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct InstantiateParams {
+    flags: u64,
+    upload: CUstream,
+    wrong_node: CUgraphNode,
+    result: u32,
+}
+
+static EXECS: Table<Exec> = Table::new();
+
+/// AUTO_FREE_ON_LAUNCH, which has nothing to free here, and USE_NODE_PRIORITY.
+const FLAGS: u64 = 1 | 8;
+/// Only for cuGraphInstantiateWithParams.
+const UPLOAD: u64 = 2;
+const DEVICE_LAUNCH: u64 = 4;
+
+impl Exec {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn find(exec: CUgraphExec) -> Outcome<Arc<Exec>> {
+    EXECS.get(exec).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+fn instantiate(to: &Out<CUgraphExec>, graph: CUgraph, flags: u64) -> Outcome {
+    let graph = graph::find(graph)?;
+    valid(!to.is_null() && flags & !(FLAGS | DEVICE_LAUNCH) == 0)?;
+    if flags & DEVICE_LAUNCH != 0 {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let nodes = graph.nodes().clone();
+    // A circle has no order.
+    valid(graph::order(&nodes, 1).is_some())?;
+    let handle = handle::fresh();
+    let state = Mutex::new(State { nodes, last: None });
+    EXECS.insert(handle, Arc::new(Exec { state, flags }));
+    to.put(handle as CUgraphExec)
+}
+
+/// Which of the orders a launch takes: another each time, the same for the same seed.
+fn draw() -> u64 {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(1);
+    let launch = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    (settings()
+        .seed
+        .wrapping_add(launch)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    .max(1)
+}
+
+/// One launch, in the order that was drawn for it.
+#[derive(Clone)]
+pub struct Run {
+    tasks: Arc<[Task]>,
+    before: Option<Arc<Mark>>,
+    end: Arc<Mark>,
+}
+
+impl Run {
+    pub fn run(&self, context: &Arc<Context>) -> Outcome {
+        if let Some(before) = &self.before {
+            before.wait(context);
+        }
+        for task in self.tasks.iter() {
+            if context.is_over() {
+                break;
+            }
+            task.run(context)?;
+        }
+        self.end.reach();
+        Ok(())
+    }
+
+    /// Who waits for its end is told.
+    pub fn give_up(&self) {
+        self.end.reach();
+    }
+}
+
+fn launch(exec: CUgraphExec, stream: CUstream) -> Outcome {
+    let exec = find(exec)?;
+    let stream = stream::find(stream)?;
+    let mut state = exec.state();
+    let order = graph::order(&state.nodes, draw()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let tasks = order
+        .iter()
+        .filter_map(|index| state.nodes[*index].work.task().cloned())
+        .collect();
+    let end = Arc::new(Mark::default());
+    let run = Run {
+        tasks,
+        before: state.last.clone(),
+        end: end.clone(),
+    };
+    capture::queue(&stream, Work::Task(Task::Graph(run)))?;
+    state.last = Some(end);
+    Ok(())
+}
+
+/// Later launches of the node do this; what is queued stays as it is.
+fn set(exec: CUgraphExec, node: CUgraphNode, work: Work) -> Outcome {
+    let exec = find(exec)?;
+    // It must be in the graph still.
+    graph::find_of(node)?;
+    let mut state = exec.state();
+    let found = state
+        .nodes
+        .iter_mut()
+        .find(|other| other.handle == node as u64);
+    let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    node::check_change(&found.work, &work)?;
+    found.work = work;
+    Ok(())
+}
+
+cuda! {
+    fn cuGraphInstantiateWithFlags(exec: Out<CUgraphExec>, graph: CUgraph, flags: u64) {
+        instantiate(&exec, graph, flags)
+    }
+
+    fn cuGraphInstantiateWithParams(exec: Out<CUgraphExec>, graph: CUgraph, params: Out<InstantiateParams>) {
+        let mut given = params.get()?;
+        if given.flags & UPLOAD != 0 {
+            stream::find(given.upload)?;
+        }
+        given.wrong_node = std::ptr::null_mut();
+        let outcome = instantiate(&exec, graph, given.flags & !UPLOAD);
+        // CUgraphInstantiateResult: SUCCESS, or ERROR.
+        given.result = u32::from(outcome.is_err());
+        params.put(given)?;
+        outcome
+    }
+
+    // What is queued of it is still done.
+    fn cuGraphExecDestroy(exec: CUgraphExec) {
+        EXECS.remove(exec).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        Ok(())
+    }
+
+    fn cuGraphExecGetFlags(exec: CUgraphExec, flags: Out<u64>) {
+        flags.put(find(exec)?.flags)
+    }
+
+    // There is nothing to be brought anywhere.
+    fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
+        find(exec)?;
+        stream::find(stream)?;
+        Ok(())
+    }
+
+    fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) {
+        launch(exec, stream)
+    }
+
+    fn cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: CUgraphNode, params: In<BatchParams>) {
+        set(exec, node, node::batch(&params)?)
+    }
+
+    fn cuGraphExecKernelNodeSetParams_v2(exec: CUgraphExec, node: CUgraphNode, params: In<CUDA_KERNEL_NODE_PARAMS_v2>) {
+        set(exec, node, node::kernel(&params)?)
+    }
+}

@@ -1,0 +1,200 @@
+//! Graphs: nodes, what each comes after, and an order in which they can be done.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use cudarc::driver::sys::{CUgraph, CUgraphNode};
+
+use crate::call::{CUresult, Outcome, valid};
+use crate::handle::{self, Table};
+use crate::memop::Words;
+use crate::task::Task;
+
+/// What a node does. The number of its kind is that of CUgraphNodeType.
+#[derive(Clone)]
+pub enum Work {
+    Empty,
+    Task(Task),
+    /// Memory operations with the words that they came as, for who asks for them.
+    Memops {
+        context: u64,
+        words: Vec<Words>,
+        task: Task,
+    },
+}
+
+impl Work {
+    pub fn kind(&self) -> u32 {
+        match self {
+            Work::Task(Task::Launch(_)) => 0,
+            Work::Task(Task::Copy(_)) => 1,
+            Work::Task(Task::Fill(_)) => 2,
+            Work::Task(Task::Host(_)) => 3,
+            Work::Empty | Work::Task(_) => 5,
+            Work::Memops { .. } => 12,
+        }
+    }
+
+    pub fn task(&self) -> Option<&Task> {
+        match self {
+            Work::Empty => None,
+            Work::Task(task) | Work::Memops { task, .. } => Some(task),
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Node {
+    pub handle: u64,
+    pub work: Work,
+    /// The handles of those that it comes after.
+    pub after: Vec<u64>,
+    /// Of what this is a copy in a cloned graph.
+    pub original: u64,
+}
+
+pub struct Graph {
+    pub handle: u64,
+    nodes: Mutex<Vec<Node>>,
+    /// A stream is being captured into it.
+    pub capturing: AtomicBool,
+}
+
+static GRAPHS: Table<Graph> = Table::new();
+/// The graph of each node.
+static NODES: Table<Graph> = Table::new();
+
+/// What graph functions say of a handle that is none.
+const WRONG: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+pub fn find(handle: CUgraph) -> Outcome<Arc<Graph>> {
+    GRAPHS.get(handle).ok_or(WRONG)
+}
+
+/// The graph that a node is in.
+pub fn find_of(node: CUgraphNode) -> Outcome<Arc<Graph>> {
+    NODES.get(node).ok_or(WRONG)
+}
+
+pub fn create() -> Arc<Graph> {
+    let graph = Arc::new(Graph {
+        handle: handle::fresh(),
+        nodes: Mutex::default(),
+        capturing: AtomicBool::new(false),
+    });
+    GRAPHS.insert(graph.handle, graph.clone());
+    graph
+}
+
+impl Graph {
+    pub fn nodes(&self) -> MutexGuard<'_, Vec<Node>> {
+        self.nodes
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Adds a node after others of this graph, each named once.
+    pub fn add(self: &Arc<Graph>, work: Work, after: &[u64]) -> Outcome<u64> {
+        let mut nodes = self.nodes();
+        let known = |node: &u64| nodes.iter().any(|other| other.handle == *node);
+        valid(
+            after.iter().all(known) && after.iter().collect::<HashSet<_>>().len() == after.len(),
+        )?;
+        let handle = handle::fresh();
+        nodes.push(Node {
+            handle,
+            work,
+            after: after.to_vec(),
+            original: 0,
+        });
+        NODES.insert(handle, self.clone());
+        Ok(handle)
+    }
+
+    /// Takes a node away, and the edges from and to it.
+    pub fn remove(&self, node: CUgraphNode) -> Outcome {
+        valid(!self.capturing.load(Ordering::Acquire))?;
+        NODES.remove(node).ok_or(WRONG)?;
+        let mut nodes = self.nodes();
+        nodes.retain(|other| other.handle != node as u64);
+        for other in nodes.iter_mut() {
+            other.after.retain(|before| *before != node as u64);
+        }
+        Ok(())
+    }
+
+    /// Takes its handle and those of its nodes away. What was instantiated from it stays.
+    pub fn destroy(&self) {
+        GRAPHS.remove(self.handle as CUgraph);
+        for node in self.nodes().iter() {
+            NODES.remove(node.handle as CUgraphNode);
+        }
+    }
+
+    /// A copy with handles of its own.
+    pub fn copy(&self) -> Arc<Graph> {
+        let copy = create();
+        let nodes = self.nodes();
+        let fresh: Vec<u64> = nodes.iter().map(|_| handle::fresh()).collect();
+        let renamed = |old: &u64| {
+            let index = nodes.iter().position(|node| node.handle == *old);
+            index.map(|index| fresh[index])
+        };
+        *copy.nodes() = nodes
+            .iter()
+            .zip(&fresh)
+            .map(|(node, handle)| Node {
+                handle: *handle,
+                work: node.work.clone(),
+                after: node.after.iter().filter_map(renamed).collect(),
+                original: node.handle,
+            })
+            .collect();
+        for handle in &fresh {
+            NODES.insert(*handle, copy.clone());
+        }
+        copy
+    }
+
+    /// All nodes that these come after, and these.
+    pub fn ancestors(&self, of: &[u64]) -> HashSet<u64> {
+        let nodes = self.nodes();
+        let mut found = HashSet::new();
+        let mut left = of.to_vec();
+        while let Some(handle) = left.pop() {
+            if found.insert(handle) {
+                let node = nodes.iter().find(|node| node.handle == handle);
+                left.extend(node.into_iter().flat_map(|node| &node.after));
+            }
+        }
+        found
+    }
+}
+
+/// An order in which all nodes can be done, one of those that there are, by `random`; none if the edges make a circle.
+pub fn order(nodes: &[Node], mut random: u64) -> Option<Vec<usize>> {
+    let mut done: HashSet<u64> = HashSet::new();
+    let mut left: Vec<usize> = (0..nodes.len()).collect();
+    let mut order = Vec::with_capacity(nodes.len());
+    while !left.is_empty() {
+        let ready: Vec<usize> = (0..left.len())
+            .filter(|at| {
+                nodes[left[*at]]
+                    .after
+                    .iter()
+                    .all(|before| done.contains(before))
+            })
+            .collect();
+        if ready.is_empty() {
+            return None;
+        }
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let index = left.remove(ready[(random % ready.len() as u64) as usize]);
+        done.insert(nodes[index].handle);
+        order.push(index);
+    }
+    Some(order)
+}
