@@ -5,6 +5,7 @@
 #![cfg(not(loom))]
 
 mod order;
+mod refused;
 mod shapes;
 mod wrap;
 

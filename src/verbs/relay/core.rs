@@ -46,7 +46,7 @@ impl<P: Provider> Core<P> {
             return turn;
         }
         // What is rung from now on is not given to a device that would only flush it: not every provider takes it then.
-        let flushes = state == State::Error || self.send.is_closed || self.recv.is_closed;
+        let flushes = state == State::Error || self.send.has_failed || self.recv.is_closed;
         if !flushes {
             turn.worked |= self.recv.post(&mut self.provider);
         }
@@ -54,10 +54,10 @@ impl<P: Provider> Core<P> {
             turn.worked |= self.send.post(&mut self.provider, flushes);
         }
         let sent = self.send.complete(&mut self.provider);
-        let flushes = flushes || self.send.is_closed;
+        let flushes = flushes || self.send.has_failed;
         let received = self.recv.complete(&mut self.provider, flushes);
         turn.worked |= sent.unwrap_or(false) | received.unwrap_or(false);
-        let refused = self.send.has_refused || self.recv.has_refused;
+        let refused = self.send.fails() || self.recv.has_refused;
         turn.fails = state != State::Error && (refused || sent.is_none() || received.is_none());
         turn
     }

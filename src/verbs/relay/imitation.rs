@@ -22,8 +22,10 @@ pub(super) struct Imitation {
     pub(super) send_places: usize,
     pub(super) recv_places: usize,
     pub(super) inline_bytes: usize,
-    /// Sends that are refused with EINVAL: by how many are posted before.
-    pub(super) refuses_send: Option<u64>,
+    /// Sends that are refused with EINVAL: those to that address of the peer.
+    pub(super) refuses_remote: Option<u64>,
+    /// Likewise those without memory, of which a marker is one.
+    pub(super) refuses_empty: bool,
     pub(super) refuses_recv: Option<u64>,
     pub(super) is_broken: bool,
     /// Whether sends that fail without being signaled complete, as verbs says they do.
@@ -113,7 +115,8 @@ impl Provider for Imitation {
             if self.send_used == self.send_places {
                 return refuse(libc::ENOMEM);
             }
-            if self.refuses_send == Some(self.sends.len() as u64) {
+            let is_empty = request.sges == 0 && self.refuses_empty;
+            if is_empty || self.refuses_remote == Some(request.remote_addr) {
                 return refuse(libc::EINVAL);
             }
             let sges = &sges[request.first_sge as usize..][..request.sges as usize];

@@ -1,5 +1,7 @@
 //! The send queue: WQEs out of their ring into verbs, and their completions.
 
+use rdma_sys::ibv_wr_opcode;
+
 use super::batch::Batch;
 use super::completion_ring::CompletionRing;
 use super::found::Found;
@@ -68,6 +70,9 @@ struct Memo {
 /// are signaled, whatever their WQEs say, and what nobody asked for is taken off on the way: behind the first, however few of them are
 /// taken, there is always a completion to come. The last is how a NOP, of which verbs knows nothing, is completed in its place: the
 /// request before it is signaled, so it is known when its turn has come.
+///
+/// A request that the provider refuses is completed in error in its place, too, and the queue pair fails no sooner: what was posted before
+/// it ends as it would have. Where the last of that was not signaled, a marker behind it is (see [`SendLane::mark`]).
 #[derive(Debug)]
 pub(super) struct SendLane {
     parts: SendParts,
@@ -79,14 +84,19 @@ pub(super) struct SendLane {
     tail: u32,
     /// By position; a power of two.
     entries: Box<[Entry]>,
-    /// Behind the newest posted request that is signaled.
+    /// Behind the newest posted request that is signaled, and behind the newest of all.
     told: u32,
+    posted: u32,
+    /// The oldest request that was refused, while nothing tells when its turn has come.
+    unmarked: Option<u32>,
+    /// The provider refuses the marker as well.
+    cannot_mark: bool,
     /// A request was completed in error: all behind it fail, too.
-    has_failed: bool,
+    pub(super) has_failed: bool,
     /// Nothing more is posted in this life.
-    pub(super) is_closed: bool,
-    /// A request was refused on this side: the queue pair does not know that it has failed.
-    pub(super) has_refused: bool,
+    is_closed: bool,
+    /// A request was refused on this side, of which the queue pair does not know.
+    has_refused: bool,
     found: Found,
     batch: Batch<Send, Memo>,
     wqe: Box<[u8; WQE_BYTES]>,
@@ -112,6 +122,9 @@ impl SendLane {
             tail: 0,
             entries: vec![blank; places].into_boxed_slice(),
             told: 0,
+            posted: 0,
+            unmarked: None,
+            cannot_mark: false,
             has_failed: false,
             is_closed: false,
             has_refused: false,
@@ -130,7 +143,8 @@ impl SendLane {
         self.life = life;
         self.read = 0;
         (self.head, self.tail) = (0, 0);
-        self.told = 0;
+        (self.told, self.posted) = (0, 0);
+        (self.unmarked, self.cannot_mark) = (None, false);
         (self.has_failed, self.is_closed, self.has_refused) = (false, false, false);
         self.found.clear();
         self.parts.completions.reset();
@@ -174,7 +188,58 @@ impl SendLane {
                 break;
             }
         }
+        if !flushes && self.unmarked.is_some() {
+            self.mark(provider);
+        }
         self.read != before
+    }
+
+    /// Whether the queue pair is to fail: the request that was refused has been completed, or there is no way to learn when it could be.
+    pub(super) fn fails(&self) -> bool {
+        self.has_refused && (self.has_failed || self.cannot_mark)
+    }
+
+    /// Whether a completion is to come that gives places back.
+    fn is_told_of(&self) -> bool {
+        self.told.wrapping_sub(self.head).cast_signed() > 0
+    }
+
+    /// Has the provider tell when all is done that was posted before the request that it refused, where the last of that was not signaled:
+    /// by a write of no bytes, which touches no memory. A peer that allows no writes refuses it, which says the same; this connection is
+    /// at its end in any case. It completes with the number of the request that was refused, whose place it has.
+    fn mark(&mut self, provider: &mut impl Provider) {
+        let Some(position) = self.unmarked else {
+            return;
+        };
+        let is_told = self.posted.wrapping_sub(self.told).cast_signed() <= 0;
+        let is_done = self.posted.wrapping_sub(self.head).cast_signed() <= 0;
+        if is_told || is_done {
+            self.unmarked = None;
+            return;
+        }
+        let id = WorkId {
+            life: self.life,
+            position,
+        };
+        let marker = Send {
+            wr_id: id.to_wr_id(),
+            opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            flags: SIGNALED,
+            ..Send::default()
+        };
+        let posted = provider.post_send(&[marker], &[]);
+        if posted.count == 1 {
+            self.unmarked = None;
+        } else if !(posted.is_full() && self.is_told_of()) {
+            self.unmarked = None;
+            self.cannot_mark = true;
+        }
+    }
+
+    /// Notes that the request of that position was refused: nothing behind it is posted.
+    fn refuse(&mut self, position: u32) {
+        (self.is_closed, self.has_refused) = (true, true);
+        self.unmarked = Some(position);
     }
 
     /// Reads WQEs into a batch, as long as there is place for them.
@@ -216,8 +281,7 @@ impl SendLane {
             Err(_) => None,
         };
         let Some(control) = control else {
-            self.is_closed = true;
-            self.has_refused = true;
+            self.refuse(self.tail);
             return (Some(refused(0, Syndrome::LocalQpOp)), left);
         };
         let wqebbs = control.wqebbs().clamp(1, left);
@@ -283,8 +347,7 @@ impl SendLane {
             }
             None => {}
         }
-        self.is_closed = true;
-        self.has_refused = true;
+        self.refuse(self.tail);
         (
             Some(refused(control.opcode_raw, Syndrome::LocalQpOp)),
             wqebbs,
@@ -298,6 +361,9 @@ impl SendLane {
         if let Some(newest) = self.batch.requests[..count].iter().rposition(signaled) {
             self.told = self.batch.memos[newest].position.wrapping_add(1);
         }
+        if let Some(newest) = self.batch.memos[..count].last() {
+            self.posted = newest.position.wrapping_add(1);
+        }
         let Some(first) = self.batch.memos.get(count).copied() else {
             return true;
         };
@@ -306,8 +372,8 @@ impl SendLane {
         self.read = first.read;
         // One that was refused behind it is refused again.
         (self.is_closed, self.has_refused) = (false, false);
-        let is_told_of = self.told.wrapping_sub(self.head).cast_signed() > 0;
-        if posted.is_full() && is_told_of {
+        self.unmarked = None;
+        if posted.is_full() && self.is_told_of() {
             return false;
         }
         // The device does not take it, and nothing is under way that would change its mind.
@@ -316,7 +382,7 @@ impl SendLane {
         refused.signaled = true;
         self.tail = first.position.wrapping_add(1);
         self.read = first.read.wrapping_add(first.wqebbs);
-        (self.is_closed, self.has_refused) = (true, true);
+        self.refuse(first.position);
         true
     }
 

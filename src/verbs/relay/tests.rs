@@ -623,38 +623,246 @@ fn behind_a_failure_everything_is_flushed_in_order() {
     }
 }
 
+/// An address of the peer that the imitation refuses, as SoftRoCE refuses that of a misaligned atomic.
+const REFUSED: u64 = 0xbad;
+
+/// Which of the requests are signaled, in order, and the place of the one that is refused. Those in flight of an earlier turn come first.
+struct Refusal {
+    in_flight: &'static [bool],
+    before: &'static [bool],
+    signaled: bool,
+    behind: &'static [bool],
+}
+
+const REFUSALS: [Refusal; 8] = [
+    // The only one, the first, one in the middle, the last.
+    Refusal {
+        in_flight: &[],
+        before: &[],
+        signaled: true,
+        behind: &[],
+    },
+    Refusal {
+        in_flight: &[],
+        before: &[],
+        signaled: false,
+        behind: &[true, false],
+    },
+    Refusal {
+        in_flight: &[],
+        before: &[true, false, true],
+        signaled: true,
+        behind: &[true, false],
+    },
+    Refusal {
+        in_flight: &[],
+        before: &[true, true],
+        signaled: true,
+        behind: &[],
+    },
+    // Nothing signaled before it, by the application.
+    Refusal {
+        in_flight: &[],
+        before: &[false, false, false],
+        signaled: false,
+        behind: &[true],
+    },
+    // Not completed yet when it is refused.
+    Refusal {
+        in_flight: &[false, true],
+        before: &[],
+        signaled: true,
+        behind: &[false],
+    },
+    Refusal {
+        in_flight: &[true, false, false],
+        before: &[false, false],
+        signaled: true,
+        behind: &[true],
+    },
+    // More than the shortest of the queues below.
+    Refusal {
+        in_flight: &[false; 5],
+        before: &[false; 7],
+        signaled: true,
+        behind: &[false, true],
+    },
+];
+
+/// Who refuses a request, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Refuser {
+    Provider,
+    /// It takes requests to be verbs that are none.
+    Relay,
+}
+
 #[test]
-fn a_request_that_is_refused_fails_in_its_place() {
-    // By the provider, and by being none that verbs has.
-    for by_provider in [true, false] {
-        let mut rig = Rig::new(SIZES);
-        rig.recv.post(&segments(1, 8)).unwrap();
-        if by_provider {
-            rig.core.provider.refuses_send = Some(1);
+fn a_request_that_is_refused_fails_in_its_place_and_none_before_it() {
+    for (at, refusal) in REFUSALS.iter().enumerate() {
+        for refuser in [Refuser::Provider, Refuser::Relay] {
+            // Whatever the provider has of places: the marker waits for one.
+            for places in [1, 2, 3, 16] {
+                let case = format!("case {at}, {refuser:?}, {places} places");
+                let mut rig = Rig::new(Sizes { places, ..SIZES });
+                rig.core.provider.refuses_remote = Some(REFUSED);
+                rig.recv.post(&segments(1, 8)).unwrap();
+                let write = |signaled| {
+                    SendRequest::write(1, 2)
+                        .segments(&ONE_PIECE)
+                        .signaled(signaled)
+                };
+                let mut expected = Vec::new();
+                let mut post = |rig: &mut Rig, list: &[bool], status: WcStatus| {
+                    for signaled in list {
+                        let (index, _) = rig.post(&write(*signaled));
+                        if *signaled || status != WcStatus::Success {
+                            expected.push((status, 0, index as u16));
+                        }
+                    }
+                };
+                post(&mut rig, refusal.in_flight, WcStatus::Success);
+                rig.ring();
+                assert!(!rig.turn().fails, "{case}");
+                post(&mut rig, refusal.before, WcStatus::Success);
+                let refused = match refuser {
+                    Refuser::Provider => SendRequest::write(REFUSED, 2),
+                    Refuser::Relay => SendRequest::send_inval(5),
+                };
+                let (refused, _) = rig.post(&refused.signaled(refusal.signaled));
+                expected.push((WcStatus::LocQpOpErr, 0, refused as u16));
+                for _ in refusal.behind {
+                    let (index, _) = rig.post(&write(false));
+                    expected.push((WcStatus::WrFlushErr, 0, index as u16));
+                }
+                rig.ring();
+                let good = refusal.in_flight.len() + refusal.before.len();
+                // One by one: the queue pair fails when all before it are done, and no sooner.
+                let mut found = Vec::new();
+                let mut idle = 0;
+                loop {
+                    let turn = rig.turn();
+                    found.extend(outcomes(&mut rig, 0));
+                    let done = rig.core.provider.sends.len() - rig.core.provider.send_queue.len();
+                    assert_eq!(
+                        found
+                            .iter()
+                            .any(|(status, ..)| *status != WcStatus::Success),
+                        turn.fails,
+                        "{case}"
+                    );
+                    if turn.fails {
+                        assert!(done >= good, "{case}: failed after {done}");
+                        break;
+                    }
+                    assert_eq!(outcomes(&mut rig, 1), [], "{case}: a receive was flushed");
+                    // A place that is given back in one turn is used in the next.
+                    let carried_out = rig.core.provider.carry_out_send(WcStatus::Success);
+                    idle = if carried_out || turn.worked {
+                        0
+                    } else {
+                        idle + 1
+                    };
+                    assert!(idle < 3, "{case}: nothing to wait for");
+                }
+                rig.core.provider.has_failed = true;
+                rig.core.provider.carry_out_recv(Completion::default());
+                assert!(!rig.core.turn(State::Error).fails);
+                found.extend(outcomes(&mut rig, 0));
+                assert_eq!(found, expected, "{case}");
+                assert_eq!(
+                    outcomes(&mut rig, 1),
+                    [(WcStatus::WrFlushErr, 0, 0)],
+                    "{case}"
+                );
+                // All that was good went to the device, once, and of the rest a marker at most, of no bytes.
+                let sends = &rig.core.provider.sends;
+                assert!(
+                    sends[..good].iter().all(|sent| sent.sges.len() == 1),
+                    "{case}"
+                );
+                assert!(
+                    sends[good..].iter().all(|sent| sent.sges.is_empty()),
+                    "{case}"
+                );
+                assert!(sends.len() <= good + 1, "{case}");
+            }
         }
-        let (first, _) = rig.post(&SendRequest::write(1, 2).signaled(true));
-        let (second, _) = match by_provider {
-            true => rig.post(&SendRequest::write(1, 2)),
-            false => rig.post(&SendRequest::send_inval(5)),
-        };
-        let (third, _) = rig.post(&SendRequest::write(1, 2));
-        rig.ring();
-        assert!(rig.turn().fails, "the queue pair does not know");
-        assert_eq!(rig.take(0), None, "before the first is done");
-        rig.core.provider.carry_out_send(WcStatus::Success);
-        rig.core.turn(State::Error);
-        rig.core.provider.has_failed = true;
-        rig.core.provider.carry_out_recv(Completion::default());
-        assert!(!rig.core.turn(State::Error).fails);
-        let expected = vec![
-            (WcStatus::Success, 0, first as u16),
-            (WcStatus::LocQpOpErr, 0, second as u16),
-            (WcStatus::WrFlushErr, 0, third as u16),
-        ];
-        assert_eq!(outcomes(&mut rig, 0), expected);
-        assert_eq!(outcomes(&mut rig, 1), [(WcStatus::WrFlushErr, 0, 0)]);
-        assert_eq!(rig.core.provider.sends.len(), 1);
     }
+}
+
+const ONE_PIECE: [DataSegment; 1] = [DataSegment {
+    len_bytes: 8,
+    lkey: 0x100_0000,
+    addr: 0x7000_0000_0000,
+}];
+
+#[test]
+fn a_provider_that_refuses_the_marker_flushes_what_it_has() {
+    let mut rig = Rig::new(SIZES);
+    rig.core.provider.refuses_remote = Some(REFUSED);
+    rig.core.provider.refuses_empty = true;
+    let write = SendRequest::write(1, 2).segments(&ONE_PIECE);
+    let (first, second) = (rig.post(&write).0, rig.post(&write).0);
+    let (refused, _) = rig.post(&SendRequest::write(REFUSED, 2));
+    rig.ring();
+    assert!(
+        rig.turn().fails,
+        "nothing would tell when the second is done"
+    );
+    rig.core.provider.has_failed = true;
+    rig.carry_out_all();
+    assert!(!rig.core.turn(State::Error).fails);
+    let flushed = |index| (WcStatus::WrFlushErr, 0x77, index as u16);
+    assert_eq!(
+        outcomes(&mut rig, 0),
+        [
+            flushed(first),
+            flushed(second),
+            (WcStatus::WrFlushErr, 0, refused as u16)
+        ]
+    );
+    // And in its next life all is as at first.
+    rig.core.provider.reset();
+    rig.core.reset();
+    rig.cqs.iter().for_each(CqRing::reset);
+    rig.next = [0; 2];
+    rig.send.reset();
+    rig.ring();
+    rig.post(&write);
+    rig.ring();
+    assert!(!rig.turn().fails);
+}
+
+#[test]
+fn a_failure_before_the_refused_one_is_the_one_that_is_told() {
+    let mut rig = Rig::new(SIZES);
+    rig.core.provider.refuses_remote = Some(REFUSED);
+    let write = |signaled| {
+        SendRequest::write(1, 2)
+            .segments(&ONE_PIECE)
+            .signaled(signaled)
+    };
+    let (first, _) = rig.post(&write(true));
+    let (second, _) = rig.post(&write(false));
+    let (third, _) = rig.post(&write(false));
+    let (refused, _) = rig.post(&SendRequest::write(REFUSED, 2));
+    rig.ring();
+    assert!(!rig.turn().fails);
+    rig.core.provider.carry_out_send(WcStatus::Success);
+    rig.core.provider.carry_out_send(WcStatus::RemAccessErr);
+    rig.carry_out_all();
+    rig.turn();
+    rig.core.turn(State::Error);
+    assert_eq!(
+        outcomes(&mut rig, 0),
+        [
+            (WcStatus::Success, 0, first as u16),
+            (WcStatus::RemAccessErr, 0x77, second as u16),
+            (WcStatus::WrFlushErr, 0x77, third as u16),
+            (WcStatus::WrFlushErr, 0, refused as u16),
+        ]
+    );
 }
 
 #[test]
@@ -879,7 +1087,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => (0..4u8, any::<bool>()).prop_map(|(kind, signaled)| Step::Send { kind, signaled }),
+        6 => (0..5u8, any::<bool>()).prop_map(|(kind, signaled)| Step::Send { kind, signaled }),
         4 => Just(Step::Recv),
         5 => Just(Step::Ring),
         6 => Just(Step::Turn),
@@ -893,7 +1101,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     /// Whatever the order of posts, rings, turns and completions, and however short the queues: every signaled request completes once and
-    /// in order, everything behind a failure is flushed, and nothing is written over.
+    /// in order, everything behind a failure is flushed, and nothing is written over. A request that the provider refuses is such a failure.
     #[test]
     fn any_run_ends_with_every_completion_in_its_place(
         steps in steps(),
@@ -901,6 +1109,7 @@ proptest! {
         depth in 1..9u32,
         cqes in prop_oneof![Just(1u32), Just(2), Just(8), Just(64)],
         fails in any::<bool>(),
+        refuses in any::<bool>(),
     ) {
         let mut rig = Rig::new(Sizes {
             places,
@@ -909,13 +1118,28 @@ proptest! {
             inline_bytes: 96,
             ..SIZES
         });
+        rig.core.provider.refuses_remote = Some(REFUSED);
         let list = segments(2, 16);
         // What is expected of each send, in order: its index, whether it was signaled, its end, and whether it goes to the device.
         let mut sent: VecDeque<(u16, bool, u32, bool)> = VecDeque::new();
         let mut received: u32 = 0;
+        let mut refused = Vec::new();
         let mut has_failed = false;
+        let mut state = State::ReadyToSend;
         let mut saw_error = false;
+        let mut first_error = None;
         let arrival = Completion { opcode: ibv_wc_opcode::IBV_WC_RECV, ..Completion::default() };
+        // As a relay does it, whose queue pair fails when a turn says so.
+        let turn = |rig: &mut Rig, state: &mut State, has_failed: &mut bool| {
+            let turn = rig.core.turn(*state);
+            if turn.fails {
+                // All before the refused one is done, and nothing behind it was posted.
+                assert!(rig.core.provider.send_queue.is_empty());
+                (*state, *has_failed) = (State::Error, true);
+                rig.core.provider.has_failed = true;
+            }
+            turn.worked
+        };
         let mut take = |rig: &mut Rig, sent: &mut VecDeque<(u16, bool, u32, bool)>, has_failed: bool| -> Result<bool, TestCaseError> {
             let mut any = false;
             if let Some(cqe) = rig.take(0) {
@@ -935,6 +1159,9 @@ proptest! {
                 };
                 prop_assert!(error || !saw_error, "success behind an error");
                 saw_error |= error;
+                if error && first_error.is_none() {
+                    first_error = Some((cqe.status(), cqe.wqe_counter));
+                }
                 rig.send.release(end).unwrap();
             }
             if let Some(cqe) = rig.take(1) {
@@ -952,10 +1179,14 @@ proptest! {
                         0 => SendRequest::nop(),
                         1 => SendRequest::send().inline(&[7; 90]),
                         2 => SendRequest::write(1, 2).segments(&list),
+                        3 if refuses => SendRequest::write(REFUSED, 2).segments(&list),
                         _ => SendRequest::read(1, 2).segments(&list[..1]),
                     };
                     if let Ok(posted) = rig.send.post(&request.signaled(signaled)) {
                         sent.push_back((posted.index as u16, signaled, posted.end(), kind != 0));
+                        if kind == 3 && refuses {
+                            refused.push(posted.index as u16);
+                        }
                     }
                 }
                 Step::Recv => {
@@ -963,7 +1194,7 @@ proptest! {
                 }
                 Step::Ring => rig.ring(),
                 Step::Turn => {
-                    prop_assert!(!rig.turn().fails);
+                    turn(&mut rig, &mut state, &mut has_failed);
                 }
                 Step::CarryOut(count) => {
                     for _ in 0..count {
@@ -990,7 +1221,7 @@ proptest! {
         rig.ring();
         let mut idle = 0;
         while idle < 3 {
-            let mut worked = rig.turn().worked;
+            let mut worked = turn(&mut rig, &mut state, &mut has_failed);
             worked |= rig.core.provider.carry_out_send(WcStatus::Success);
             worked |= rig.core.provider.carry_out_recv(arrival);
             worked |= take(&mut rig, &mut sent, has_failed)?;
@@ -1001,5 +1232,10 @@ proptest! {
         let left = sent.iter().filter(|(_, signaled, _, to_device)| *signaled || saw_error && *to_device).count();
         prop_assert_eq!(left, 0, "{:?}", sent);
         prop_assert!(rig.core.provider.send_queue.is_empty());
+        match first_error {
+            Some((WcStatus::LocQpOpErr, index)) => prop_assert_eq!(Some(&index), refused.first()),
+            Some((status, _)) => prop_assert!(fails && status == WcStatus::RetryExcErr, "{status:?}"),
+            None => prop_assert!(refused.is_empty() || has_failed),
+        }
     }
 }

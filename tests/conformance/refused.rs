@@ -1,0 +1,103 @@
+//! A work request that the device refuses: it fails by its number, and nothing that was posted before it does.
+
+use std::time::{Duration, Instant};
+
+use doorbell::{Cause, EndpointConfig, Error, Side, Status, Ticket, WcStatus, Work};
+
+use crate::rig::{Limit, Pair, SOON};
+use crate::{STEP, rigs};
+
+/// Until it is over: the failure of the endpoint that it belongs to is found by the watchdog, or by the loop's own look.
+fn settled(pair: &mut Pair, ticket: &Ticket) -> Status {
+    let deadline = Instant::now() + SOON.unwrap();
+    while !ticket.is_over() && Instant::now() < deadline {
+        // Whoever looks for completions lets the device get on.
+        let _ = pair.a.poll_cq(Side::Send);
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    ticket.status()
+}
+
+/// Devices answer a misaligned atomic in their own ways: the peer's says so, or this side's does, and some providers take no such request,
+/// so that it never gets to the device. To whoever posted it that is all the same.
+#[test]
+fn a_misaligned_atomic_fails_by_its_number_and_nothing_before_it_does() {
+    const MISALIGNED: u64 = 77;
+    const PIECE: u64 = 4 << 10;
+    const MOST: u64 = 12;
+    let limit = Limit::new("refused", STEP);
+    for rig in rigs() {
+        let device = (rig.open)();
+        let mut driver = (rig.driver)();
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let region = pair.region(PIECE * (1 + MOST));
+        let remote = region.remote();
+        // How many writes come before it, and which of them are signaled.
+        for (round, (before, signaled)) in [(0, 0), (1, 0), (1, 1), (5, 0), (5, 0b00100), (MOST, 0)]
+            .into_iter()
+            .enumerate()
+        {
+            limit.step(round as u64, STEP);
+            region.fill(0, PIECE, round as u8 + 1).unwrap();
+            region.fill(PIECE, MOST * PIECE, 0xff).unwrap();
+            let data = [region.slice(0, PIECE).unwrap()];
+            let mut tickets = Vec::new();
+            // Every other time nothing gets done before the atomic is refused: a message that is not received yet comes first.
+            let waits = round % 2 == 1;
+            if waits {
+                tickets.push(driver.send(&mut pair.a, &Work::send(&data).signaled(round > 2)));
+            }
+            for number in 0..before {
+                let target = remote.at((1 + number) * PIECE, PIECE).unwrap();
+                let work = Work::write(&data, target, remote.rkey)
+                    .wr_id(number)
+                    .signaled(signaled >> number & 1 != 0);
+                tickets.push(driver.send(&mut pair.a, &work));
+            }
+            let into = [region.slice(PIECE - 8, 8).unwrap()];
+            let misaligned = Work::fetch_add(&into, remote.addr + 4001, remote.rkey, 1)
+                .wr_id(MISALIGNED)
+                .signaled(round % 2 == 0);
+            let ticket = driver.send(&mut pair.a, &misaligned);
+            let case = format!("{}, round {round}", rig.name);
+            if waits {
+                let until = Instant::now() + Duration::from_millis(20);
+                while Instant::now() < until {
+                    assert_eq!(pair.a.poll_cq(Side::Send), Ok(None), "{case}");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let into = [region.slice(0, PIECE).unwrap()];
+                pair.b.post_recv(1, &into).unwrap();
+            }
+            let Status::Failed(failure) = settled(&mut pair, &ticket) else {
+                panic!("{case}: {:?}", ticket.status());
+            };
+            assert_eq!(failure.wr_id, Some(MISALIGNED), "{case}: {failure}");
+            let Cause::Completion { status, .. } = failure.cause else {
+                panic!("{case}: {failure}");
+            };
+            assert!(
+                [WcStatus::RemInvReqErr, WcStatus::LocQpOpErr].contains(&status),
+                "{case}: {failure}"
+            );
+            for (number, ticket) in tickets.iter().enumerate() {
+                assert_eq!(ticket.status(), Status::Complete, "{case}: write {number}");
+            }
+            let written = before * PIECE;
+            let (after, rest) = (PIECE + written, MOST * PIECE - written);
+            assert!(
+                region
+                    .is_filled_with(PIECE, written, round as u8 + 1)
+                    .unwrap(),
+                "{case}"
+            );
+            assert!(region.is_filled_with(after, rest, 0xff).unwrap(), "{case}");
+            assert!(
+                matches!(pair.a.post_send(&Work::nop()), Err(Error::Work(same)) if same == failure),
+                "{case}"
+            );
+            driver.settle();
+            pair.reset();
+        }
+    }
+}
