@@ -2,18 +2,21 @@
 #![allow(unsafe_code)] // Reason: an executor that writes over trigger words
 #![cfg(not(loom))]
 
+#[path = "rig/deaf.rs"]
+mod deaf;
 mod rig;
 mod waived;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use doorbell::peer::PeerOp;
+use deaf::DeafStream;
+use doorbell::peer::{Fence, PeerOp};
 use doorbell::stream::Submission;
 use doorbell::{
-    Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Side,
-    Status, Work,
+    Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
+    Side, Status, Work, stream_post, stream_post_all,
 };
 use rig::{Limit, Pair, Random, SOON, from_env};
 
@@ -111,6 +114,192 @@ fn programs_of_the_proxy_path_touch_words_only() {
         "{}",
         wait.disassemble()
     );
+}
+
+/// The proxy reads the ring when it sees the trigger: what was written before, by whoever, has to be there by then. So in each program the
+/// trigger is the only store, and the last thing; and a fence stands right before it, for reads and writes, of whatever operation.
+#[test]
+fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
+    let seed = from_env("DOORBELL_SEED", 0xd00b_0f3c);
+    println!("DOORBELL_SEED={seed}");
+    let mut random = Random(seed);
+    for blueflame in [false, true] {
+        let config = EndpointConfig {
+            control: Some(Control::Proxy),
+            recv_depth: 256,
+            blueflame,
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&Device::open("softcx").unwrap(), &config);
+        let stream = HostStream::new("triggers").unwrap();
+        let region = pair.region(4096);
+        let remote = region.remote();
+        let bytes = [7; 48];
+        let mut counts = [0u32; 2];
+        let mut kinds = [0u32; 10];
+        for _ in 0..from_env("DOORBELL_ROUNDS", 400) {
+            let len_bytes = 1 + random.below(64);
+            let slices = [
+                region.slice(random.below(1024), len_bytes).unwrap(),
+                region.slice(1024 + random.below(1024), len_bytes).unwrap(),
+            ];
+            let some = &slices[..random.below(3) as usize];
+            let word = [region.slice(8 * random.below(8), 8).unwrap()];
+            let (addr, key, imm) = (remote.addr + 2048, remote.rkey, random.next() as u32);
+            let kind = random.below(10) as usize;
+            kinds[kind] += 1;
+            let work = match kind {
+                0 => Work::write(some, addr, key),
+                1 => Work::write(some, addr, key).imm(imm),
+                2 => Work::write_inline(&bytes[..len_bytes as usize % 48], addr, key),
+                3 => Work::read(some, addr, key),
+                4 => Work::send(some),
+                5 => Work::send(some).imm(imm),
+                6 => Work::send_inline(&bytes[..len_bytes as usize % 48]),
+                7 => Work::compare_swap(&word, addr, key, 1, 2),
+                8 => Work::fetch_add(&word, addr, key, 1),
+                _ => Work::nop(),
+            };
+            let work = work
+                .signaled(random.below(2) == 0)
+                .fence(random.below(2) == 0)
+                .solicited(random.below(2) == 0);
+            let receives = random.below(4) == 0 || [1, 4, 5, 6].contains(&kind);
+            if receives {
+                let prepared = pair.b.prepare_recv(1, some).unwrap();
+                triggers(&prepared, &mut counts[1]);
+                stream_post(&stream, prepared).unwrap();
+            }
+            let prepared = pair.a.prepare_send(&work).unwrap();
+            triggers(&prepared, &mut counts[0]);
+            // Never given to a stream: its place is the next one's again.
+            counts[0] -= 1;
+            pair.a.rollback(prepared);
+            if counts[1] == 200 {
+                pair.reset();
+                counts = [0; 2];
+            }
+        }
+        assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+    }
+}
+
+/// Checks the program of a work request, and counts it.
+fn triggers(prepared: &Prepared, count: &mut u32) {
+    *count += 1;
+    let text = prepared.disassemble();
+    let ops: Vec<_> = prepared.program().ops().collect();
+    let [before @ .., PeerOp::StoreDword { value, .. }] = &ops[..] else {
+        panic!("no trigger at the end:\n{text}");
+    };
+    assert_eq!(value, count, "{text}");
+    let Some((PeerOp::Fence(fence), rest)) = before.split_last() else {
+        panic!("no fence before the trigger:\n{text}");
+    };
+    // The work request was written by the processor, and what the stream's kernels did is theirs: for memory that the device reads.
+    for needed in [Fence::READ, Fence::WRITE, Fence::FROM_CPU, Fence::SYSTEM] {
+        assert!(fence.contains(needed), "{fence}:\n{text}");
+    }
+    assert_eq!(rest, [], "another store than the trigger's:\n{text}");
+    let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+    let [.., fence, trigger] = &lines[..] else {
+        panic!("{text}");
+    };
+    assert!(
+        fence.contains("FENCE") && trigger.contains("STORE_DWORD"),
+        "{text}"
+    );
+}
+
+/// In a batch that the calling thread carries out, for one of its endpoints is on the sync path, an endpoint that streams ring for waits
+/// for what another stream has of it: the doorbell record counts, so a doorbell too early would tell of both.
+#[test]
+fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
+    let _limit = Limit::new("turn", STEP);
+    let device = Device::open("softcx").unwrap();
+    for control in [Control::Direct, Control::Proxy] {
+        let mut queued = Pair::new(&device, &with(control));
+        let mut called = Pair::new(&device, &with(Control::Sync));
+        let (theirs, ours) = (queued.region(64), called.region(64));
+        let held = HostStream::new("held").unwrap();
+        let other = HostStream::new("other").unwrap();
+        let gate = Arc::new(AtomicU32::new(0));
+        let closed = Arc::clone(&gate);
+        held.launch(move || {
+            while closed.load(Ordering::Acquire) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+        let write = |bytes: &'static [u8; 4], region: &doorbell::Region| {
+            let remote = region.remote();
+            Work::write_inline(bytes, remote.addr, remote.rkey)
+        };
+        let first = write(&[1; 4], &theirs);
+        let first = queued.a.stream_queue_send(&held, &first).unwrap();
+        let mut batch = vec![
+            queued.a.prepare_send(&write(&[2; 4], &theirs)).unwrap(),
+            called.a.prepare_send(&write(&[3; 4], &ours)).unwrap(),
+        ];
+        let second = batch[0].ticket();
+        let caller = std::thread::spawn(move || stream_post_all(&other, &mut batch).map(drop));
+        // Longer than a doorbell takes, also where the cores are busy; it can only be too short to see the fault.
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!caller.is_finished(), "{control:?}: nobody was waited for");
+        assert_eq!((theirs.load_u32(0), ours.load_u32(0)), (Ok(0), Ok(0)));
+        assert_eq!(first.status(), Status::Queued, "{control:?}");
+        gate.store(1, Ordering::Release);
+        caller.join().unwrap().unwrap();
+        for pair in [&mut queued, &mut called] {
+            pair.a.wait_cq(Side::Send, SOON).unwrap();
+        }
+        queued.a.wait_cq(Side::Send, SOON).unwrap();
+        assert_eq!(
+            (first.status(), second.status()),
+            (Status::Complete, Status::Complete)
+        );
+        let after = (theirs.load_u32(0), ours.load_u32(0));
+        assert_eq!(after, (Ok(0x0202_0202), Ok(0x0303_0303)), "{control:?}");
+    }
+}
+
+/// A stream that waits for a count of completions is let go only when those before its own are counted, which nobody waits for: neither
+/// comes, for their receives were never rung.
+#[test]
+fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
+    let _limit = Limit::new("counted", STEP);
+    let device = Device::open("softcx").unwrap();
+    for control in [Control::Direct, Control::Proxy] {
+        for unwaited in [0, 1, 3] {
+            let mut pair = Pair::new(&device, &with(control));
+            // It sees memory and nothing else: only what it polls can let it go.
+            let stream = DeafStream(HostStream::new("counted").unwrap());
+            let receives: Vec<_> = (0..=unwaited)
+                .map(|number| pair.b.prepare_recv(number, &[]).unwrap())
+                .collect();
+            for _ in 0..unwaited {
+                drop(pair.b.prepare_wait_cq(Side::Recv).unwrap());
+            }
+            let short = Some(Duration::from_millis(50));
+            let wait = pair
+                .b
+                .stream_wait_cq_for(&stream, Side::Recv, short)
+                .unwrap();
+            let ended = stream.synchronize(SOON);
+            assert_eq!(ended, Ok(()), "{control:?}, {unwaited}");
+            let failure = pair.b.failure().unwrap();
+            assert!(matches!(failure.cause, Cause::Deadline(_)), "{failure}");
+            assert_eq!(wait.status(), Status::Failed(failure));
+            drop(receives);
+            // And it goes on from there.
+            pair.reset();
+            pair.b.stream_queue_recv(&stream, 1, &[]).unwrap();
+            pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+            pair.a.post_send(&Work::send(&[])).unwrap();
+            assert_eq!(stream.synchronize(SOON), Ok(()));
+            assert_eq!(pair.b.failure(), None);
+        }
+    }
 }
 
 /// A stalled proxy is one for all tests of this process that are at that place.

@@ -3,10 +3,12 @@
 //! There is one proxy for each place where one is wanted ([`Placement`]), which usually means one. A thread begins with the first that is
 //! to be served and stays: waiting costs it nothing.
 
+mod enlistment;
 mod pace;
 mod placement;
 mod rounds;
 
+pub(crate) use enlistment::Enlistment;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
 pub(crate) use rounds::{Proxied, Proxy, Rounds, Turn, proxy_at};

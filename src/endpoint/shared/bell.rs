@@ -1,7 +1,7 @@
 //! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::Shared;
@@ -9,7 +9,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::DoorbellStores;
 use crate::nic::QueuePair;
-use crate::proxy::{Proxied, Proxy, Turn, proxy_at};
+use crate::proxy::{Enlistment, Proxied, Proxy, Turn, proxy_at};
 use crate::region::Device;
 use crate::{Cause, Result};
 
@@ -52,7 +52,7 @@ pub(super) fn choose(
 pub(in crate::endpoint) struct Bells {
     proxy: Arc<Proxy>,
     /// Whether the proxy serves the endpoint now.
-    served: AtomicBool,
+    served: Enlistment,
     last_work_ns: AtomicU64,
     bells: [Bell; 2],
 }
@@ -82,7 +82,7 @@ impl Bells {
         let [sends, receives] = [config.send_depth, config.recv_depth].map(u32::next_power_of_two);
         Bells {
             proxy,
-            served: AtomicBool::new(false),
+            served: Enlistment::default(),
             last_work_ns: AtomicU64::new(0),
             bells: [bell(sends, sends), bell(receives, 0)],
         }
@@ -128,8 +128,7 @@ impl Shared {
     #[inline]
     pub(super) fn enlist(&self) {
         let Some(bells) = &self.bells else { return };
-        // SeqCst, as with the watchdog: the proxy that leaves and who comes see one another.
-        if !bells.served.load(Ordering::SeqCst) && !bells.served.swap(true, Ordering::SeqCst) {
+        if bells.served.come() {
             bells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             bells.proxy.enlist(self.weak.clone());
         }
@@ -241,12 +240,7 @@ impl Proxied for Shared {
         if now.saturating_sub(last) < LINGER_NS {
             return Turn::Waiting;
         }
-        bells.served.store(false, Ordering::SeqCst);
-        // Who became active just before the store found `served` set: one more look.
-        if self.expects_triggers(bells) && !bells.served.swap(true, Ordering::SeqCst) {
-            return Turn::Waiting;
-        }
-        Turn::Over
+        bells.served.leave(|| self.expects_triggers(bells))
     }
 }
 

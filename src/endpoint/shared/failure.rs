@@ -153,8 +153,7 @@ impl Shared {
     /// Has the watchdog look at this endpoint, if it does not.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
-        // SeqCst, as the store and the look at `on_streams` where the watchdog stops watching: one of the two sees the other.
-        if !self.watched.load(Ordering::SeqCst) && !self.watched.swap(true, Ordering::SeqCst) {
+        if self.watched.come() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
             self.watchdog.enlist(self.weak.clone());
         }
@@ -207,15 +206,10 @@ impl Watched for Shared {
         if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
             return Turn::Waiting;
         }
-        self.watched.store(false, Ordering::SeqCst);
-        // Whoever became active just before the store found `watched` set: look once more.
-        let failed =
-            self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
-        let missed = failed || self.on_streams.load(Ordering::SeqCst) > 0;
-        if missed && !self.watched.swap(true, Ordering::SeqCst) {
-            Turn::Waiting
-        } else {
-            Turn::Over
-        }
+        self.watched.leave(|| {
+            let failed =
+                self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
+            failed || self.on_streams.load(Ordering::SeqCst) > 0
+        })
     }
 }

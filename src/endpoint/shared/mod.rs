@@ -21,7 +21,7 @@ use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{QueuePair, QueuePairConfig};
 use crate::peer::{Dword, Role, Target, Targets};
-use crate::proxy::Rounds;
+use crate::proxy::{Enlistment, Rounds};
 use crate::region::ProtectionDomain;
 use crate::{Error, Result, WorkError};
 
@@ -61,7 +61,7 @@ pub(super) struct Shared {
     on_streams: AtomicU32,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
-    watched: AtomicBool,
+    watched: Enlistment,
     last_active_ns: AtomicU64,
     watchdog: &'static Rounds<dyn Watched>,
     weak: Weak<Shared>,
@@ -245,7 +245,7 @@ impl Shared {
             pasts: Mutex::default(),
             on_streams: AtomicU32::new(0),
             closing: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
+            watched: Enlistment::default(),
             last_active_ns: AtomicU64::new(0),
             watchdog,
             weak: weak.clone(),
