@@ -200,6 +200,17 @@ pub fn end(stream: &Arc<Stream>) -> Outcome<Arc<Graph>> {
     Err(fault)
 }
 
+/// A stream is destroyed: the capture that it is part of is broken, and over if it began there.
+pub fn leave(stream: &Stream) {
+    if let Some(capture) = stream.capture() {
+        capture.invalidate();
+        if capture.origin == stream.id {
+            capture.finish();
+            capture.graph.destroy();
+        }
+    }
+}
+
 /// A context is destroyed, and with it what its streams were captured into.
 pub fn forget(context: &Context) {
     for capture in active() {

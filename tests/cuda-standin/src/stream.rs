@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::handle::{self, Table};
 use crate::mark::LOOK;
 use crate::task::Task;
-use crate::{current, fault};
+use crate::{capture, current, fault};
 
 pub const NON_BLOCKING: u32 = 1;
 pub const GREATEST_PRIORITY: i32 = -5;
@@ -125,9 +125,7 @@ pub fn destroy(handle: CUstream) -> Outcome {
     let stream = STREAMS
         .remove(handle)
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    if let Some(capture) = stream.capture() {
-        capture.invalidate();
-    }
+    capture::leave(&stream);
     stream.close();
     Ok(())
 }
@@ -294,19 +292,22 @@ impl Stream {
             };
             queue.busy = true;
             drop(queue);
-            self.perform(task);
+            self.perform(&task);
             let mut queue = self.lock();
             queue.completed += 1;
             queue.busy = false;
             drop(queue);
             self.changed.notify_all();
+            // Now, and not before: who waited for the mark may ask the stream next. Also where the task was not done.
+            if let Some(mark) = task.end() {
+                mark.reach();
+            }
         }
     }
 
-    fn perform(&self, task: Task) {
+    fn perform(&self, task: &Task) {
         fault::delay_task();
         if self.context.is_over() {
-            task.give_up();
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -319,6 +320,5 @@ impl Stream {
             Err(_) => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
         self.context.keep(error);
-        task.give_up();
     }
 }

@@ -38,10 +38,7 @@ impl Task {
                 }
                 Ok(())
             }
-            Task::Reach(mark) => {
-                mark.reach();
-                Ok(())
-            }
+            Task::Reach(_) => Ok(()),
             Task::Await(mark) => {
                 mark.wait(context);
                 Ok(())
@@ -58,12 +55,12 @@ impl Task {
         }
     }
 
-    /// It is not done, or not to its end; who waits for it is told nevertheless.
-    pub fn give_up(&self) {
+    /// What is reached with its end.
+    pub fn end(&self) -> Option<&Mark> {
         match self {
-            Task::Reach(mark) => mark.reach(),
-            Task::Graph(run) => run.give_up(),
-            _ => {}
+            Task::Reach(mark) => Some(mark),
+            Task::Graph(run) => Some(run.end()),
+            _ => None,
         }
     }
 }

@@ -363,6 +363,21 @@ fn beginning_and_ending() {
 }
 
 #[test]
+fn a_stream_that_is_destroyed_breaks_its_capture() {
+    let (_alone, gpu) = alone();
+    let (origin, branch) = (gpu.stream(), gpu.stream());
+    let event = gpu.event(2);
+    begin(origin);
+    good!(cuEventRecord(event, origin); cuStreamWaitEvent(branch, event, 0); cuStreamDestroy_v2(branch));
+    assert_eq!(status(origin), CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    assert_eq!(end(origin), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    // The origin itself: nobody is left to end it, and nobody is forbidden anything.
+    begin(origin);
+    good!(cuStreamDestroy_v2(origin));
+    gpu.alloc(64);
+}
+
+#[test]
 fn a_stream_says_where_its_capture_is_and_can_be_led_elsewhere() {
     let (_alone, gpu) = alone();
     let (stream, words) = (gpu.stream(), gpu.words());

@@ -40,7 +40,8 @@ fn a_wait_means_the_record_before_it() {
         (1, CUDA_ERROR_NOT_READY)
     );
     words.set(1, 1);
-    good!(cuEventSynchronize(event); cuEventQuery(event));
+    // A stream whose last event is done is done.
+    good!(cuEventSynchronize(event); cuEventQuery(event); cuStreamQuery(first));
 }
 
 #[test]

@@ -100,9 +100,9 @@ fn a_launch_is_in_stream_order_and_repeats_what_it_was_made_of() {
 fn launches_of_one_exec_follow_each_other_in_whatever_stream() {
     let gpu = Gpu::new();
     let (one, two, words, graph) = (gpu.stream(), gpu.stream(), gpu.words(), graph());
-    let waits = memops(&gpu, graph, &[], &mut [wait32(words.at(0), 1, 0)]);
-    memops(&gpu, graph, &[waits], &mut [write32(words.at(1), 1)]);
+    memops(&gpu, graph, &[], &mut [write32(words.at(1), 1)]);
     let exec = instantiate(graph);
+    gpu.block(one, words, 0);
     good!(cuGraphLaunch(exec, one); cuGraphLaunch(exec, two));
     // Destroyed with two launches queued: they are done nevertheless.
     good!(cuGraphExecDestroy(exec));
@@ -110,8 +110,22 @@ fn launches_of_one_exec_follow_each_other_in_whatever_stream() {
     a_while();
     assert_eq!((words.get(1), words.get(2)), (0, 0));
     words.set(0, 1);
-    good!(cuStreamSynchronize(two); cuStreamQuery(one));
+    good!(cuStreamSynchronize(two); cuStreamSynchronize(one));
     assert_eq!((words.get(1), words.get(2)), (1, 1));
+}
+
+#[test]
+fn a_launch_that_was_given_up_does_not_hold_up_the_next() {
+    let other = Gpu::new();
+    let (stream, words, graph) = (other.stream(), other.words(), graph());
+    let mut node = null_mut();
+    good!(cuGraphAddEmptyNode(&mut node, graph, null(), 0));
+    let exec = instantiate(graph);
+    other.block(stream, words, 0);
+    good!(cuGraphLaunch(exec, stream); cuCtxDestroy_v2(other.context));
+    let gpu = Gpu::new();
+    let stream = gpu.stream();
+    good!(cuGraphLaunch(exec, stream); cuStreamSynchronize(stream));
 }
 
 #[test]

@@ -396,6 +396,22 @@ fn pageable_memory_is_read_before_the_call_returns_and_written_later() {
 }
 
 #[test]
+fn a_copy_from_pageable_memory_has_read_it_when_the_call_returns() {
+    let test = "a_copy_from_pageable_memory_has_read_it_when_the_call_returns";
+    if is_child(test, &[("_FAULTS", "task:delay=50000")]) {
+        let gpu = Gpu::new();
+        let device = gpu.alloc(8);
+        let mut from = [1u8; 8];
+        good!(cuMemcpyHtoD_v2(device, from.as_ptr().cast(), 8));
+        from.fill(2);
+        std::hint::black_box(&mut from);
+        let mut to = [0u8; 8];
+        good!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 8));
+        assert_eq!(to, [1; 8]);
+    }
+}
+
+#[test]
 fn handles_of_address_ranges() {
     let mut file = -1i32;
     let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
