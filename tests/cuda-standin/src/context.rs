@@ -183,7 +183,7 @@ cuda! {
     fn cuDevicePrimaryCtxRetain(pctx: Out<CUcontext>, dev: CUdevice) {
         with_primary(dev, |primary| {
             valid(!pctx.is_null())?;
-            if primary.retained == 0 {
+            if find(primary.handle as CUcontext).is_none() {
                 Context::create(primary.handle, dev, primary.flags, true);
             }
             primary.retained += 1;
@@ -205,14 +205,11 @@ cuda! {
         Ok(())
     }
 
-    // The references stay, and so does the handle; all that it named is gone.
+    // The references stay, and so does the handle, current where it was; but it names nothing before it is retained again.
     fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
         with_primary(dev, |primary| {
             if let Some(context) = find(primary.handle as CUcontext) {
                 context.destroy();
-            }
-            if primary.retained > 0 {
-                Context::create(primary.handle, dev, primary.flags, true);
             }
             Ok(())
         })
@@ -221,7 +218,7 @@ cuda! {
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: Out<u32>, active: Out<i32>) {
         with_primary(dev, |primary| {
             flags.put(primary.flags)?;
-            active.put(i32::from(primary.retained > 0))
+            active.put(i32::from(find(primary.handle as CUcontext).is_some()))
         })
     }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
 use crate::call::{CUresult, Outcome, cuda, valid};
 use crate::capture;
@@ -55,7 +55,7 @@ pub struct Copy {
 fn place(side: Side, address: u64, len: u64) -> Option<Place> {
     match side {
         Side::Device => memory::device_place(address, len),
-        Side::Host => memory::host_place(address),
+        Side::Host => memory::host_place(address, len),
         Side::Any => memory::any_place(address, len),
     }
 }
@@ -247,6 +247,17 @@ cuda! {
 
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream) {
         copy_in(&stream::find(stream)?, (Side::Host, to as u64), (Side::Device, from), len)
+    }
+
+    // Between devices or on one; the contexts are those of the memory.
+    fn cuMemcpyPeerAsync(to: CUdeviceptr, to_ctx: CUcontext, from: CUdeviceptr, from_ctx: CUcontext, len: usize, stream: CUstream) {
+        for (address, ctx) in [(to, to_ctx), (from, from_ctx)] {
+            let block = memory::find(address).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+            if block.context.handle != ctx as u64 {
+                return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            }
+        }
+        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Device, from), len)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {

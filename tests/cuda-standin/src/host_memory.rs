@@ -90,9 +90,12 @@ fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
                 return Ok(());
             }
             let (other_first, other_end) = pages(other.host, other.len);
-            // Pages are locked, not bytes.
+            // Pages are locked, not bytes. What the driver allocated is no memory to be registered.
             if first < other_end && other_first < end {
-                return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+                return Err(match other.kind {
+                    Kind::Registered => CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+                    _ => CUresult::CUDA_ERROR_INVALID_VALUE,
+                });
             }
             Ok(())
         },
@@ -120,12 +123,17 @@ cuda! {
         register(pointer, len, flags)
     }
 
-    // The address that was registered, not one within.
+    // The address that was registered, not one within, and not the driver's own memory: those are CUDA_ERROR_INVALID_VALUE.
     fn cuMemHostUnregister(pointer: *mut c_void) {
         let context = current::context()?;
         capture::check_safe()?;
         valid(!pointer.is_null())?;
-        memory::remove(Kind::Registered, pointer as u64).ok_or(CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)?;
+        if memory::remove(Kind::Registered, pointer as u64).is_none() {
+            return Err(match memory::find_host(pointer as u64) {
+                Some(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
+                None => CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+            });
+        }
         context.check()
     }
 
@@ -144,6 +152,7 @@ cuda! {
     fn cuMemHostGetFlags(flags: Out<u32>, pointer: *mut c_void) {
         current::context()?;
         let block = memory::find_host(pointer as u64).filter(|block| block.kind == Kind::Allocated);
-        flags.put(block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.flags)
+        // Mapped it always is.
+        flags.put(block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.flags | DEVICEMAP)
     }
 }

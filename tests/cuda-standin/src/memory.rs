@@ -143,13 +143,22 @@ pub fn device_place(address: u64, len: u64) -> Option<Place> {
 }
 
 /// What the CPU reaches, page-locked or not. A device's address is none.
-pub fn host_place(address: u64) -> Option<Place> {
+pub fn host_place(address: u64, len: u64) -> Option<Place> {
+    let end = address.checked_add(len)?;
     if address == 0 || reservation::is_reserved(address) {
+        return None;
+    }
+    let blocks = blocks();
+    let block = blocks.values().find(|block| {
+        block.kind != Kind::Device && block.host < end && address < block.host + block.len
+    });
+    // Page-locked as a whole, or not at all.
+    if block.is_some_and(|block| address < block.host || end > block.host + block.len) {
         return None;
     }
     Some(Place {
         address,
-        block: find_host(address),
+        block: block.cloned(),
     })
 }
 
@@ -157,7 +166,7 @@ pub fn host_place(address: u64) -> Option<Place> {
 pub fn any_place(address: u64, len: u64) -> Option<Place> {
     match find(address) {
         Some(_) => device_place(address, len),
-        None => host_place(address),
+        None => host_place(address, len),
     }
 }
 

@@ -1,9 +1,12 @@
 //! Modules and their functions. Any image will do: what a function does is known by its name.
 
+use std::ffi::OsStr;
 use std::ffi::{CStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUmodule, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUlaunchConfig, CUmodule, CUstream};
 
 use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
 use crate::context::Context;
@@ -181,6 +184,25 @@ cuda! {
     fn cuModuleLoadDataEx(module: Out<CUmodule>, image: *const c_void, count: u32, options: In<u32>, values: In<*mut c_void>) {
         valid(count == 0 || (!options.is_null() && !values.is_null()))?;
         load(&module, image)
+    }
+
+    fn cuModuleLoad(module: Out<CUmodule>, path: *const c_char) {
+        valid(!path.is_null())?;
+        // SAFETY: the caller gave a string.
+        let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+        if !path.is_file() {
+            return Err(CUresult::CUDA_ERROR_FILE_NOT_FOUND);
+        }
+        // Whatever is in it.
+        load(&module, path.as_os_str().as_bytes().as_ptr().cast())
+    }
+
+    // Kernels here have no variables.
+    fn cuModuleGetGlobal_v2(_address: Out<CUdeviceptr>, _len: Out<usize>, module: CUmodule, name: *const c_char) {
+        current::context()?;
+        MODULES.get(module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        valid(!name.is_null())?;
+        Err(CUresult::CUDA_ERROR_NOT_FOUND)
     }
 
     fn cuModuleLoadFatBinary(module: Out<CUmodule>, image: *const c_void) {

@@ -147,10 +147,18 @@ fn the_primary_context_counts_its_users() {
     good!(cuMemAlloc_v2(&mut pointer, 64));
     good!(cuDevicePrimaryCtxRelease_v2(0));
     good!(cuMemFree_v2(pointer); cuMemAlloc_v2(&mut pointer, 64));
-    // A reset takes what it had, and releases nothing.
+    // A reset takes what it had, and releases nothing; the context comes back with the next user.
     good!(cuDevicePrimaryCtxReset_v2(0));
+    assert_eq!((state(), current()), (0, first));
+    assert_eq!(
+        call!(cuMemAlloc_v2(&mut pointer, 64)),
+        CUDA_ERROR_CONTEXT_IS_DESTROYED
+    );
+    good!(cuDevicePrimaryCtxRetain(&mut second, 0));
+    assert_eq!((state(), second), (1, first));
     assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_ERROR_INVALID_VALUE);
-    good!(cuDevicePrimaryCtxRelease_v2(0));
+    good!(cuMemAlloc_v2(&mut pointer, 64));
+    good!(cuDevicePrimaryCtxRelease_v2(0); cuMemFree_v2(pointer); cuDevicePrimaryCtxRelease_v2(0));
     assert_eq!(
         call!(cuMemAlloc_v2(&mut pointer, 64)),
         CUDA_ERROR_CONTEXT_IS_DESTROYED

@@ -119,6 +119,21 @@ fn modules_and_their_functions() {
         call!(cuModuleLoadData(&mut module, null_mut())),
         CUDA_ERROR_INVALID_VALUE
     );
+    assert_eq!(
+        call!(cuModuleLoad(&mut module, c"/no/such/file".as_ptr())),
+        CUDA_ERROR_FILE_NOT_FOUND
+    );
+    good!(cuModuleLoad(&mut module, c"/proc/self/exe".as_ptr()));
+    let (mut address, mut len) = (0, 0);
+    assert_eq!(
+        call!(cuModuleGetGlobal_v2(
+            &mut address,
+            &mut len,
+            module,
+            c"variable".as_ptr()
+        )),
+        CUDA_ERROR_NOT_FOUND
+    );
     good!(cuModuleLoadFatBinary(&mut module, c"image".as_ptr().cast()));
     assert_eq!(
         call!(cuModuleGetFunction(

@@ -120,15 +120,38 @@ fn registering() {
     let not = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     assert_eq!(
         call!(cuMemHostUnregister(middle)),
-        not,
+        CUDA_ERROR_INVALID_VALUE,
         "within, not the start"
     );
+    // A copy is of memory that is page-locked as a whole, or not at all.
+    let device_memory = gpu.alloc(8192);
+    let stream = gpu.stream();
+    assert_eq!(
+        call!(cuMemcpyHtoD_v2(device_memory, middle, 8192)),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    assert_eq!(
+        call!(cuMemcpyDtoHAsync_v2(
+            middle.wrapping_byte_add(4096).wrapping_byte_sub(8),
+            device_memory,
+            16,
+            stream
+        )),
+        CUDA_ERROR_INVALID_VALUE
+    );
+    good!(cuMemcpyHtoD_v2(device_memory, memory, 8192));
     good!(cuMemHostUnregister(memory));
     assert_eq!(call!(cuMemHostUnregister(memory)), not);
+    let words = gpu.words();
+    let allocated = words.0 as *mut c_void;
     assert_eq!(
-        call!(cuMemHostUnregister(gpu.words().0 as *mut c_void)),
-        not
+        call!(cuMemHostUnregister(allocated)),
+        CUDA_ERROR_INVALID_VALUE
     );
+    assert_eq!(register(allocated, 64, 3), CUDA_ERROR_INVALID_VALUE);
+    let mut flags = 9;
+    good!(cuMemHostGetFlags(&mut flags, allocated));
+    assert_eq!(flags, 2);
     // Half of a page is locked with all of it.
     assert_eq!(register(memory, 64, 0), CUDA_SUCCESS);
     assert_eq!(register(memory.wrapping_byte_add(128), 64, 0), again);
