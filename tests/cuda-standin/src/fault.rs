@@ -1,7 +1,7 @@
 //! Faults on purpose: calls that fail, work that fails, threads that are late.
 //!
 //! `DOORBELL_CUDA_STANDIN_FAULTS` holds rules separated by `;`, each `NAME:WHAT[,nth=N][,ppm=P]`. NAME is the exported name of a
-//! function (`cuMemAlloc_v2`), `*` for all of them, or `task` for what a stream's thread does. WHAT is the number of the error, which
+//! function (`cuMemAlloc_v2`), `*` for all of them but those that name errors, or `task` for what a stream's thread does. WHAT is the number of the error, which
 //! for a task the context keeps; or `delay=US`, for a task: microseconds that its thread sleeps first. `nth=N` is the N-th such call
 //! from now and that alone; `ppm=P` is P of a million, drawn from `DOORBELL_CUDA_STANDIN_SEED`; without either it is every one.
 
@@ -99,7 +99,8 @@ fn drawn(name: &str, wants_delay: bool) -> Option<What> {
     let faults = &mut *faults;
     let mut found = None;
     for rule in &mut faults.rules {
-        let fits = rule.name == name || (rule.name == "*" && name != "task");
+        let fits = rule.name == name
+            || (rule.name == "*" && name != "task" && !name.starts_with("cuGetError"));
         if !fits || matches!(rule.what, What::Delay(_)) != wants_delay {
             continue;
         }
