@@ -111,7 +111,9 @@ enum doorbell_error {
 	/* Bytes or a text make no sense: an address, a greeting of a stranger. */
 	DOORBELL_EMALFORMED = -21,
 	/* A process of the group is no longer there. No function of this header returns it yet. */
-	DOORBELL_ERANK = -22
+	DOORBELL_ERANK = -22,
+	/* The CUDA driver refused; the text has its function and its code. No function of this header returns it yet. */
+	DOORBELL_ECUDA = -23
 };
 
 /* What ended an endpoint: doorbell_failure.cause. */

@@ -106,6 +106,16 @@ pub enum Error {
         /// The errno.
         errno: i32,
     },
+    /// The CUDA driver refused.
+    #[error("{call}: {name} (CUresult {code})")]
+    Cuda {
+        /// The driver's function.
+        call: &'static str,
+        /// What it returned, as in `cuda.h`.
+        code: u32,
+        /// Its name, as the driver has it.
+        name: String,
+    },
     /// Bytes from a peer, a device or a file that make no sense.
     #[error("malformed {what}: {reason}")]
     Malformed {

@@ -14,6 +14,7 @@
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
+//! | do so on a stream of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
 //! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
@@ -30,8 +31,8 @@
 //! library that looks at trigger words, or the calling thread once it has waited for the stream; [`Endpoint::path`] says which way is in
 //! force and why no better one. The calls and their results are the same on all of them.
 //!
-//! There is one kind of stream, [`HostStream`]. The feature `cuda` is declared for what is to come and adds nothing yet. Nothing in here has
-//! run on a real card.
+//! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in here has
+//! run on a real card or on a GPU.
 //!
 //! # Threads
 //! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
@@ -40,6 +41,8 @@
 pub mod bounce;
 #[cfg(feature = "verbs")]
 pub mod cm;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod endpoint;
 mod error;
 mod ffi;
@@ -59,6 +62,8 @@ mod verbs;
 pub use bounce::{Bounce, BounceConfig, CopyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaContext, CudaStream};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

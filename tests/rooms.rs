@@ -20,6 +20,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("stream", &["peer"]),
     // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
     ("proxy", &["stream"]),
+    // An executor of programs; it counts, and a thread of its own goes round to its streams.
+    ("cuda", &["stream", "proxy", "peer"]),
     ("region", &["nic", "stream", "peer", "proxy"]),
     (
         "endpoint",

@@ -6,9 +6,7 @@ mod waived;
 
 use std::time::Duration;
 
-use doorbell::{
-    Cause, EndpointConfig, Error, Executor, HostStream, Side, Status, Work, stream_post,
-};
+use doorbell::{Cause, EndpointConfig, Error, Executor, Side, Status, Work, stream_post};
 use rig::{Pair, SOON, device, has_no_queue};
 
 fn small() -> EndpointConfig {
@@ -28,7 +26,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
     }
     let mut pair = Pair::new(&device, &small());
     let region = pair.region(4096);
-    let stream = HostStream::new("s").unwrap();
+    let stream = rig::stream("s");
     let slice = [region.slice(0, 64).unwrap()];
     let remote = region.remote();
     let good = pair
@@ -80,7 +78,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
         ))
         .unwrap();
     pair.reset();
-    let stream = HostStream::new("s").unwrap();
+    let stream = rig::stream("s");
     pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
     pair.a.wait_cq(Side::Send, SOON).unwrap();
     let late = prepared.ticket().status();
@@ -115,7 +113,7 @@ fn dropped_sends_leave_room_and_no_completion() {
             pair.a.rollback(next);
         }
         // One in the middle becomes a no-operation; the one behind it goes out.
-        let stream = HostStream::new("s").unwrap();
+        let stream = rig::stream("s");
         let region = pair.region(4096);
         for round in 0..20u8 {
             region.fill(0, 64, round + 1).unwrap();
@@ -148,7 +146,7 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
     pair.a.rollback(send);
     let second = pair.a.prepare_wait_cq(Side::Send);
     assert!(matches!(second, Err(Error::State { .. })), "{second:?}");
-    let stream = HostStream::new("s").unwrap();
+    let stream = rig::stream("s");
     pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
     let waited = stream_post(&stream, wait).unwrap();
     stream.synchronize(SOON).unwrap();
@@ -173,7 +171,7 @@ fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
             ..small()
         },
     );
-    let stream = HostStream::new("s").unwrap();
+    let stream = rig::stream("s");
     for round in 0..3000u64 {
         pair.a.post_send(&Work::nop().wr_id(round * 2 + 1)).unwrap();
         pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
@@ -192,7 +190,7 @@ fn words_of_a_deregistered_region_are_refused() {
         .unwrap()
         .protection_domain();
     let region = doorbell::Region::alloc(&domain, 64, doorbell::Access::ALL).unwrap();
-    let stream = doorbell::HostStream::new("words").unwrap();
+    let stream = rig::stream("words");
     let condition = doorbell::Condition::GreaterOrEqual(1);
     region.deregister();
     let wait = doorbell::stream_wait_value32(&stream, &region, 0, condition, None);
@@ -208,14 +206,14 @@ fn words_of_a_deregistered_region_are_refused() {
 /// An operation that another thread gives to a stream belongs to the life that it was prepared in, or is refused.
 #[test]
 fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
-    use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, HostStream, Region, Side};
+    use doorbell::{Access, Device, Endpoint, EndpointConfig, Executor, Region, Side};
     use doorbell::{Work, stream_post};
     let domain = Device::open("softcx").unwrap().protection_domain();
     let config = EndpointConfig::default();
     let mut a = Endpoint::new(&domain, &config).unwrap();
     let mut b = Endpoint::new(&domain, &config).unwrap();
     let region = Region::alloc(&domain, 4096, Access::ALL).unwrap();
-    let stream = HostStream::new("posts").unwrap();
+    let stream = rig::stream("posts");
     let remote = region.remote();
     for _ in 0..2000 {
         a.connect(&b.address()).unwrap();

@@ -13,7 +13,7 @@ use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::Turn;
 use crate::region::Region;
-use crate::stream::{Backoff, Executor, Outcome, Owner, Submission};
+use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, Submission};
 use crate::{Cause, Error, Result, WorkError};
 
 /// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
@@ -105,6 +105,10 @@ unsafe impl Owner for ValueWait {
 
     fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
         (target == self.region.target().id()).then(|| self.region.start())
+    }
+
+    fn attachments(&self) -> Option<&Attachments> {
+        Some(self.region.attachments())
     }
 
     fn progress(&self) -> bool {

@@ -64,6 +64,8 @@ codes! {
     DOORBELL_EMALFORMED = -21;
     /// [`Error::Rank`].
     DOORBELL_ERANK = -22;
+    /// [`Error::Cuda`].
+    DOORBELL_ECUDA = -23;
 }
 
 /// The code of an error of the library.
@@ -83,6 +85,7 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::System { .. } => DOORBELL_ESYSTEM,
         Error::Malformed { .. } => DOORBELL_EMALFORMED,
         Error::Rank { .. } => DOORBELL_ERANK,
+        Error::Cuda { .. } => DOORBELL_ECUDA,
     }
 }
 

@@ -10,6 +10,7 @@ use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
 use crate::region::mapping::{self, Backing};
 use crate::region::{Kind, ProtectionDomain, RemoteRegion};
+use crate::stream::Attachments;
 use crate::{Error, Result};
 
 /// The longest region: 1 TiB.
@@ -22,6 +23,8 @@ const SLICE_BYTES_MAX: u64 = (1 << 31) - 1;
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
 
 struct Registered {
+    /// Before the memory that it is about.
+    attachments: Attachments,
     id: u64,
     domain: ProtectionDomain,
     start: NonNull<u8>,
@@ -159,6 +162,7 @@ impl Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
         let inner = Registered {
+            attachments: Attachments::default(),
             id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
             domain: domain.clone(),
             start,
@@ -385,6 +389,10 @@ impl Region {
 
     pub(crate) fn targets(&self) -> &Targets {
         &self.inner.targets
+    }
+
+    pub(crate) fn attachments(&self) -> &Attachments {
+        &self.inner.attachments
     }
 
     pub(crate) fn target(&self) -> Target {

@@ -10,11 +10,29 @@ use super::worker::forbid_on;
 use crate::{Error, Result};
 
 /// How far a stream has come. It outlives the stream, for events that do.
-#[derive(Debug)]
-pub(super) struct Progress {
-    pub(super) stream: u64,
-    /// Positions of the stream's queue that are done with.
+pub(crate) struct Progress {
+    pub(crate) stream: u64,
+    /// Positions of the stream's queue that are done with; of a stream that counts elsewhere, those of which this process knows.
     completed: AtomicU64,
+    elsewhere: Option<Box<dyn Elsewhere>>,
+}
+
+/// Where a stream counts that no thread of this process executes.
+pub(crate) trait Elsewhere: Send + Sync {
+    /// Positions that are done with. Acquire order: who sees the position sees what the work wrote.
+    fn completed(&self) -> u64;
+
+    /// The address for devices of the 32-bit word that counts.
+    #[cfg(feature = "cuda")]
+    fn device_word(&self) -> u64;
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Progress {
@@ -22,7 +40,25 @@ impl Progress {
         Self {
             stream,
             completed: AtomicU64::new(0),
+            elsewhere: None,
         }
+    }
+
+    /// That of a stream which counts elsewhere.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn elsewhere(stream: u64, elsewhere: Box<dyn Elsewhere>) -> Self {
+        Self {
+            elsewhere: Some(elsewhere),
+            ..Self::new(stream)
+        }
+    }
+
+    /// The address for devices of the word that counts, if there is one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_word(&self) -> Option<u64> {
+        self.elsewhere
+            .as_ref()
+            .map(|elsewhere| elsewhere.device_word())
     }
 
     /// Everything before `position` is done.
@@ -31,21 +67,25 @@ impl Progress {
         self.completed.store(position, Ordering::Release);
     }
 
-    pub(super) fn reached(&self, position: u64) -> bool {
+    pub(crate) fn reached(&self, position: u64) -> bool {
         // Acquire: pairs with `complete`.
         self.completed.load(Ordering::Acquire) >= position
+            || self
+                .elsewhere
+                .as_ref()
+                .is_some_and(|elsewhere| elsewhere.completed() >= position)
     }
 }
 
 /// A moment in the work of a stream: everything before a position.
 #[derive(Debug, Clone)]
-pub(super) struct Mark {
-    pub(super) progress: Arc<Progress>,
-    pub(super) position: u64,
+pub(crate) struct Mark {
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) position: u64,
 }
 
 impl Mark {
-    pub(super) fn is_reached(&self) -> bool {
+    pub(crate) fn is_reached(&self) -> bool {
         self.progress.reached(self.position)
     }
 }
@@ -86,14 +126,14 @@ struct Fired {
 }
 
 /// One record of an event on its way through a stream's queue.
-pub(super) struct Record {
+pub(crate) struct Record {
     event: Event,
     number: u64,
 }
 
 impl Record {
     /// Lets the event stand for this record, which is at `mark`, unless it already stands for a later one.
-    pub(super) fn announce(event: &Event, number: u64, mark: Mark) {
+    pub(crate) fn announce(event: &Event, number: u64, mark: Mark) {
         let mut state = event.state();
         if state.latest.as_ref().is_none_or(|latest| latest.0 < number) {
             state.latest = Some((number, mark));
@@ -101,7 +141,7 @@ impl Record {
     }
 
     /// Notes the time, and the reason if the work before it was not done. The event has passed when the stream's progress says so.
-    pub(super) fn fire(&self, failure: Option<Error>) {
+    pub(crate) fn fire(&self, failure: Option<Error>) {
         let at = self.event.inner.timed.then(Instant::now);
         let mut state = self.event.state();
         if state
@@ -118,7 +158,7 @@ impl Record {
     }
 
     /// The event if somebody may sleep on it, to be told with [`Event::wake`] after the stream's progress has passed the record.
-    pub(super) fn sleepers(&self) -> Option<Event> {
+    pub(crate) fn sleepers(&self) -> Option<Event> {
         self.event.inner.blocks.then(|| self.event.clone())
     }
 }
@@ -232,12 +272,12 @@ impl Event {
     }
 
     /// What the event stands for now.
-    pub(super) fn mark(&self) -> Option<Mark> {
+    pub(crate) fn mark(&self) -> Option<Mark> {
         self.state().latest.as_ref().map(|(_, mark)| mark.clone())
     }
 
     /// The record that goes into the queue, and its number for [`Record::announce`].
-    pub(super) fn begin_record(&self) -> (Record, u64) {
+    pub(crate) fn begin_record(&self) -> (Record, u64) {
         let mut state = self.state();
         state.records += 1;
         let number = state.records;
@@ -246,7 +286,7 @@ impl Event {
     }
 
     /// Wakes those that sleep in [`Event::synchronize`].
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // With the lock taken once, nobody is between a look at the mark and going to sleep.
         drop(self.state());
         self.inner.passed.notify_all();

@@ -22,7 +22,7 @@ pub struct Submission {
 
 impl Submission {
     /// Fails unless the program addresses the targets of its owner.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let (found, expected) = (self.program.targets_id(), self.owner.targets().id());
         if found == expected {
             return Ok(());

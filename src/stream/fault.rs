@@ -10,7 +10,7 @@ const PASSING: u8 = 1;
 const STICKY: u8 = 2;
 
 /// The failures of one stream. Asking costs one load as long as there is none.
-pub(super) struct Fault {
+pub(crate) struct Fault {
     /// The worst kind in `reasons`.
     kind: AtomicU8,
     reasons: Mutex<Reasons>,
@@ -26,7 +26,7 @@ struct Reasons {
 }
 
 impl Fault {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             kind: AtomicU8::new(NONE),
             reasons: Mutex::default(),
@@ -34,12 +34,12 @@ impl Fault {
     }
 
     /// True once a sticky failure came.
-    pub(super) fn is_sticky(&self) -> bool {
+    pub(crate) fn is_sticky(&self) -> bool {
         self.kind.load(Ordering::Acquire) == STICKY
     }
 
     /// Notes a failure that one later call reports.
-    pub(super) fn pass(&self, reason: String) {
+    pub(crate) fn pass(&self, reason: String) {
         let mut reasons = self.reasons();
         match reasons.passing {
             None => reasons.passing = Some(reason),
@@ -50,13 +50,13 @@ impl Fault {
     }
 
     /// Notes a failure that every later call reports. The first one counts.
-    pub(super) fn stick(&self, reason: String) {
+    pub(crate) fn stick(&self, reason: String) {
         self.reasons().sticky.get_or_insert(reason);
         self.kind.store(STICKY, Ordering::Release);
     }
 
     /// Reports what there is to report: passing failures first and once, a sticky one from then on.
-    pub(super) fn check(&self, stream: &str) -> Result<()> {
+    pub(crate) fn check(&self, stream: &str) -> Result<()> {
         if self.kind.load(Ordering::Acquire) == NONE {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Fault {
     }
 
     /// The sticky failure, if there is one, without reporting it.
-    pub(super) fn sticky_reason(&self) -> Option<String> {
+    pub(crate) fn sticky_reason(&self) -> Option<String> {
         self.reasons().sticky.clone()
     }
 

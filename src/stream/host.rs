@@ -42,6 +42,12 @@ pub struct HostStream {
     handle: Arc<Handle>,
 }
 
+/// A number for a stream, of its own among those of all kinds.
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// What all handles share; the thread does not, so it learns when they are gone.
 struct Handle {
     shared: Arc<Shared>,
@@ -70,7 +76,6 @@ impl HostStream {
     /// # Errors
     /// [`Error::Range`] for the capacity, [`Error::System`] when the thread cannot be started.
     pub fn with_capacity(name: impl Into<String>, capacity: usize) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         if !(1..=CAPACITY_MAX).contains(&capacity) {
             return Err(Error::Range {
                 argument: "capacity",
@@ -79,7 +84,7 @@ impl HostStream {
                 max: CAPACITY_MAX as u64,
             });
         }
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         let (ring, consumer) = Ring::new(capacity.next_power_of_two());
         let shared = Arc::new(Shared {
             id,

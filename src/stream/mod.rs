@@ -38,7 +38,15 @@ mod worker;
 pub use backoff::Backoff;
 pub(crate) use backoff::sharpen_sleeps;
 pub use event::Event;
+#[cfg(feature = "cuda")]
+pub(crate) use event::{Elsewhere, Mark, Progress, Record};
 pub use executor::{Executor, Submission};
+#[cfg(feature = "cuda")]
+pub(crate) use fault::Fault;
+#[cfg(feature = "cuda")]
+pub(crate) use host::next_id;
 pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;
-pub use owner::{Outcome, Owner};
+pub use owner::{Attachments, Outcome, Owner};
+#[cfg(feature = "cuda")]
+pub(crate) use worker::{act_as, forbid_on, message};

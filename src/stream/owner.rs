@@ -1,8 +1,12 @@
 //! What programs belong to: the memory behind their targets.
 #![allow(unsafe_code)] // declares an unsafe trait; there is no unsafe block in here
 
+use std::any::Any;
+use std::fmt;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::Result;
 use crate::peer::{TargetId, Targets};
 
 /// How the execution of a program ended.
@@ -40,6 +44,12 @@ pub unsafe trait Owner: Send + Sync {
     /// before its first op.
     fn base(&self, target: TargetId) -> Option<NonNull<u8>>;
 
+    /// Where executors keep what they made of the memory, mappings for a GPU for one. The owner drops it before the memory goes.
+    /// None: only executors of this process's own threads can execute the programs.
+    fn attachments(&self) -> Option<&Attachments> {
+        None
+    }
+
     /// Called at each turn of a wait. It lets a NIC without silicon of its own move on from inside the loop that waits for it.
     /// True: it did something, so more may happen soon.
     fn progress(&self) -> bool {
@@ -59,9 +69,72 @@ pub unsafe trait Owner: Send + Sync {
         let _ = (cookie, outcome);
     }
 
+    /// Whether waits of a program that is [`Owner::released`] end because the owner stores what they wait for. Otherwise an executor that
+    /// cannot leave a wait, as a GPU's, ends it by a store to the word, which has its old value again afterwards.
+    fn ends_waits(&self) -> bool {
+        false
+    }
+
     /// Asked at each turn of a wait of the program submitted with `cookie`. True: stop waiting and go on with the next op.
     fn released(&self, cookie: u64) -> bool {
         let _ = cookie;
         false
+    }
+}
+
+/// What executors keep with an owner of memory: a thing for each executor, or kind of executor, that asked for one.
+#[derive(Default)]
+pub struct Attachments(Mutex<Vec<(u64, Arc<dyn Any + Send + Sync>)>>);
+
+impl Attachments {
+    /// The thing of that key and type, made if there is none yet.
+    ///
+    /// # Errors
+    /// That of `make`.
+    pub fn get_or_make<T: Any + Send + Sync>(
+        &self,
+        key: u64,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = entries.iter().filter(|(of, _)| *of == key);
+        if let Some(thing) = found
+            .map(|(_, thing)| Arc::clone(thing))
+            .find_map(|thing| thing.downcast().ok())
+        {
+            return Ok(thing);
+        }
+        let made = Arc::new(make()?);
+        let thing: Arc<T> = Arc::clone(&made);
+        entries.push((key, thing));
+        Ok(made)
+    }
+}
+
+impl fmt::Debug for Attachments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attachments").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn each_key_and_type_has_one_thing_and_a_failure_leaves_none() {
+        let attachments = Attachments::default();
+        let refused = Error::State {
+            operation: "make",
+            reason: String::new(),
+        };
+        let failed = attachments.get_or_make::<u32>(1, || Err(refused.clone()));
+        assert_eq!(failed.unwrap_err(), refused);
+        let first = attachments.get_or_make(1, || Ok(7_u32)).unwrap();
+        let again = attachments.get_or_make(1, || Ok(8_u32)).unwrap();
+        assert!(Arc::ptr_eq(&first, &again) && *first == 7);
+        assert_eq!(*attachments.get_or_make(2, || Ok(9_u32)).unwrap(), 9);
+        assert_eq!(*attachments.get_or_make(1, || Ok(10_u64)).unwrap(), 10);
     }
 }

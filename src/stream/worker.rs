@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// Fails when the calling thread is the one of `stream`, for an operation that would then wait for itself.
-pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
+pub(crate) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
     if CURRENT.get() != stream {
         return Ok(());
     }
@@ -30,6 +30,15 @@ pub(super) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
         operation,
         reason: "called by work of the stream that it waits for, so it would never end".to_owned(),
     })
+}
+
+/// Runs work of that stream in the calling thread.
+#[cfg(feature = "cuda")]
+pub(crate) fn act_as<R>(stream: u64, work: impl FnOnce() -> R) -> R {
+    let before = CURRENT.replace(stream);
+    let result = work();
+    CURRENT.set(before);
+    result
 }
 
 /// What the handles of a stream and its thread share.
@@ -237,7 +246,7 @@ impl Shared {
 }
 
 /// The text of a panic.
-fn message(panicked: Box<dyn Any + Send>) -> String {
+pub(crate) fn message(panicked: Box<dyn Any + Send>) -> String {
     match panicked.downcast::<String>() {
         Ok(text) => *text,
         Err(other) => match other.downcast_ref::<&str>() {

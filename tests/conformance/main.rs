@@ -17,7 +17,7 @@ mod waived;
 use std::time::Duration;
 
 use doorbell::{
-    Device, Endpoint, Executor, HostStream, Side, Slice, Ticket, Work, stream_post, stream_post_all,
+    Device, Endpoint, Executor, Side, Slice, Ticket, Work, stream_post, stream_post_all,
 };
 
 use crate::rig::SOON;
@@ -44,12 +44,12 @@ pub(crate) fn rigs() -> Vec<Rig> {
         Rig {
             name: "host stream",
             open: rig::device,
-            driver: || Box::new(Streamed(HostStream::new("conformance").unwrap())),
+            driver: || Box::new(Streamed(rig::stream("conformance"))),
         },
         Rig {
             name: "host stream, split form",
             open: rig::device,
-            driver: || Box::new(Split(HostStream::new("conformance").unwrap(), 0)),
+            driver: || Box::new(Split(rig::stream("conformance"), 0)),
         },
         Rig {
             name: "calling thread",

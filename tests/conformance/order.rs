@@ -15,7 +15,7 @@ use crate::rig::{Limit, Pair, Random, SOON, device, has_no_queue};
 /// Streams to run the orders on: every kind that there is.
 fn streams(count: usize) -> Vec<Box<dyn Executor>> {
     (0..count)
-        .map(|_| Box::new(HostStream::new("order").unwrap()) as Box<dyn Executor>)
+        .map(|_| Box::new(crate::rig::stream("order")) as Box<dyn Executor>)
         .collect()
 }
 
@@ -284,10 +284,7 @@ fn kernels_and_transfers_of_a_stream_see_each_other() {
     if has_no_queue(&device, "kernels_and_transfers_of_a_stream_see_each_other") {
         return;
     }
-    let (here, there) = (
-        HostStream::new("here").unwrap(),
-        HostStream::new("there").unwrap(),
-    );
+    let (here, there) = (crate::rig::stream("here"), crate::rig::stream("there"));
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(64 << 10);
     let checked = Arc::new(AtomicU32::new(0));
@@ -331,7 +328,7 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
     let limit = Limit::new("events", STEP);
     let device = device();
     let mut random = Random(11);
-    let streams: Vec<HostStream> = (0..4).map(|_| HostStream::new("event").unwrap()).collect();
+    let streams: Vec<crate::rig::Stream> = (0..4).map(|_| crate::rig::stream("event")).collect();
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let region = pair.region(4096);
     let remote = region.remote();

@@ -1,11 +1,17 @@
 //! What the tests at the public API share: pairs of endpoints, random numbers with a seed, and a limit on every test's time.
 #![allow(dead_code)] // Reason: each test uses a part.
 
+mod stream;
+
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::waived::waived;
+#[allow(unused_imports)] // Reason: each test uses a part.
+pub use stream::{Stream, stream};
+
 use doorbell::{Access, Control, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
 
 /// Longer than anything takes that works, also under emulation.
@@ -135,7 +141,9 @@ impl Limit {
                 let due_ms = watched.due_ms.load(Ordering::Acquire);
                 if watched.started.elapsed().as_millis() as u64 > due_ms {
                     let label = watched.label.load(Ordering::Acquire);
-                    eprintln!("HANG: {test}: step or seed {label} did not end in time");
+                    // Past the test harness, which keeps what is printed until the test ends.
+                    let hang = format!("HANG: {test}: step or seed {label} did not end in time\n");
+                    let _ = std::io::stderr().write_all(hang.as_bytes());
                     std::process::abort();
                 }
                 std::thread::sleep(Duration::from_millis(50));

@@ -42,6 +42,14 @@ pub fn run(options: &Options) -> Result<()> {
         out,
         "  host     a thread of this process; kernels are closures"
     )?;
+    #[cfg(feature = "cuda")]
+    match doorbell::CudaContext::primary(0) {
+        Ok(context) => {
+            writeln!(out, "  cuda     {}", context.device_name())?;
+            writeln!(out, "    {:?}", context.capabilities())?;
+        }
+        Err(error) => writeln!(out, "  cuda     none: {error}")?,
+    }
     writeln!(out, "devices")?;
     let names = match &options.device {
         Some(name) => vec![name.clone()],

@@ -23,6 +23,7 @@ use crate::nic::{QueuePair, QueuePairConfig};
 use crate::peer::{Dword, Role, Target, Targets};
 use crate::proxy::{Enlistment, Rounds};
 use crate::region::ProtectionDomain;
+use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
 
 pub(super) use bell::Bells;
@@ -31,7 +32,9 @@ use life::Past;
 pub(super) use owner::Cookie;
 
 pub(super) struct Shared {
-    /// First, so that the device forgets the queue pair before the regions that its work names are let go.
+    /// Before the memory that it is about.
+    attachments: Attachments,
+    /// Before the rest, so that the device forgets the queue pair before the regions that its work names are let go.
     pub(super) qp: QueuePair,
     pub(super) domain: ProtectionDomain,
     targets: Targets,
@@ -226,6 +229,7 @@ impl Shared {
         let progress_words = [rung.dword(0)?, rung.dword(4)?];
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| Shared {
+            attachments: Attachments::default(),
             qp,
             domain: domain.clone(),
             targets,

@@ -10,7 +10,7 @@ use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::Wait;
 use crate::peer::{TargetId, Targets};
-use crate::stream::{Outcome, Owner};
+use crate::stream::{Attachments, Outcome, Owner};
 
 /// What an executor hands back: which program it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +58,10 @@ unsafe impl Owner for Shared {
             .copied()
     }
 
+    fn attachments(&self) -> Option<&Attachments> {
+        Some(&self.attachments)
+    }
+
     #[inline]
     fn progress(&self) -> bool {
         // On the proxy path a stream does what one on a GPU could: it stores and polls words, and the rest is done by others.
@@ -91,7 +95,9 @@ unsafe impl Owner for Shared {
             lane.turn_started_ns.store(0, Ordering::Release);
         }
         if cookie.is_wait {
-            let given_up = outcome != Outcome::Done || self.has_failed.load(Ordering::Acquire);
+            // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
+            let given_up = outcome != Outcome::Done
+                || (self.has_failed.load(Ordering::Acquire) && !lane.has_succeeded(cookie.count));
             lane.set_wait(
                 cookie.count,
                 if given_up { Wait::GivenUp } else { Wait::Done },
@@ -105,6 +111,11 @@ unsafe impl Owner for Shared {
             self.fail(None, Cause::Discarded);
         }
         self.on_streams.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn ends_waits(&self) -> bool {
+        // The breakdown writes completions and counts.
+        true
     }
 
     #[inline]

@@ -197,13 +197,26 @@ impl Lane {
         } else {
             wait.standing()
         };
-        let failed_at = self.failed_at.load(Ordering::Acquire);
-        let failed = u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0);
-        if standing == Standing::Done && failed {
+        if standing == Standing::Done && self.is_behind_failure(index) {
             Standing::Failed
         } else {
             standing
         }
+    }
+
+    /// Whether the completion of this running index is the first in error, or behind it.
+    fn is_behind_failure(&self, index: u32) -> bool {
+        let failed_at = self.failed_at.load(Ordering::Acquire);
+        u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0)
+    }
+
+    /// Whether the completion of this running index is there, and no error.
+    pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
+        let seen = self.seen().load(Ordering::Acquire);
+        if seen.wrapping_sub(index) as i32 > 0 {
+            return !self.is_behind_failure(index);
+        }
+        self.cq.cqe(index).is_some_and(|cqe| !cqe.opcode.is_error())
     }
 
     /// How work requests and waits stand at the end of a life.

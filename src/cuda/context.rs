@@ -1,0 +1,241 @@
+//! CUDA contexts.
+#![allow(unsafe_code)] // calls the driver
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice};
+
+use super::capabilities::Capabilities;
+use super::driver::{check, load};
+use crate::{Error, Result};
+
+/// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct CudaContext {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: CUcontext,
+    device: CUdevice,
+    name: String,
+    /// Retained by this handle, and to be released.
+    primary: bool,
+    capabilities: Capabilities,
+}
+
+// SAFETY: a context's handle may be used from any thread; the driver locks.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.primary {
+            // SAFETY: retained once for this object. A driver that is being unloaded at the process's end refuses, and that is that.
+            let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+        }
+    }
+}
+
+impl CudaContext {
+    /// The primary context of that device, which the runtime API and the frameworks use. It is retained until the last handle is gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] without a driver, [`Error::Range`] without such a device, [`Error::Cuda`].
+    pub fn primary(ordinal: u32) -> Result<CudaContext> {
+        load()?;
+        let device = device(ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle; the retention is given back by `Inner`, which is made next.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
+        })?;
+        Self::adopt(raw, device, true)
+    }
+
+    /// The context that is current in the calling thread, as the runtime API has made it by its first call. It stays its owner's, who
+    /// destroys it after everything that was made with this handle.
+    ///
+    /// # Errors
+    /// [`Error::State`] without a driver, or if there is no current context; [`Error::Cuda`].
+    pub fn current() -> Result<CudaContext> {
+        load()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, null if there is none.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) })?;
+        if raw.is_null() {
+            return Err(Error::State {
+                operation: "current CUDA context",
+                reason: "the calling thread has none".into(),
+            });
+        }
+        let mut device = 0;
+        // SAFETY: writes one int.
+        check("cuCtxGetDevice", unsafe {
+            sys::cuCtxGetDevice(&mut device)
+        })?;
+        Self::adopt(raw, device, false)
+    }
+
+    /// A context that belongs to somebody else: a `CUcontext` of the driver's API, which all others give out.
+    ///
+    /// # Errors
+    /// As [`CudaContext::current`].
+    ///
+    /// # Safety
+    /// `raw` is a context, and is not destroyed before all that is made with this handle is gone.
+    pub unsafe fn from_raw(raw: CUcontext) -> Result<CudaContext> {
+        load()?;
+        let entered = push(raw)?;
+        let context = Self::current();
+        drop(entered);
+        context
+    }
+
+    /// The handle of the context that is known already, or a new one.
+    fn adopt(raw: CUcontext, device: CUdevice, primary: bool) -> Result<CudaContext> {
+        static KNOWN: Mutex<BTreeMap<(usize, bool), Weak<Inner>>> = Mutex::new(BTreeMap::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (raw as usize, primary);
+        if let Some(inner) = known.get(&key).and_then(Weak::upgrade) {
+            if primary {
+                // SAFETY: gives back what the caller has just retained; the known handle has a retention of its own.
+                let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+            }
+            return Ok(CudaContext { inner });
+        }
+        // Made first, so that the retention is given back if one of these calls fails.
+        let mut inner = Inner {
+            raw,
+            device,
+            name: String::new(),
+            primary,
+            capabilities: Capabilities::default(),
+        };
+        inner.name = name(device)?;
+        let entered = push(raw)?;
+        inner.capabilities = Capabilities::probe(device)?;
+        drop(entered);
+        let inner = Arc::new(inner);
+        known.retain(|_, weak| weak.strong_count() > 0);
+        known.insert(key, Arc::downgrade(&inner));
+        Ok(CudaContext { inner })
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> CUcontext {
+        self.inner.raw
+    }
+
+    /// The device's name, as the driver has it.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What device and driver can do of what this library uses.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.inner.capabilities
+    }
+
+    /// A number of its own among contexts.
+    pub(super) fn key(&self) -> u64 {
+        self.inner.raw as u64
+    }
+
+    /// Makes it the calling thread's current context until the guard is dropped.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<Entered> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&mut current)
+        })?;
+        if current == self.inner.raw {
+            return Ok(Entered {
+                pushed: false,
+                thread: PhantomData,
+            });
+        }
+        push(self.inner.raw)
+    }
+}
+
+impl fmt::Debug for CudaContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaContext")
+            .field("raw", &self.inner.raw)
+            .field("device", &self.inner.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// While it lives, a context is the calling thread's current one.
+#[derive(Debug)]
+pub(super) struct Entered {
+    pushed: bool,
+    // The stack of contexts is the thread's.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: takes off what `push` put on this thread's stack. It fails where the context was destroyed meanwhile, which the
+            // next call on it reports.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        }
+    }
+}
+
+fn push(raw: CUcontext) -> Result<Entered> {
+    // SAFETY: the handle is that of a context which its owner keeps, by the contracts of those who made a `CudaContext` of it.
+    check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw) })?;
+    Ok(Entered {
+        pushed: true,
+        thread: PhantomData,
+    })
+}
+
+fn device(ordinal: u32) -> Result<CUdevice> {
+    let mut count = 0;
+    // SAFETY: writes one int.
+    check("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
+    let count = u64::try_from(count).unwrap_or(0);
+    if u64::from(ordinal) >= count {
+        return Err(Error::Range {
+            argument: "ordinal",
+            value: u64::from(ordinal),
+            min: 0,
+            max: count.saturating_sub(1),
+        });
+    }
+    let mut device = 0;
+    // SAFETY: writes one int.
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&mut device, ordinal as i32)
+    })?;
+    Ok(device)
+}
+
+fn name(device: CUdevice) -> Result<String> {
+    let mut text = [0_u8; 256];
+    // SAFETY: writes at most that many bytes, with a NUL at the end.
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(text.as_mut_ptr().cast(), text.len() as i32, device)
+    })?;
+    let end = text
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+}

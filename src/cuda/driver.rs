@@ -1,0 +1,83 @@
+//! The CUDA driver: whether it is there, and what its functions return.
+#![allow(unsafe_code)] // calls the driver
+
+use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::{Error, Result};
+
+/// The first driver whose functions are those that this room calls: 11.7 brought the second version of the memory operations.
+const DRIVER_MIN: i32 = 11_070;
+
+/// Loads and initialises the driver, once. Every other call of this room comes after it: `cudarc` panics where there is no library.
+///
+/// # Errors
+/// [`Error::State`] if there is no driver or an old one, [`Error::Cuda`] if it does not start.
+pub(super) fn load() -> Result<()> {
+    static LOADED: OnceLock<Result<()>> = OnceLock::new();
+    LOADED.get_or_init(initialise).clone()
+}
+
+fn initialise() -> Result<()> {
+    let no = |reason: String| {
+        Err(Error::State {
+            operation: "load the CUDA driver",
+            reason,
+        })
+    };
+    // SAFETY: opens a library of that name, whose constructors are those of the system's driver.
+    if !unsafe { sys::is_culib_present() } {
+        return no("libcuda.so.1 cannot be loaded: there is no NVIDIA driver here".into());
+    }
+    // SAFETY: the first call of the driver; it takes no flags.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    let mut version = 0;
+    // SAFETY: writes one int.
+    check("cuDriverGetVersion", unsafe {
+        sys::cuDriverGetVersion(&mut version)
+    })?;
+    if version < DRIVER_MIN {
+        return no(format!(
+            "the driver is of CUDA {}.{}; 11.7 is the first whose streams have the memory operations that are used here",
+            version / 1000,
+            version % 1000 / 10
+        ));
+    }
+    Ok(())
+}
+
+/// The result of a driver's function as this library's.
+#[inline]
+pub(super) fn check(call: &'static str, result: CUresult) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(failed(call, result))
+}
+
+#[cold]
+fn failed(call: &'static str, result: CUresult) -> Error {
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: writes one pointer, to a string that is a constant of the driver, or null for a result that it does not know.
+    let found = unsafe { sys::cuGetErrorName(result, &mut text) };
+    let name = if found != CUresult::CUDA_SUCCESS || text.is_null() {
+        "an error without a name".to_owned()
+    } else {
+        // SAFETY: a constant string of the driver.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    };
+    Error::Cuda {
+        call,
+        code: result as u32,
+        name,
+    }
+}
+
+/// Whether an error is this result of the driver.
+pub(super) fn is(error: &Error, result: CUresult) -> bool {
+    matches!(error, Error::Cuda { code, .. } if *code == result as u32)
+}

@@ -1,0 +1,249 @@
+//! Programs as the driver's memory operations.
+//!
+//! From `cuda.h`: each store of the second version of these functions is preceded by a fence of system scope for what the stream did
+//! before, and what follows a wait sees what was stored before the word; so the fences of a program need no operations of their own.
+//! What NICs wrote is the exception: the flag FLUSH of a wait is for that.
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitOperand,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteOperand,
+    CUstreamBatchMemOpType, CUstreamWaitValue_flags,
+};
+
+use super::Capabilities;
+use crate::peer::{At, PeerOp, Program};
+use crate::{Error, Result};
+
+/// One operation of the driver.
+pub(super) type MemOp = CUstreamBatchMemOpParams;
+
+/// The most operations of one call: `cuda.h` says fewer than 256.
+pub(super) const CALL_MAX: usize = 255;
+
+/// Adds the operations of `program` to `out`; `locate` gives the device's address of an op. Whether there is a wait among them.
+///
+/// # Errors
+/// [`Error::State`] if the device lacks what an op needs, and those of `locate`. `out` then has a part of the program at its end.
+pub(super) fn translate(
+    program: &Program,
+    capabilities: &Capabilities,
+    mut locate: impl FnMut(At) -> Result<CUdeviceptr>,
+    out: &mut Vec<MemOp>,
+) -> Result<bool> {
+    use CUstreamWaitValue_flags as Flags;
+    let mut waits = false;
+    for op in program.ops() {
+        let (at, value, condition) = match op {
+            PeerOp::StoreDword { at, value } => {
+                out.push(store_dword(locate(at)?, value));
+                continue;
+            }
+            PeerOp::StoreQword { at, value } => {
+                check_qwords(capabilities)?;
+                out.push(store_qword(locate(at)?, value));
+                continue;
+            }
+            PeerOp::CopyBlock { at, bytes } => {
+                check_qwords(capabilities)?;
+                let mut to = locate(at)?;
+                let (words, _) = bytes.as_chunks::<8>();
+                for word in words {
+                    out.push(store_qword(to, u64::from_ne_bytes(*word)));
+                    to += 8;
+                }
+                continue;
+            }
+            // See above.
+            PeerOp::Fence(_) => continue,
+            PeerOp::PollGeq { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_GEQ),
+            PeerOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
+            PeerOp::PollNor { at, value } => {
+                if !capabilities.nor {
+                    return Err(lacking("waits for a bit to become 0 (NOR)"));
+                }
+                (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR)
+            }
+        };
+        waits = true;
+        let flush = if capabilities.flush {
+            Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32
+        } else {
+            0
+        };
+        out.push(wait(locate(at)?, value, condition as u32 | flush));
+    }
+    Ok(waits)
+}
+
+/// A 32-bit store.
+pub(super) fn store_dword(address: CUdeviceptr, value: u32) -> MemOp {
+    CUstreamBatchMemOpParams_union {
+        writeValue: WriteParams {
+            operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address,
+            __bindgen_anon_1: WriteOperand {
+                // The whole of it, so that no byte of the operand is left over from elsewhere.
+                value64: u64::from(value),
+            },
+            flags: 0,
+            alias: 0,
+        },
+    }
+}
+
+fn store_qword(address: CUdeviceptr, value: u64) -> MemOp {
+    CUstreamBatchMemOpParams_union {
+        writeValue: WriteParams {
+            operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+            address,
+            __bindgen_anon_1: WriteOperand { value64: value },
+            flags: 0,
+            alias: 0,
+        },
+    }
+}
+
+/// A wait for a 32-bit word; `flags` are those of `CUstreamWaitValue_flags`.
+pub(super) fn wait(address: CUdeviceptr, value: u32, flags: u32) -> MemOp {
+    CUstreamBatchMemOpParams_union {
+        waitValue: WaitParams {
+            operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            address,
+            __bindgen_anon_1: WaitOperand {
+                value64: u64::from(value),
+            },
+            flags,
+            alias: 0,
+        },
+    }
+}
+
+/// Waits until the word has come to `value`, as counts do that go round.
+pub(super) fn wait_count(address: CUdeviceptr, value: u32) -> MemOp {
+    wait(
+        address,
+        value,
+        CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
+    )
+}
+
+fn check_qwords(capabilities: &Capabilities) -> Result<()> {
+    if capabilities.qwords {
+        return Ok(());
+    }
+    Err(lacking("64-bit stores"))
+}
+
+#[cold]
+fn lacking(what: &str) -> Error {
+    Error::State {
+        operation: "queue on a CUDA stream",
+        reason: format!(
+            "the device has no {what} in streams; endpoints whose doorbells a proxy rings (`path=proxy`) need none"
+        ),
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)] // reads the driver's unions
+mod tests {
+    use super::*;
+    use crate::peer::{Fence, Role, Targets};
+
+    const ALL: Capabilities = Capabilities {
+        qwords: true,
+        nor: true,
+        flush: true,
+        gpudirect: true,
+        ordering: crate::cuda::WritesOrdering::AllDevices,
+        dmabuf: true,
+        host_addresses: true,
+    };
+
+    /// What of an operation means something: its number in `cuda.h`, address, operand and flags.
+    type Fields = (u32, u64, u64, u32);
+
+    fn fields(op: &MemOp) -> Fields {
+        // SAFETY: stores and waits have the same fields at the same places, all of them set.
+        unsafe {
+            let op = op.writeValue;
+            let operand = op.__bindgen_anon_1.value64;
+            (op.operation as u32, op.address, operand, op.flags)
+        }
+    }
+
+    /// One op of each kind, on a target at 0x1000.
+    fn translated(capabilities: &Capabilities) -> Result<(bool, Vec<Fields>)> {
+        let mut targets = Targets::new();
+        let page = targets.register("page", Role::Memory, 64);
+        let mut program = Program::new(&targets);
+        program.fence(Fence::WORK_BEFORE_FLAG)?;
+        program.store_dword(page.dword(4)?, 0xffff_fff1)?;
+        program.store_qword(page.qword(8)?, 0x1122_3344_5566_7788)?;
+        program.copy_block(
+            page.block(16, 16)?,
+            &std::array::from_fn::<u8, 16, _>(|at| at as u8),
+        )?;
+        program.poll_geq(page.dword(32)?, 7)?;
+        program.poll_and(page.dword(36)?, 8)?;
+        if capabilities.nor {
+            program.poll_nor(page.dword(40)?, 9)?;
+        }
+        let mut out = Vec::new();
+        let waits = translate(
+            &program,
+            capabilities,
+            |at| Ok(0x1000 + at.offset),
+            &mut out,
+        )?;
+        Ok((waits, out.iter().map(fields).collect()))
+    }
+
+    #[test]
+    fn each_op_is_the_operation_of_cuda_h_that_it_is() {
+        // CU_STREAM_MEM_OP_WAIT_VALUE_32 1, WRITE_VALUE_32 2, WRITE_VALUE_64 5; CU_STREAM_WAIT_VALUE_GEQ 0, AND 2, NOR 3, FLUSH 1 << 30.
+        let flush = 1 << 30;
+        let expected = vec![
+            (2, 0x1004, 0xffff_fff1, 0),
+            (5, 0x1008, 0x1122_3344_5566_7788, 0),
+            (5, 0x1010, 0x0706_0504_0302_0100, 0),
+            (5, 0x1018, 0x0f0e_0d0c_0b0a_0908, 0),
+            (1, 0x1020, 7, flush),
+            (1, 0x1024, 8, 2 | flush),
+            (1, 0x1028, 9, 3 | flush),
+        ];
+        assert_eq!(translated(&ALL), Ok((true, expected)));
+    }
+
+    #[test]
+    fn what_the_device_lacks_is_left_out_or_refused() {
+        let (_, ops) = translated(&Capabilities {
+            flush: false,
+            ..ALL
+        })
+        .unwrap();
+        assert!(ops.iter().all(|op| op.3 & 1 << 30 == 0));
+        let poor = Capabilities {
+            qwords: false,
+            ..ALL
+        };
+        assert!(matches!(translated(&poor), Err(Error::State { .. })));
+        let mut targets = Targets::new();
+        let word = targets.register("word", Role::Memory, 4).dword(0).unwrap();
+        let mut program = Program::new(&targets);
+        program.poll_nor(word, 1).unwrap();
+        let poor = Capabilities { nor: false, ..ALL };
+        let refused = translate(&program, &poor, |_| Ok(0), &mut Vec::new());
+        assert!(matches!(refused, Err(Error::State { .. })));
+        // A store alone is no wait, and needs nothing.
+        program.clear();
+        program.store_dword(word, 1).unwrap();
+        let none = Capabilities::default();
+        let mut out = Vec::new();
+        assert_eq!(translate(&program, &none, |_| Ok(0), &mut out), Ok(false));
+        assert_eq!(out.len(), 1);
+    }
+}

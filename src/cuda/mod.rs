@@ -1,0 +1,19 @@
+//! CUDA: programs executed by the streams of a GPU.
+//!
+//! [`CudaStream`] is an [`Executor`](crate::Executor) over a `CUstream`, one of its own or somebody else's: a program becomes memory
+//! operations (`cuStreamBatchMemOp_v2`), and no thread of this process has a part in their execution. The driver is loaded when the first
+//! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
+
+mod capabilities;
+mod context;
+mod driver;
+mod memops;
+mod pending;
+mod pinned;
+mod reach;
+mod stream;
+mod word;
+
+pub use capabilities::{Capabilities, WritesOrdering};
+pub use context::CudaContext;
+pub use stream::CudaStream;

@@ -1,0 +1,190 @@
+//! Host memory that GPUs can reach: registered with the driver page by page, once, however many have an interest in a page.
+#![allow(unsafe_code)] // calls the driver with addresses of memory of others
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+
+use super::CudaContext;
+use super::driver::{check, is};
+use crate::Result;
+
+const PAGE: usize = 4096;
+
+/// Every context may use it, and it has an address on the device.
+const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+
+/// Memory that is no memory but the registers of a device, as a card's UAR page.
+const IO_FLAGS: u32 = FLAGS | sys::CU_MEMHOSTREGISTER_IOMEMORY;
+
+/// Consecutive pages that were registered by one call.
+struct Run {
+    context: CudaContext,
+    pages: Range<usize>,
+    /// Not by the application, whose registration is not ours to end.
+    ours: bool,
+}
+
+/// The runs of the process, by their first address: the driver registers a page once, whichever context asks.
+type Runs = BTreeMap<usize, Weak<Run>>;
+
+fn runs() -> MutexGuard<'static, Runs> {
+    static RUNS: Mutex<Runs> = Mutex::new(BTreeMap::new());
+    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A span of host memory that stays registered as long as this lives.
+pub(super) struct Pinned {
+    runs: Vec<Arc<Run>>,
+    /// What is to be added to an address of the span to have the device's.
+    offset: u64,
+}
+
+impl Pinned {
+    /// Registers what of the span is not yet.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda): memory that cannot be registered, such as the registers of a card where the driver does not map them.
+    ///
+    /// # Safety
+    /// The memory is mapped, and stays so as long as this lives.
+    pub(super) unsafe fn new(
+        context: &CudaContext,
+        start: usize,
+        len_bytes: usize,
+    ) -> Result<Pinned> {
+        let end = (start + len_bytes).next_multiple_of(PAGE);
+        let mut at = start & !(PAGE - 1);
+        let mut known = runs();
+        let mut held = Vec::new();
+        let result = loop {
+            if at >= end {
+                break Ok(());
+            }
+            if let Some(run) = covering(&known, at) {
+                at = run.pages.end;
+                held.push(run);
+                continue;
+            }
+            let stop = known
+                .range(at..end)
+                .find(|(_, run)| run.strong_count() > 0)
+                .map_or(end, |(start, _)| *start);
+            match register(context, at..stop) {
+                Ok(run) => {
+                    at = run.pages.end;
+                    let run = Arc::new(run);
+                    known.insert(run.pages.start, Arc::downgrade(&run));
+                    held.push(run);
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        known.retain(|_, run| run.strong_count() > 0);
+        drop(known);
+        // Here, so that what was registered is given back on an error.
+        let mut pinned = Pinned {
+            runs: held,
+            offset: 0,
+        };
+        result?;
+        pinned.offset = pinned.find_offset(context)?;
+        Ok(pinned)
+    }
+
+    /// The device's address of an address of the span.
+    pub(super) fn device_address(&self, address: usize) -> CUdeviceptr {
+        (address as u64).wrapping_add(self.offset)
+    }
+
+    /// One offset for all runs, or an error: programs reach a target by its first address.
+    fn find_offset(&self, context: &CudaContext) -> Result<u64> {
+        let _entered = context.enter()?;
+        let mut found = None;
+        for run in &self.runs {
+            let mut device = 0;
+            // SAFETY: writes one address; asks for memory that is registered.
+            check("cuMemHostGetDevicePointer", unsafe {
+                sys::cuMemHostGetDevicePointer_v2(&mut device, run.pages.start as *mut _, 0)
+            })?;
+            let offset = device.wrapping_sub(run.pages.start as u64);
+            if *found.get_or_insert(offset) != offset {
+                return Err(crate::Error::State {
+                    operation: "map memory to a GPU",
+                    reason: "parts of it, registered apart, have addresses apart on the device"
+                        .into(),
+                });
+            }
+        }
+        Ok(found.unwrap_or(0))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // Under the lock: who finds that a page has no run any more finds it unregistered, too.
+        let _known = runs();
+        self.runs.clear();
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.ours {
+            return;
+        }
+        // A context that was destroyed has ended its registrations.
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: registered by `register`, and nobody has an interest in it any more.
+            let _ = unsafe { sys::cuMemHostUnregister(self.pages.start as *mut _) };
+        }
+    }
+}
+
+/// The run that has the page at that address.
+fn covering(known: &Runs, at: usize) -> Option<Arc<Run>> {
+    let (_, run) = known.range(..=at).next_back()?;
+    run.upgrade().filter(|run| run.pages.contains(&at))
+}
+
+/// Registers these pages; or the first of them, if the application has registered some.
+fn register(context: &CudaContext, pages: Range<usize>) -> Result<Run> {
+    let _entered = context.enter()?;
+    let run = |pages, ours| Run {
+        context: context.clone(),
+        pages,
+        ours,
+    };
+    let whole = match attempt(&pages) {
+        Ok(()) => return Ok(run(pages, true)),
+        Err(error) => error,
+    };
+    if !is(&whole, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+        return Err(whole);
+    }
+    let first = pages.start..pages.start + PAGE;
+    match attempt(&first) {
+        Ok(()) => Ok(run(first, true)),
+        Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {
+            Ok(run(first, false))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn attempt(pages: &Range<usize>) -> Result<()> {
+    let call = |flags| {
+        // SAFETY: mapped memory, by the contract of `Pinned::new`.
+        check("cuMemHostRegister", unsafe {
+            sys::cuMemHostRegister_v2(pages.start as *mut _, pages.len(), flags)
+        })
+    };
+    match call(FLAGS) {
+        Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => Err(error),
+        // What the memory is shows how it is taken; the first error is the one that says something of ordinary memory.
+        Err(error) => call(IO_FLAGS).map_err(|_| error),
+        Ok(()) => Ok(()),
+    }
+}

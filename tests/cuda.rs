@@ -1,0 +1,826 @@
+//! CUDA streams as executors, beside what the suites of the public interface show with `DOORBELL_TEST_STREAM=cuda`. `scripts/test cuda`
+//! runs this over the stand-in for the driver; without a driver its tests are WAIVED. With a GPU they are the driver's, but for those that
+//! make it fail.
+#![cfg(all(feature = "cuda", not(loom)))]
+#![allow(unsafe_code)] // calls the driver as an application does
+
+mod rig;
+mod waived;
+
+use std::ffi::{CStr, CString};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use doorbell::region::Access;
+use doorbell::{
+    Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, HostStream,
+    Region, Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+};
+use rig::{Limit, Pair, Random, SOON, device, from_env};
+use waived::waived;
+
+const BOUND: Duration = Duration::from_secs(60);
+const SHORT: Option<Duration> = Some(Duration::from_millis(20));
+const OUT_OF_MEMORY: u32 = 2;
+
+/// One test at a time: what the driver is told to fail at, it does for all.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_standin() -> bool {
+    std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
+}
+
+/// The context of the first device; none, and the test is WAIVED, where there is no driver.
+fn context(test: &str) -> Option<CudaContext> {
+    match CudaContext::primary(0) {
+        Ok(context) => Some(context),
+        Err(error) if is_standin() => panic!("{error}"),
+        Err(error) => {
+            waived(test, &format!("{error}"));
+            None
+        }
+    }
+}
+
+/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
+struct Fault(unsafe extern "C" fn(*const std::ffi::c_char) -> u32);
+
+impl Fault {
+    /// None, and the test is WAIVED, if it is a real driver.
+    fn new(test: &str, rules: &str) -> Option<Fault> {
+        if !is_standin() {
+            waived(test, "a real driver does not fail when it is told to");
+            return None;
+        }
+        // SAFETY: the library is loaded; the symbol is a function of that type.
+        let function = unsafe {
+            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            assert!(!library.is_null());
+            let symbol = libc::dlsym(library, c"doorbell_cuda_standin_fault".as_ptr());
+            assert!(!symbol.is_null());
+            std::mem::transmute::<
+                *mut libc::c_void,
+                unsafe extern "C" fn(*const std::ffi::c_char) -> u32,
+            >(symbol)
+        };
+        let fault = Fault(function);
+        for rule in rules.split(';') {
+            let rule = CString::new(rule).unwrap();
+            // SAFETY: takes a string.
+            assert_eq!(unsafe { function(rule.as_ptr()) }, 0);
+        }
+        Some(fault)
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        // SAFETY: null takes the rules away.
+        unsafe { (self.0)(std::ptr::null()) };
+    }
+}
+
+fn config() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: 128,
+        ..EndpointConfig::default()
+    }
+}
+
+/// A pair with its memory, which transfers.
+struct Bench {
+    pair: Pair,
+    region: Region,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let pair = Pair::new(&device(), &config());
+        let region = pair.region(8192);
+        Bench { pair, region }
+    }
+
+    fn works(&mut self, stream: &dyn Executor, value: u8) {
+        let Bench { pair, region } = self;
+        region.fill(0, 512, value).unwrap();
+        region.fill(4096, 512, !value).unwrap();
+        let data = [region.slice(0, 512).unwrap()];
+        let remote = region.remote();
+        let to = remote.addr + 4096;
+        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(
+            (sent.unwrap().status(), waited.status()),
+            (Status::Complete, Status::Complete)
+        );
+        assert!(region.is_filled_with(4096, 512, value).unwrap());
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < BOUND, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn without_a_driver_or_a_device_there_is_an_error_and_no_more() {
+    let _alone = alone();
+    let error = CudaContext::primary(10_000).unwrap_err();
+    let expected = match context("without_a_driver") {
+        Some(_) => matches!(
+            error,
+            Error::Range {
+                argument: "ordinal",
+                ..
+            }
+        ),
+        None => matches!(&error, Error::State { reason, .. } if reason.contains("libcuda")),
+    };
+    assert!(expected, "{error}");
+}
+
+#[test]
+fn sixty_four_sends_take_one_call_of_the_driver() {
+    let _alone = alone();
+    let test = "sixty_four_sends_take_one_call_of_the_driver";
+    let Some(context) = context(test) else { return };
+    let stream = CudaStream::new(&context, "batch").unwrap();
+    let mut bench = Bench::new();
+    bench.works(&stream, 1);
+    let mut batch: Vec<_> = (0..64)
+        .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
+        .collect();
+    // A second call would fail.
+    let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:1,nth=2") else {
+        return;
+    };
+    let tickets = stream_post_all(&stream, &mut batch).unwrap();
+    assert_eq!(tickets.len(), 64);
+    for _ in 0..64 {
+        bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+    }
+    // Which the next one is.
+    let refused = stream.record(&Event::new());
+    assert!(
+        matches!(refused, Err(Error::Cuda { code: 1, .. })),
+        "{refused:?}"
+    );
+    drop(fault);
+    stream.synchronize(SOON).unwrap();
+    assert!(
+        tickets
+            .iter()
+            .all(|ticket| ticket.status() == Status::Complete)
+    );
+}
+
+#[test]
+fn what_the_driver_refuses_is_not_queued() {
+    let _alone = alone();
+    let test = "what_the_driver_refuses_is_not_queued";
+    let Some(context) = context(test) else { return };
+    let stream = CudaStream::new(&context, "refused").unwrap();
+    let mut bench = Bench::new();
+    for round in 0..10 {
+        let mut batch: Vec<_> = (0..4)
+            .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
+            .collect();
+        let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=1") else {
+            return;
+        };
+        let error = stream_post_all(&stream, &mut batch).unwrap_err();
+        drop(fault);
+        let expected = Error::Cuda {
+            call: "cuStreamBatchMemOp",
+            code: OUT_OF_MEMORY,
+            name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+        };
+        assert_eq!(error, expected);
+        assert_eq!(batch.len(), 4);
+        assert!(
+            batch
+                .iter()
+                .all(|op| op.ticket().status() == Status::Prepared)
+        );
+        stream_post_all(&stream, &mut batch).unwrap();
+        for _ in 0..4 {
+            bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+        }
+        bench.works(&stream, round);
+    }
+    // Of a wait for another stream of the host nothing stays, either: the next one waits for its own.
+    let host = HostStream::new("host").unwrap();
+    let (refused, held) = (Event::new(), Event::new());
+    let release = Arc::new(AtomicBool::new(false));
+    let released = Arc::clone(&release);
+    host.launch(move || {
+        while !released.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    })
+    .unwrap();
+    host.record(&refused).unwrap();
+    host.record(&held).unwrap();
+    let fault = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=1");
+    assert!(matches!(
+        stream.wait_event(&refused),
+        Err(Error::Cuda { .. })
+    ));
+    drop(fault);
+    stream.wait_event(&held).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(stream.query(), Ok(false));
+    release.store(true, Ordering::Release);
+    stream.synchronize(SOON).unwrap();
+}
+
+#[test]
+fn a_batch_that_breaks_off_in_the_middle_ends_the_stream_and_everyone_hears_of_it() {
+    let _alone = alone();
+    let test = "a_batch_that_breaks_off_in_the_middle";
+    let Some(context) = context(test) else { return };
+    let mut bench = Bench::new();
+    let stream = CudaStream::new(&context, "broken").unwrap();
+    bench.works(&stream, 3);
+    // One store each, at least: more than one call takes.
+    let mut batch = Vec::new();
+    for _ in 0..128 {
+        for end in [&mut bench.pair.a, &mut bench.pair.b] {
+            batch.push(end.prepare_send(&Work::nop()).unwrap());
+        }
+    }
+    let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=2") else {
+        return;
+    };
+    let tickets = stream_post_all(&stream, &mut batch).unwrap();
+    drop(fault);
+    until("an end", || tickets.iter().all(Ticket::is_over));
+    assert!(
+        tickets
+            .iter()
+            .any(|ticket| matches!(ticket.status(), Status::Failed(_)))
+    );
+    assert!(matches!(stream.query(), Err(Error::Asynchronous { .. })));
+    assert!(matches!(
+        stream.synchronize(SOON),
+        Err(Error::Asynchronous { .. })
+    ));
+    let failures = [&bench.pair.a, &bench.pair.b].map(|end| end.failure().map(|it| it.cause));
+    assert!(failures.contains(&Some(Cause::Discarded)), "{failures:?}");
+    bench.pair.reset();
+    bench.works(&CudaStream::new(&context, "next").unwrap(), 4);
+}
+
+#[test]
+fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
+    let _alone = alone();
+    let Some(context) = context("a_deadline_ends_a_wait") else {
+        return;
+    };
+    let stream = CudaStream::new(&context, "late").unwrap();
+    let mut bench = Bench::new();
+    let cases = [
+        (7, Condition::GreaterOrEqual(8)),
+        (u32::MAX, Condition::GreaterOrEqual(5)),
+        (0b0101, Condition::And(0b1010)),
+        (!0b0100, Condition::Nor(0b0100)),
+    ];
+    for (word, condition) in cases {
+        bench.region.store_u32(64, word).unwrap();
+        let ticket = stream_wait_value32(&stream, &bench.region, 64, condition, SHORT).unwrap();
+        let behind = stream_write_value32(&stream, &bench.region, 128, 9).unwrap();
+        assert!(matches!(
+            stream.synchronize(SOON),
+            Err(Error::Asynchronous { .. })
+        ));
+        let status = ticket.status();
+        assert!(
+            matches!(status, Status::Failed(e) if matches!(e.cause, Cause::Deadline(_))),
+            "{status:?}"
+        );
+        assert_eq!(bench.region.load_u32(64), Ok(word), "{condition:?}");
+        assert_eq!(behind.status(), Status::Complete);
+    }
+    bench.works(&stream, 5);
+}
+
+#[test]
+fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
+    let _alone = alone();
+    let Some(context) = context("a_wait_whose_endpoint_fails") else {
+        return;
+    };
+    let limit = Limit::new("endpoint fails", BOUND);
+    let stream = CudaStream::new(&context, "let go").unwrap();
+    let mut bench = Bench::new();
+    for round in 0..40 {
+        limit.step(round, BOUND);
+        let b = &mut bench.pair.b;
+        let into = [bench.region.slice(0, 16).unwrap()];
+        b.stream_queue_recv(&stream, 5, &into).unwrap();
+        let timeout = if round % 2 == 0 { SHORT } else { SOON };
+        let wait = b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+        if round % 2 != 0 {
+            b.abort();
+        }
+        let _ = stream.synchronize(SOON);
+        let failure = b.failure().unwrap();
+        let cause = if round % 2 == 0 {
+            Cause::Deadline(SHORT.unwrap())
+        } else {
+            Cause::Aborted
+        };
+        assert_eq!(failure.cause, cause);
+        assert_eq!(wait.status(), Status::Failed(failure));
+        bench.pair.reset();
+        bench.works(&stream, round as u8);
+    }
+}
+
+#[test]
+fn events_order_streams_of_both_kinds() {
+    let _alone = alone();
+    let Some(context) = context("events_order_streams_of_both_kinds") else {
+        return;
+    };
+    let here = CudaStream::new(&context, "here").unwrap();
+    let there = CudaStream::new(&context, "there").unwrap();
+    let host = HostStream::new("host").unwrap();
+    let steps = Arc::new(AtomicU32::new(0));
+    let step = |expected: u32| {
+        let steps = Arc::clone(&steps);
+        move || {
+            std::thread::sleep(Duration::from_micros(200));
+            assert_eq!(steps.fetch_add(1, Ordering::SeqCst), expected);
+        }
+    };
+    for round in 0..50 {
+        let [one, two, three] = [(); 3].map(|()| Event::blocking());
+        here.launch_host(step(3 * round)).unwrap();
+        here.record(&one).unwrap();
+        host.wait_event(&one).unwrap();
+        host.launch(step(3 * round + 1)).unwrap();
+        host.record(&two).unwrap();
+        there.wait_event(&two).unwrap();
+        there.launch_host(step(3 * round + 2)).unwrap();
+        there.record(&three).unwrap();
+        here.wait_event(&three).unwrap();
+        three.synchronize(SOON).unwrap();
+        assert_eq!(three.query(), Ok(true));
+    }
+    here.synchronize(SOON).unwrap();
+    host.synchronize(SOON).unwrap();
+    assert_eq!(steps.load(Ordering::SeqCst), 150);
+}
+
+#[test]
+fn a_stream_of_somebody_else_stays_theirs() {
+    let _alone = alone();
+    let Some(context) = context("a_stream_of_somebody_else") else {
+        return;
+    };
+    let mut bench = Bench::new();
+    let entered = Current::enter(&context);
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    unsafe { sys::cuStreamCreate(&mut raw, 1) }
+        .result()
+        .unwrap();
+    // SAFETY: a stream of the context, destroyed at the end.
+    let stream = unsafe { CudaStream::from_raw(&context, raw, "theirs") }.unwrap();
+    assert_eq!(stream.raw(), raw);
+    bench.works(&stream, 9);
+    // Dropped with work in its queue: that is done when its time comes. The endpoints go in another thread, which may have to wait for the
+    // stream, as memory that is unregistered does.
+    let region = bench.region.clone();
+    region.store_u32(0, 0).unwrap();
+    let wait = stream_wait_value32(&stream, &region, 0, Condition::GreaterOrEqual(1000), SOON);
+    let write = stream_write_value32(&stream, &region, 64, 77).unwrap();
+    drop(stream);
+    let dropped = std::thread::spawn(move || drop(bench));
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(write.status(), Status::Queued);
+    region.store_u32(0, 1000).unwrap();
+    dropped.join().unwrap();
+    until("the work", || write.status() == Status::Complete);
+    assert_eq!(region.load_u32(64), Ok(77));
+    assert_eq!(wait.unwrap().status(), Status::Complete);
+    // SAFETY: made above.
+    unsafe { sys::cuStreamSynchronize(raw) }.result().unwrap();
+    // SAFETY: as above.
+    unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
+    drop(entered);
+}
+
+/// The context is current while this lives, as an application makes it.
+struct Current;
+
+impl Current {
+    fn enter(context: &CudaContext) -> Current {
+        // SAFETY: a context that is kept.
+        unsafe { sys::cuCtxPushCurrent_v2(context.raw()) }
+            .result()
+            .unwrap();
+        Current
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: takes off what `enter` put there.
+        unsafe { sys::cuCtxPopCurrent_v2(&mut popped) }
+            .result()
+            .unwrap();
+    }
+}
+
+fn current() -> sys::CUcontext {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    unsafe { sys::cuCtxGetCurrent(&mut current) }
+        .result()
+        .unwrap();
+    current
+}
+
+#[test]
+fn a_thread_has_the_context_that_it_had() {
+    let _alone = alone();
+    let Some(context) = context("a_thread_has_the_context_that_it_had") else {
+        return;
+    };
+    std::thread::spawn(move || {
+        assert!(current().is_null());
+        let stream = CudaStream::new(&context, "anywhere").unwrap();
+        let mut bench = Bench::new();
+        bench.works(&stream, 1);
+        assert!(current().is_null());
+        let error = CudaContext::current().unwrap_err();
+        assert!(matches!(error, Error::State { .. }), "{error}");
+        let entered = Current::enter(&context);
+        bench.works(&stream, 2);
+        assert_eq!(current(), context.raw());
+        assert_eq!(CudaContext::current().unwrap().raw(), context.raw());
+        drop((stream, bench));
+        assert_eq!(current(), context.raw());
+        drop(entered);
+        assert!(current().is_null());
+    })
+    .join()
+    .unwrap();
+}
+
+/// Pages of the application's.
+fn pages(count: usize) -> *mut libc::c_void {
+    // SAFETY: a new mapping.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            count * 4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(start, libc::MAP_FAILED);
+    start
+}
+
+fn register(start: *mut libc::c_void, len_bytes: usize) -> sys::CUresult {
+    // SAFETY: mapped memory.
+    unsafe { sys::cuMemHostRegister_v2(start, len_bytes, 3) }
+}
+
+fn unregister(start: *mut libc::c_void) -> sys::CUresult {
+    // SAFETY: what it says of memory that is not registered is an error.
+    unsafe { sys::cuMemHostUnregister(start) }
+}
+
+#[test]
+fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
+    let _alone = alone();
+    let Some(context) = context("memory_is_registered_while_it_is_needed") else {
+        return;
+    };
+    let entered = Current::enter(&context);
+    let stream = CudaStream::new(&context, "words").unwrap();
+    let pair = Pair::new(&device(), &config());
+    let start = pages(4);
+    // The third page is the application's, and registered by it.
+    let third = start.wrapping_byte_add(2 * 4096);
+    register(third, 4096).result().unwrap();
+    // SAFETY: mapped, and unmapped after the regions are gone.
+    let region = unsafe {
+        Region::register(
+            &pair.domain,
+            NonNull::new(start.cast()).unwrap(),
+            4 * 4096,
+            Access::ALL,
+        )
+    }
+    .unwrap();
+    // SAFETY: as above.
+    let part = unsafe {
+        Region::register(
+            &pair.domain,
+            NonNull::new(start.cast()).unwrap(),
+            4096,
+            Access::ALL,
+        )
+    }
+    .unwrap();
+    for (at, which) in [
+        (0, &region),
+        (2 * 4096, &region),
+        (8, &part),
+        (3 * 4096 + 4092, &region),
+    ] {
+        stream_write_value32(&stream, which, at, at as u32 + 1).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(which.load_u32(at), Ok(at as u32 + 1));
+    }
+    let registered = sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    assert_eq!(register(start, 4096), registered);
+    drop(region);
+    // The first page has another region on it.
+    assert_eq!(register(start, 4096), registered);
+    let second = start.wrapping_byte_add(4096);
+    stream_write_value32(&stream, &part, 0, 5).unwrap();
+    stream.synchronize(SOON).unwrap();
+    drop(part);
+    assert_eq!(register(start, 2 * 4096), sys::CUresult::CUDA_SUCCESS);
+    assert_eq!(unregister(start), sys::CUresult::CUDA_SUCCESS);
+    let not_registered = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    assert_eq!(unregister(second), not_registered);
+    assert_eq!(unregister(third), sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: nothing uses it any more.
+    unsafe { libc::munmap(start, 4 * 4096) };
+    drop(entered);
+}
+
+#[test]
+fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
+    let _alone = alone();
+    let test = "what_cannot_be_mapped_is_an_error";
+    let Some(context) = context(test) else { return };
+    let stream = CudaStream::new(&context, "mapped").unwrap();
+    let mut bench = Bench::new();
+    // Each target is registered when it is first named: a send names three.
+    for nth in 1..=3 {
+        let Some(fault) = Fault::new(
+            test,
+            &format!(
+                "cuMemHostRegister_v2:2,nth={nth};cuMemHostRegister_v2:2,nth={}",
+                nth + 1
+            ),
+        ) else {
+            return;
+        };
+        let queued = bench.pair.a.stream_queue_send(&stream, &Work::nop());
+        drop(fault);
+        if let Err(error) = queued {
+            assert!(
+                matches!(
+                    error,
+                    Error::Cuda {
+                        call: "cuMemHostRegister",
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        } else {
+            bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+        }
+    }
+    bench.works(&stream, 8);
+}
+
+#[test]
+fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
+    let _alone = alone();
+    let Some(context) = context("a_function_of_the_host_that_panics") else {
+        return;
+    };
+    let stream = CudaStream::new(&context, "panics").unwrap();
+    let called = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&called);
+    let inside = stream.clone();
+    stream
+        .launch_host(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let error = inside.synchronize(SOON).unwrap_err();
+            assert!(matches!(error, Error::State { .. }));
+            // The last handle may go here, too.
+            drop(inside);
+        })
+        .unwrap();
+    stream.synchronize(SOON).unwrap();
+    stream
+        .launch_host(|| std::panic::resume_unwind(Box::new("on purpose")))
+        .unwrap();
+    let error = stream.synchronize(SOON).unwrap_err();
+    assert!(error.to_string().contains("on purpose"), "{error}");
+    assert!(stream.launch_host(|| ()).is_err());
+    assert_eq!(called.load(Ordering::SeqCst), 1);
+    drop(stream);
+    Bench::new().works(&CudaStream::new(&context, "next").unwrap(), 2);
+}
+
+#[test]
+fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
+    let _alone = alone();
+    let test = "a_context_destroyed_with_work_queued";
+    if context(test).is_none() {
+        return;
+    }
+    if !is_standin() {
+        return waived(
+            test,
+            "a real driver may crash on handles of a context that is gone",
+        );
+    }
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    unsafe { sys::cuCtxCreate_v2(&mut raw, 0, 0) }
+        .result()
+        .unwrap();
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: creation made it current.
+    unsafe { sys::cuCtxPopCurrent_v2(&mut popped) }
+        .result()
+        .unwrap();
+    // SAFETY: a context; it is destroyed early on purpose, and the stand-in checks handles.
+    let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
+    let stream = CudaStream::new(&context, "doomed").unwrap();
+    let mut bench = Bench::new();
+    let region = bench.region.clone();
+    let wait =
+        stream_wait_value32(&stream, &region, 0, Condition::GreaterOrEqual(1), None).unwrap();
+    let sent = bench
+        .pair
+        .a
+        .stream_queue_send(&stream, &Work::nop())
+        .unwrap();
+    let event = Event::blocking();
+    stream.record(&event).unwrap();
+    // SAFETY: made above.
+    unsafe { sys::cuCtxDestroy_v2(raw) }.result().unwrap();
+    until("tickets", || wait.is_over() && sent.is_over());
+    assert!(matches!(
+        event.synchronize(SOON),
+        Err(Error::Asynchronous { .. })
+    ));
+    assert!(matches!(stream.query(), Err(Error::Asynchronous { .. })));
+    assert_eq!(bench.pair.a.failure().unwrap().cause, Cause::Discarded);
+    drop((stream, context));
+    drop(bench);
+}
+
+/// Programs need what the device lacks: a child of this test has a driver that lacks it.
+#[test]
+fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
+    let _alone = alone();
+    let test = "what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it";
+    let Some(context) = context(test) else { return };
+    if !is_standin() {
+        return waived(test, "a real device lacks what it lacks");
+    }
+    const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
+    if std::env::var_os(LACKS).is_none() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(LACKS, "nor,memops64,flush")
+            .env("DOORBELL_TEST_DEVICE", "softcx")
+            .output()
+            .unwrap();
+        assert!(
+            child.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&child.stdout),
+            String::from_utf8_lossy(&child.stderr)
+        );
+        return;
+    }
+    let has = context.capabilities();
+    assert_eq!((has.nor, has.qwords, has.flush), (false, false, false));
+    let stream = CudaStream::new(&context, "poor").unwrap();
+    let mut bench = Bench::new();
+    let error = bench
+        .pair
+        .a
+        .stream_queue_send(&stream, &Work::nop())
+        .unwrap_err();
+    assert!(error.to_string().contains("64-bit"), "{error}");
+    bench.pair.a.post_send(&Work::nop()).unwrap();
+    let error = bench
+        .pair
+        .a
+        .stream_wait_cq(&stream, Side::Send)
+        .unwrap_err();
+    assert!(error.to_string().contains("NOR"), "{error}");
+    bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+    let proxied = doorbell::Device::open("softcx,path=proxy").unwrap();
+    let pair = Pair::new(&proxied, &config());
+    let region = pair.region(8192);
+    let mut bench = Bench { pair, region };
+    for value in 0..200 {
+        bench.works(&stream, value);
+    }
+}
+
+/// The driver refuses one call in fifty, any that there is for a stream and its memory. Everything ends, in time, and says so.
+#[test]
+fn ten_thousand_calls_under_random_refusals_end_in_time() {
+    let _alone = alone();
+    let test = "ten_thousand_calls_under_random_refusals";
+    let Some(context) = context(test) else { return };
+    let rounds = from_env("DOORBELL_FAULTS", 10_000) / 4;
+    let seed = from_env("DOORBELL_SEED", 11);
+    println!("DOORBELL_SEED={seed} DOORBELL_FAULTS={}", rounds * 4);
+    let rules = [
+        "cuStreamBatchMemOp_v2",
+        "cuMemHostRegister_v2",
+        "cuMemHostAlloc",
+        "cuMemHostGetDevicePointer_v2",
+        "cuStreamCreate",
+        "cuCtxPushCurrent_v2",
+        "cuLaunchHostFunc",
+    ]
+    .map(|name| format!("{name}:2,ppm=20000"))
+    .join(";");
+    let limit = Limit::new("random refusals", BOUND);
+    let mut random = Random(seed);
+    let Some(_fault) = Fault::new(test, &rules) else {
+        return;
+    };
+    let mut bench = Bench::new();
+    let mut stream = None;
+    let mut refused = 0;
+    for round in 0..rounds {
+        limit.step(round, BOUND);
+        if stream.is_none() || random.below(20) == 0 {
+            stream = CudaStream::new(&context, "tried").ok();
+        }
+        let Some(stream) = &stream else {
+            refused += 1;
+            continue;
+        };
+        let results = [
+            bench
+                .pair
+                .a
+                .stream_queue_send(stream, &Work::nop())
+                .map(drop),
+            bench.pair.a.stream_wait_cq(stream, Side::Send).map(drop),
+            stream.launch_host(|| ()),
+            stream.synchronize(SOON),
+        ];
+        for error in results.into_iter().filter_map(Result::err) {
+            refused += 1;
+            match error {
+                Error::Cuda { code, .. } => assert_eq!(code, OUT_OF_MEMORY),
+                // A wait for a send that was refused.
+                Error::State { .. } => {}
+                // A wait that was let go, or a stream that was ended by an earlier refusal.
+                Error::Asynchronous { .. } | Error::Work(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        if bench.pair.a.failure().is_some() || random.below(50) == 0 {
+            bench = Bench::new();
+        }
+    }
+    assert!(refused > rounds / 50, "{refused}");
+    println!("{refused} calls of {} failed", rounds * 4);
+}
+
+/// The stand-in says what it is.
+#[test]
+fn nobody_takes_the_stand_in_for_a_gpu() {
+    let _alone = alone();
+    let Some(context) = context("nobody_takes_the_stand_in_for_a_gpu") else {
+        return;
+    };
+    assert_eq!(context.device_name().contains("stand-in"), is_standin());
+    let mut text = std::ptr::null();
+    // SAFETY: writes a pointer to a constant string.
+    unsafe { sys::cuGetErrorName(sys::CUresult::CUDA_ERROR_NOT_READY, &mut text) }
+        .result()
+        .unwrap();
+    // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(text) };
+    assert_eq!(name, c"CUDA_ERROR_NOT_READY");
+}
