@@ -438,8 +438,9 @@ fn a_peer_that_is_killed_ends_the_other_process() {
             let (code, _, err) = left.end();
             assert_eq!(code, Some(1), "`{line}`: {err}");
             assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
+            // Who had not met by then waits for the peer for half a minute.
             assert!(
-                start.elapsed() < Duration::from_secs(20),
+                start.elapsed() < Duration::from_secs(60),
                 "`{line}` noticed after {:?}",
                 start.elapsed()
             );
