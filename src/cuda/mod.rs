@@ -6,11 +6,15 @@
 
 mod capabilities;
 mod context;
+mod count;
 mod driver;
+mod host_call;
+mod letting_go;
 mod memops;
 mod pending;
 mod pinned;
 mod reach;
+mod shared;
 mod stream;
 mod word;
 

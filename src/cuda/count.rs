@@ -1,0 +1,52 @@
+//! How far a CUDA stream has come.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::word::Words;
+use crate::stream::Elsewhere;
+
+/// How far a stream has come: the word that it stores to, which goes round, as a count that does not.
+pub(super) struct Count {
+    pub(super) words: Words,
+    seen: AtomicU64,
+    /// The context is no more: nothing more will be counted, and nobody should wait for it.
+    pub(super) over: AtomicBool,
+}
+
+impl Count {
+    pub(super) fn new(words: Words) -> Count {
+        Count {
+            words,
+            seen: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn read(&self) -> u64 {
+        let seen = self.seen.load(Ordering::Acquire);
+        // Acquire: what the stream did before it counted is seen by who sees the count.
+        let now = self.words.done().load(Ordering::Acquire);
+        let ahead = now.wrapping_sub(seen as u32).cast_signed();
+        match u64::try_from(ahead) {
+            Ok(ahead) if ahead > 0 => {
+                let now = seen + ahead;
+                self.seen.fetch_max(now, Ordering::AcqRel).max(now)
+            }
+            _ => seen,
+        }
+    }
+}
+
+impl Elsewhere for Arc<Count> {
+    fn completed(&self) -> u64 {
+        if self.over.load(Ordering::Acquire) {
+            return u64::MAX;
+        }
+        self.read()
+    }
+
+    fn device_word(&self) -> u64 {
+        self.words.done_at()
+    }
+}

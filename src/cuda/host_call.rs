@@ -1,0 +1,40 @@
+//! Functions of the host that a CUDA stream calls.
+#![allow(unsafe_code)] // gives the driver a function to call, and data
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
+
+use super::shared::Shared;
+use crate::stream::{act_as, message};
+
+pub(super) struct HostCall {
+    pub(super) stream: Weak<Shared>,
+    pub(super) id: u64,
+    pub(super) function: Box<dyn FnOnce() + Send>,
+}
+
+/// Where the driver calls a function of the host.
+pub(super) unsafe extern "C" fn call_host(data: *mut c_void) {
+    // SAFETY: `launch_host` gave it, and the driver calls once.
+    let call = unsafe { Box::from_raw(data.cast::<HostCall>()) };
+    let HostCall {
+        stream,
+        id,
+        function,
+    } = *call;
+    let called: std::result::Result<(), Box<dyn Any + Send>> =
+        catch_unwind(AssertUnwindSafe(|| act_as(id, function)));
+    if let Err(panicked) = called {
+        let reason = format!("panicked: {}", message(panicked));
+        match stream.upgrade() {
+            Some(stream) => {
+                stream.fault.stick(reason);
+                // Not here, if it is the last handle: what it would do then calls the driver.
+                stream.keep();
+            }
+            None => drop(reason),
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! What the handles of a CUDA stream share with the thread that looks at it.
+#![allow(unsafe_code)] // calls the driver
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUresult, CUstream};
+
+use super::CudaContext;
+use super::count::Count;
+use super::driver::{check, is};
+use super::letting_go::{Dropped, drop_elsewhere};
+use super::memops::{CALL_MAX, MemOp, store_dword, translate};
+use super::pending::{Awaited, Pending, What, settle};
+use super::reach::Reach;
+use super::word::Words;
+use crate::proxy::{Pace, Placement, Rounds, Turn};
+use crate::stream::{Fault, Mark, Progress, Submission, next_id};
+use crate::{Error, Result};
+
+/// How often the thread looks that tells owners what their programs have come to.
+const TICK: Duration = Duration::from_millis(1);
+
+pub(super) struct Shared {
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) context: CudaContext,
+    pub(super) raw: CUstream,
+    owned: bool,
+    pub(super) progress: Arc<Progress>,
+    pub(super) count: Arc<Count>,
+    pub(super) queue: Mutex<Queue>,
+    pub(super) pending: Mutex<VecDeque<Pending>>,
+    /// Waits for what no GPU counts, in the order of the gates.
+    pub(super) gates: Mutex<VecDeque<(u32, Mark)>>,
+    pub(super) fault: Fault,
+    watched: AtomicBool,
+    /// The driver has said that nothing more will come of what is queued.
+    pub(super) ended: AtomicBool,
+    /// Set when the last handle went before the work.
+    remaining: Mutex<Option<Arc<Shared>>>,
+    pub(super) weak: Weak<Shared>,
+}
+
+// SAFETY: a stream's handle may be used from any thread; the driver locks. All else is locks and atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// What the next call of the driver needs.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Counts that stores of the stream will have made when it is done with everything.
+    pub(super) issued: u64,
+    pub(super) gate: u32,
+    pub(super) ops: Vec<MemOp>,
+    entering: Vec<Pending>,
+}
+
+/// The thread that looks at streams.
+pub(super) fn watch() -> Result<&'static Arc<Rounds<Shared>>> {
+    static WATCH: OnceLock<Result<Arc<Rounds<Shared>>>> = OnceLock::new();
+    WATCH
+        .get_or_init(|| {
+            Rounds::start(
+                "doorbell-cuda",
+                Placement::Anywhere,
+                Pace::every(TICK),
+                Shared::look,
+            )
+        })
+        .as_ref()
+        .map_err(Error::clone)
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// What goes with a stream of the driver, which is destroyed if it is `owned` and this fails.
+    pub(super) fn new(
+        context: &CudaContext,
+        raw: CUstream,
+        owned: bool,
+        name: String,
+    ) -> Result<Arc<Shared>> {
+        let id = next_id();
+        let words = watch().and_then(|_| Words::new(context));
+        let words = words.inspect_err(|_| {
+            if let (true, Ok(_entered)) = (owned, context.enter()) {
+                // SAFETY: the caller has just made it, and nobody else has it.
+                let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
+            }
+        })?;
+        let count = Arc::new(Count::new(words));
+        let progress = Progress::elsewhere(id, Box::new(Arc::clone(&count)));
+        Ok(Arc::new_cyclic(|weak| Shared {
+            id,
+            name,
+            context: context.clone(),
+            raw,
+            owned,
+            progress: Arc::new(progress),
+            count,
+            queue: Mutex::default(),
+            pending: Mutex::default(),
+            gates: Mutex::default(),
+            fault: Fault::new(),
+            watched: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            remaining: Mutex::default(),
+            weak: weak.clone(),
+        }))
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !lock(&self.pending).is_empty() || !lock(&self.gates).is_empty()
+    }
+
+    /// Keeps it until the thread that looks finds that there is no work.
+    pub(super) fn keep(&self) {
+        if let Some(shared) = self.weak.upgrade() {
+            *lock(&self.remaining) = Some(shared);
+            self.ensure_watched();
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        self.fault.check(&self.name)
+    }
+
+    /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error.
+    fn issue(&self, queue: &mut Queue) -> Result<()> {
+        let entered = self.context.enter()?;
+        let mut given = 0;
+        for ops in queue.ops.chunks_mut(CALL_MAX) {
+            // SAFETY: operations of the layout of the driver's own header, on memory that stays registered until the stream is done with
+            // them: each program's owner is kept in `pending`, and the stream's own words in `self`.
+            let result = check("cuStreamBatchMemOp", unsafe {
+                sys::cuStreamBatchMemOp_v2(self.raw, ops.len() as u32, ops.as_mut_ptr(), 0)
+            });
+            match result {
+                Ok(()) => given += ops.len(),
+                Err(error) if given == 0 => {
+                    self.note(&error);
+                    return Err(error);
+                }
+                // A part is in the stream and cannot be taken back.
+                Err(error) => {
+                    self.end(&error);
+                    break;
+                }
+            }
+        }
+        drop(entered);
+        lock(&self.pending).extend(queue.entering.drain(..));
+        self.ensure_watched();
+        Ok(())
+    }
+
+    /// Queues operations made by `prepare`, which may fail and then leaves everything as it was.
+    pub(super) fn queue(
+        &self,
+        prepare: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
+    ) -> Result<()> {
+        self.check()?;
+        self.queue_unchecked(prepare)
+    }
+
+    /// [`Shared::queue`] that reports no earlier failure.
+    pub(super) fn queue_unchecked(
+        &self,
+        prepare: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
+    ) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        let (issued, gate) = (queue.issued, queue.gate);
+        let result = prepare(self, &mut queue).and_then(|()| self.issue(&mut queue));
+        queue.ops.clear();
+        // Not under the lock: an owner may be dropped with what was not entered.
+        let refused = std::mem::take(&mut queue.entering);
+        if result.is_err() {
+            (queue.issued, queue.gate) = (issued, gate);
+            // The next wait has the number of one that was refused.
+            lock(&self.gates).retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
+        } else {
+            // Empty: its space is for the next call.
+            queue.entering = refused;
+            return result;
+        }
+        drop(queue);
+        drop(refused);
+        result
+    }
+
+    /// The operations of a batch of programs.
+    pub(super) fn prepare<'a>(
+        &self,
+        queue: &mut Queue,
+        batch: impl ExactSizeIterator<Item = &'a Submission>,
+    ) -> Result<()> {
+        let last = batch.len().wrapping_sub(1);
+        let mut after = queue.issued;
+        let mut grouped = 0;
+        for (at, submission) in batch.enumerate() {
+            submission.check()?;
+            let owner = &submission.owner;
+            let Some(attachments) = owner.attachments() else {
+                return Err(Error::State {
+                    operation: "queue on a CUDA stream",
+                    reason: "the owner of the program keeps no mappings of its memory for a GPU"
+                        .into(),
+                });
+            };
+            let reach =
+                attachments.get_or_make(self.context.key(), || Ok(Reach::new(&self.context)))?;
+            let waits = translate(
+                &submission.program,
+                self.context.capabilities(),
+                |at| reach.locate(at, &**owner),
+                &mut queue.ops,
+            )?;
+            queue.entering.push(Pending {
+                after,
+                done: 0,
+                what: What::Program {
+                    owner: Arc::clone(owner),
+                    cookie: submission.cookie,
+                    has_begun: false,
+                    awaited: waits.then(|| Awaited::of(&submission.program)).flatten(),
+                    released: None,
+                },
+            });
+            // The stream counts after each wait, for only there it may stand still, and behind the last program.
+            if waits || at == last {
+                self.count(queue);
+                for pending in &mut queue.entering[grouped..] {
+                    pending.done = queue.issued;
+                }
+                grouped = queue.entering.len();
+                after = queue.issued;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the stream count.
+    fn count(&self, queue: &mut Queue) {
+        queue.issued += 1;
+        let op = store_dword(self.count.words.done_at(), queue.issued as u32);
+        queue.ops.push(op);
+    }
+
+    /// Lets the stream count, and enters what is finished with that.
+    pub(super) fn count_for(&self, queue: &mut Queue, after: u64, what: What) {
+        self.count(queue);
+        queue.entering.push(Pending {
+            after,
+            done: queue.issued,
+            what,
+        });
+    }
+
+    /// Tells everyone how far the stream has come. What it returns holds owners.
+    pub(super) fn settle(&self) -> Vec<Pending> {
+        let over = {
+            let mut pending = lock(&self.pending);
+            settle(&mut pending, self.count.read())
+        };
+        for pending in &over {
+            if let Some(cookie) = pending.was_released() {
+                self.fault.pass(format!(
+                    "the wait of program {cookie} was released before its condition held"
+                ));
+            }
+        }
+        over
+    }
+
+    /// Opens the gates of those that wait for other streams of the host.
+    fn open_gates(&self) {
+        let mut gates = lock(&self.gates);
+        while let Some((gate, _)) = gates.front().filter(|(_, mark)| mark.is_reached()) {
+            // Release: what the other stream did comes before.
+            self.count.words.gate().store(*gate, Ordering::Release);
+            gates.pop_front();
+        }
+    }
+
+    /// Whether everything is done, as the driver sees it. Its errors end the stream.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        let _entered = self.context.enter().inspect_err(|error| self.note(error))?;
+        // SAFETY: a stream of the context.
+        match check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }) {
+            Ok(()) => Ok(true),
+            Err(error) if is(&error, CUresult::CUDA_ERROR_NOT_READY) => Ok(false),
+            Err(error) => {
+                self.note(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// An error of the driver: one that the context does not get over ends the stream.
+    fn note(&self, error: &Error) {
+        const PASSING: [CUresult; 7] = [
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        ];
+        if !PASSING.iter().any(|passing| is(error, *passing)) {
+            self.end(error);
+        }
+    }
+
+    /// Nothing more will come of what is queued.
+    fn end(&self, error: &Error) {
+        self.fault.stick(error.to_string());
+        self.ended.store(true, Ordering::Release);
+        self.ensure_watched();
+    }
+
+    /// After [`Shared::end`]: those who are not finished never will be.
+    fn discard(&self) {
+        let reason = Error::Asynchronous {
+            stream: self.name.clone(),
+            reason: self.fault.sticky_reason().unwrap_or_default(),
+        };
+        // Not under the queue's lock: an owner may be dropped here.
+        let dropped: Vec<Pending> = lock(&self.pending).drain(..).collect();
+        self.count.over.store(true, Ordering::Release);
+        for pending in &dropped {
+            pending.discard(&reason);
+        }
+        lock(&self.gates).clear();
+        if !dropped.is_empty() {
+            drop_elsewhere(Dropped::Owners(dropped));
+        }
+    }
+
+    pub(super) fn ensure_watched(&self) {
+        if !self.watched.swap(true, Ordering::SeqCst)
+            && let Ok(watch) = watch()
+        {
+            watch.enlist(self.weak.clone());
+        }
+    }
+
+    /// A look at the stream, by the thread that looks.
+    fn look(&self) -> Turn {
+        self.open_gates();
+        let over = self.settle();
+        if !over.is_empty() {
+            drop_elsewhere(Dropped::Owners(over));
+        }
+        if self.ended.load(Ordering::Acquire) {
+            self.discard();
+        }
+        if self.has_work() {
+            // What the driver knows and no count tells: a context that is no more.
+            let _ = self.is_idle();
+            return Turn::Waiting;
+        }
+        self.watched.store(false, Ordering::SeqCst);
+        // Who queued just before the store found it set: look once more.
+        if self.has_work() && !self.watched.swap(true, Ordering::SeqCst) {
+            return Turn::Waiting;
+        }
+        // The handle that the work kept.
+        if let Some(inner) = lock(&self.remaining).take() {
+            drop_elsewhere(Dropped::Stream(inner));
+        }
+        Turn::Over
+    }
+
+    /// One turn of a wait for the stream.
+    pub(super) fn turn(&self) -> bool {
+        self.open_gates();
+        drop(self.settle());
+        // What the stream waits for may be a NIC that lives by those who wait.
+        let pending = lock(&self.pending);
+        pending.iter().take(8).any(Pending::progress)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made by `new`; the last handle is gone. What others have queued on it is still executed, as the driver says.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
