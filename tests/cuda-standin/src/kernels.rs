@@ -1,11 +1,14 @@
 //! Kernels, which are functions here: a table by name. A new one gets an entry, and takes device addresses through `Thread`.
 
-use std::ffi::CStr;
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
 use crate::call::{CUresult, Outcome};
 use crate::context::Context;
 use crate::memory::{self, Place};
+use crate::names;
 
 pub struct Kernel {
     pub name: &'static CStr,
@@ -13,26 +16,87 @@ pub struct Kernel {
     pub parameters: &'static [usize],
     /// Run once for the whole grid: for what all threads do side by side.
     pub once: bool,
-    pub run: fn(&Thread) -> Outcome,
+    run: Run,
 }
 
-const KERNELS: &[Kernel] = &[
+/// A kernel of `kernels.c`: a pointer to each argument, and the place of the thread. A CUresult comes back.
+type InC = unsafe extern "C" fn(*const *const c_void, u64) -> u32;
+
+enum Run {
+    Here(fn(&Thread) -> Outcome),
+    C(InC),
+}
+
+unsafe extern "C" {
+    fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
+}
+
+static KERNELS: &[Kernel] = &[
     Kernel {
         name: c"doorbell_spin",
         parameters: &[8],
         once: true,
-        run: spin,
+        run: Run::Here(spin),
     },
     Kernel {
         name: c"doorbell_standin_mark",
         parameters: &[8, 4],
         once: false,
-        run: mark,
+        run: Run::Here(mark),
+    },
+    Kernel {
+        name: c"doorbell_standin_wait",
+        parameters: &[8, 4],
+        once: true,
+        run: Run::C(doorbell_standin_wait),
     },
 ];
 
 pub fn find(name: &CStr) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
+}
+
+impl Kernel {
+    pub fn run(&self, thread: &Thread) -> Outcome {
+        let function = match self.run {
+            Run::Here(function) => return function(thread),
+            Run::C(function) => function,
+        };
+        let arguments: Vec<*const c_void> = thread
+            .arguments
+            .iter()
+            .map(|argument| argument.as_ptr().cast())
+            .collect();
+        RUNNING.set(thread.context);
+        // SAFETY: a pointer to each parameter of the kernel, which were copied with the sizes in its entry.
+        let number = unsafe { function(arguments.as_ptr(), thread.index) };
+        RUNNING.set(null());
+        match names::result(number) {
+            Some(CUresult::CUDA_SUCCESS) => Ok(()),
+            other => Err(other.unwrap_or(CUresult::CUDA_ERROR_LAUNCH_FAILED)),
+        }
+    }
+}
+
+thread_local! {
+    /// The context whose kernel in C this thread runs.
+    static RUNNING: Cell<*const Context> = const { Cell::new(null()) };
+}
+
+/// For kernels in C: memory at a device address, or null. It stays while the kernel runs, since to free it is to wait for the kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_reach(address: u64, len_bytes: u64) -> *mut c_void {
+    memory::device_place(address, len_bytes)
+        .map_or(null_mut(), |place| place.address as *mut c_void)
+}
+
+/// For kernels in C: whether to end.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_over() -> c_int {
+    std::thread::yield_now();
+    let context = RUNNING.get();
+    // SAFETY: not null only while the kernel runs, which borrows the context.
+    c_int::from(!context.is_null() && unsafe { &*context }.is_over())
 }
 
 /// One thread of a grid, and what it can reach.

@@ -105,7 +105,7 @@ impl Launch {
     /// One thread after the other.
     pub fn run(&self, context: &Context) -> Outcome {
         if self.kernel.once {
-            return (self.kernel.run)(&Thread::new(context, &self.arguments, 0));
+            return self.kernel.run(&Thread::new(context, &self.arguments, 0));
         }
         let count = self
             .grid
@@ -117,7 +117,8 @@ impl Launch {
             if context.is_over() {
                 break;
             }
-            (self.kernel.run)(&Thread::new(context, &self.arguments, index))?;
+            self.kernel
+                .run(&Thread::new(context, &self.arguments, index))?;
         }
         Ok(())
     }

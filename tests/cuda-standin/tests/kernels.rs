@@ -190,3 +190,38 @@ fn a_kernel_that_is_not_aligned_breaks_its_context() {
     assert_eq!(call!(cuCtxSynchronize()), CUDA_ERROR_MISALIGNED_ADDRESS);
     assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_MISALIGNED_ADDRESS);
 }
+
+#[test]
+fn a_kernel_in_c_waits_and_ends_with_its_context() {
+    let gpu = Gpu::new();
+    let (stream, words) = (gpu.stream(), gpu.words());
+    let function = gpu.function(c"doorbell_standin_wait");
+    let wait = Mark {
+        address: words.at(1),
+        value: 3,
+    };
+    assert_eq!(wait.launch(function, 1, 1, stream), CUDA_SUCCESS);
+    good!(cuStreamWriteValue32_v2(stream, words.at(2), 1, 0));
+    a_while();
+    assert_eq!(words.get(2), 0);
+    words.set(1, 3);
+    good!(cuStreamSynchronize(stream));
+    assert_eq!(words.get(2), 1);
+    words.set(1, 0);
+    assert_eq!(wait.launch(function, 1, 1, stream), CUDA_SUCCESS);
+    a_while();
+    // Nothing satisfies it.
+    good!(cuCtxDestroy_v2(gpu.context));
+    let gpu = Gpu::new();
+    let stream = gpu.stream();
+    let nowhere = Mark {
+        address: 64,
+        value: 3,
+    };
+    let function = gpu.function(c"doorbell_standin_wait");
+    assert_eq!(nowhere.launch(function, 1, 1, stream), CUDA_SUCCESS);
+    assert_eq!(
+        call!(cuStreamSynchronize(stream)),
+        CUDA_ERROR_ILLEGAL_ADDRESS
+    );
+}

@@ -1,0 +1,31 @@
+/* Kernels in C, for those that a device runs compiled from the same source. Each is a function
+ *
+ *     int name(const void *const arguments[], uint64_t thread)
+ *
+ * with an entry in kernels.rs: a pointer to each argument, the thread's place in the grid, and a CUresult back. */
+#include <stdint.h>
+#include <string.h>
+
+/* Memory at a device address; null if the device reaches none there, which is CUDA_ERROR_ILLEGAL_ADDRESS. */
+void *doorbell_cuda_standin_reach(uint64_t address, uint64_t len_bytes);
+/* Whether the kernel is to end: its context was destroyed, or other work of it failed. A loop that waits asks. */
+int doorbell_cuda_standin_over(void);
+
+enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
+
+/* doorbell_standin_wait(uint32_t *word, uint32_t value): until the word has the value. For the tests of the stand-in. */
+int doorbell_standin_wait(const void *const arguments[], uint64_t thread)
+{
+    uint64_t address;
+    uint32_t value, *word;
+
+    (void)thread;
+    memcpy(&address, arguments[0], sizeof address);
+    memcpy(&value, arguments[1], sizeof value);
+    word = doorbell_cuda_standin_reach(address, sizeof *word);
+    if (!word)
+        return ILLEGAL_ADDRESS;
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value && !doorbell_cuda_standin_over())
+        ;
+    return SUCCESS;
+}
