@@ -3,11 +3,13 @@
 //!
 //! The calling thread is the stream: it stores the trigger and polls the word that counts completions, so that nothing but the proxy is
 //! between the two. The hand-off, there and back, is what a round trip through the proxy takes more than one by the direct path, where the
-//! same thread drives the device. Round trips are medians of single ones, not means. Each of the two threads has a CPU to itself, as in
+//! same thread drives the device. How long a cache line takes from one of the two CPUs to the other and back, without any of this library,
+//! is the first row: a virtual machine's CPUs may be near each other in one run and far apart in the next. Round trips are medians of single ones, not means. Each of the two threads has a CPU to itself, as in
 //! earnest: on one, each waits for the other's slice to end.
 #![allow(unsafe_code)] // Reason: an executor
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -148,11 +150,55 @@ impl Ends {
     }
 }
 
+/// Two threads on the two CPUs hand a word back and forth, each on a line of its own: so many there-and-back, the time of the median one of
+/// 16.
+fn cache_line(rounds: u64, last: usize) -> Duration {
+    const OVER: u64 = u64::MAX;
+    let words = [const { Word(AtomicU64::new(0)) }; 2];
+    let [ask, answer] = &words;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin_to(last);
+            let mut seen = 0;
+            while seen != OVER {
+                let now = ask.0.load(Ordering::Acquire);
+                if now != seen {
+                    answer.0.store(now, Ordering::Release);
+                }
+                seen = now;
+            }
+        });
+        let mut number = 0;
+        let mut took: Vec<Duration> = (0..rounds.div_ceil(16).max(8))
+            .map(|_| {
+                let began = Instant::now();
+                for _ in 0..16 {
+                    number += 1;
+                    ask.0.store(number, Ordering::Release);
+                    while answer.0.load(Ordering::Acquire) != number {
+                        std::hint::spin_loop();
+                    }
+                }
+                began.elapsed() / 16
+            })
+            .collect();
+        ask.0.store(OVER, Ordering::Release);
+        took.sort_unstable();
+        took[took.len() / 2]
+    })
+}
+
+#[repr(align(128))]
+struct Word(AtomicU64);
+
 fn hand_off(c: &mut Criterion) {
     let mut group = c.benchmark_group("proxy");
     let ends = ["direct", "proxy"].map(|path| (path, Ends::new(path)));
-    let (first, _) = cpus();
+    let (first, last) = cpus();
     pin_to(first);
+    group.bench_function("a cache line there and back, median", |bench| {
+        bench.iter_custom(|rounds| cache_line(rounds, last) * rounds as u32);
+    });
     let [mut direct, mut proxied] = ends;
     for (path, ends) in [&mut direct, &mut proxied] {
         group.bench_function(

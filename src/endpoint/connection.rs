@@ -13,6 +13,7 @@ use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
 #[cfg(feature = "verbs")]
 use crate::nic::Steps;
 use crate::nic::{Attributes, State};
+use crate::peer::Program;
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, WorkError};
 
@@ -52,6 +53,7 @@ impl Endpoint {
             recv,
             send_commits: VecDeque::with_capacity(config.send_depth as usize + 1),
             recv_commits: VecDeque::with_capacity(config.recv_depth as usize + 1),
+            program: Program::for_targets(shared.targets_id()),
             config: *config,
             shared: Own::new(shared),
         })

@@ -9,6 +9,8 @@ use loom::{
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::words::NewLine;
+
 #[cfg(not(loom))]
 #[derive(Debug)]
 struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -30,9 +32,12 @@ impl<T> UnsafeCell<T> {
 /// One thread at a time posts ([`Ledger::post`], [`Ledger::unpost`]), one at a time reaps ([`Ledger::reap`]); who that is,
 /// the owner sees to (exclusive access to the endpoint, and the lock of the reaper).
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Ledger<T> {
     entries: Box<[UnsafeCell<Option<T>>]>,
+    _poster: NewLine,
     posted: AtomicU32,
+    _reaper: NewLine,
     done: AtomicU32,
 }
 
@@ -47,6 +52,8 @@ impl<T> Ledger<T> {
             .collect();
         Ledger {
             entries,
+            _poster: NewLine,
+            _reaper: NewLine,
             posted: AtomicU32::new(0),
             done: AtomicU32::new(0),
         }
@@ -55,6 +62,13 @@ impl<T> Ledger<T> {
     #[inline]
     fn entry(&self, count: u32) -> &UnsafeCell<Option<T>> {
         &self.entries[count as usize & (self.entries.len() - 1)]
+    }
+
+    /// Where the entry of that running count lies.
+    #[inline]
+    pub(super) fn place(&self, count: u32) -> *const u8 {
+        let entry: *const UnsafeCell<Option<T>> = self.entry(count);
+        entry.cast()
     }
 
     /// Running count of entries posted.
@@ -82,10 +96,11 @@ impl<T> Ledger<T> {
         let entry = self.entry(count);
         // SAFETY: not in flight: the reaper left this place before `done` passed it (acquired by the poster's look at
         // `in_flight`), and does not come back before `posted` shows it.
-        let old = entry.with_mut(|entry| unsafe { (*entry).replace(value) });
+        let left = entry.with_mut(|entry| unsafe { (*entry).replace(value) });
+        // A place that is not in flight is empty. To look, the poster would have to wait for memory that the reaper wrote last.
+        std::mem::forget(left);
         // Release: orders the entry before the count that shows it to the reaper.
         self.posted.store(count.wrapping_add(1), Ordering::Release);
-        drop(old);
         count
     }
 

@@ -9,7 +9,7 @@ use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
-use crate::stream::{Executor, Submission, execute};
+use crate::stream::{Executor, Owner, Submission, execute};
 use crate::{Error, Result};
 
 /// What is to happen to the queue when a prepared operation is dropped.
@@ -23,6 +23,23 @@ pub(super) enum Kind {
     Wait,
 }
 
+/// What an operation is, apart from whose it is and its program, which is long to move.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operation {
+    pub(super) side: Side,
+    pub(super) kind: Kind,
+    /// Running count of the work request, or running index of the completion.
+    pub(super) count: u32,
+    pub(super) serial: u32,
+    pub(super) epoch: u32,
+}
+
+impl Operation {
+    pub(super) fn is_wait(&self) -> bool {
+        matches!(self.kind, Kind::Wait)
+    }
+}
+
 /// An operation that is ready to be given to a stream by [`stream_post`] or [`stream_post_all`]. Operations of one queue are
 /// given in the order in which they were prepared; waits in any.
 ///
@@ -33,12 +50,7 @@ pub(super) enum Kind {
 pub struct Prepared {
     pub(super) shared: Arc<Shared>,
     pub(super) program: Program,
-    pub(super) side: Side,
-    pub(super) kind: Kind,
-    /// Running count of the work request, or running index of the completion.
-    pub(super) count: u32,
-    pub(super) serial: u32,
-    pub(super) epoch: u32,
+    pub(super) operation: Operation,
     pub(super) live: bool,
 }
 
@@ -60,9 +72,9 @@ impl Prepared {
     /// nothing in the library reads it back.
     pub fn wqe(&self) -> Option<Vec<u8>> {
         let _life = self.shared.hold_life();
-        match self.kind {
+        match self.operation.kind {
             Kind::Send { posted, .. }
-                if self.shared.epoch.load(Ordering::Acquire) == self.epoch =>
+                if self.shared.epoch.load(Ordering::Acquire) == self.operation.epoch =>
             {
                 Some(self.shared.wqe(posted))
             }
@@ -72,27 +84,50 @@ impl Prepared {
 
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
-        Ticket::of_prepared(self)
+        Ticket::of_operation(&self.shared, self.operation)
     }
 
-    pub(super) fn is_wait(&self) -> bool {
-        matches!(self.kind, Kind::Wait)
+    /// With whose it is, and the program: for all that is done with it.
+    pub(super) fn parts(&self) -> Parts<'_> {
+        Parts {
+            shared: &self.shared,
+            program: &self.program,
+            operation: self.operation,
+        }
     }
+}
 
+/// An operation where it lies, in a [`Prepared`] or, without a handle of its own, in the call that prepares and posts it: a handle costs two
+/// locked instructions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) program: &'a Program,
+    pub(super) operation: Operation,
+}
+
+impl Parts<'_> {
     fn lane(&self) -> &Lane {
-        self.shared.lane(self.side)
+        self.shared.lane(self.operation.side)
+    }
+
+    fn is_wait(&self) -> bool {
+        self.operation.is_wait()
     }
 
     /// Fails unless the endpoint still is what it was, and this operation is the next of its queue.
     pub(super) fn check_turn(&self) -> Result<()> {
         self.shared.check_alive()?;
+        let Operation {
+            side, count, epoch, ..
+        } = self.operation;
         let no = |reason: String| {
             Err(Error::State {
                 operation: "stream_post",
                 reason,
             })
         };
-        if self.shared.epoch.load(Ordering::Acquire) != self.epoch {
+        if self.shared.epoch.load(Ordering::Acquire) != epoch {
             return no("the endpoint was reset since the operation was prepared".into());
         }
         if self.is_wait() {
@@ -101,57 +136,47 @@ impl Prepared {
         let lane = self.lane();
         let next = lane.queued.load(Ordering::Acquire);
         let mut before = next;
-        while before != self.count && lane.is_cancelled(before) {
+        while before != count && lane.is_cancelled(before) {
             before = before.wrapping_add(1);
         }
-        if before != self.count {
-            let waiting = self.count.wrapping_sub(before);
+        if before != count {
+            let waiting = count.wrapping_sub(before);
             return no(format!(
                 "{waiting} operations that were prepared before this one on the {} queue are not given to a stream yet",
-                self.side.name()
+                side.name()
             ));
         }
-        if self.side == Side::Recv && next != self.count {
+        if side == Side::Recv && next != count {
             return no("a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
         }
         Ok(())
     }
 
     /// Enters that the operation is handed over; the caller holds the right to post.
-    pub(super) fn hand_over(&mut self) {
-        self.enter_queued();
-        self.live = false;
-    }
-
-    fn enter_queued(&self) {
+    pub(super) fn enter_queued(&self) {
         let lane = self.lane();
+        let count = self.operation.count;
         if self.is_wait() {
-            lane.set_wait(self.count, Wait::Queued);
+            lane.queue_wait(count);
         } else {
-            lane.queued
-                .store(self.count.wrapping_add(1), Ordering::Release);
+            lane.queued.store(count.wrapping_add(1), Ordering::Release);
         }
     }
 
-    /// Takes [`Prepared::hand_over`] back.
-    fn take_back(&mut self) {
-        self.enter_prepared();
-        self.live = true;
-    }
-
+    /// Takes [`Parts::enter_queued`] back.
     fn enter_prepared(&self) {
         let lane = self.lane();
+        let count = self.operation.count;
         if self.is_wait() {
-            lane.set_wait(self.count, Wait::Prepared);
+            lane.set_wait(count, Wait::Prepared);
         } else {
-            lane.queued.store(self.count, Ordering::Release);
+            lane.queued.store(count, Ordering::Release);
         }
     }
 
-    /// Submits the program; `live` is the caller's to clear. By reference, and without a further handle of what is shared: an
-    /// operation is large to move, and a handle costs two locked instructions.
-    fn give_to(&self, stream: &dyn Executor) -> Result<Ticket> {
-        let shared = &self.shared;
+    /// Gives the operation to a stream. It is as it was after an error, and spent after success.
+    pub(super) fn give_to(&self, stream: &dyn Executor) -> Result<()> {
+        let shared = self.shared;
         let is_sync = shared.path.control == Control::Sync;
         if is_sync {
             // Before anything is taken: the stream may never come to its end.
@@ -161,12 +186,14 @@ impl Prepared {
         let _posting = if self.is_wait() {
             None
         } else {
-            lane.begin_posting(next_call())?
+            Some(lane.begin_posting_alone()?)
         };
         // Before the look at whose turn it is: a reset that comes after that look waits for this operation.
         let entered = shared.enter_stream()?;
         self.check_turn()?;
-        let submission = self.submission(if is_sync { 0 } else { stream.id() })?;
+        let turn = self.turn(if is_sync { 0 } else { stream.id() })?;
+        let cookie = self.cookie(turn.is_some());
+        let program = turn.as_ref().unwrap_or(self.program);
         let queued = lane.queued.load(Ordering::Relaxed);
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.enter_queued();
@@ -175,10 +202,10 @@ impl Prepared {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
             lane.last_stream.store(stream.id(), Ordering::Relaxed);
-            carry_out(&submission);
-            return Ok(self.ticket());
+            carry_out(program, &**shared, cookie);
+            return Ok(());
         }
-        if let Err((_, error)) = stream.submit_one(submission) {
+        if let Err(error) = stream.submit_program(program, shared.clone(), cookie) {
             self.enter_prepared();
             if !self.is_wait() {
                 lane.queued.store(queued, Ordering::Release);
@@ -189,7 +216,7 @@ impl Prepared {
         if !self.is_wait() {
             lane.last_stream.store(stream.id(), Ordering::Relaxed);
         }
-        Ok(self.ticket())
+        Ok(())
     }
 
     /// How long the stream may take until the calling thread has its turn.
@@ -200,32 +227,41 @@ impl Prepared {
         }
     }
 
-    /// The program for that stream. Behind work that another stream has not executed yet it begins with a wait for it: the
-    /// doorbell record counts, so a later doorbell that comes first would release the earlier work request, too.
+    /// The program for that stream, if it is another than the operation's own. Behind work that another stream has not executed yet it
+    /// begins with a wait for it: the doorbell record counts, so a later doorbell that comes first would release the earlier work
+    /// request, too.
     #[inline(always)]
-    fn submission(&self, stream: u64) -> Result<Submission> {
-        let lane = self.lane();
-        let mut turn = None;
-        if !self.is_wait() {
-            let last = lane.last_stream.load(Ordering::Relaxed);
-            let before = lane.queued.load(Ordering::Relaxed);
-            if last != stream && self.shared.rung(self.side) != before {
-                turn = Some(self.program_after(before)?);
-            }
+    fn turn(&self, stream: u64) -> Result<Option<Program>> {
+        if self.is_wait() {
+            return Ok(None);
         }
+        let lane = self.lane();
+        let before = lane.queued.load(Ordering::Relaxed);
+        if lane.last_stream.load(Ordering::Relaxed) == stream
+            || self.shared.rung(self.operation.side) == before
+        {
+            return Ok(None);
+        }
+        self.program_after(before).map(Some)
+    }
+
+    pub(super) fn cookie(&self, waits_turn: bool) -> u64 {
         let cookie = Cookie {
-            side: self.side,
+            side: self.operation.side,
             is_wait: self.is_wait(),
-            waits_turn: turn.is_some(),
-            count: self.count,
+            waits_turn,
+            count: self.operation.count,
         };
+        cookie.to_bits()
+    }
+
+    /// For a batch, which has programs of its own.
+    fn submission(&self, stream: u64) -> Result<Submission> {
+        let turn = self.turn(stream)?;
         Ok(Submission {
             owner: self.shared.clone(),
-            cookie: cookie.to_bits(),
-            program: match &turn {
-                None => self.program,
-                Some(program) => *program,
-            },
+            cookie: self.cookie(turn.is_some()),
+            program: turn.unwrap_or(*self.program),
         })
     }
 
@@ -233,33 +269,41 @@ impl Prepared {
     #[cold]
     fn program_after(&self, before: u32) -> Result<Program> {
         let mut program = Program::for_targets(self.shared.targets_id());
-        program.poll_geq(self.shared.progress_words[self.side as usize], before)?;
-        program.append(&self.program)?;
+        program.poll_geq(
+            self.shared.progress_words[self.operation.side as usize],
+            before,
+        )?;
+        program.append(self.program)?;
         Ok(program)
+    }
+
+    /// Cancels the operation, which was not given to a stream.
+    pub(super) fn cancel(&self) {
+        // Held, so that no reset in another thread begins a new life while this one's ring is written.
+        let _life = self.shared.hold_life();
+        let Operation { kind, count, .. } = self.operation;
+        if self.shared.epoch.load(Ordering::Acquire) != self.operation.epoch {
+            return;
+        }
+        let lane = self.lane();
+        match kind {
+            Kind::Send { posted, signaled } => {
+                self.shared.nop_over(posted, signaled);
+                lane.cancel(count);
+            }
+            Kind::Recv => lane.cancel(count),
+            Kind::Wait => {
+                lane.set_wait(count, Wait::Cancelled);
+                lane.cq.abort_peek(count);
+            }
+        }
     }
 }
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        if !self.live {
-            return;
-        }
-        // Held, so that no reset in another thread begins a new life while this one's ring is written.
-        let _life = self.shared.hold_life();
-        if self.shared.epoch.load(Ordering::Acquire) != self.epoch {
-            return;
-        }
-        let lane = self.lane();
-        match self.kind {
-            Kind::Send { posted, signaled } => {
-                self.shared.nop_over(posted, signaled);
-                lane.cancel(self.count);
-            }
-            Kind::Recv => lane.cancel(self.count),
-            Kind::Wait => {
-                lane.set_wait(self.count, Wait::Cancelled);
-                lane.cq.abort_peek(self.count);
-            }
+        if self.live {
+            self.parts().cancel();
         }
     }
 }
@@ -298,28 +342,19 @@ pub fn stream_post(
     stream: &dyn Executor,
     mut prepared: Prepared,
 ) -> std::result::Result<Ticket, Rejected> {
-    match try_post(stream, &mut prepared) {
-        Ok(ticket) => Ok(ticket),
+    match prepared.parts().give_to(stream) {
+        Ok(()) => {
+            prepared.live = false;
+            Ok(prepared.ticket())
+        }
         Err(error) => Err(Rejected { prepared, error }),
     }
 }
 
 /// Executes an operation in the calling thread, as a stream does: it is its turn.
-fn carry_out(submission: &Submission) {
-    let Submission {
-        program,
-        owner,
-        cookie,
-    } = submission;
-    owner.started(*cookie);
-    owner.finished(*cookie, execute(program, &**owner, *cookie));
-}
-
-/// [`stream_post`] in place; `prepared` is as it was after an error, and spent after success.
-pub(super) fn try_post(stream: &dyn Executor, prepared: &mut Prepared) -> Result<Ticket> {
-    let ticket = prepared.give_to(stream)?;
-    prepared.live = false;
-    Ok(ticket)
+fn carry_out(program: &Program, owner: &dyn Owner, cookie: u64) {
+    owner.started(cookie);
+    owner.finished(cookie, execute(program, owner, cookie));
 }
 
 /// Gives prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success the list is
@@ -334,7 +369,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         .find(|operation| operation.shared.path.control == Control::Sync);
     let is_sync = in_sync.is_some();
     if let Some(operation) = in_sync {
-        stream.synchronize(operation.patience())?;
+        stream.synchronize(operation.parts().patience())?;
     }
     let mut batch = Vec::with_capacity(prepared.len());
     let shareds: Vec<_> = prepared
@@ -348,8 +383,9 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     let mut handed = 0;
     let mut undo = Vec::with_capacity(prepared.len());
     let result = (|| {
-        for (operation, shared) in prepared.iter_mut().zip(&shareds) {
-            let lane = shared.lane(operation.side);
+        for (prepared, shared) in prepared.iter_mut().zip(&shareds) {
+            let operation = prepared.parts();
+            let lane = shared.lane(operation.operation.side);
             if !operation.is_wait() {
                 postings.extend(lane.begin_posting(call)?);
             }
@@ -361,10 +397,11 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
                 lane.queued.load(Ordering::Relaxed),
                 lane.last_stream.load(Ordering::Relaxed),
             ));
-            operation.hand_over();
+            operation.enter_queued();
             if !operation.is_wait() {
                 lane.last_stream.store(stream.id(), Ordering::Relaxed);
             }
+            prepared.live = false;
             shared.activate();
             handed += 1;
         }
@@ -374,8 +411,10 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         stream.submit(&mut batch)
     })();
     if let Err(error) = result {
-        for (operation, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
-            operation.take_back();
+        for (prepared, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
+            prepared.live = true;
+            let operation = prepared.parts();
+            operation.enter_prepared();
             if !operation.is_wait() {
                 operation.lane().queued.store(queued, Ordering::Release);
                 operation
@@ -388,7 +427,14 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     }
     entered.into_iter().for_each(Entered::stay);
     // Empty, but for what the stream was not given.
-    batch.iter().for_each(carry_out);
+    for Submission {
+        program,
+        owner,
+        cookie,
+    } in &batch
+    {
+        carry_out(program, &**owner, *cookie);
+    }
     Ok(prepared
         .drain(..)
         .map(|operation| operation.ticket())

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::endpoint::Side;
+use crate::endpoint::prepared::Operation;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::side::Standing;
 use crate::endpoint::value::ValueWait;
-use crate::endpoint::{Prepared, Side};
 use crate::{Error, Result, WorkError};
 
 /// The state of a queued operation.
@@ -48,15 +49,15 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn of_prepared(prepared: &Prepared) -> Ticket {
+    pub(super) fn of_operation(shared: &Arc<Shared>, operation: Operation) -> Ticket {
         Ticket {
             subject: Subject::Operation {
-                shared: Arc::clone(&prepared.shared),
-                side: prepared.side,
-                is_wait: prepared.is_wait(),
-                count: prepared.count,
-                serial: prepared.serial,
-                epoch: prepared.epoch,
+                shared: Arc::clone(shared),
+                side: operation.side,
+                is_wait: operation.is_wait(),
+                count: operation.count,
+                serial: operation.serial,
+                epoch: operation.epoch,
             },
         }
     }

@@ -13,7 +13,7 @@ use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::Turn;
 use crate::region::Region;
-use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, Submission};
+use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner};
 use crate::{Cause, Error, Result, WorkError};
 
 /// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
@@ -153,17 +153,6 @@ fn check_registered(region: &Region) -> Result<()> {
     })
 }
 
-fn submit(stream: &dyn Executor, program: Program, owner: &Arc<ValueWait>) -> Result<()> {
-    let owner: Arc<dyn Owner> = owner.clone();
-    stream
-        .submit_one(Submission {
-            program,
-            owner,
-            cookie: 0,
-        })
-        .map_err(|(_, error)| error)
-}
-
 /// Lets what is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for at most
 /// `timeout`; `None` waits for ever. Once it is met, everything that was stored before the word is visible to the stream.
 ///
@@ -186,7 +175,7 @@ pub fn stream_wait_value32(
         Condition::Nor(value) => program.poll_nor(at, value),
     }?;
     let wait = ValueWait::new(region, timeout);
-    submit(stream, program, &wait)?;
+    stream.submit_program(&program, wait.clone(), 0)?;
     Ok(Ticket::of_value(wait))
 }
 
@@ -206,7 +195,7 @@ pub fn stream_write_value32(
     program.fence(Fence::WORK_BEFORE_FLAG)?;
     program.store_dword(at, value)?;
     let write = ValueWait::new(region, None);
-    submit(stream, program, &write)?;
+    stream.submit_program(&program, write.clone(), 0)?;
     Ok(Ticket::of_value(write))
 }
 

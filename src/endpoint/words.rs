@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicU32;
 
-/// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own: one
-/// is written by streams and the other by whoever reaps.
+/// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own, and apart
+/// from its neighbour, which processors may fetch along: one is written by streams and the other by whoever reaps.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Words {
@@ -13,9 +13,15 @@ pub(super) struct Words {
     pub(super) seen: Line,
 }
 
+/// Begins a cache line: what is declared before it and what after it, in a `repr(C)` struct, are written by different threads. Where two
+/// share a line, each has to wait for it whenever the other has written, though neither wants to know.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(super) struct NewLine;
+
 /// Two words.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(super) struct Line([AtomicU32; 2]);
 
 impl std::ops::Deref for Line {

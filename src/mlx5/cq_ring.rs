@@ -149,11 +149,14 @@ impl CqRing {
         if !program.try_extend(self.completions.targets_id(), units) {
             return Err(program.refusal(self.completions.targets_id(), units.len()));
         }
-        // Relaxed: the mark is published to the stream by the hand-over of the program.
-        if self.mark(index).swap(1, Ordering::Relaxed) != 0 {
+        // A load and a store: who peeks is one thread at a time, and others only clear the mark.
+        let mark = self.mark(index);
+        if mark.load(Ordering::Relaxed) != 0 {
             program.truncate(before);
             return Err(already_waited_for(index));
         }
+        // Relaxed: the mark is published to the stream by the hand-over of the program.
+        mark.store(1, Ordering::Relaxed);
         Ok(())
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Pace {
     tick: Option<Duration>,
     turns: u32,
     idle_since: Option<Instant>,
+    /// The core was offered to others since the last work.
+    rested: bool,
 }
 
 /// What to do between two turns.
@@ -43,6 +45,12 @@ impl Pace {
     pub(super) fn start(&mut self) {
         self.turns = 0;
         self.idle_since = None;
+        self.rested = false;
+    }
+
+    /// Whether its pauses burn the core now.
+    pub(super) fn spins(&self) -> bool {
+        self.tick.is_none() && !self.rested
     }
 
     /// The pause after a round, if there is to be one.
@@ -67,7 +75,9 @@ impl Pace {
         }
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
-        match Pace::after(now.saturating_duration_since(since)) {
+        let pause = Pace::after(now.saturating_duration_since(since));
+        self.rested = !matches!(pause, Pause::Spin);
+        match pause {
             Pause::Spin => std::hint::spin_loop(),
             Pause::Yield => std::thread::yield_now(),
             Pause::Sleep(length) => std::thread::sleep(length),

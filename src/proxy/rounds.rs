@@ -29,11 +29,22 @@ pub(crate) struct Rounds<T: ?Sized> {
     /// Set with `arrivals` locked, so that a round need not lock to find none.
     any_arrived: AtomicBool,
     stalled: AtomicBool,
-    /// Held while one is served.
-    turn: Mutex<()>,
+    /// Those that it goes round to. Held while one is served.
+    turn: Mutex<Vec<Served<T>>>,
     /// Those that want to have `turn`. The thread takes it again and again, and a lock is not fair.
     waiting: AtomicU32,
 }
+
+/// One that has turns.
+struct Served<T: ?Sized> {
+    weak: Weak<T>,
+    /// A handle from one turn to the next. To make one each time would have the thread write to the very line that others count their
+    /// handles in, and while it spins it would take that line from them at each of theirs.
+    held: Option<Arc<T>>,
+}
+
+/// Rounds in which it keeps its handles at most, while it spins: nobody whose last other handle is gone lives longer than that.
+const KEPT_ROUNDS: u32 = 64;
 
 /// What a proxy rings for.
 pub(crate) trait Proxied: Send + Sync {
@@ -77,7 +88,7 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
             arrived: Condvar::new(),
             any_arrived: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
-            turn: Mutex::default(),
+            turn: Mutex::new(Vec::new()),
             waiting: AtomicU32::new(0),
         });
         let run = Arc::clone(&rounds);
@@ -108,8 +119,9 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
     /// Does something while nobody has a turn, and so nobody is kept alive by the thread. It must not wait for the thread.
     pub(crate) fn between_turns<R>(&self, what: impl FnOnce() -> R) -> R {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
+        turn.iter_mut().for_each(|served| served.held = None);
         let result = what();
         drop(turn);
         result
@@ -124,50 +136,85 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
     }
 
     fn run(&self, mut pace: Pace) {
-        let mut served: Vec<Weak<T>> = Vec::new();
+        let mut serves_nobody = true;
+        let mut rounds = 0u32;
+        let mut arrived = Vec::new();
         loop {
-            if served.is_empty()
+            if serves_nobody
                 || self.any_arrived.load(Ordering::Acquire)
                 || self.stalled.load(Ordering::Acquire)
             {
-                self.take_arrivals(&mut served);
+                // It may wait in there.
+                self.between_turns(|| ());
+                self.take_arrivals(serves_nobody, &mut arrived);
+                let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                turn.extend(arrived.drain(..).map(|weak| Served { weak, held: None }));
+                drop(turn);
                 pace.start();
             }
-            let mut worked = false;
-            served.retain(|entry| {
-                let turn = self.turn_of(entry);
-                worked |= turn == Turn::Worked;
-                turn != Turn::Over
-            });
-            if !served.is_empty() {
+            rounds = rounds.wrapping_add(1);
+            let keeps = pace.spins() && !rounds.is_multiple_of(KEPT_ROUNDS);
+            let worked;
+            (worked, serves_nobody) = self.round(keeps);
+            if !serves_nobody {
                 pace.pause(worked);
             }
         }
     }
 
-    #[inline]
-    fn turn_of(&self, entry: &Weak<T>) -> Turn {
-        while self.waiting.load(Ordering::Relaxed) > 0 {
-            std::thread::yield_now();
+    /// A turn for each. Whether one of them did something, and whether nobody is left.
+    fn round(&self, keeps: bool) -> (bool, bool) {
+        let mut worked = false;
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = 0;
+        loop {
+            if self.waiting.load(Ordering::Relaxed) > 0 {
+                drop(turn);
+                while self.waiting.load(Ordering::Relaxed) > 0 {
+                    std::thread::yield_now();
+                }
+                turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            // Nobody else adds or removes one.
+            let Some(served) = turn.get_mut(at) else {
+                return (worked, turn.is_empty());
+            };
+            let done = self.turn_of(served);
+            worked |= done == Turn::Worked;
+            if !keeps {
+                served.held = None;
+            }
+            if done == Turn::Over {
+                turn.remove(at);
+            } else {
+                at += 1;
+            }
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(served) = entry.upgrade() else {
+    }
+
+    #[inline]
+    fn turn_of(&self, served: &mut Served<T>) -> Turn {
+        if served.held.is_none() {
+            served.held = served.weak.upgrade();
+        }
+        let Some(held) = &served.held else {
             return Turn::Over;
         };
         // None is known to panic. One that does has its last turn with that, and the others go on.
-        catch_unwind(AssertUnwindSafe(|| (self.serve)(&served))).unwrap_or(Turn::Over)
+        catch_unwind(AssertUnwindSafe(|| (self.serve)(held))).unwrap_or(Turn::Over)
     }
 
     /// Takes those that came; waits for some while there are none to serve, and while it is stalled.
-    fn take_arrivals(&self, served: &mut Vec<Weak<T>>) {
+    fn take_arrivals(&self, serves_nobody: bool, arrived: &mut Vec<Weak<T>>) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.stalled.load(Ordering::Acquire) || (served.is_empty() && arrivals.is_empty()) {
+        while self.stalled.load(Ordering::Acquire) || (serves_nobody && arrivals.is_empty()) {
             arrivals = self
                 .arrived
                 .wait(arrivals)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        served.append(&mut arrivals);
+        // Which leaves it its room: who comes next need not make any.
+        arrived.append(&mut arrivals);
         self.any_arrived.store(false, Ordering::Relaxed);
     }
 }
@@ -257,7 +304,12 @@ mod tests {
         for _ in 0..200 {
             let served = Counter::new(u32::MAX);
             rounds.enlist(Arc::downgrade(&served));
-            until("turns", || served.turns() > 0);
+            // Without a sleep: while the thread spins, it keeps its handles.
+            let start = Instant::now();
+            while served.turns() == 0 {
+                assert!(start.elapsed() < SOON, "turns");
+                std::hint::spin_loop();
+            }
             let last = Arc::downgrade(&served);
             rounds.between_turns(|| drop(served));
             assert_eq!(last.strong_count(), 0);

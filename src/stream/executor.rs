@@ -23,12 +23,18 @@ pub struct Submission {
 impl Submission {
     /// Fails unless the program addresses the targets of its owner.
     pub(crate) fn check(&self) -> Result<()> {
-        let (found, expected) = (self.program.targets_id(), self.owner.targets().id());
-        if found == expected {
-            return Ok(());
-        }
-        Err(foreign(found, expected))
+        check(&self.program, &*self.owner)
     }
+}
+
+/// Fails unless the program addresses the targets of that owner.
+#[inline]
+pub(super) fn check(program: &Program, owner: &dyn Owner) -> Result<()> {
+    let (found, expected) = (program.targets_id(), owner.targets().id());
+    if found == expected {
+        return Ok(());
+    }
+    Err(foreign(found, expected))
 }
 
 #[cold]
@@ -85,6 +91,21 @@ pub unsafe trait Executor: Send + Sync {
     // The pair is large, but a box for it would have to be made on the path that must not allocate, or unpacked by every caller.
     #[allow(clippy::result_large_err)]
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)>;
+
+    /// Queues one program of which the executor copies what is in use: [`Executor::submit_one`] for who makes one program after the other in
+    /// the same place, and need not have this one back.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`].
+    fn submit_program(&self, program: &Program, owner: Arc<dyn Owner>, cookie: u64) -> Result<()> {
+        let program = *program;
+        self.submit_one(Submission {
+            program,
+            owner,
+            cookie,
+        })
+        .map_err(|(_, error)| error)
+    }
 
     /// Makes `event` stand for the work queued so far. What it stood for before is forgotten, except by those that wait already.
     ///

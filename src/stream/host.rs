@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use super::backoff::deadline_after;
 use super::event::{Mark, Progress, Record};
+use super::executor::check;
 use super::fault::Fault;
 use super::kernel::Kernel;
 use super::parker::Parker;
 use super::ring::{Claim, Ring};
 use super::worker::{self, Item, Queued, Shared, forbid_on};
-use super::{Backoff, Event, Executor, Submission};
+use super::{Backoff, Event, Executor, Owner, Submission};
+use crate::peer::Program;
 use crate::{Error, Result};
 
 /// Entries of a stream's queue unless told otherwise; as many as CUDA gives a stream.
@@ -121,7 +123,8 @@ impl HostStream {
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.push(Item::Kernel(Some(Kernel::new(kernel)))).map(drop)
+        let kernel = Kernel::new(kernel);
+        self.push(|queued| queued.hold_kernel(kernel)).map(drop)
     }
 
     /// Discards what is queued at this moment, and breaks the wait that the stream is in. A kernel that runs is not stopped. Work
@@ -144,11 +147,12 @@ impl HostStream {
         self.shared().fault.check(&self.shared().name)
     }
 
-    /// Queues one entry; gives its position.
-    fn push(&self, item: Item) -> Result<u64> {
+    /// Queues one entry, as `write` makes it; gives its position.
+    #[inline]
+    fn push(&self, write: impl FnOnce(&mut Queued)) -> Result<u64> {
         let mut claim = self.claim(1)?;
         let position = claim.position();
-        claim.put_with(|queued| queued.hold(item));
+        claim.put_with(write);
         drop(claim);
         self.shared().parker.wake();
         Ok(position)
@@ -199,8 +203,13 @@ unsafe impl Executor for HostStream {
         }
         batch.iter().try_for_each(Submission::check)?;
         let mut claim = self.claim(batch.len())?;
-        for submission in batch.drain(..) {
-            claim.put_with(|queued| queued.hold_program(submission));
+        for Submission {
+            program,
+            owner,
+            cookie,
+        } in batch.drain(..)
+        {
+            claim.put_with(|queued| queued.hold_program(&program, owner, cookie));
         }
         drop(claim);
         self.shared().parker.wake();
@@ -212,16 +221,32 @@ unsafe impl Executor for HostStream {
             return Err((submission, error));
         }
         match self.claim(1) {
-            Ok(mut claim) => claim.put_with(|queued| queued.hold_program(submission)),
+            Ok(mut claim) => {
+                let Submission {
+                    program,
+                    owner,
+                    cookie,
+                } = submission;
+                claim.put_with(|queued| queued.hold_program(&program, owner, cookie));
+            }
             Err(error) => return Err((submission, error)),
         }
         self.shared().parker.wake();
         Ok(())
     }
 
+    fn submit_program(&self, program: &Program, owner: Arc<dyn Owner>, cookie: u64) -> Result<()> {
+        check(program, &*owner)?;
+        let mut claim = self.claim(1)?;
+        claim.put_with(|queued| queued.hold_program(program, owner, cookie));
+        drop(claim);
+        self.shared().parker.wake();
+        Ok(())
+    }
+
     fn record(&self, event: &Event) -> Result<()> {
         let (record, number) = event.begin_record();
-        let position = self.push(Item::Record(record))?;
+        let position = self.push(|queued| queued.hold(Item::Record(record)))?;
         let progress = Arc::clone(&self.shared().progress);
         let mark = Mark {
             progress,
@@ -235,7 +260,7 @@ unsafe impl Executor for HostStream {
         match event.mark() {
             // What this very stream queued before needs no wait.
             Some(mark) if mark.progress.stream != self.id() && !mark.is_reached() => {
-                self.push(Item::Wait(mark)).map(drop)
+                self.push(|queued| queued.hold(Item::Wait(mark))).map(drop)
             }
             _ => self.check(),
         }

@@ -27,6 +27,7 @@ mod backoff;
 mod event;
 mod executor;
 mod fault;
+mod fence;
 mod host;
 mod interpreter;
 mod kernel;

@@ -2,21 +2,24 @@
 
 #[cfg(loom)]
 use loom::{
-    sync::atomic::{AtomicBool, Ordering, fence},
+    sync::atomic::{AtomicBool, Ordering},
     thread::{self, Thread},
 };
 use std::sync::OnceLock;
 #[cfg(not(loom))]
 use std::{
-    sync::atomic::{AtomicBool, Ordering, fence},
+    sync::atomic::{AtomicBool, Ordering},
     thread::{self, Thread},
 };
 
-/// Where one thread sleeps until others have something for it. Waking a thread that is awake costs one fence and one load, no
-/// system call.
+use super::fence::Asymmetric;
+
+/// Where one thread sleeps until others have something for it. Waking a thread that is awake costs two loads of a line that nobody
+/// writes meanwhile; no fence where the kernel has the sleeper pay for both, and no system call.
 pub(super) struct Parker {
     /// The sleeper announced that it goes to sleep, and nobody woke it since.
     parked: AtomicBool,
+    fence: Asymmetric,
     sleeper: OnceLock<Thread>,
 }
 
@@ -24,6 +27,7 @@ impl Parker {
     pub(super) fn new() -> Self {
         Self {
             parked: AtomicBool::new(false),
+            fence: Asymmetric::new(),
             sleeper: OnceLock::new(),
         }
     }
@@ -35,9 +39,13 @@ impl Parker {
         self.parked.store(true, Ordering::Release);
         // Sleeper's side, the store of `parked` before the loads in `ready`. It pairs with the fence in `wake`: of the two
         // threads at least one sees what the other stored, so either `ready` holds here or `wake` finds the flag.
-        fence(Ordering::SeqCst);
+        let fenced = self.fence.heavy();
         if !ready() {
-            thread::park();
+            if fenced {
+                thread::park();
+            } else {
+                doze();
+            }
         }
         self.parked.store(false, Ordering::Relaxed);
     }
@@ -45,7 +53,7 @@ impl Parker {
     /// Wakes the sleeper, if it sleeps. To be called after the stores that make its `ready` true.
     pub(super) fn wake(&self) {
         // Waker's side, the caller's stores before the load of `parked`. It pairs with the fence in `park`.
-        fence(Ordering::SeqCst);
+        self.fence.light();
         // Many wakers, one wake-up: the first to clear the flag makes the system call.
         if self.parked.load(Ordering::Relaxed)
             && self.parked.swap(false, Ordering::Acquire)
@@ -54,6 +62,16 @@ impl Parker {
             sleeper.unpark();
         }
     }
+}
+
+/// Sleeps for so short a time that a wake-up may be lost: by then, the store that it was for is seen. Of the fence's two sides the other one
+/// may have gone without, this once.
+#[cold]
+fn doze() {
+    #[cfg(not(loom))]
+    thread::park_timeout(std::time::Duration::from_millis(1));
+    #[cfg(loom)]
+    thread::yield_now();
 }
 
 /// Run by `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`. A lost wake-up is a deadlock, which loom reports.

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// loom's `UnsafeCell` has an API of its own; this is the part of it in use, over the standard one.
 #[cfg(not(loom))]
 mod cell {
+    #[repr(transparent)]
     pub(super) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
@@ -43,11 +44,12 @@ pub(super) trait Entry: Default {
 }
 
 /// Aligned so that two slots never share a cache line: one may be written while its neighbour is executed.
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Slot<T> {
-    /// Position of the value in it plus one. 0, or a value of an earlier lap: nothing published yet.
-    published: AtomicU64,
     value: UnsafeCell<T>,
+    /// Position of the value in it plus one. 0, or a value of an earlier lap: nothing published yet. Behind the value, whose end is
+    /// always in use.
+    published: AtomicU64,
 }
 
 /// Positions count up for ever; the slot of a position is its low bits. A position below `head` was consumed, one from `head` to
@@ -145,11 +147,40 @@ impl<T: Entry> Ring<T> {
         &self.slots[(position & self.mask) as usize]
     }
 
+    /// Asks for the lines of a later position that most values take, if it is free: the consumer's core used them last, and to get them from
+    /// there takes longer than to queue a value. Only a hint, so a position that another producer claimed meanwhile does not matter.
+    #[inline]
+    fn fetch_ahead(&self, position: u64) {
+        #[cfg(all(target_arch = "x86_64", not(loom)))]
+        if position.wrapping_sub(self.known_head.0.load(Ordering::Relaxed))
+            < self.slots.len() as u64
+        {
+            let slot: *const u8 = (&raw const *self.slot(position)).cast();
+            let last = size_of::<Slot<T>>() / 64 - 1;
+            for line in [0, 1, last.saturating_sub(1), last] {
+                // SAFETY: a hint to the processor, which has no effect on memory and cannot fault.
+                unsafe {
+                    std::arch::asm!(
+                        "prefetchw [{}]",
+                        in(reg) slot.wrapping_add(line * 64),
+                        options(nostack, preserves_flags, readonly)
+                    );
+                }
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+        let _ = position;
+    }
+
     fn is_published(&self, position: u64) -> bool {
         // Acquire: the value is there. Pairs with the store in `Claim::put`.
         self.slot(position).published.load(Ordering::Acquire) == position + 1
     }
 }
+
+/// How far ahead of what it publishes a producer asks for lines: an application that queues a kernel, a transfer and a wait again and again
+/// comes there a step later, about when the lines are.
+const AHEAD: u64 = 2;
 
 /// Positions that belong to one producer. Those it leaves empty are filled with `T::default()` when it is dropped, because the
 /// consumer waits for every one of them.
@@ -187,6 +218,7 @@ impl<T: Entry> Claim<'_, T> {
         // Release: the value is in place before its position says so. Pairs with `is_published`.
         slot.published.store(self.next + 1, Ordering::Release);
         self.next += 1;
+        self.ring.fetch_ahead(self.next + AHEAD);
     }
 }
 

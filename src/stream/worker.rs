@@ -12,7 +12,7 @@ use super::fault::Fault;
 use super::kernel::Kernel;
 use super::parker::Parker;
 use super::ring::{Consumer, Entry, Ring};
-use super::{Outcome, Owner, Submission, interpreter};
+use super::{Outcome, Owner, interpreter};
 use crate::peer::Program;
 use crate::{Error, Result};
 
@@ -60,8 +60,8 @@ pub(super) struct Shared {
 pub(super) enum Item {
     #[default]
     Nothing,
-    /// Taken out when it is launched.
-    Kernel(Option<Kernel>),
+    /// The kernel lies beside it, until it is launched.
+    Kernel,
     /// The program lies beside it.
     Program {
         owner: Arc<dyn Owner>,
@@ -73,45 +73,62 @@ pub(super) enum Item {
 
 /// An entry of the queue: executed where it lies, so that a submission allocates nothing.
 ///
-/// The program is beside the item and not in it, because of its size: of an item, and of a program, only what is in use is then
-/// written by one core and read by another.
+/// Kernel and program are beside the item and not in it, because of their size: only what is in use is then written by one core and read by
+/// another. In this order, with the slot's own word behind it, a kernel takes two cache lines, and the programs of a wait and of a send
+/// two and three: the front of a program, which is in use, and the end of the slot.
+#[repr(C)]
 pub(super) struct Queued {
-    item: Item,
     program: Program,
+    kernel: Option<Kernel>,
+    item: Item,
 }
 
 impl Default for Queued {
     fn default() -> Self {
         Self {
-            item: Item::Nothing,
             program: Program::for_targets(0),
+            kernel: None,
+            item: Item::Nothing,
         }
     }
 }
 
 impl Entry for Queued {
     fn clear(&mut self) {
+        if matches!(self.item, Item::Kernel) {
+            // Not launched, if it still is there.
+            drop(self.kernel.take());
+        }
         drop(std::mem::take(&mut self.item));
     }
 }
 
+/// What was cleared owns nothing, so it need not be dropped: that would be a look at memory which the other core wrote last, and the caller
+/// would have to wait for it.
+#[inline]
+fn write_over<T>(cleared: &mut T, value: T) {
+    std::mem::forget(std::mem::replace(cleared, value));
+}
+
 impl Queued {
-    /// Becomes an item without a program.
+    /// Becomes an item without kernel or program.
     #[inline]
     pub(super) fn hold(&mut self, item: Item) {
-        self.item = item;
+        write_over(&mut self.item, item);
+    }
+
+    /// Becomes a kernel to be launched.
+    #[inline]
+    pub(super) fn hold_kernel(&mut self, kernel: Kernel) {
+        write_over(&mut self.kernel, Some(kernel));
+        write_over(&mut self.item, Item::Kernel);
     }
 
     /// Becomes a program to be executed.
     #[inline]
-    pub(super) fn hold_program(&mut self, submission: Submission) {
-        let Submission {
-            program,
-            owner,
-            cookie,
-        } = submission;
-        self.program.assign(&program);
-        self.item = Item::Program { owner, cookie };
+    pub(super) fn hold_program(&mut self, program: &Program, owner: Arc<dyn Owner>, cookie: u64) {
+        self.program.assign(program);
+        write_over(&mut self.item, Item::Program { owner, cookie });
     }
 }
 
@@ -165,8 +182,8 @@ impl Shared {
         let discards = self.fault.is_sticky() || aborted();
         match &mut queued.item {
             Item::Nothing => {}
-            Item::Kernel(kernel) => {
-                let kernel = kernel.take().filter(|_| !discards);
+            Item::Kernel => {
+                let kernel = queued.kernel.take().filter(|_| !discards);
                 if let Some(kernel) = kernel {
                     kernel.run();
                 }

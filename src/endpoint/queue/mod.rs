@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::endpoint::prepared::{Prepared, try_post};
-use crate::endpoint::shared::{Cookie, Own};
-use crate::endpoint::side::next_call;
+use crate::endpoint::prepared::{Operation, Parts, Prepared};
+use crate::endpoint::shared::Own;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
+use crate::peer::Program;
 use crate::region::Slice;
 use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result};
@@ -36,6 +36,8 @@ pub struct Endpoint {
     /// With those of sends, whether they were signaled.
     pub(super) send_commits: VecDeque<(u32, (Commit, bool))>,
     pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
+    /// The program of the operation that is being prepared. In one place for all, because a new one would have to be cleared.
+    pub(super) program: Program,
     pub(super) config: EndpointConfig,
     /// Last: the queues above point into its memory.
     pub(super) shared: Own,
@@ -47,8 +49,7 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
-        let prepared = self.prepare_send(work)?;
-        self.post_or_roll_back(stream, prepared)
+        self.make_and_give(stream, |endpoint| endpoint.make_send(work))
     }
 
     /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
@@ -89,8 +90,7 @@ impl Endpoint {
         wr_id: u64,
         slices: &[Slice<'_>],
     ) -> Result<Ticket> {
-        let prepared = self.prepare_recv(wr_id, slices)?;
-        self.post_or_roll_back(stream, prepared)
+        self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices))
     }
 
     /// Lets what is queued on the stream later wait for the next completion of a queue.
@@ -98,8 +98,7 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
     pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
-        let prepared = self.prepare_wait_cq(side)?;
-        self.post_or_roll_back(stream, prepared)
+        self.stream_wait_cq_for(stream, side, self.config.wait_timeout)
     }
 
     /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
@@ -112,8 +111,7 @@ impl Endpoint {
         side: Side,
         timeout: Option<Duration>,
     ) -> Result<Ticket> {
-        let prepared = self.prepare_wait_cq_for(side, timeout)?;
-        self.post_or_roll_back(stream, prepared)
+        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(side, timeout))
     }
 
     /// Posts a send, write, read or atomic now, from this thread.
@@ -192,17 +190,26 @@ impl Endpoint {
         }
     }
 
-    // Inlined, and the operation given by reference to where it is posted: each move of one copies a whole program.
+    /// Prepares and posts an operation without moving it: its program stays where it was made until the stream copies what is in use of it,
+    /// and the only handles of what is shared are the stream's and the ticket's.
     #[inline(always)]
-    fn post_or_roll_back(
+    fn make_and_give(
         &mut self,
         stream: &dyn Executor,
-        mut prepared: Prepared,
+        make: impl FnOnce(&mut Self) -> Result<Operation>,
     ) -> Result<Ticket> {
-        match try_post(stream, &mut prepared) {
-            Ok(ticket) => Ok(ticket),
+        let operation = make(self)?;
+        let guard = Ungiven(Parts {
+            shared: &self.shared,
+            program: &self.program,
+            operation,
+        });
+        let given = guard.0.give_to(stream);
+        std::mem::forget(guard);
+        match given {
+            Ok(()) => Ok(Ticket::of_operation(&self.shared, operation)),
             Err(error) => {
-                self.rollback(prepared);
+                self.rollback(self.prepared(operation));
                 Err(error)
             }
         }
@@ -210,12 +217,13 @@ impl Endpoint {
 
     fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
         let shared = Arc::clone(&self.shared);
-        let lane = shared.lane(prepared.side);
-        let ready = lane.begin_posting(next_call()).and_then(|posting| {
-            prepared.check_turn()?;
-            let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(prepared.side));
+        let side = prepared.operation.side;
+        let lane = shared.lane(side);
+        let ready = lane.begin_posting_alone().and_then(|posting| {
+            prepared.parts().check_turn()?;
+            let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
             if waiting != 0 {
-                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", prepared.side.name());
+                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", side.name());
                 return Err(Error::State { operation: "post", reason });
             }
             Ok(posting)
@@ -228,18 +236,23 @@ impl Endpoint {
             }
         };
         let ticket = prepared.ticket();
-        prepared.hand_over();
+        prepared.parts().enter_queued();
+        prepared.live = false;
         lane.last_stream.store(0, Ordering::Relaxed);
-        let cookie = Cookie {
-            side: prepared.side,
-            is_wait: false,
-            waits_turn: false,
-            count: prepared.count,
-        };
+        let cookie = prepared.parts().cookie(false);
         // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
-        let _ = execute(&prepared.program, &*shared, cookie.to_bits());
+        let _ = execute(&prepared.program, &*shared, cookie);
         // On the proxy path that was a trigger. This thread need not wait for another one to see it.
-        shared.ring_now(prepared.side);
+        shared.ring_now(side);
         Ok(ticket)
+    }
+}
+
+/// Cancels the operation in it, should a stream panic that it is being given to.
+struct Ungiven<'a>(Parts<'a>);
+
+impl Drop for Ungiven<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::Endpoint;
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Prepared};
-use crate::endpoint::shared::timeout_ns;
+use crate::endpoint::prepared::{Kind, Operation, Prepared};
+use crate::endpoint::shared::{Shared, timeout_ns};
 use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
 use crate::endpoint::{Side, Work};
@@ -34,6 +34,13 @@ impl Endpoint {
     /// and for an atomic whose slice has not 8 bytes; [`Error::State`] for a read or an atomic on a device that has none;
     /// [`Error::QueueFull`]. Nothing has changed then.
     pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
+        let operation = self.make_send(work)?;
+        Ok(self.prepared(operation))
+    }
+
+    /// [`Endpoint::prepare_send`], with the program in the endpoint's own place.
+    pub(super) fn make_send(&mut self, work: &Work<'_>) -> Result<Operation> {
+        self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
         if work.opcode.is_fetch() {
@@ -73,7 +80,6 @@ impl Endpoint {
             }
             posted => posted?,
         };
-        let mut program = Program::for_targets(self.shared.targets_id());
         let lane = self.shared.lane(Side::Send);
         let count = lane.ledger.posted();
         let committed = if let Some(bells) = self.shared.bells() {
@@ -82,12 +88,12 @@ impl Endpoint {
                 commit
             })
         } else if self.config.blueflame {
-            self.send.commit_blueflame(&mut program)
+            self.send.commit_blueflame(&mut self.program)
         } else {
-            self.send.commit(&mut program)
+            self.send.commit(&mut self.program)
         };
         let commit = committed.inspect_err(|_| self.send.discard())?;
-        if let Err(error) = self.announce(&mut program, Side::Send, count) {
+        if let Err(error) = announce(&self.shared, &mut self.program, Side::Send, count) {
             self.send.rollback(commit)?;
             return Err(error);
         }
@@ -101,30 +107,13 @@ impl Endpoint {
             },
         );
         if work.signaled {
-            lane.expected.fetch_add(1, Ordering::Relaxed);
+            lane.expect(1);
         }
-        Ok(self.prepared(
-            program,
-            Side::Send,
-            Kind::Send {
-                posted,
-                signaled: work.signaled,
-            },
-            (count, serial),
-        ))
-    }
-
-    /// Adds the store of the running count. On the proxy path it is the trigger: what the stream did before it, and the count of what was
-    /// handed over, come first.
-    #[inline]
-    fn announce(&self, program: &mut Program, side: Side, count: u32) -> Result<()> {
-        if self.shared.bells().is_some() {
-            program.fence(Fence::WORK_BEFORE_FLAG)?;
-        }
-        program.store_dword(
-            self.shared.progress_words[side as usize],
-            count.wrapping_add(1),
-        )
+        let kind = Kind::Send {
+            posted,
+            signaled: work.signaled,
+        };
+        Ok(self.operation(Side::Send, kind, count, serial))
     }
 
     /// Makes a receive ready for a stream: what arrives fills the slices in turn.
@@ -132,13 +121,27 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::prepare_send`], but a receive may be posted before [`Endpoint::connect`].
     pub fn prepare_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Prepared> {
+        let operation = self.make_recv(wr_id, slices)?;
+        Ok(self.prepared(operation))
+    }
+
+    /// [`Endpoint::prepare_recv`], with the program in the endpoint's own place.
+    pub(super) fn make_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Operation> {
+        self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_recv", State::Init)?;
         let segments = self.segments(slices)?;
         self.roll_back_cancelled(Side::Recv)?;
         self.make_room(Side::Recv)?;
-        let posted = self.recv.post(&segments.list[..segments.count])?;
-        let mut program = Program::for_targets(self.shared.targets_id());
+        let list = &segments.list[..segments.count];
+        let posted = match self.recv.post(list) {
+            Err(Error::QueueFull { .. }) => {
+                // A reaper has counted it and has not given the ring's entry back yet.
+                self.reap()?;
+                self.recv.post(list)?
+            }
+            posted => posted?,
+        };
         let lane = self.shared.lane(Side::Recv);
         let count = lane.ledger.posted();
         let committed = match self.shared.bells() {
@@ -146,10 +149,10 @@ impl Endpoint {
                 bells.enter(Side::Recv, count, DoorbellStores { record, uar: 0 });
                 commit
             }),
-            None => self.recv.commit(&mut program),
+            None => self.recv.commit(&mut self.program),
         };
         let commit = committed.inspect_err(|_| self.recv.discard())?;
-        if let Err(error) = self.announce(&mut program, Side::Recv, count) {
+        if let Err(error) = announce(&self.shared, &mut self.program, Side::Recv, count) {
             self.recv.rollback(commit)?;
             return Err(error);
         }
@@ -163,8 +166,8 @@ impl Endpoint {
                 held: segments.held,
             },
         );
-        lane.expected.fetch_add(1, Ordering::Relaxed);
-        Ok(self.prepared(program, Side::Recv, Kind::Recv, (count, serial)))
+        lane.expect(1);
+        Ok(self.operation(Side::Recv, Kind::Recv, count, serial))
     }
 
     /// Makes a wait for the next completion of a queue ready for a stream, with the endpoint's own deadline.
@@ -185,6 +188,17 @@ impl Endpoint {
         side: Side,
         timeout: Option<Duration>,
     ) -> Result<Prepared> {
+        let operation = self.make_wait_cq(side, timeout)?;
+        Ok(self.prepared(operation))
+    }
+
+    /// [`Endpoint::prepare_wait_cq_for`], with the program in the endpoint's own place.
+    pub(super) fn make_wait_cq(
+        &mut self,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Operation> {
+        self.program.clear();
         self.shared.check_alive()?;
         self.roll_back_cancelled(side)?;
         let lane = self.shared.lane(side);
@@ -201,57 +215,61 @@ impl Endpoint {
                 reason,
             });
         }
-        let mut program = Program::for_targets(self.shared.targets_id());
         if self.shared.bells().is_some() {
             let seen = self.shared.seen_words[side as usize];
-            lane.cq.peek_count(index, seen, &mut program)?;
+            lane.cq.peek_count(index, seen, &mut self.program)?;
         } else {
-            lane.cq.peek(index, &mut program)?;
+            lane.cq.peek(index, &mut self.program)?;
         }
         let serial = lane.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
         lane.taken.store(index.wrapping_add(1), Ordering::Release);
-        Ok(self.prepared(program, side, Kind::Wait, (index, serial)))
+        Ok(self.operation(side, Kind::Wait, index, serial))
     }
 
     /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
     pub fn rollback(&mut self, mut prepared: Prepared) {
         if !Arc::ptr_eq(&prepared.shared, &self.shared)
-            || prepared.epoch != self.shared.epoch.load(Ordering::Relaxed)
+            || prepared.operation.epoch != self.shared.epoch.load(Ordering::Relaxed)
         {
             // Somebody else's, or of an earlier life: dropping does what can be done.
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let lane = shared.lane(prepared.side);
-        let newest = lane.ledger.posted().wrapping_sub(1) == prepared.count;
-        match prepared.kind {
-            Kind::Send { .. } | Kind::Recv if newest && self.roll_back_newest(prepared.side) => {}
-            Kind::Wait if lane.taken.load(Ordering::Relaxed) == prepared.count.wrapping_add(1) => {
-                lane.untake(prepared.count);
+        let Operation {
+            side, kind, count, ..
+        } = prepared.operation;
+        let lane = shared.lane(side);
+        let newest = lane.ledger.posted().wrapping_sub(1) == count;
+        match kind {
+            Kind::Send { .. } | Kind::Recv if newest && self.roll_back_newest(side) => {}
+            Kind::Wait if lane.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
+                lane.untake(count);
             }
             _ => return,
         }
         prepared.live = false;
     }
 
-    fn prepared(
-        &self,
-        program: Program,
-        side: Side,
-        kind: Kind,
-        (count, serial): (u32, u32),
-    ) -> Prepared {
-        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+    /// What becomes of an operation for whom it is to be kept.
+    #[inline]
+    pub(super) fn prepared(&self, operation: Operation) -> Prepared {
         Prepared {
             shared: Arc::clone(&self.shared),
-            program,
+            program: self.program,
+            operation,
+            live: true,
+        }
+    }
+
+    #[inline]
+    fn operation(&self, side: Side, kind: Kind, count: u32, serial: u32) -> Operation {
+        Operation {
             side,
             kind,
             count,
             serial,
-            epoch,
-            live: true,
+            epoch: self.shared.epoch.load(Ordering::Relaxed),
         }
     }
 
@@ -331,6 +349,9 @@ impl Endpoint {
 
     /// Sees to room for a further work request and its completion.
     fn make_room(&mut self, side: Side) -> Result<()> {
+        if self.shared.lane(side).take_known_room() {
+            return Ok(());
+        }
         self.release()?;
         if self.shared.lane(side).has_room() {
             return Ok(());
@@ -380,7 +401,7 @@ impl Endpoint {
             return false;
         };
         let lane = self.shared.lane(side);
-        lane.expected.fetch_sub(signaled.into(), Ordering::Relaxed);
+        lane.expect(-i32::from(signaled));
         lane.take_back();
         true
     }
@@ -406,6 +427,16 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Adds the store of the running count. On the proxy path it is the trigger: what the stream did before it, and the count of what was
+/// handed over, come first.
+#[inline]
+fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> Result<()> {
+    if shared.bells().is_some() {
+        program.fence(Fence::WORK_BEFORE_FLAG)?;
+    }
+    program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
 }
 
 /// The longest message (IBTA: 2^31 bytes).

@@ -199,7 +199,7 @@ impl Watched for Shared {
         if self.has_failed.load(Ordering::Acquire) {
             self.break_down();
         }
-        if self.on_streams.load(Ordering::SeqCst) > 0 {
+        if self.on_streams.any() {
             self.last_active_ns.store(now, Ordering::Relaxed);
             return Turn::Waiting;
         }
@@ -209,7 +209,7 @@ impl Watched for Shared {
         self.watched.leave(|| {
             let failed =
                 self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
-            failed || self.on_streams.load(Ordering::SeqCst) > 0
+            failed || self.on_streams.any()
         })
     }
 }

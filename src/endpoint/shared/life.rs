@@ -35,7 +35,7 @@ impl Entered<'_> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.on_streams.fetch_sub(1, Ordering::AcqRel);
+        self.0.on_streams.leave();
     }
 }
 
@@ -62,7 +62,7 @@ impl Shared {
     pub(in crate::endpoint) fn enter_stream(&self) -> Result<Entered<'_>> {
         // SeqCst, as in `close`: either the reset sees this operation, or this sees the reset. The watchdog's look before it
         // stops watching pairs with it, too.
-        self.on_streams.fetch_add(1, Ordering::SeqCst);
+        self.on_streams.enter();
         let entered = Entered(self);
         if self.closing.load(Ordering::SeqCst) {
             let reason = "the endpoint is being reset".into();
@@ -79,7 +79,7 @@ impl Shared {
         self.closing.store(true, Ordering::SeqCst);
         let closing = Closing(Arc::clone(self));
         let deadline = now_ns().saturating_add(timeout.as_nanos() as u64);
-        while self.on_streams.load(Ordering::SeqCst) > 0 {
+        while self.on_streams.any() {
             if now_ns() > deadline {
                 return Err(Error::Timeout {
                     operation: "reset: programs of the endpoint are still on a stream; this",

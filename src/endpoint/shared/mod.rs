@@ -5,6 +5,7 @@ mod bell;
 mod failure;
 mod life;
 mod owner;
+mod visits;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -30,6 +31,7 @@ pub(super) use bell::Bells;
 pub(super) use life::Entered;
 use life::Past;
 pub(super) use owner::Cookie;
+use visits::Visits;
 
 pub(super) struct Shared {
     /// Before the memory that it is about.
@@ -61,7 +63,7 @@ pub(super) struct Shared {
     life: Mutex<()>,
     pasts: Mutex<Vec<Past>>,
     /// Programs that streams have and have not finished.
-    on_streams: AtomicU32,
+    on_streams: Visits,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
     watched: Enlistment,
@@ -247,7 +249,7 @@ impl Shared {
             epoch: AtomicU32::new(0),
             life: Mutex::default(),
             pasts: Mutex::default(),
-            on_streams: AtomicU32::new(0),
+            on_streams: Visits::default(),
             closing: AtomicBool::new(false),
             watched: Enlistment::default(),
             last_active_ns: AtomicU64::new(0),

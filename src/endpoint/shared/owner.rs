@@ -110,7 +110,7 @@ unsafe impl Owner for Shared {
             }
             self.fail(None, Cause::Discarded);
         }
-        self.on_streams.fetch_sub(1, Ordering::AcqRel);
+        self.on_streams.leave();
     }
 
     fn ends_waits(&self) -> bool {

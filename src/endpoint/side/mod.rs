@@ -15,7 +15,7 @@ use crate::endpoint::ledger::Ledger;
 use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result};
 
-use super::words::Words;
+use super::words::{NewLine, Words};
 pub(super) use held::{Held, Work};
 use reaper::Cursor;
 pub(super) use reaper::Found;
@@ -55,40 +55,46 @@ pub(super) struct Record {
     pub(super) wait_timeout_ns: AtomicU64,
 }
 
-/// A queue.
+/// A queue. What all read, what the poster writes, and what the reaper writes, is on lines of their own.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Lane {
     pub(super) side: Side,
     pub(super) depth: u32,
-    pub(super) ledger: Ledger<Work>,
     pub(super) cq: CqRing,
+    pub(super) turn_timeout_ns: u64,
+    /// Has `seen`, which streams may poll.
+    words: Arc<Words>,
+    outcomes: Box<[Outcome]>,
+    records: Box<[Record]>,
+    /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
+    known: Box<[AtomicBool]>,
+    _ledger: NewLine,
+    pub(super) ledger: Ledger<Work>,
+    _poster: NewLine,
     /// Running count of work requests handed to a stream or rung by the CPU, in order.
     pub(super) queued: AtomicU32,
     /// The number of the call that hands work requests over, 0 while none does; never waited for.
     posting: AtomicU64,
     /// The stream of the last hand-over; 0 for the CPU.
     pub(super) last_stream: AtomicU64,
-    /// When a stream began to wait for its turn behind another stream; 0 while none does.
-    pub(super) turn_started_ns: AtomicU64,
-    pub(super) turn_timeout_ns: u64,
     /// Completions that can come: signaled sends, or receives.
     pub(super) expected: AtomicU32,
     pub(super) taken: AtomicU32,
+    serials: AtomicU32,
+    /// Work requests that have a place, as far as the poster knows; there may be more by now.
+    room: AtomicU32,
+    _reaper: NewLine,
     /// Completions found, stored before they are processed; `seen` is stored after.
     arrived: AtomicU32,
-    /// Has `seen`, which streams may poll.
-    words: Arc<Words>,
     freed: AtomicU32,
     /// Running index of the first completion in error; above 32 bits while there is none.
     failed_at: AtomicU64,
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
-    outcomes: Box<[Outcome]>,
-    records: Box<[Record]>,
-    /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
-    known: Box<[AtomicBool]>,
-    serials: AtomicU32,
+    /// When a stream began to wait for its turn behind another stream; 0 while none does.
+    pub(super) turn_started_ns: AtomicU64,
 }
 
 impl Lane {
@@ -139,6 +145,10 @@ impl Lane {
                 .map(|_| AtomicBool::new(false))
                 .collect(),
             serials: AtomicU32::new(0),
+            room: AtomicU32::new(0),
+            _ledger: NewLine,
+            _poster: NewLine,
+            _reaper: NewLine,
             cq,
         }
     }
@@ -154,6 +164,13 @@ impl Lane {
         &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
     }
 
+    /// Where the work request of that running count is kept, for who is about to reap it.
+    #[inline]
+    pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
+        let outcome: *const Outcome = self.outcome(seq);
+        [outcome.cast(), self.ledger.place(seq)]
+    }
+
     #[inline]
     pub(super) fn record(&self, index: u32) -> &Record {
         &self.records[index as usize & (self.records.len() - 1)]
@@ -164,7 +181,17 @@ impl Lane {
         &self.known[index as usize & (self.known.len() - 1)]
     }
 
-    /// Whether a further work request and its completion have a place. Exact for the poster.
+    /// Takes a place that was left when [`Lane::has_room`] last looked, without a look at what the reaper writes. Only posting takes places:
+    /// a completion takes that of its work request. The poster's call.
+    #[inline]
+    pub(super) fn take_known_room(&self) -> bool {
+        let room = self.room.load(Ordering::Relaxed);
+        self.room.store(room.saturating_sub(1), Ordering::Relaxed);
+        room > 0
+    }
+
+    /// Whether a further work request and its completion have a place. Exact for the poster, who takes it; and who is told with it of
+    /// further places.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
@@ -174,7 +201,12 @@ impl Lane {
         let in_flight = self.ledger.in_flight();
         let freed = self.freed.load(Ordering::Acquire);
         let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
-        in_flight < self.depth && in_flight + uncollected < self.cq.cqe_count()
+        let places = self
+            .depth
+            .saturating_sub(in_flight)
+            .min(self.cq.cqe_count().saturating_sub(in_flight + uncollected));
+        self.room.store(places.saturating_sub(1), Ordering::Relaxed);
+        places > 0
     }
 
     pub(super) fn full(&self) -> Error {
@@ -194,6 +226,15 @@ impl Lane {
             queue: self.side.name(),
             depth: self.depth,
         }
+    }
+
+    /// So many completions more can come. The poster's call.
+    #[inline]
+    pub(super) fn expect(&self, more: i32) {
+        // The poster's alone, so a load and a store will do.
+        let expected = self.expected.load(Ordering::Relaxed);
+        self.expected
+            .store(expected.wrapping_add_signed(more), Ordering::Relaxed);
     }
 
     #[inline]
@@ -247,16 +288,31 @@ impl Lane {
             return Ok(None);
         }
         if found.is_err() {
-            let reason = format!(
-                "another thread hands work to the {} queue of this endpoint right now",
-                self.side.name()
-            );
-            return Err(Error::State {
-                operation: "stream_post",
-                reason,
-            });
+            return Err(self.posted_by_another());
         }
         Ok(Some(Posting(&self.posting)))
+    }
+
+    /// [`Lane::begin_posting`] for a call that hands over one work request only, and so needs no number of its own.
+    #[inline]
+    pub(super) fn begin_posting_alone(&self) -> Result<Posting<'_>> {
+        match self.begin_posting(ALONE)? {
+            Some(posting) => Ok(posting),
+            // Another thread's, of the same kind.
+            None => Err(self.posted_by_another()),
+        }
+    }
+
+    #[cold]
+    fn posted_by_another(&self) -> Error {
+        let reason = format!(
+            "another thread hands work to the {} queue of this endpoint right now",
+            self.side.name()
+        );
+        Error::State {
+            operation: "stream_post",
+            reason,
+        }
     }
 
     /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.
@@ -331,6 +387,7 @@ impl Lane {
         ] {
             counter.store(next_cqe, Ordering::Release);
         }
+        self.room.store(0, Ordering::Relaxed);
         self.queued.store(0, Ordering::Release);
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
@@ -350,9 +407,12 @@ impl Lane {
 #[derive(Debug)]
 pub(super) struct Posting<'a>(&'a AtomicU64);
 
-/// A number for a call that hands work over, never 0.
+/// What stands for a number for calls that hand over one work request.
+const ALONE: u64 = 1;
+
+/// A number for a call that hands work over, never 0 nor [`ALONE`].
 pub(super) fn next_call() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    static NEXT: AtomicU64 = AtomicU64::new(ALONE + 1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 

@@ -72,12 +72,15 @@ impl Lane {
             self.seen().store(cursor.seen, Ordering::Release);
         }
         let freed = cursor.freed;
-        let taken = self.taken.load(Ordering::Acquire);
-        while cursor.freed != cursor.seen
-            && cursor.freed != taken
-            && !self.cq.is_marked(cursor.freed)
-        {
-            cursor.freed = cursor.freed.wrapping_add(1);
+        if freed != cursor.seen {
+            // Not before there is something to give back: the poster writes it, and a proxy comes by here all the time.
+            let taken = self.taken.load(Ordering::Acquire);
+            while cursor.freed != cursor.seen
+                && cursor.freed != taken
+                && !self.cq.is_marked(cursor.freed)
+            {
+                cursor.freed = cursor.freed.wrapping_add(1);
+            }
         }
         if cursor.freed != freed {
             self.cq.set_consumer_index(cursor.freed);

@@ -178,6 +178,17 @@ impl Lane {
         }
     }
 
+    /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the
+    /// prepared operation and nobody else's, so a load and a store will do.
+    #[inline]
+    pub(in crate::endpoint) fn queue_wait(&self, index: u32) {
+        let wait = &self.record(index).wait;
+        let old = WaitWord(wait.load(Ordering::Relaxed));
+        if old.is_for(index) {
+            wait.store(old.with(Wait::Queued).0, Ordering::Release);
+        }
+    }
+
     /// Whether a stream is in the wait for this running index.
     pub(in crate::endpoint) fn is_waiting(&self, index: u32) -> bool {
         let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
