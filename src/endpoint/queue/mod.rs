@@ -16,6 +16,10 @@ use crate::region::Slice;
 use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result};
 
+/// Turns of a wait between two looks at the time and at what a device says apart from completions, as long as it does not sleep. Both read a
+/// clock, which may be a system call.
+const TURNS_PER_LOOK: u32 = 64;
+
 /// One end of a reliable connection: a send and a receive queue, each with its completions.
 ///
 /// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
@@ -142,9 +146,14 @@ impl Endpoint {
             return Ok(Some(completion));
         }
         self.shared.qp.progress();
+        if let Some(completion) = self.take_completion(side)? {
+            return Ok(Some(completion));
+        }
+        self.shared.look_for_failure();
         self.take_completion(side)
     }
 
+    /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
     fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
         self.shared.reap();
         match self.shared.lane(side).poll() {
@@ -157,10 +166,7 @@ impl Endpoint {
                 };
                 Err(Error::Work(error))
             }
-            None => {
-                self.shared.look_for_failure();
-                self.shared.check_alive().map(|()| None)
-            }
+            None => self.shared.check_alive().map(|()| None),
         }
     }
 
@@ -169,24 +175,39 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
     pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut deadline = None;
         let mut backoff = Backoff::new();
+        let mut turns = 0u32;
         loop {
             if let Some(completion) = self.take_completion(side)? {
                 return Ok(completion);
             }
-            if self.shared.qp.progress() {
+            turns = turns.wrapping_add(1);
+            let looks = turns.is_multiple_of(TURNS_PER_LOOK) || !backoff.spins();
+            if looks && deadline.is_none() {
+                // Most waits are over before this.
+                deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+            }
+            let in_time = if self.shared.qp.progress() {
                 backoff.reset();
-                if deadline.is_none_or(|deadline| Instant::now() < deadline) {
-                    continue;
-                }
-            } else if backoff.pause_until(deadline) {
+                !looks || deadline.is_none_or(|deadline| Instant::now() < deadline)
+            } else {
+                backoff.pause_until(deadline)
+            };
+            if in_time && !looks {
                 continue;
             }
-            return Err(Error::Timeout {
-                operation: "wait_cq",
-                timeout: timeout.unwrap_or_default(),
-            });
+            self.shared.look_for_failure();
+            if in_time {
+                continue;
+            }
+            return match self.take_completion(side)? {
+                Some(completion) => Ok(completion),
+                None => Err(Error::Timeout {
+                    operation: "wait_cq",
+                    timeout: timeout.unwrap_or_default(),
+                }),
+            };
         }
     }
 
