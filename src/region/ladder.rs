@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::memory::REGION_BYTES_MAX;
+use super::memory::{Own, REGION_BYTES_MAX};
 use crate::nic::{Access, MemoryRegion};
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
@@ -81,7 +81,7 @@ impl Region {
             len_bytes,
             access,
             Kind::Dmabuf,
-            None,
+            Own::Nothing,
         ))
     }
 
@@ -119,7 +119,7 @@ impl Region {
             len_bytes,
             access,
             Kind::Peermem,
-            None,
+            Own::Nothing,
         ))
     }
 
@@ -199,7 +199,7 @@ mod tests {
             4096,
             Access::ALL,
             Kind::Peermem,
-            Some(pages),
+            Own::Pages { _held: pages },
         );
         assert_eq!(region.kind(), Kind::Peermem);
         for refused in [

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
+use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{Kind, ProtectionDomain, RemoteRegion};
 use crate::stream::Attachments;
@@ -21,6 +22,16 @@ const SLICE_BYTES_MAX: u64 = (1 << 31) - 1;
 
 /// How many registrations this process has made.
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
+
+/// Memory that a region holds.
+pub(super) enum Own {
+    /// It is somebody else's.
+    Nothing,
+    Pages {
+        _held: Pages,
+    },
+    Huge(HugePages),
+}
 
 struct Registered {
     /// Before the memory that it is about.
@@ -37,7 +48,7 @@ struct Registered {
     targets: Targets,
     target: Target,
     /// The memory itself, if the region owns it; freed after the key is gone, see `drop`.
-    _pages: Option<Pages>,
+    own: Own,
 }
 
 // SAFETY: this process reaches the region's memory by atomics only, from whatever thread, and the device as hardware would.
@@ -73,7 +84,36 @@ impl Region {
     pub fn alloc(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
         check_len(len_bytes)?;
         let pages = Pages::new(len_bytes as usize)?;
-        Region::new(domain, pages.start(), len_bytes, access, Some(pages))
+        let start = pages.start();
+        Region::new(
+            domain,
+            start,
+            len_bytes,
+            access,
+            Own::Pages { _held: pages },
+        )
+    }
+
+    /// As [`Region::alloc`], in huge pages of 2 MiB where the system has some set aside (`vm.nr_hugepages`), so that a device needs fewer
+    /// translations. Where it has none or too few, in ordinary pages, of which the kernel is asked to make huge ones if it can
+    /// (`MADV_HUGEPAGE`). [`Region::page_size`] says which it is.
+    ///
+    /// # Errors
+    /// As [`Region::alloc`]. That there are no huge pages is none.
+    pub fn alloc_huge(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
+        check_len(len_bytes)?;
+        let pages = HugePages::new(len_bytes as usize)?;
+        let start = pages.start();
+        Region::new(domain, start, len_bytes, access, Own::Huge(pages))
+    }
+
+    /// What pages the memory is known to be in: of memory that somebody else allocated nothing is.
+    pub fn page_size(&self) -> PageSize {
+        match &self.inner.own {
+            Own::Nothing => PageSize::Unknown,
+            Own::Pages { .. } => PageSize::Ordinary,
+            Own::Huge(pages) => pages.page_size(),
+        }
     }
 
     /// Registers `len_bytes` of memory that belongs to somebody else.
@@ -114,7 +154,7 @@ impl Region {
         len_bytes: u64,
         access: Access,
     ) -> Result<Region> {
-        Region::new(domain, start, len_bytes, access, None)
+        Region::new(domain, start, len_bytes, access, Own::Nothing)
     }
 
     /// What foreign memory is.
@@ -134,7 +174,7 @@ impl Region {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-        pages: Option<Pages>,
+        own: Own,
     ) -> Result<Region> {
         let on_device = domain.on_device()?;
         let memory_region = MemoryRegion::new(&on_device, start, len_bytes, access)?;
@@ -145,7 +185,7 @@ impl Region {
             len_bytes,
             access,
             Kind::Host,
-            pages,
+            own,
         ))
     }
 
@@ -157,7 +197,7 @@ impl Region {
         len_bytes: u64,
         access: Access,
         kind: Kind,
-        pages: Option<Pages>,
+        own: Own,
     ) -> Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
@@ -174,7 +214,7 @@ impl Region {
             kind,
             targets,
             target,
-            _pages: pages,
+            own,
         };
         Region {
             inner: Arc::new(inner),
@@ -537,6 +577,30 @@ mod tests {
             Err(Error::OutOfBounds { .. })
         ));
         assert!(region.slice(100, 0).is_ok());
+    }
+
+    #[test]
+    fn huge_pages_are_told_of_where_they_are() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        for len_bytes in [1, 4096, (2 << 20) + 1] {
+            let region = Region::alloc_huge(&domain, len_bytes, Access::ALL).unwrap();
+            assert_eq!((region.len_bytes(), region.kind()), (len_bytes, Kind::Host));
+            assert!(region.is_filled_with(0, len_bytes, 0).unwrap());
+            region.fill(0, len_bytes, 9).unwrap();
+            assert!(region.is_filled_with(0, len_bytes, 9).unwrap());
+            assert_ne!(region.page_size(), PageSize::Unknown);
+            // SAFETY: memory of the region above, which outlives this one.
+            let again = unsafe {
+                Region::register(&domain, region.inner.start, len_bytes, Access::ALL).unwrap()
+            };
+            assert_eq!(again.page_size(), PageSize::Unknown);
+        }
+        let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        assert_eq!(region.page_size(), PageSize::Ordinary);
+        for len_bytes in [0, REGION_BYTES_MAX + 1] {
+            let refused = Region::alloc_huge(&domain, len_bytes, Access::ALL).map(drop);
+            assert!(matches!(refused, Err(Error::Range { .. })), "{refused:?}");
+        }
     }
 
     #[test]

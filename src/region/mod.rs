@@ -3,6 +3,7 @@
 mod cache;
 mod control;
 mod device;
+mod huge;
 mod ladder;
 mod mapping;
 mod memory;
@@ -15,6 +16,7 @@ pub use crate::nic::{Access, Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
+pub use huge::PageSize;
 pub use ladder::{DeviceMemory, Kind, Reach};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};
 pub use remote::RemoteRegion;
