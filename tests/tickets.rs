@@ -4,6 +4,8 @@
 mod rig;
 mod waived;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{Cause, EndpointConfig, Error, Executor, Side, Status, Work, stream_post};
@@ -29,6 +31,16 @@ fn after_a_reset_tickets_tell_how_it_was() {
     let stream = rig::stream("s");
     let slice = [region.slice(0, 64).unwrap()];
     let remote = region.remote();
+    // Held until all is queued: nothing is taken behind a failure.
+    let queued = Arc::new(AtomicBool::new(false));
+    let held = Arc::clone(&queued);
+    stream
+        .launch(move || {
+            while !held.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
     let good = pair
         .a
         .stream_queue_write(&stream, &slice, remote.at(512, 64).unwrap(), remote.rkey)
@@ -43,6 +55,7 @@ fn after_a_reset_tickets_tell_how_it_was() {
         .a
         .stream_queue_write(&stream, &slice, remote.addr, remote.rkey)
         .unwrap();
+    queued.store(true, Ordering::Release);
     while !bad_wait.is_over() || !behind.is_over() {
         std::thread::sleep(Duration::from_millis(1));
     }
