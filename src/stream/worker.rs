@@ -151,6 +151,10 @@ pub(super) fn run(shared: &Shared, mut consumer: Consumer<Queued>) {
         while !backoff.has_slept() && !consumer.is_ready() {
             backoff.pause();
         }
+        if consumer.is_ready() {
+            // Not by way of the parker, whose fence costs the sleeper a system call that interrupts the other processors.
+            continue;
+        }
         shared
             .parker
             .park(|| consumer.is_ready() || shared.closing.load(Ordering::Acquire));
