@@ -78,6 +78,16 @@ pub(super) fn translate(
     Ok(waits)
 }
 
+/// How many operations [`translate`] makes of a program.
+pub(super) fn op_count(program: &Program) -> usize {
+    let count = |op| match op {
+        PeerOp::Fence(_) => 0,
+        PeerOp::CopyBlock { bytes, .. } => bytes.len() / 8,
+        _ => 1,
+    };
+    program.ops().map(count).sum()
+}
+
 /// A 32-bit store.
 pub(super) fn store_dword(address: CUdeviceptr, value: u32) -> MemOp {
     CUstreamBatchMemOpParams_union {
@@ -199,6 +209,7 @@ mod tests {
             |at| Ok(0x1000 + at.offset),
             &mut out,
         )?;
+        assert_eq!(out.len(), op_count(&program));
         Ok((waits, out.iter().map(fields).collect()))
     }
 

@@ -110,11 +110,19 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(address.cast()) })
 }
 
-/// Tells everyone who is to be told when the stream has counted to `done`. Returns owners to be let go, which may take a while.
-pub(super) fn settle(queue: &mut VecDeque<Pending>, done: u64) -> Vec<Pending> {
+/// Tells everyone who is to be told when the stream has counted to `done`; before that, `released` hears the cookies of those whose wait was
+/// ended. Returns owners to be let go, which may take a while.
+pub(super) fn settle(
+    queue: &mut VecDeque<Pending>,
+    done: u64,
+    released: impl Fn(u64),
+) -> Vec<Pending> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(front) = queue.pop_front() {
+            if let Some(cookie) = front.was_released() {
+                released(cookie);
+            }
             front.finish();
             over.push(front);
         }
@@ -193,17 +201,21 @@ impl Pending {
     pub(super) fn discard(&self, reason: &Error) {
         match &self.what {
             What::Program { owner, cookie, .. } => owner.finished(*cookie, Outcome::Discarded),
-            What::Record(record) => {
-                record.fire(Some(reason.clone()));
-                if let Some(event) = record.sleepers() {
-                    event.wake();
-                }
-            }
+            What::Record(record) => record.fire(Some(reason.clone())),
             What::Passing { .. } => {}
         }
     }
 
-    pub(super) fn was_released(&self) -> Option<u64> {
+    /// After [`Pending::discard`] of all, and when the stream's count says that it is over: those who sleep until then.
+    pub(super) fn wake(&self) {
+        if let What::Record(record) = &self.what
+            && let Some(event) = record.sleepers()
+        {
+            event.wake();
+        }
+    }
+
+    fn was_released(&self) -> Option<u64> {
         match &self.what {
             What::Program {
                 cookie,

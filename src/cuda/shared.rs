@@ -12,7 +12,7 @@ use super::CudaContext;
 use super::count::Count;
 use super::driver::{check, is};
 use super::letting_go::{Dropped, drop_elsewhere};
-use super::memops::{CALL_MAX, MemOp, store_dword, translate};
+use super::memops::{CALL_MAX, MemOp, op_count, store_dword, translate};
 use super::pending::{Awaited, Pending, What, settle};
 use super::reach::Reach;
 use super::word::Words;
@@ -56,7 +56,32 @@ pub(super) struct Queue {
     pub(super) issued: u64,
     pub(super) gate: u32,
     pub(super) ops: Vec<MemOp>,
+    /// The calls of the driver that `ops` are given by; a program is in one of them.
+    calls: Vec<Call>,
     entering: Vec<Pending>,
+}
+
+struct Call {
+    /// In `ops`.
+    end: usize,
+    /// What the stream will have counted to.
+    issued: u64,
+}
+
+impl Queue {
+    fn call_start(&self) -> usize {
+        self.calls.last().map_or(0, |call| call.end)
+    }
+
+    /// What was added since the last call is one.
+    fn end_call(&mut self) {
+        if self.ops.len() > self.call_start() {
+            self.calls.push(Call {
+                end: self.ops.len(),
+                issued: self.issued,
+            });
+        }
+    }
 }
 
 /// The thread that looks at streams.
@@ -132,33 +157,58 @@ impl Shared {
         self.fault.check(&self.name)
     }
 
-    /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error.
+    /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error. Where the driver refuses a later call of
+    /// several, those before it cannot be taken back: what was not given is discarded, and the failure is one of work queued earlier.
     fn issue(&self, queue: &mut Queue) -> Result<()> {
         let entered = self.context.enter()?;
-        let mut given = 0;
-        for ops in queue.ops.chunks_mut(CALL_MAX) {
+        queue.end_call();
+        let mut from = 0;
+        let mut given = None;
+        let mut refused = None;
+        for Call { end, issued } in &queue.calls {
+            let ops = &mut queue.ops[from..*end];
             // SAFETY: operations of the layout of the driver's own header, on memory that stays registered until the stream is done with
             // them: each program's owner is kept in `pending`, and the stream's own words in `self`.
             let result = check("cuStreamBatchMemOp", unsafe {
                 sys::cuStreamBatchMemOp_v2(self.raw, ops.len() as u32, ops.as_mut_ptr(), 0)
             });
-            match result {
-                Ok(()) => given += ops.len(),
-                Err(error) if given == 0 => {
+            match (result, given) {
+                (Ok(()), _) => given = Some(*issued),
+                (Err(error), None) => {
                     self.note(&error);
                     return Err(error);
                 }
-                // A part is in the stream and cannot be taken back.
-                Err(error) => {
-                    self.end(&error);
+                (Err(error), Some(_)) => {
+                    refused = Some(error);
                     break;
                 }
             }
+            from = *end;
         }
         drop(entered);
+        if let (Some(error), Some(given)) = (refused, given) {
+            self.lose(queue, given, &error);
+        }
         lock(&self.pending).extend(queue.entering.drain(..));
         self.ensure_watched();
         Ok(())
+    }
+
+    /// What was to come after the stream had counted to `given` was refused.
+    fn lose(&self, queue: &mut Queue, given: u64, error: &Error) {
+        queue.issued = given;
+        let first = queue.entering.iter().position(|entry| entry.done > given);
+        let lost = queue
+            .entering
+            .split_off(first.unwrap_or(queue.entering.len()));
+        self.fault.pass(error.to_string());
+        self.note(error);
+        let reason = Error::Asynchronous {
+            stream: self.name.clone(),
+            reason: error.to_string(),
+        };
+        lost.iter().for_each(|pending| pending.discard(&reason));
+        drop_elsewhere(Dropped::Owners(lost));
     }
 
     /// Queues operations made by `prepare`, which may fail and then leaves everything as it was.
@@ -179,6 +229,7 @@ impl Shared {
         let (issued, gate) = (queue.issued, queue.gate);
         let result = prepare(self, &mut queue).and_then(|()| self.issue(&mut queue));
         queue.ops.clear();
+        queue.calls.clear();
         // Not under the lock: an owner may be dropped with what was not entered.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
@@ -214,6 +265,14 @@ impl Shared {
                         .into(),
                 });
             };
+            if queue.ops.len() - queue.call_start() + op_count(&submission.program) + 1 > CALL_MAX {
+                // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
+                if grouped < queue.entering.len() {
+                    self.count_group(queue, &mut grouped);
+                }
+                after = queue.issued;
+                queue.end_call();
+            }
             let reach =
                 attachments.get_or_make(self.context.key(), || Ok(Reach::new(&self.context)))?;
             let waits = translate(
@@ -235,15 +294,20 @@ impl Shared {
             });
             // The stream counts after each wait, for only there it may stand still, and behind the last program.
             if waits || at == last {
-                self.count(queue);
-                for pending in &mut queue.entering[grouped..] {
-                    pending.done = queue.issued;
-                }
-                grouped = queue.entering.len();
+                self.count_group(queue, &mut grouped);
                 after = queue.issued;
             }
         }
         Ok(())
+    }
+
+    /// Lets the stream count, and finishes with that what was entered from `first` on.
+    fn count_group(&self, queue: &mut Queue, first: &mut usize) {
+        self.count(queue);
+        for pending in &mut queue.entering[*first..] {
+            pending.done = queue.issued;
+        }
+        *first = queue.entering.len();
     }
 
     /// Lets the stream count.
@@ -265,18 +329,13 @@ impl Shared {
 
     /// Tells everyone how far the stream has come. What it returns holds owners.
     pub(super) fn settle(&self) -> Vec<Pending> {
-        let over = {
-            let mut pending = lock(&self.pending);
-            settle(&mut pending, self.count.read())
-        };
-        for pending in &over {
-            if let Some(cookie) = pending.was_released() {
-                self.fault.pass(format!(
-                    "the wait of program {cookie} was released before its condition held"
-                ));
-            }
-        }
-        over
+        let mut pending = lock(&self.pending);
+        // Under the lock, and before the owners hear of it: who finds everything settled finds what there is to report.
+        settle(&mut pending, self.count.read(), |cookie| {
+            self.fault.pass(format!(
+                "the wait of program {cookie} was released before its condition held"
+            ));
+        })
     }
 
     /// Opens the gates of those that wait for other streams of the host.
@@ -334,10 +393,10 @@ impl Shared {
         };
         // Not under the queue's lock: an owner may be dropped here.
         let dropped: Vec<Pending> = lock(&self.pending).drain(..).collect();
+        // The reason before the end: who sees that nothing more is to come finds why.
+        dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
-        for pending in &dropped {
-            pending.discard(&reason);
-        }
+        dropped.iter().for_each(Pending::wake);
         lock(&self.gates).clear();
         if !dropped.is_empty() {
             drop_elsewhere(Dropped::Owners(dropped));
