@@ -16,7 +16,7 @@ use super::memops::{CALL_MAX, MemOp, op_count, store_dword, translate};
 use super::pending::{Awaited, Pending, What, settle};
 use super::reach::Reach;
 use super::word::Words;
-use crate::proxy::{Pace, Placement, Rounds, Turn};
+use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
 use crate::stream::{Fault, Mark, Progress, Submission, next_id};
 use crate::{Error, Result};
 
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// Waits for what no GPU counts, in the order of the gates.
     pub(super) gates: Mutex<VecDeque<(u32, Mark)>>,
     pub(super) fault: Fault,
-    watched: AtomicBool,
+    watched: Enlistment,
     /// The driver has said that nothing more will come of what is queued.
     pub(super) ended: AtomicBool,
     /// Set when the last handle went before the work.
@@ -134,7 +134,7 @@ impl Shared {
             pending: Mutex::default(),
             gates: Mutex::default(),
             fault: Fault::new(),
-            watched: AtomicBool::new(false),
+            watched: Enlistment::default(),
             ended: AtomicBool::new(false),
             remaining: Mutex::default(),
             weak: weak.clone(),
@@ -404,7 +404,7 @@ impl Shared {
     }
 
     pub(super) fn ensure_watched(&self) {
-        if !self.watched.swap(true, Ordering::SeqCst)
+        if self.watched.come()
             && let Ok(watch) = watch()
         {
             watch.enlist(self.weak.clone());
@@ -426,9 +426,7 @@ impl Shared {
             let _ = self.is_idle();
             return Turn::Waiting;
         }
-        self.watched.store(false, Ordering::SeqCst);
-        // Who queued just before the store found it set: look once more.
-        if self.has_work() && !self.watched.swap(true, Ordering::SeqCst) {
+        if self.watched.leave(|| self.has_work()) == Turn::Waiting {
             return Turn::Waiting;
         }
         // The handle that the work kept.
