@@ -334,6 +334,39 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
 }
 
 #[test]
+fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
+    let _alone = alone();
+    let test = "deadline_behind_work";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let Bench { mut pair, region } = Bench::new();
+    let slices = [region.slice(0, 64).unwrap()];
+    let timeout = Some(Duration::from_millis(700));
+    let sleep = || std::thread::sleep(Duration::from_secs(1));
+    pair.b.stream_queue_recv(&stream, 1, &slices).unwrap();
+    // Neither the library nor its deadlines are told of it.
+    stream.launch_host(sleep).unwrap();
+    let received = pair
+        .b
+        .stream_wait_cq_for(&stream, Side::Recv, timeout)
+        .unwrap();
+    stream.launch_host(sleep).unwrap();
+    let condition = Condition::GreaterOrEqual(1);
+    let stored = stream_wait_value32(&stream, &region, 4096, condition, timeout).unwrap();
+    // Both come in time for who has just begun to wait.
+    until("the wait has begun", || received.status() == Status::Rung);
+    pair.a.post_send(&Work::send_inline(b"late")).unwrap();
+    until("the wait has begun", || stored.status() == Status::Rung);
+    region.store_u32(4096, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(received.status(), Status::Complete);
+    assert_eq!(stored.status(), Status::Complete);
+}
+
+#[test]
 fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
     let _alone = alone();
     let Some(context) = context("a_wait_whose_endpoint_fails") else {

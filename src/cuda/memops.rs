@@ -23,7 +23,7 @@ pub(super) type MemOp = CUstreamBatchMemOpParams;
 /// The most operations of one call: `cuda.h` says fewer than 256.
 pub(super) const CALL_MAX: usize = 255;
 
-/// Adds the operations of `program` to `out`; `locate` gives the device's address of an op. Whether there is a wait among them.
+/// Adds the operations of `program` to `out`; `locate` gives the device's address of an op.
 ///
 /// # Errors
 /// [`Error::State`] if the device lacks what an op needs, and those of `locate`. `out` then has a part of the program at its end.
@@ -86,6 +86,16 @@ pub(super) fn op_count(program: &Program) -> usize {
         _ => 1,
     };
     program.ops().map(count).sum()
+}
+
+/// Whether [`translate`] makes a wait of one of its ops.
+pub(super) fn has_waits(program: &Program) -> bool {
+    program.ops().any(|op| {
+        matches!(
+            op,
+            PeerOp::PollGeq { .. } | PeerOp::PollAnd { .. } | PeerOp::PollNor { .. }
+        )
+    })
 }
 
 /// A 32-bit store.

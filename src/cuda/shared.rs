@@ -12,7 +12,7 @@ use super::CudaContext;
 use super::count::Count;
 use super::driver::{check, is};
 use super::letting_go::{Dropped, drop_elsewhere};
-use super::memops::{CALL_MAX, MemOp, op_count, store_dword, translate};
+use super::memops::{CALL_MAX, MemOp, has_waits, op_count, store_dword, translate};
 use super::pending::{Awaited, Pending, What, settle};
 use super::reach::Reach;
 use super::word::Words;
@@ -255,6 +255,8 @@ impl Shared {
         let last = batch.len().wrapping_sub(1);
         let mut after = queue.issued;
         let mut grouped = 0;
+        // Whether the call that is being made has counted.
+        let mut counted = false;
         for (at, submission) in batch.enumerate() {
             submission.check()?;
             let owner = &submission.owner;
@@ -265,13 +267,20 @@ impl Shared {
                         .into(),
                 });
             };
-            if queue.ops.len() - queue.call_start() + op_count(&submission.program) + 1 > CALL_MAX {
+            if queue.ops.len() - queue.call_start() + op_count(&submission.program) + 2 > CALL_MAX {
                 // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
                 if grouped < queue.entering.len() {
                     self.count_group(queue, &mut grouped);
                 }
                 after = queue.issued;
                 queue.end_call();
+                counted = false;
+            }
+            if !counted && has_waits(&submission.program) {
+                // Between two calls others may have queued what takes its time: a wait has not begun before that is over.
+                self.count_group(queue, &mut grouped);
+                after = queue.issued;
+                counted = true;
             }
             let reach =
                 attachments.get_or_make(self.context.key(), || Ok(Reach::new(&self.context)))?;
@@ -296,6 +305,7 @@ impl Shared {
             if waits || at == last {
                 self.count_group(queue, &mut grouped);
                 after = queue.issued;
+                counted = true;
             }
         }
         Ok(())
