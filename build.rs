@@ -1,6 +1,20 @@
-//! Compiles the shim. No probing, no policy: the default build needs a C compiler and nothing else.
+//! Compiles the shim; and, with the feature `cuda` and where there is nvcc, the kernels. No policy: the default build needs a C compiler
+//! and nothing else.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    shim();
+    if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        kernels();
+    }
+}
+
+fn shim() {
     for file in ["shim.c", "doorbell_peer.h", "doorbell_wqe.h"] {
         println!("cargo::rerun-if-changed=cuda/{file}");
     }
@@ -16,4 +30,81 @@ fn main() {
         .warnings(true)
         .extra_warnings(true)
         .compile("doorbell_shim");
+}
+
+/// The architectures that the kernels are compiled for: Turing to Hopper. Those after come to it by the PTX of the last.
+const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
+
+/// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
+/// has the reason.
+fn kernels() {
+    println!("cargo::rerun-if-changed=cuda/kernels.cu");
+    // Appended by nvcc itself.
+    println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
+    println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");
+    let image = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.image");
+    let compiled = match find_nvcc() {
+        Some((nvcc, wanted)) => {
+            println!("cargo::rerun-if-changed={}", nvcc.display());
+            compile(&nvcc, &image).inspect_err(|reason| {
+                // Who names a compiler wants it; one that happens to be there may be too old.
+                assert!(!wanted, "{reason}");
+                println!("cargo::warning=no kernels: {reason}");
+            })
+        }
+        None => Err("there was no nvcc when this was built".to_owned()),
+    };
+    if let Err(reason) = compiled {
+        println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
+        fs::write(&image, b"doorbell was built without kernels\0").expect("cargo made the folder");
+    }
+}
+
+/// nvcc, and whether it was named.
+fn find_nvcc() -> Option<(PathBuf, bool)> {
+    for name in ["DOORBELL_NVCC", "CUDA_HOME", "CUDA_PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    if let Some(nvcc) = set("DOORBELL_NVCC") {
+        return Some((nvcc.into(), true));
+    }
+    println!("cargo::rerun-if-env-changed=PATH");
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(set);
+    let folders = toolkits.map(|toolkit| Path::new(&toolkit).join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    folders
+        .chain(env::split_paths(&path))
+        .map(|folder| folder.join("nvcc"))
+        .find(|nvcc| nvcc.is_file())
+        .map(|nvcc| (nvcc, false))
+}
+
+fn set(name: &str) -> Option<std::ffi::OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
+    let newest = ARCHITECTURES[ARCHITECTURES.len() - 1];
+    let codes = ARCHITECTURES
+        .map(|number| (number, format!("sm_{number}")))
+        .into_iter()
+        .chain([(newest, format!("compute_{newest}"))]);
+    let mut command = Command::new(nvcc);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
+    command.arg(image).arg("cuda/kernels.cu");
+    for (number, code) in codes {
+        command.arg(format!("-gencode=arch=compute_{number},code={code}"));
+    }
+    let nvcc = nvcc.display();
+    let output = command
+        .output()
+        .map_err(|error| format!("{nvcc} does not start: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{nvcc} failed: {}", said.replace('\n', "; ")));
+    }
+    for line in said.lines() {
+        println!("cargo::warning=nvcc: {line}");
+    }
+    Ok(())
 }

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use super::capabilities::Capabilities;
 use super::driver::{check, load};
+use super::module::Module;
 use crate::{Error, Result};
 
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
@@ -25,6 +26,7 @@ struct Inner {
     /// Retained by this handle, and to be released.
     primary: bool,
     capabilities: Capabilities,
+    module: OnceLock<Result<Module>>,
 }
 
 // SAFETY: a context's handle may be used from any thread; the driver locks.
@@ -34,6 +36,12 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // A context that was destroyed has taken its modules with it.
+        if let Some(Ok(module)) = self.module.get()
+            && let Ok(_entered) = push(self.raw)
+        {
+            module.unload();
+        }
         if self.primary {
             // SAFETY: retained once for this object. A driver that is being unloaded at the process's end refuses, and that is that.
             let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
@@ -115,6 +123,7 @@ impl CudaContext {
             name: String::new(),
             primary,
             capabilities: Capabilities::default(),
+            module: OnceLock::new(),
         };
         inner.name = name(device)?;
         let entered = push(raw)?;
@@ -142,6 +151,16 @@ impl CudaContext {
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.inner.capabilities
+    }
+
+    /// The kernels. They stay loaded as long as there is a handle of the context, which every stream with work has.
+    ///
+    /// # Errors
+    /// [`Error::State`] if this library was built without them; [`Error::Cuda`].
+    pub(super) fn module(&self) -> Result<&Module> {
+        let load = || self.enter().and_then(|_entered| Module::load());
+        let module = self.inner.module.get_or_init(load);
+        module.as_ref().map_err(Error::clone)
     }
 
     /// A number of its own among contexts.

@@ -11,6 +11,7 @@ mod driver;
 mod host_call;
 mod letting_go;
 mod memops;
+mod module;
 mod pending;
 mod pinned;
 mod reach;

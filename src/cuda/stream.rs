@@ -132,6 +132,26 @@ impl CudaStream {
         launched
     }
 
+    /// Queues a kernel that takes that long, and does nothing: work, for who measures. The GPU's clock steps by up to a microsecond.
+    ///
+    /// # Errors
+    /// [`Error::State`] if this library was built without kernels, and those of [`Executor::submit`].
+    pub fn spin(&self, time: Duration) -> Result<()> {
+        let shared = self.shared();
+        shared.check()?;
+        let kernel = &shared.context.module()?.spin;
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        shared.queue(|shared, queue| {
+            let _entered = shared.context.enter()?;
+            // SAFETY: its one parameter, a `uint64_t`.
+            unsafe { kernel.launch(shared.raw, [std::ptr::from_ref(&ns).cast()])? };
+            // Counted, so that the stream has its context, and with it the kernel, until this is done.
+            let after = queue.issued;
+            shared.count_for(queue, after, What::Passing { _mark: None });
+            Ok(())
+        })
+    }
+
     fn shared(&self) -> &Shared {
         &self.handle.shared
     }

@@ -1,0 +1,199 @@
+//! The kernels of this library, as a context has them.
+#![allow(unsafe_code)] // calls the driver
+
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
+
+use super::driver::{check, is};
+use crate::{Error, Result};
+
+/// Where the driver wants it.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+/// What build.rs has made of `cuda/kernels.cu`: a fatbin; or a text, which is no code to any driver, if there was no nvcc.
+static IMAGE: &Aligned<[u8]> =
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.image")));
+
+/// Why there is no code in [`IMAGE`].
+const MISSING: Option<&str> = option_env!("DOORBELL_NO_KERNELS");
+
+/// The kernels, loaded into a context.
+#[derive(Debug)]
+pub(super) struct Module {
+    raw: CUmodule,
+    pub(super) spin: Kernel,
+}
+
+/// A function of the module. It is there as long as the module is.
+#[derive(Debug)]
+pub(super) struct Kernel(CUfunction);
+
+// SAFETY: handles of the driver, which locks.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads the kernels into the current context, code and all: to load code later, at the first launch, the driver may wait for what
+    /// the GPU does, which may be a stream that waits.
+    ///
+    /// # Errors
+    /// [`Error::State`] if this library was built without nvcc, or for none of what the device is; [`Error::Cuda`].
+    pub(super) fn load() -> Result<Module> {
+        let mut raw = null_mut();
+        // SAFETY: an image that this was compiled with, which ends as the driver expects; writes one handle, which `Module` unloads.
+        let loaded = check("cuModuleLoadData", unsafe {
+            sys::cuModuleLoadData(&mut raw, IMAGE.0.as_ptr().cast())
+        });
+        loaded.map_err(explain)?;
+        let mut module = Module {
+            raw,
+            spin: Kernel(null_mut()),
+        };
+        module.spin = function(raw, c"doorbell_spin")?;
+        Ok(module)
+    }
+
+    /// Ends it, in its context, which is current, when nothing of it is queued any more.
+    pub(super) fn unload(&self) {
+        // SAFETY: loaded by `load`; the only call for this module, by the contract of who has it.
+        let _ = unsafe { sys::cuModuleUnload(self.raw) };
+    }
+}
+
+fn function(module: CUmodule, name: &CStr) -> Result<Kernel> {
+    let mut function = null_mut();
+    // SAFETY: a module of the current context; writes one handle.
+    check("cuModuleGetFunction", unsafe {
+        sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
+    })?;
+    let mut registers = 0;
+    // SAFETY: writes one int. It makes the driver load the code.
+    check("cuFuncGetAttribute", unsafe {
+        sys::cuFuncGetAttribute(
+            &mut registers,
+            CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS,
+            function,
+        )
+    })?;
+    Ok(Kernel(function))
+}
+
+/// What a driver says of an image without code, or without code for the device, as what it means.
+fn explain(error: Error) -> Error {
+    const NO_CODE: [CUresult; 5] = [
+        CUresult::CUDA_ERROR_INVALID_IMAGE,
+        CUresult::CUDA_ERROR_INVALID_PTX,
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        CUresult::CUDA_ERROR_INVALID_SOURCE,
+    ];
+    if !NO_CODE.iter().any(|result| is(&error, *result)) {
+        return error;
+    }
+    let reason = match MISSING {
+        Some(reason) => format!(
+            "this library has no kernels: {reason}. `eval \"$(scripts/setup-cuda)\"` brings one; build again with it"
+        ),
+        None => format!(
+            "this library's kernels are for sm_75 to sm_90, and for what the driver makes of their PTX: {error}"
+        ),
+    };
+    Error::State {
+        operation: "load kernels",
+        reason,
+    }
+}
+
+impl Kernel {
+    /// Queues it, with one thread, on a stream of its context, which is current.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// There is a pointer for each parameter, to a value of its type; what the kernel does with them is safe.
+    pub(super) unsafe fn launch<const N: usize>(
+        &self,
+        stream: CUstream,
+        parameters: [*const c_void; N],
+    ) -> Result<()> {
+        let mut parameters = parameters.map(<*const c_void>::cast_mut);
+        // SAFETY: by this function's contract; the driver copies the values before it returns.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                self.0,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream,
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kind (1 is PTX, 2 is ELF) and the architecture of each part of the image.
+    fn parts(mut image: &[u8]) -> Vec<(u16, u32)> {
+        let u16_at = |at: &[u8], place: usize| u16::from_le_bytes([at[place], at[place + 1]]);
+        let u32_at =
+            |at: &[u8], place: usize| u32::from_le_bytes(at[place..place + 4].try_into().unwrap());
+        // The magic number, a version, the length of this header, that of all that follows.
+        assert_eq!(u32_at(image, 0), 0xba55_ed50);
+        image = &image[usize::from(u16_at(image, 6))..];
+        let mut parts = Vec::new();
+        while !image.is_empty() {
+            // The kind; the lengths of its header and of what follows.
+            parts.push((u16_at(image, 0), u32_at(image, 28)));
+            let len = u32_at(image, 4) + u32_at(image, 8);
+            image = &image[len as usize..];
+        }
+        parts.sort_unstable();
+        parts
+    }
+
+    #[test]
+    fn the_image_has_code_for_each_architecture_or_says_why_not() {
+        match MISSING {
+            None => assert_eq!(
+                parts(&IMAGE.0),
+                [(1, 90), (2, 75), (2, 80), (2, 86), (2, 89), (2, 90)]
+            ),
+            Some(reason) => {
+                assert!(!reason.is_empty());
+                assert_eq!(IMAGE.0.last(), Some(&0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_driver_that_finds_no_code_is_explained_and_any_other_error_is_not() {
+        let cuda = |result: CUresult| Error::Cuda {
+            call: "cuModuleLoadData",
+            code: result as u32,
+            name: "a name".into(),
+        };
+        let explained = explain(cuda(CUresult::CUDA_ERROR_INVALID_PTX)).to_string();
+        match MISSING {
+            None => assert!(explained.contains("sm_75"), "{explained}"),
+            Some(reason) => assert!(
+                explained.contains(reason) && explained.contains("scripts/setup-cuda"),
+                "{explained}"
+            ),
+        }
+        let other = cuda(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(explain(other.clone()), other);
+    }
+}
