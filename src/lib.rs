@@ -15,6 +15,7 @@
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
 //! | do so on a stream of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
+//! | register and transfer the memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
 //! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
@@ -63,7 +64,7 @@ pub use bounce::{Bounce, BounceConfig, CopyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaContext, CudaStream};
+pub use cuda::{CudaContext, CudaStream, DeviceBuffer};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

@@ -20,9 +20,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ("stream", &["peer"]),
     // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
     ("proxy", &["stream"]),
-    // An executor of programs; it counts, and a thread of its own goes round to its streams.
-    ("cuda", &["stream", "proxy", "peer"]),
-    ("region", &["nic", "stream", "peer", "proxy"]),
+    // An executor of programs; it counts, and a thread of its own goes round to its streams. It makes the copies that stand for the software
+    // NIC's access to the memory of a GPU.
+    ("cuda", &["soft", "stream", "proxy", "peer"]),
+    ("region", &["cuda", "nic", "stream", "peer", "proxy"]),
     (
         "endpoint",
         &["region", "proxy", "stream", "nic", "mlx5", "peer"],

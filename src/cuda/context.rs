@@ -163,6 +163,11 @@ impl CudaContext {
         module.as_ref().map_err(Error::clone)
     }
 
+    /// Its device.
+    pub(super) fn device(&self) -> CUdevice {
+        self.inner.device
+    }
+
     /// A number of its own among contexts.
     pub(super) fn key(&self) -> u64 {
         self.inner.raw as u64

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // gives the driver a function to call, and data
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
@@ -15,6 +16,15 @@ pub(super) struct HostCall {
     pub(super) function: Box<dyn FnOnce() + Send>,
 }
 
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is inside of a function that the driver called for a stream of ours. It must not call the driver then.
+pub(super) fn in_host_function() -> bool {
+    INSIDE.get()
+}
+
 /// Where the driver calls a function of the host.
 pub(super) unsafe extern "C" fn call_host(data: *mut c_void) {
     // SAFETY: `launch_host` gave it, and the driver calls once.
@@ -24,8 +34,10 @@ pub(super) unsafe extern "C" fn call_host(data: *mut c_void) {
         id,
         function,
     } = *call;
+    INSIDE.set(true);
     let called: std::result::Result<(), Box<dyn Any + Send>> =
         catch_unwind(AssertUnwindSafe(|| act_as(id, function)));
+    INSIDE.set(false);
     if let Err(panicked) = called {
         let reason = format!("panicked: {}", message(panicked));
         match stream.upgrade() {

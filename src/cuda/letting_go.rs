@@ -1,8 +1,9 @@
-//! Ends of what holds memory that a GPU has mapped: unregistering it may wait for the GPU.
+//! Ends of what holds memory of a GPU, or memory that it has mapped: freeing and unregistering may wait for the GPU.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
+use super::memory::DeviceBuffer;
 use super::pending::Pending;
 use super::shared::{Shared, watch};
 
@@ -16,10 +17,12 @@ pub(super) fn let_go(inner: Arc<Shared>) {
     drop(last);
 }
 
-/// What the thread that looks has no more use for, dropped by another one: the last handle of an owner unregisters its memory.
+/// What is dropped by a thread of its own: the last handle of an owner unregisters its memory, and who has it may be the thread that looks,
+/// or another that must not wait.
 pub(super) enum Dropped {
     Owners(#[allow(dead_code)] Vec<Pending>),
     Stream(Arc<Shared>),
+    Memory(DeviceBuffer),
 }
 
 pub(super) fn drop_elsewhere(what: Dropped) {
@@ -33,6 +36,7 @@ pub(super) fn drop_elsewhere(what: Dropped) {
                     match dropped {
                         Dropped::Owners(owners) => drop(owners),
                         Dropped::Stream(inner) => let_go(inner),
+                        Dropped::Memory(buffer) => drop(buffer),
                     }
                 }
             })

@@ -6,11 +6,13 @@
 
 mod capabilities;
 mod context;
+mod copier;
 mod count;
 mod driver;
 mod host_call;
 mod letting_go;
 mod memops;
+mod memory;
 mod module;
 mod pending;
 mod pinned;
@@ -21,4 +23,6 @@ mod word;
 
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
+pub use memory::DeviceBuffer;
+pub(crate) use memory::HeldBuffer;
 pub use stream::CudaStream;

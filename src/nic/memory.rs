@@ -2,8 +2,12 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
 use super::Domain;
+#[cfg(feature = "cuda")]
+use crate::soft::foreign::{Foothold, Foreign};
 use crate::soft::{self, Access};
 #[cfg(feature = "verbs")]
 use crate::verbs;
@@ -16,11 +20,18 @@ pub(crate) enum MemoryRegion {
         device: soft::Device,
         key: u32,
     },
+    /// Memory that the software NIC has copied by its owner.
+    #[cfg(feature = "cuda")]
+    Copied {
+        device: soft::Device,
+        key: u32,
+        _foothold: Foothold,
+    },
     #[cfg(feature = "verbs")]
     Verbs(verbs::MemoryRegion),
 }
 
-/// The software NIC loads and stores.
+/// The software NIC loads and stores; of another device's memory it knows by what copies it.
 fn only_mapped(what: &str) -> Error {
     Error::State {
         operation: "registration",
@@ -45,6 +56,31 @@ impl MemoryRegion {
             Domain::Verbs(domain) => {
                 verbs::MemoryRegion::new(domain, start, len_bytes, access).map(MemoryRegion::Verbs)
             }
+        }
+    }
+
+    /// Registers memory of another device, which `memory` copies; `None` for a NIC that reaches such memory by itself or not at all. The
+    /// caller keeps the memory until the registration ends.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn copied(
+        domain: &Domain,
+        memory: &Arc<dyn Foreign>,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Option<Result<MemoryRegion>> {
+        match domain {
+            Domain::Soft { device, number } => {
+                let foothold = Foothold::new(memory);
+                let key = device.register_foreign(*number, &foothold, addr, len_bytes, access);
+                Some(key.map(|key| MemoryRegion::Copied {
+                    device: device.clone(),
+                    key,
+                    _foothold: foothold,
+                }))
+            }
+            #[cfg(feature = "verbs")]
+            Domain::Verbs(_) => None,
         }
     }
 
@@ -91,6 +127,8 @@ impl MemoryRegion {
     pub(crate) fn lkey(&self) -> u32 {
         match self {
             MemoryRegion::Soft { key, .. } => *key,
+            #[cfg(feature = "cuda")]
+            MemoryRegion::Copied { key, .. } => *key,
             #[cfg(feature = "verbs")]
             MemoryRegion::Verbs(region) => region.lkey(),
         }
@@ -100,6 +138,8 @@ impl MemoryRegion {
     pub(crate) fn rkey(&self) -> u32 {
         match self {
             MemoryRegion::Soft { key, .. } => *key,
+            #[cfg(feature = "cuda")]
+            MemoryRegion::Copied { key, .. } => *key,
             #[cfg(feature = "verbs")]
             MemoryRegion::Verbs(region) => region.rkey(),
         }
@@ -110,6 +150,8 @@ impl MemoryRegion {
     pub(crate) fn deregister(&self) -> bool {
         match self {
             MemoryRegion::Soft { device, key } => device.deregister(*key),
+            #[cfg(feature = "cuda")]
+            MemoryRegion::Copied { device, key, .. } => device.deregister(*key),
             #[cfg(feature = "verbs")]
             MemoryRegion::Verbs(region) => region.deregister(),
         }

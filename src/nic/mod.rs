@@ -9,6 +9,8 @@ mod memory;
 mod queue_pair;
 mod remote;
 
+#[cfg(feature = "cuda")]
+pub(crate) use crate::soft::foreign::Foreign;
 pub use crate::soft::{Access, Counters, Faults};
 pub(crate) use crate::soft::{Attributes, Pages, State};
 #[cfg(feature = "verbs")]

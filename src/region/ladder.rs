@@ -21,6 +21,8 @@ pub enum Kind {
     /// Memory of another device, found by its address: the kernel has a module that knows it (nvidia-peermem), or one address space with
     /// that device.
     Peermem,
+    /// Memory of another device, which the software NIC has its driver copy.
+    Copied,
 }
 
 impl fmt::Display for Kind {
@@ -29,6 +31,7 @@ impl fmt::Display for Kind {
             Kind::Host => "host",
             Kind::Dmabuf => "dmabuf",
             Kind::Peermem => "peermem",
+            Kind::Copied => "copies of its driver",
         })
     }
 }
@@ -71,6 +74,17 @@ impl Region {
         iova: u64,
         access: Access,
     ) -> Result<Region> {
+        Region::by_dmabuf(domain, (fd, offset), len_bytes, iova, access, Own::Nothing)
+    }
+
+    fn by_dmabuf(
+        domain: &ProtectionDomain,
+        (fd, offset): (BorrowedFd<'_>, u64),
+        len_bytes: u64,
+        iova: u64,
+        access: Access,
+        own: Own,
+    ) -> Result<Region> {
         let start = device_range(iova, len_bytes)?;
         let on_device = domain.on_device()?;
         let region = MemoryRegion::dmabuf(&on_device, fd, offset, len_bytes, iova, access)?;
@@ -81,7 +95,7 @@ impl Region {
             len_bytes,
             access,
             Kind::Dmabuf,
-            Own::Nothing,
+            own,
         ))
     }
 
@@ -95,6 +109,16 @@ impl Region {
         addr: u64,
         len_bytes: u64,
         access: Access,
+    ) -> Result<Region> {
+        Region::by_peermem(domain, addr, len_bytes, access, Own::Nothing)
+    }
+
+    fn by_peermem(
+        domain: &ProtectionDomain,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+        own: Own,
     ) -> Result<Region> {
         let start = device_range(addr, len_bytes)?;
         let on_device = domain.on_device()?;
@@ -119,7 +143,7 @@ impl Region {
             len_bytes,
             access,
             Kind::Peermem,
-            Own::Nothing,
+            own,
         ))
     }
 
@@ -138,18 +162,27 @@ impl Region {
             len_bytes,
             dmabuf,
         } = *memory;
+        let exported = dmabuf.ok_or_else(|| Error::State {
+            operation: "registration",
+            reason: "the memory was not exported as a dmabuf".into(),
+        });
+        Region::climb(domain, addr, len_bytes, exported, access, || Own::Nothing)
+    }
+
+    /// [`Region::reach`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
+    pub(super) fn climb(
+        domain: &ProtectionDomain,
+        addr: u64,
+        len_bytes: u64,
+        exported: Result<(BorrowedFd<'_>, u64)>,
+        access: Access,
+        own: impl Fn() -> Own,
+    ) -> Result<Reach> {
         device_range(addr, len_bytes)?;
         let mut refused = Vec::new();
-        let by_dmabuf = match dmabuf {
-            Some((fd, offset)) => {
-                Region::register_dmabuf(domain, fd, offset, len_bytes, addr, access)
-            }
-            None => Err(Error::State {
-                operation: "registration",
-                reason: "the memory was not exported as a dmabuf".into(),
-            }),
-        };
-        let by_peermem = || Region::register_peermem(domain, addr, len_bytes, access);
+        let by_dmabuf = exported
+            .and_then(|dmabuf| Region::by_dmabuf(domain, dmabuf, len_bytes, addr, access, own()));
+        let by_peermem = || Region::by_peermem(domain, addr, len_bytes, access, own());
         let region = by_dmabuf
             .map_err(|error| refused.push((Kind::Dmabuf, error)))
             .or_else(|()| by_peermem().map_err(|error| refused.push((Kind::Peermem, error))))
@@ -159,7 +192,7 @@ impl Region {
 }
 
 /// The first byte of device memory, as a pointer that nobody follows.
-fn device_range(addr: u64, len_bytes: u64) -> Result<NonNull<u8>> {
+pub(super) fn device_range(addr: u64, len_bytes: u64) -> Result<NonNull<u8>> {
     let range = |argument, value, min, max| {
         Err(Error::Range {
             argument,

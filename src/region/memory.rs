@@ -6,6 +6,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::HeldBuffer;
 use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
 use crate::region::huge::{HugePages, PageSize};
@@ -31,6 +33,11 @@ pub(super) enum Own {
         _held: Pages,
     },
     Huge(HugePages),
+    /// Of a GPU.
+    #[cfg(feature = "cuda")]
+    Device {
+        _held: HeldBuffer,
+    },
 }
 
 struct Registered {
@@ -111,6 +118,8 @@ impl Region {
     pub fn page_size(&self) -> PageSize {
         match &self.inner.own {
             Own::Nothing => PageSize::Unknown,
+            #[cfg(feature = "cuda")]
+            Own::Device { .. } => PageSize::Unknown,
             Own::Pages { .. } => PageSize::Ordinary,
             Own::Huge(pages) => pages.page_size(),
         }

@@ -3,6 +3,8 @@
 mod cache;
 mod control;
 mod device;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod huge;
 mod ladder;
 mod mapping;

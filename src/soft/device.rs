@@ -12,6 +12,11 @@ use crate::soft::keys::Access;
 use crate::soft::options::{Link, Options};
 use crate::soft::pace::Pace;
 use crate::soft::qp::{Counters, Status};
+#[cfg(feature = "cuda")]
+use crate::soft::{
+    foreign::Foothold,
+    space::{Place, Space},
+};
 use crate::{Error, Result};
 
 /// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
@@ -50,6 +55,14 @@ impl PortId {
             fd: word(12),
             port: long(16),
         })
+    }
+}
+
+#[cold]
+fn table_is_full() -> Error {
+    Error::State {
+        operation: "reg_mr",
+        reason: "the device's key table is full".into(),
     }
 }
 
@@ -265,14 +278,29 @@ impl Device {
         len_bytes: u64,
         access: Access,
     ) -> Result<u32> {
-        let full = Error::State {
-            operation: "reg_mr",
-            reason: "the device's key table is full".into(),
-        };
-        self.lock()
+        let key = self.lock().keys.register(pd, base, len_bytes, access);
+        key.ok_or_else(table_is_full)
+    }
+
+    /// Registers memory of another device, which is copied by `foothold`'s; it is held as long as the registration.
+    ///
+    /// # Errors
+    /// As [`Device::register`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn register_foreign(
+        &self,
+        pd: u32,
+        foothold: &Foothold,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        let space = Space::of_foreign(foothold);
+        let key = self
+            .lock()
             .keys
-            .register(pd, base, len_bytes, access)
-            .ok_or(full)
+            .register_foreign(pd, Place { space, addr }, len_bytes, access);
+        key.ok_or_else(table_is_full)
     }
 
     /// As the region room registers memory, for benchmarks of this room alone.

@@ -3,8 +3,8 @@
 //! [`Device`] owns an engine thread. The engine also makes progress inside the poll loops of whoever waits
 //! ([`Device::progress`]): on a machine with few cores that is what keeps spinning threads from starving each other.
 //!
-//! Layers, from the memory inwards: `dma` (every access to shared memory), `space` and `copies` (whose memory it is, and bytes
-//! from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
+//! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
+//! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
 //! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
 //! `requester/placement` and `inbox/placement` (writes that need no packets), `core` (one turn of work, without clock or
 //! thread), and `engine` (the thread).
@@ -22,6 +22,9 @@ mod driver;
 mod engine;
 pub(crate) mod fabric;
 mod faults;
+// Who has such memory has that feature.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) mod foreign;
 mod gather;
 #[cfg(all(test, not(loom)))]
 mod harness;

@@ -2,9 +2,14 @@
 #![allow(unsafe_code)] // reads and writes the memory of processes
 
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// An address space: this process, or a process by its number, or a process by its place in [`PROCESSES`].
+#[cfg(any(test, feature = "cuda"))]
+use crate::soft::foreign::Foothold;
+use crate::soft::foreign::{self, Foreign};
+
+/// An address space: this process, or a process by its number, or a process by its place in [`PROCESSES`], or the memory of another device
+/// by its place among those.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Space(u32);
 
@@ -41,6 +46,8 @@ impl Process {
 
 /// Set in a space that is a place in [`PROCESSES`]: no process has such a number.
 const LIFE: u32 = 1 << 31;
+/// Set in a space that is the memory of another device, by its place in the table of [`foreign`]. No process has such a number either.
+const FOREIGN: u32 = 1 << 30;
 /// No process: the kernel's numbers end at 2^22.
 const NOBODY: libc::pid_t = libc::pid_t::MAX;
 const MAX_PROCESSES: usize = 1 << 14;
@@ -149,6 +156,26 @@ impl Space {
         Some(Space(LIFE | place))
     }
 
+    /// The memory of another device, as long as the region has its part in it.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn of_foreign(foothold: &Foothold) -> Space {
+        Space(FOREIGN | foothold.place())
+    }
+
+    /// Whether it is the memory of another device.
+    #[inline]
+    pub(crate) fn is_foreign(self) -> bool {
+        self.0 & (LIFE | FOREIGN) == FOREIGN
+    }
+
+    /// What copies the memory of another device.
+    ///
+    /// # Errors
+    /// [`Fault`] if nobody has it any more.
+    pub(crate) fn foreign(self) -> Result<Arc<dyn Foreign>, Fault> {
+        foreign::at(self.0 & !FOREIGN).ok_or(Fault)
+    }
+
     /// The process has died.
     pub(crate) fn end(self) {
         if let Some(process) = self.process() {
@@ -198,6 +225,10 @@ impl Space {
     /// `own` may be written.
     #[inline]
     pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        if self.is_foreign() {
+            // SAFETY: the caller's promise, and that the memory is there is that of whoever has the region.
+            return unsafe { self.foreign()?.fetch(own, theirs) };
+        }
         // SAFETY: the caller's promise.
         unsafe { self.transfer(libc::process_vm_readv, own, theirs) }
     }
@@ -208,6 +239,10 @@ impl Space {
     /// `own` may be read; `theirs` may be written, if the space is this process.
     #[inline]
     pub(crate) unsafe fn put(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        if self.is_foreign() {
+            // SAFETY: as in `fetch`.
+            return unsafe { self.foreign()?.put(own, theirs) };
+        }
         // SAFETY: the caller's promise.
         unsafe { self.transfer(libc::process_vm_writev, own, theirs) }
     }
@@ -263,6 +298,9 @@ impl Space {
 
     /// Whether the process has no memory any more: it has died, though its number may still be taken.
     pub(crate) fn is_gone(self) -> bool {
+        if self.is_foreign() {
+            return false;
+        }
         let mut byte = 0u8;
         // Whether there is something at the address does not matter.
         let [own, theirs] =

@@ -2,7 +2,8 @@
 //!
 //! Inside this process they are plain copies, made at once. Others' memory is reached by system calls, so copies into it are
 //! collected and made together: when something is to be told that they come before (a completion, an acknowledgement, a
-//! freed slot), when something is to be read, or when enough have come together.
+//! freed slot), when something is to be read, or when enough have come together. Other devices' memory is reached in the same way, by
+//! copies that their owner makes.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 mod pieces;
@@ -10,6 +11,7 @@ mod words;
 
 use self::pieces::{From, Piece};
 use crate::soft::dma;
+use crate::soft::foreign::Move;
 use crate::soft::space::{Fault, Place, Space, Span};
 
 /// Bytes and pieces that are collected.
@@ -43,6 +45,7 @@ pub(crate) struct Copies {
     fetches: Vec<(Place, Span)>,
     fetching: bool,
     spans: [Vec<Span>; 2],
+    moves: Vec<Move>,
 }
 
 impl Default for Copies {
@@ -59,6 +62,7 @@ impl Default for Copies {
             fetches: Vec::new(),
             fetching: false,
             spans: [Vec::new(), Vec::new()],
+            moves: Vec::new(),
         }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 use super::{Cause, Copies, push};
+use crate::soft::foreign::Move;
 use crate::soft::space::{Fault, Place, Span};
 
 /// Where bytes are until they are copied.
@@ -11,7 +12,7 @@ pub(super) enum From {
     Here(usize),
     /// In `Copies::kept`.
     Kept(usize),
-    /// In another one.
+    /// In another one, or in another device.
     There(Place),
 }
 
@@ -51,6 +52,9 @@ impl Copies {
     }
 
     fn make(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        if self.space.is_foreign() && self.shifts(pieces) {
+            return self.shift(pieces);
+        }
         self.read_far(pieces)?;
         let [own, theirs] = &mut self.spans;
         own.clear();
@@ -99,6 +103,31 @@ impl Copies {
         // SAFETY: bytes of this process that were to stay, or that are in the two buffers, which have as many; the space is
         // another process's.
         unsafe { self.space.put(own, theirs) }
+    }
+
+    /// Whether all of it stays in one other device's memory, which can copy it by itself.
+    fn shifts(&self, pieces: &[Piece]) -> bool {
+        pieces.iter().all(|piece| match piece.from {
+            From::There(from) if from.space == self.space => {
+                from.addr.abs_diff(piece.into) >= piece.len_bytes as u64
+            }
+            _ => false,
+        })
+    }
+
+    fn shift(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        self.moves.clear();
+        for piece in pieces {
+            if let From::There(from) = piece.from {
+                self.moves.push(Move {
+                    from: from.addr,
+                    into: piece.into,
+                    len_bytes: piece.len_bytes,
+                });
+            }
+        }
+        // SAFETY: both are memory of that device, resolved by the caller's promise (of `copy`), and none overlaps itself.
+        unsafe { self.space.foreign()?.shift(&self.moves) }
     }
 
     /// Reads what lies in other processes into the bounce buffer, one after the other.

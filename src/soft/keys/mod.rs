@@ -108,7 +108,9 @@ impl Keys {
         let (Some(openings), Some(Some(entry))) = (&self.openings, self.slots.get(slot)) else {
             return;
         };
-        if !entry.is_window() && entry.access.contains(Access::REMOTE_WRITE) {
+        // Of another device's memory only this device makes copies.
+        let foreign = entry.start.space.is_foreign();
+        if !entry.is_window() && !foreign && entry.access.contains(Access::REMOTE_WRITE) {
             let region = OpenRegion {
                 key: entry.key,
                 pd: entry.pd,
@@ -149,6 +151,25 @@ impl Keys {
         })
     }
 
+    /// [`Keys::register`] of the memory of another device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn register_foreign(
+        &mut self,
+        pd: u32,
+        start: Place,
+        len_bytes: u64,
+        access: Access,
+    ) -> Option<u32> {
+        self.add_region(&Region {
+            pd,
+            start,
+            len_bytes,
+            iova: start.addr,
+            access,
+            windows: false,
+        })
+    }
+
     /// Registers a region, in whatever space. `None` when the table is full.
     pub(crate) fn add_region(&mut self, region: &Region) -> Option<u32> {
         self.add(Entry::of(0, region))
@@ -182,7 +203,7 @@ impl Keys {
         self.slots.get_mut(slot_of(key))?.as_mut()
     }
 
-    /// Whether a key names memory of another process.
+    /// Whether a key names memory of another process, or of another device.
     pub(crate) fn is_far(&self, key: u32) -> bool {
         self.at_slot_of(key)
             .is_some_and(|entry| !entry.start.space.is_local())

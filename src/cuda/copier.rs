@@ -1,0 +1,435 @@
+//! Copies between this process and the memory of a GPU, for those who wait for them: a software NIC, and callers of a buffer.
+#![allow(unsafe_code)] // calls the driver with addresses of memory of others
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
+
+use super::CudaContext;
+use super::context::Entered;
+use super::driver::{check, is};
+use super::host_call::in_host_function;
+use super::pinned::Pinned;
+use super::shared::lock;
+use crate::soft::foreign::{Foreign, Move};
+use crate::soft::space::{Fault, Span};
+use crate::stream::Backoff;
+use crate::{Error, Result};
+
+/// Bytes between the two memories. A copy engine reaches its speed with far less than this.
+const STAGING_BYTES: usize = 1 << 20;
+/// How long a copy may take. One engine of a GPU has others' copies before it, but none of them waits for anything.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes at the end of a copy that are stored behind all others: programs look at the last word of a message to know that it is all there.
+const LAST_BYTES: usize = 8;
+
+/// A stream of its own for copies, and pinned memory for the host's side of them.
+///
+/// The stream waits for no other one, and has the highest priority: streams of different priorities do not share a queue of the device, in
+/// which a wait of the application's would hold up what comes behind it.
+pub(crate) struct Copier {
+    context: CudaContext,
+    stream: CUstream,
+    staging: Mutex<Option<Staging>>,
+    /// A copy has not ended in time. It may still use the staging memory, and nothing more goes through here.
+    stuck: AtomicBool,
+}
+
+struct Staging {
+    /// Before the memory that it is about.
+    _pinned: Pinned,
+    /// Written by copies and by [`Cursor`], through pointers.
+    pages: Box<[UnsafeCell<Page>]>,
+}
+
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+// SAFETY: a stream's handle may be used from any thread; the driver locks.
+unsafe impl Send for Copier {}
+// SAFETY: as above.
+unsafe impl Sync for Copier {}
+
+impl Copier {
+    /// The one of that context.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn of(context: &CudaContext) -> Result<Arc<Copier>> {
+        static KNOWN: Mutex<BTreeMap<u64, Weak<Copier>>> = Mutex::new(BTreeMap::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.get(&context.key()).and_then(Weak::upgrade);
+        if let Some(copier) = found.filter(|it| !it.stuck.load(Ordering::Acquire)) {
+            return Ok(copier);
+        }
+        known.retain(|_, copier| copier.strong_count() > 0);
+        let copier = Arc::new(Copier::new(context)?);
+        known.insert(context.key(), Arc::downgrade(&copier));
+        Ok(copier)
+    }
+
+    fn new(context: &CudaContext) -> Result<Copier> {
+        let _entered = Quietly::enter(context)?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: writes two ints.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        let count = STAGING_BYTES / size_of::<Page>();
+        let pages = (0..count).map(|_| UnsafeCell::new(Page([0; 4096])));
+        let pages: Box<[_]> = pages.collect();
+        // SAFETY: the pages live longer than `pinned`, see `Staging`, and nobody else has them.
+        let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: writes one handle, which `drop` destroys.
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(
+                &mut stream,
+                sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
+                greatest,
+            )
+        })?;
+        Ok(Copier {
+            context: context.clone(),
+            stream,
+            staging: Mutex::new(Some(Staging {
+                _pinned: pinned,
+                pages,
+            })),
+            stuck: AtomicBool::new(false),
+        })
+    }
+
+    /// Copies out of the device's memory.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]; [`Error::State`] after a copy that did not end.
+    ///
+    /// # Safety
+    /// `from` is memory of the device of that length until this returns.
+    pub(super) unsafe fn copy_out(&self, from: CUdeviceptr, into: &mut [u8]) -> Result<()> {
+        let own = span(into.as_mut_ptr().expose_provenance() as u64, into.len());
+        // SAFETY: `into` is borrowed, and the caller's promise.
+        unsafe { self.fetch_all(&[own], &[span(from, into.len())]) }
+    }
+
+    /// Copies into the device's memory.
+    ///
+    /// # Errors
+    /// As [`Copier::copy_out`].
+    ///
+    /// # Safety
+    /// As [`Copier::copy_out`].
+    pub(super) unsafe fn copy_in(&self, from: &[u8], into: CUdeviceptr) -> Result<()> {
+        let own = span(from.as_ptr().expose_provenance() as u64, from.len());
+        // SAFETY: `from` is borrowed, and the caller's promise.
+        unsafe { self.put_all(&[own], &[span(into, from.len())]) }
+    }
+
+    /// # Safety
+    /// As [`Foreign::fetch`].
+    unsafe fn fetch_all(&self, own: &[Span], theirs: &[Span]) -> Result<()> {
+        self.run(|staging| {
+            let mut own = Cursor::new(own);
+            let mut queued = 0;
+            let mut fetched = |upto: &mut usize| -> Result<()> {
+                self.finish()?;
+                // SAFETY: the copies are over; `own` may be written, and has as many bytes as were queued.
+                unsafe { own.write(staging.start(), *upto) };
+                *upto = 0;
+                Ok(())
+            };
+            for piece in theirs {
+                let mut done = 0;
+                while done < piece.len_bytes {
+                    if queued == STAGING_BYTES {
+                        fetched(&mut queued)?;
+                    }
+                    let len = (piece.len_bytes - done).min(STAGING_BYTES - queued);
+                    // SAFETY: a part of the staging memory that no other copy uses, and the caller's promise.
+                    check("cuMemcpyDtoHAsync", unsafe {
+                        sys::cuMemcpyDtoHAsync_v2(
+                            staging.start().add(queued).cast(),
+                            piece.addr + done as u64,
+                            len,
+                            self.stream,
+                        )
+                    })?;
+                    queued += len;
+                    done += len;
+                }
+            }
+            fetched(&mut queued)
+        })
+    }
+
+    /// # Safety
+    /// As [`Foreign::put`].
+    unsafe fn put_all(&self, own: &[Span], theirs: &[Span]) -> Result<()> {
+        self.run(|staging| {
+            let mut own = Cursor::new(own);
+            let mut queued = 0;
+            for piece in theirs {
+                let mut done = 0;
+                while done < piece.len_bytes {
+                    if queued == STAGING_BYTES {
+                        self.finish()?;
+                        queued = 0;
+                    }
+                    let len = (piece.len_bytes - done).min(STAGING_BYTES - queued);
+                    // SAFETY: a part of the staging memory that no copy uses; `own` may be read, and has as many bytes as `theirs`.
+                    unsafe { own.read(staging.start().add(queued), len) };
+                    let (start, into) = (queued, piece.addr + done as u64);
+                    let is_end = done + len == piece.len_bytes;
+                    for (at, len) in in_two(len, is_end) {
+                        // SAFETY: as above, and the caller's promise.
+                        check("cuMemcpyHtoDAsync", unsafe {
+                            sys::cuMemcpyHtoDAsync_v2(
+                                into + at as u64,
+                                staging.start().add(start + at).cast(),
+                                len,
+                                self.stream,
+                            )
+                        })?;
+                    }
+                    queued += len;
+                    done += len;
+                }
+            }
+            self.finish()
+        })
+    }
+
+    /// # Safety
+    /// As [`Foreign::shift`].
+    unsafe fn shift_all(&self, moves: &[Move]) -> Result<()> {
+        self.run(|_| {
+            for Move {
+                from,
+                into,
+                len_bytes,
+            } in moves
+            {
+                for (at, len) in in_two(*len_bytes, true) {
+                    let at = at as u64;
+                    // SAFETY: the caller's promise.
+                    check("cuMemcpyDtoDAsync", unsafe {
+                        sys::cuMemcpyDtoDAsync_v2(into + at, from + at, len, self.stream)
+                    })?;
+                }
+            }
+            self.finish()
+        })
+    }
+
+    /// Does work with the staging memory, alone. When it returns, no copy is under way, or none ever will be again.
+    fn run(&self, work: impl Fn(&Staging) -> Result<()> + Sync) -> Result<()> {
+        if in_host_function() {
+            return self.run_elsewhere(work);
+        }
+        match self.run_here(&work) {
+            // Somebody else's function of the host, which may not call the driver either.
+            Err(error) if is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED) => {
+                self.run_elsewhere(work)
+            }
+            done => done,
+        }
+    }
+
+    fn run_here(&self, work: impl Fn(&Staging) -> Result<()>) -> Result<()> {
+        let mut staging = lock(&self.staging);
+        let Some(memory) = staging.as_ref() else {
+            return Err(stuck());
+        };
+        let _entered = Quietly::enter(&self.context)?;
+        let done = work(memory);
+        if done.is_err() && !self.stuck.load(Ordering::Acquire) {
+            // What was queued before the failure.
+            let _ = self.finish();
+        }
+        if self.stuck.load(Ordering::Acquire) {
+            // A copy may write to it at any time.
+            std::mem::forget(staging.take());
+        }
+        done
+    }
+
+    /// A thread that is inside of a function which the driver called must not call it.
+    #[cold]
+    fn run_elsewhere(&self, work: impl Fn(&Staging) -> Result<()> + Sync) -> Result<()> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("doorbell-copies".into())
+                .spawn_scoped(scope, || self.run_here(&work));
+            let thread = thread.map_err(|error| Error::System {
+                operation: "start of a thread for copies",
+                errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+            })?;
+            thread.join().unwrap_or_else(|_| Err(stuck()))
+        })
+    }
+
+    /// Waits until the stream has made its copies.
+    fn finish(&self) -> Result<()> {
+        let deadline = Instant::now() + TIME_LIMIT;
+        let mut backoff = Backoff::new();
+        loop {
+            // SAFETY: a stream of ours.
+            match unsafe { sys::cuStreamQuery(self.stream) } {
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                result => return check("cuStreamQuery", result),
+            }
+            if !backoff.pause_until(Some(deadline)) {
+                self.stuck.store(true, Ordering::Release);
+                return Err(stuck());
+            }
+        }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        // A context that was destroyed has ended its streams.
+        if let Ok(_entered) = Quietly::enter(&self.context) {
+            // SAFETY: made by `new`, and nobody has it any more.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+impl Staging {
+    fn start(&self) -> *mut u8 {
+        UnsafeCell::raw_get(self.pages.as_ptr()).cast()
+    }
+}
+
+fn span(addr: u64, len_bytes: usize) -> Span {
+    Span { addr, len_bytes }
+}
+
+/// A copy as it is made: all but the last word, and then that.
+fn in_two(len: usize, is_end: bool) -> impl Iterator<Item = (usize, usize)> {
+    let last = if is_end && len > LAST_BYTES {
+        LAST_BYTES
+    } else {
+        0
+    };
+    [(0, len - last), (len - last, last)]
+        .into_iter()
+        .filter(|(_, len)| *len > 0)
+}
+
+#[cold]
+fn stuck() -> Error {
+    Error::State {
+        operation: "copy of a GPU's memory",
+        reason: format!("a copy has not ended within {TIME_LIMIT:?}"),
+    }
+}
+
+/// A place in a list of spans of this process.
+struct Cursor<'a> {
+    spans: &'a [Span],
+    done: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(spans: &'a [Span]) -> Cursor<'a> {
+        Cursor { spans, done: 0 }
+    }
+
+    /// The next piece, of at most so many bytes.
+    fn next(&mut self, len: usize) -> Option<(*mut u8, usize)> {
+        loop {
+            let first = self.spans.first()?;
+            if self.done == first.len_bytes {
+                (self.spans, self.done) = (&self.spans[1..], 0);
+                continue;
+            }
+            let piece = len.min(first.len_bytes - self.done);
+            let at = std::ptr::with_exposed_provenance_mut::<u8>(first.addr as usize);
+            let at = at.wrapping_add(self.done);
+            self.done += piece;
+            return Some((at, piece));
+        }
+    }
+
+    /// # Safety
+    /// The spans may be written, and `from` has `len` bytes.
+    unsafe fn write(&mut self, from: *const u8, len: usize) {
+        let mut done = 0;
+        while done < len {
+            let Some((at, piece)) = self.next(len - done) else {
+                return;
+            };
+            // SAFETY: the caller's promise; the staging memory is nobody's.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(done), at, piece) };
+            done += piece;
+        }
+    }
+
+    /// # Safety
+    /// The spans may be read, and `into` has room for `len` bytes.
+    unsafe fn read(&mut self, into: *mut u8, len: usize) {
+        let mut done = 0;
+        while done < len {
+            let Some((at, piece)) = self.next(len - done) else {
+                return;
+            };
+            // SAFETY: the caller's promise; the staging memory is nobody's.
+            unsafe { std::ptr::copy_nonoverlapping(at, into.add(done), piece) };
+            done += piece;
+        }
+    }
+}
+
+// SAFETY: `run` returns when the stream has made all that was queued, or the device's memory and the staging memory are all that a copy
+// still uses; see there.
+unsafe impl Foreign for Copier {
+    unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.fetch_all(own, theirs) }.map_err(|_| Fault)
+    }
+
+    unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.put_all(own, theirs) }.map_err(|_| Fault)
+    }
+
+    unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.shift_all(moves) }.map_err(|_| Fault)
+    }
+}
+
+/// As [`Entered`], for calls that have nothing to do with a graph that is being captured meanwhile, by whatever thread.
+pub(super) struct Quietly {
+    mode: CUstreamCaptureMode,
+    _entered: Entered,
+}
+
+impl Quietly {
+    pub(super) fn enter(context: &CudaContext) -> Result<Quietly> {
+        let entered = context.enter()?;
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges one value.
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        Ok(Quietly {
+            mode,
+            _entered: entered,
+        })
+    }
+}
+
+impl Drop for Quietly {
+    fn drop(&mut self) {
+        // SAFETY: gives the thread back what it had.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
+    }
+}

@@ -1,0 +1,372 @@
+//! Memory of a GPU: of this library's own, or somebody else's.
+#![allow(unsafe_code)] // calls the driver with addresses of memory of others
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUpointer_attribute};
+
+use super::CudaContext;
+use super::copier::{Copier, Quietly};
+use super::driver::check;
+use super::letting_go::{Dropped, drop_elsewhere};
+use crate::{Error, Result};
+
+/// What dmabufs begin and end at: the kernel's pages.
+const PAGE: u64 = 4096;
+
+/// Memory of a GPU. Clones, and [parts](DeviceBuffer::part), are handles of the same memory.
+///
+/// What [`CudaContext::alloc`] has made is freed when the last handle is gone, those of regions, and of work that uses them, included. Freeing
+/// waits for the GPU, as `cuMemFree` does; it is done in the thread that drops the last handle, unless that was a region's: then a thread of
+/// the library does it, some time later.
+#[derive(Clone)]
+pub struct DeviceBuffer {
+    /// Before the memory.
+    copier: Arc<Copier>,
+    memory: Arc<Memory>,
+    ptr: CUdeviceptr,
+    len_bytes: u64,
+}
+
+struct Memory {
+    context: CudaContext,
+    /// As one call of the driver, or somebody else's, allocated it.
+    start: CUdeviceptr,
+    len_bytes: u64,
+    owner: Owner,
+}
+
+/// Who frees it.
+enum Owner {
+    Library,
+    Somebody,
+    /// Whoever drops this.
+    Kept(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match &self.owner {
+            // A context that was destroyed has freed its memory.
+            Owner::Library => {
+                if let Ok(_entered) = Quietly::enter(&self.context) {
+                    // SAFETY: allocated for this object, and nobody has a handle any more.
+                    let _ = unsafe { sys::cuMemFree_v2(self.start) };
+                }
+            }
+            Owner::Somebody | Owner::Kept(_) => {}
+        }
+    }
+}
+
+impl CudaContext {
+    /// Allocates memory of the device (`cuMemAlloc`). What is in it is not known.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a length of 0; [`Error::Cuda`], `CUDA_ERROR_OUT_OF_MEMORY` among them.
+    pub fn alloc(&self, len_bytes: u64) -> Result<DeviceBuffer> {
+        check_len(len_bytes)?;
+        let copier = Copier::of(self)?;
+        let entered = Quietly::enter(self)?;
+        let mut start = 0;
+        // SAFETY: writes one address; the memory is freed by `Memory`, which is made next.
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&mut start, len_bytes as usize)
+        })?;
+        let memory = Memory {
+            context: self.clone(),
+            start,
+            len_bytes,
+            owner: Owner::Library,
+        };
+        sync_operations(start);
+        drop(entered);
+        Ok(DeviceBuffer {
+            copier,
+            memory: Arc::new(memory),
+            ptr: start,
+            len_bytes,
+        })
+    }
+}
+
+impl DeviceBuffer {
+    /// Memory that somebody else has allocated: by the runtime API, a framework, another library. It stays theirs.
+    ///
+    /// The driver is asked what it is. `context` may be any of the memory's device if the driver says of none that it is the memory's, as of
+    /// a pool's.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a length of 0; [`Error::State`] if it is no device memory, managed memory, memory of another context or device,
+    /// or if the allocation ends before; [`Error::Cuda`], if the driver does not know the address.
+    ///
+    /// # Safety
+    /// The memory is not freed before the last handle is gone, those of regions and of work that uses them included.
+    pub unsafe fn from_raw(
+        context: &CudaContext,
+        ptr: CUdeviceptr,
+        len_bytes: u64,
+    ) -> Result<DeviceBuffer> {
+        Self::found(context, ptr, len_bytes, Owner::Somebody)
+    }
+
+    /// As [`DeviceBuffer::from_raw`], of memory that is freed when `owner` is dropped, which is kept as long.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::from_raw`].
+    ///
+    /// # Safety
+    /// The memory is valid as long as `owner`.
+    pub unsafe fn from_owner(
+        context: &CudaContext,
+        ptr: CUdeviceptr,
+        len_bytes: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<DeviceBuffer> {
+        Self::found(context, ptr, len_bytes, Owner::Kept(owner))
+    }
+
+    fn found(
+        context: &CudaContext,
+        ptr: CUdeviceptr,
+        len_bytes: u64,
+        owner: Owner,
+    ) -> Result<DeviceBuffer> {
+        check_len(len_bytes)?;
+        let entered = Quietly::enter(context)?;
+        let (start, allocated) = look(context, ptr, len_bytes)?;
+        sync_operations(ptr);
+        drop(entered);
+        let memory = Memory {
+            context: context.clone(),
+            start,
+            len_bytes: allocated,
+            owner,
+        };
+        Ok(DeviceBuffer {
+            copier: Copier::of(context)?,
+            memory: Arc::new(memory),
+            ptr,
+            len_bytes,
+        })
+    }
+
+    /// Its address on the device.
+    #[must_use]
+    pub fn ptr(&self) -> CUdeviceptr {
+        self.ptr
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Its context.
+    #[must_use]
+    pub fn context(&self) -> &CudaContext {
+        &self.memory.context
+    }
+
+    /// A handle of a part of it.
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a length of 0, [`Error::OutOfBounds`].
+    pub fn part(&self, offset: u64, len_bytes: u64) -> Result<DeviceBuffer> {
+        check_len(len_bytes)?;
+        let ptr = self.at("offset", offset, len_bytes)?;
+        Ok(DeviceBuffer {
+            ptr,
+            len_bytes,
+            ..self.clone()
+        })
+    }
+
+    /// Copies bytes into it, and returns when they are there. It waits for no work of any stream: who needs an order waits before.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Cuda`]; [`Error::State`] if a copy has not ended in ten seconds.
+    pub fn copy_from_host(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let into = self.at("bytes", offset, bytes.len() as u64)?;
+        // SAFETY: within the memory, which this handle keeps.
+        unsafe { self.copier.copy_in(bytes, into) }
+    }
+
+    /// Copies bytes out of it; as [`DeviceBuffer::copy_from_host`].
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::copy_from_host`].
+    pub fn copy_to_host(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let from = self.at("bytes", offset, bytes.len() as u64)?;
+        // SAFETY: within the memory, which this handle keeps.
+        unsafe { self.copier.copy_out(from, bytes) }
+    }
+
+    fn at(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<CUdeviceptr> {
+        if offset <= self.len_bytes && len_bytes <= self.len_bytes - offset {
+            return Ok(self.ptr + offset);
+        }
+        Err(Error::OutOfBounds {
+            argument,
+            offset,
+            len_bytes,
+            limit_bytes: self.len_bytes,
+            what: "the buffer",
+        })
+    }
+
+    pub(crate) fn copier(&self) -> &Arc<Copier> {
+        &self.copier
+    }
+
+    /// The allocation that it is part of as a dmabuf, and where in that it begins.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the device's memory cannot be exported; [`Error::Cuda`].
+    pub(crate) fn dmabuf(&self) -> Result<(OwnedFd, u64)> {
+        if !self.context().capabilities().dmabuf {
+            return Err(Error::State {
+                operation: "export of a GPU's memory",
+                reason:
+                    "device and driver export none as a dmabuf: that needs the open kernel modules"
+                        .into(),
+            });
+        }
+        // The pages of the whole allocation: a part of one need not be exportable.
+        let start = self.memory.start & !(PAGE - 1);
+        let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(PAGE);
+        let _entered = Quietly::enter(self.context())?;
+        let mut fd = -1_i32;
+        // SAFETY: writes one descriptor; asks for memory that this handle keeps.
+        check("cuMemGetHandleForAddressRange", unsafe {
+            sys::cuMemGetHandleForAddressRange(
+                (&raw mut fd).cast(),
+                start,
+                (end - start) as usize,
+                sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+                0,
+            )
+        })?;
+        // SAFETY: a new descriptor, which is ours.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok((fd, self.ptr - start))
+    }
+
+    /// A handle for who may not wait for the GPU.
+    pub(crate) fn held(self) -> HeldBuffer {
+        HeldBuffer(Some(self))
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("ptr", &format_args!("{:#x}", self.ptr))
+            .field("len_bytes", &self.len_bytes)
+            .field("context", &self.memory.context)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A handle whose end waits for nobody: threads that must not wait drop regions.
+pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
+
+impl Drop for HeldBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.0.take() {
+            drop_elsewhere(Dropped::Memory(buffer));
+        }
+    }
+}
+
+fn check_len(len_bytes: u64) -> Result<()> {
+    if len_bytes > 0 {
+        return Ok(());
+    }
+    Err(Error::Range {
+        argument: "len_bytes",
+        value: 0,
+        min: 1,
+        max: u64::MAX,
+    })
+}
+
+/// Has synchronous operations on the memory be so in all cases: a `cuMemcpy` from pageable memory may else return before the bytes have
+/// arrived, and what reads the memory past the application's streams, a NIC or a copy of ours, comes too early.
+fn sync_operations(ptr: CUdeviceptr) {
+    let on = 1_u32;
+    // SAFETY: reads one int. Memory for which there is no such attribute, as a pool's, refuses, and its user is told to synchronise.
+    let _ = unsafe {
+        sys::cuPointerSetAttribute(
+            (&raw const on).cast(),
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+            ptr,
+        )
+    };
+}
+
+/// The allocation that an address is in: its start and length.
+fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<(CUdeviceptr, u64)> {
+    use CUpointer_attribute as Attribute;
+    let no = |reason: String| {
+        Err(Error::State {
+            operation: "use of a GPU's memory",
+            reason: format!("{len_bytes} bytes at {ptr:#x}: {reason}"),
+        })
+    };
+    let word = |attribute| {
+        let mut value = 0_u32;
+        // SAFETY: writes a value of four bytes, which is what these attributes have; a flag may be one byte, and the rest is 0.
+        check("cuPointerGetAttribute", unsafe {
+            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr)
+        })
+        .map(|()| value)
+    };
+    let long = |attribute| {
+        let mut value = 0_u64;
+        // SAFETY: writes a value of eight bytes, which is what these attributes have.
+        check("cuPointerGetAttribute", unsafe {
+            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr)
+        })
+        .map(|()| value)
+    };
+    if word(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?
+        != CUmemorytype::CU_MEMORYTYPE_DEVICE as u32
+    {
+        return no(
+            "the driver says that it is memory of the host, which a region registers as such"
+                .into(),
+        );
+    }
+    if word(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0 {
+        return no("managed memory, which moves between host and device".into());
+    }
+    let device = word(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+    if i64::from(device) != i64::from(context.device()) {
+        return no(format!(
+            "memory of device {device}, not of {}",
+            context.device()
+        ));
+    }
+    // Not every memory has a context.
+    let of = long(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT).unwrap_or(0);
+    if of != 0 && of != context.key() {
+        return no(format!(
+            "memory of the context {of:#x}, not of {:#x}",
+            context.key()
+        ));
+    }
+    let start = long(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+    let allocated = long(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+    let offset = ptr.wrapping_sub(start);
+    if offset > allocated || len_bytes > allocated - offset {
+        return no(format!(
+            "the allocation has {allocated} bytes at {start:#x}"
+        ));
+    }
+    Ok((start, allocated))
+}

@@ -1,0 +1,149 @@
+//! Memory of a GPU in regions.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use super::ladder::{Kind, Reach, device_range};
+use super::memory::Own;
+use crate::cuda::{Capabilities, DeviceBuffer, WritesOrdering};
+use crate::nic::{Access, Foreign, MemoryRegion};
+use crate::region::{ProtectionDomain, Region};
+use crate::{Error, Result};
+
+impl Region {
+    /// Registers memory of a GPU, in the best way there is; work requests and peers name it by its address on the device. The region keeps
+    /// the buffer.
+    ///
+    /// - `softcx` has it copied by the GPU's copy engines, on a stream of their own that waits for no other ([`Kind::Copied`]). A completion
+    ///   comes when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a
+    ///   card's without PCIe atomics, and not towards kernels. If a copy fails, as with a context that is gone, the work request does, and
+    ///   [`DeviceBuffer`] tells why.
+    /// - Any other device reaches it by itself, by dmabuf or peermem: [`Region::reach`].
+    ///
+    /// The calls of the region that are the processor's, as [`Region::read`], are refused.
+    ///
+    /// # Errors
+    /// [`Error::State`] if no way is left, with the reason of each; if `access` lets a device write memory whose GPU does not see the writes
+    /// of NICs in order and cannot flush them. A [`Bounce`](crate::Bounce) buffer reaches the memory then.
+    pub fn register_device(
+        domain: &ProtectionDomain,
+        memory: &DeviceBuffer,
+        access: Access,
+    ) -> Result<Region> {
+        let Reach { region, refused } = Region::reach_device(domain, memory, access)?;
+        region.ok_or_else(|| {
+            let reasons: Vec<String> = refused
+                .iter()
+                .map(|(kind, error)| format!("{kind}: {error}"))
+                .collect();
+            Error::State {
+                operation: "registration of a GPU's memory",
+                reason: format!("{}; a bounce buffer reaches it", reasons.join("; ")),
+            }
+        })
+    }
+
+    /// As [`Region::register_device`], with what there is to say of each better way; that there is no region is no error.
+    ///
+    /// # Errors
+    /// Those of a device that writes to memory of a GPU which would not see it.
+    pub fn reach_device(
+        domain: &ProtectionDomain,
+        memory: &DeviceBuffer,
+        access: Access,
+    ) -> Result<Reach> {
+        let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
+        let start = device_range(addr, len_bytes)?;
+        let own = || Own::Device {
+            _held: memory.clone().held(),
+        };
+        let copier: Arc<dyn Foreign> = memory.copier().clone();
+        let on_device = domain.on_device()?;
+        if let Some(made) = MemoryRegion::copied(&on_device, &copier, addr, len_bytes, access) {
+            // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
+            let region = Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own());
+            return Ok(Reach {
+                region: Some(region),
+                refused: Vec::new(),
+            });
+        }
+        check_visible(memory.context().capabilities(), access)?;
+        let exported = memory.dmabuf();
+        let exported = match &exported {
+            Ok((fd, offset)) => Ok((fd.as_fd(), *offset)),
+            Err(error) => Err(error.clone()),
+        };
+        Region::climb(domain, addr, len_bytes, exported, access, own)
+    }
+}
+
+/// Fails if a NIC is to write what work of the GPU would not be sure to see: a completion in host memory may overtake the data on its way into
+/// the GPU, where neither the GPU keeps the order nor a stream's wait flushes.
+fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
+    let refuse = |reason: &str| {
+        Err(Error::State {
+            operation: "registration of a GPU's memory",
+            reason: format!("{reason}; a bounce buffer reaches it"),
+        })
+    };
+    if !gpu.gpudirect {
+        return refuse("the GPU lets no NIC reach its memory (GPU_DIRECT_RDMA_SUPPORTED is 0)");
+    }
+    let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let is_written = access.bits() & writes.bits() != 0;
+    if is_written && gpu.ordering == WritesOrdering::None && !gpu.flush {
+        return refuse(
+            "a NIC is to write it, and the GPU neither sees writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE) nor flushes \
+             them in a stream (CAN_FLUSH_REMOTE_WRITES is 0): completions might overtake their data; without the rights to write it can be sent",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_writes_only_where_the_gpu_sees_it() {
+        let all = |flush, ordering, gpudirect| {
+            let mut gpu = Capabilities::default();
+            (gpu.flush, gpu.ordering, gpu.gpudirect) = (flush, ordering, gpudirect);
+            gpu
+        };
+        let reads = [
+            Access::REMOTE_READ,
+            Access::REMOTE_READ | Access::REMOTE_READ,
+        ];
+        let writes = [
+            Access::LOCAL_WRITE,
+            Access::REMOTE_WRITE,
+            Access::REMOTE_ATOMIC,
+            Access::ALL,
+        ];
+        let enough = [
+            all(true, WritesOrdering::None, true),
+            all(false, WritesOrdering::Owner, true),
+            all(false, WritesOrdering::AllDevices, true),
+        ];
+        for gpu in enough {
+            for access in writes.into_iter().chain(reads) {
+                check_visible(&gpu, access).unwrap();
+            }
+        }
+        let blind = all(false, WritesOrdering::None, true);
+        for access in reads {
+            check_visible(&blind, access).unwrap();
+        }
+        for access in writes {
+            let error = check_visible(&blind, access).unwrap_err().to_string();
+            assert!(
+                error.contains("overtake") && error.contains("bounce"),
+                "{error}"
+            );
+        }
+        let apart = all(true, WritesOrdering::AllDevices, false);
+        let error = check_visible(&apart, Access::REMOTE_READ).unwrap_err();
+        assert!(error.to_string().contains("no NIC"), "{error}");
+    }
+}
