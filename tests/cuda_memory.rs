@@ -6,13 +6,17 @@
 mod rig;
 mod waived;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use cudarc::driver::sys;
 use doorbell::region::Kind;
 use doorbell::{
-    Access, Completion, CudaContext, Device, DeviceBuffer, EndpointConfig, Error, Region, Side,
-    Work,
+    Access, Cause, Completion, Condition, Control, CudaContext, CudaStream, Device, DeviceBuffer,
+    EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work, WorkError,
+    stream_wait_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -49,6 +53,67 @@ fn copying(test: &str) -> Option<Device> {
     }
     waived(test, "only softcx has a GPU's memory copied by its driver");
     None
+}
+
+/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
+struct Fault(unsafe extern "C" fn(*const std::ffi::c_char) -> u32);
+
+impl Fault {
+    /// None, and the test is WAIVED, if it is a real driver.
+    fn new(test: &str, rules: &str) -> Option<Fault> {
+        if !is_standin() {
+            waived(test, "a real driver does not fail when it is told to");
+            return None;
+        }
+        // SAFETY: the library is loaded; the symbol is a function of that type.
+        let function = unsafe {
+            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            assert!(!library.is_null());
+            let symbol = libc::dlsym(library, c"doorbell_cuda_standin_fault".as_ptr());
+            assert!(!symbol.is_null());
+            std::mem::transmute::<
+                *mut libc::c_void,
+                unsafe extern "C" fn(*const std::ffi::c_char) -> u32,
+            >(symbol)
+        };
+        let fault = Fault(function);
+        for rule in rules.split(';') {
+            let rule = CString::new(rule).unwrap();
+            // SAFETY: takes a string.
+            assert_eq!(unsafe { function(rule.as_ptr()) }, 0);
+        }
+        Some(fault)
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        // SAFETY: null takes the rules away.
+        unsafe { (self.0)(std::ptr::null()) };
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < BOUND, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes that are free on the context's device.
+fn free_bytes(context: &CudaContext) -> usize {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: a context; writes two numbers.
+    unsafe {
+        assert_eq!(
+            sys::cuCtxSetCurrent(context.raw()),
+            sys::CUresult::CUDA_SUCCESS
+        );
+        let asked = sys::cuMemGetInfo_v2(&mut free, &mut total);
+        assert_eq!(asked, sys::CUresult::CUDA_SUCCESS);
+    }
+    free
 }
 
 /// A buffer and its region.
@@ -223,5 +288,688 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
                 );
             }
         }
+    }
+}
+
+/// By lanes in shared memory, as between processes.
+#[test]
+fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
+    let _alone = alone();
+    let test = "two_devices_have_their_own_gpu_memory_copied";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    let mut random = Random(from_env("DOORBELL_TEST_SEED", 4));
+    let config = EndpointConfig {
+        timeout: 0,
+        ..EndpointConfig::default()
+    };
+    let mut here = Pair::new(&device, &config);
+    let there = Pair::new(&Device::open("softcx").unwrap(), &config);
+    let mut end = there.b;
+    here.b.reset().unwrap();
+    here.a.reset().unwrap();
+    end.reset().unwrap();
+    here.a.connect(&end.address()).unwrap();
+    end.connect(&here.a.address()).unwrap();
+    const ROOM: u64 = 1 << 20;
+    let near = Gpu::new(&here, &context, ROOM);
+    let buffer = context.alloc(ROOM).unwrap();
+    let region = Region::register_device(&there.domain, &buffer, Access::ALL).unwrap();
+    let remote = region.remote();
+    for round in 0..24 {
+        limit.step(round, BOUND);
+        let len = *random.pick(&[1, 8, 64, 65, 4096, 4097, 100_000, ROOM]);
+        let bytes = random_bytes(&mut random, len);
+        let slice = [near.region.slice(0, len).unwrap()];
+        let (from, to) = match round % 3 {
+            1 => (&buffer, &near.buffer),
+            _ => (&near.buffer, &buffer),
+        };
+        from.copy_from_host(0, &bytes).unwrap();
+        match round % 3 {
+            0 => drop(done(
+                &mut here,
+                &Work::write(&slice, remote.addr, remote.rkey),
+            )),
+            1 => drop(done(
+                &mut here,
+                &Work::read(&slice, remote.addr, remote.rkey),
+            )),
+            _ => {
+                end.post_recv(1, &[region.slice(0, len).unwrap()]).unwrap();
+                here.a.post_send(&Work::send(&slice)).unwrap();
+                end.wait_cq(Side::Recv, SOON).unwrap();
+                here.a.wait_cq(Side::Send, SOON).unwrap();
+            }
+        }
+        let mut got = vec![0; len as usize];
+        to.copy_to_host(0, &mut got).unwrap();
+        assert!(got == bytes, "round {round}, {len} bytes");
+    }
+    for call in ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"] {
+        for kind in ["write", "read"] {
+            let Some(fault) = Fault::new(test, &format!("{call}:999")) else {
+                return;
+            };
+            let slice = [near.region.slice(0, 100_000).unwrap()];
+            let work = match kind {
+                "write" => Work::write(&slice, remote.addr, remote.rkey),
+                _ => Work::read(&slice, remote.addr, remote.rkey),
+            };
+            here.a.post_send(&work).unwrap();
+            let refused = here.a.wait_cq(Side::Send, SOON).unwrap_err();
+            assert!(status(&refused).is_some(), "{call}, {kind}: {refused}");
+            drop(fault);
+            here.a.reset().unwrap();
+            end.reset().unwrap();
+            here.a.connect(&end.address()).unwrap();
+            end.connect(&here.a.address()).unwrap();
+            done(&mut here, &work);
+        }
+    }
+}
+
+#[test]
+fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
+    let _alone = alone();
+    let test = "lists_of_host_and_gpu_memory";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    let mut random = Random(from_env("DOORBELL_TEST_SEED", 3));
+    let config = EndpointConfig {
+        max_segments: 8,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new(&device, &config);
+    const ROOM: u64 = 64 << 10;
+    let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, ROOM));
+    let hosts = [(); 2].map(|()| pair.region(ROOM));
+    for round in 0..60 {
+        limit.step(round, BOUND);
+        let image = random_bytes(&mut random, ROOM);
+        gpus[0].fill(&image);
+        hosts[0].write(0, &image).unwrap();
+        // Pieces one behind the other at either end, of the same lengths together and of others each.
+        let total = *random.pick(&[1_u64, 8, 63, 64, 65, 4096, 4097, 20_001, ROOM]);
+        let mut pieces = |count: u64| {
+            let mut cuts: Vec<u64> = (1..count).map(|_| random.below(total + 1)).collect();
+            cuts.extend([0, total]);
+            cuts.sort_unstable();
+            let spans: Vec<(u64, u64, bool)> = cuts
+                .windows(2)
+                .map(|pair| (pair[0], pair[1] - pair[0], random.below(2) == 0))
+                .collect();
+            spans
+        };
+        let (from, into) = (pieces(1 + round % 8), pieces(1 + round / 8 % 8));
+        let slices = |spans: &[(u64, u64, bool)], end: usize| {
+            let slice = |&(at, len, on_gpu): &(u64, u64, bool)| {
+                let region = if on_gpu {
+                    &gpus[end].region
+                } else {
+                    &hosts[end]
+                };
+                region.slice(at, len).unwrap()
+            };
+            spans.iter().map(slice).collect::<Vec<_>>()
+        };
+        pair.b.post_recv(1, &slices(&into, 1)).unwrap();
+        pair.a.post_send(&Work::send(&slices(&from, 0))).unwrap();
+        pair.b.wait_cq(Side::Recv, SOON).unwrap();
+        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        let on_gpu = gpus[1].bytes(total);
+        for (at, len, is_on_gpu) in into {
+            let (at, len) = (at as usize, len as usize);
+            let mut got = vec![0; len];
+            match is_on_gpu {
+                true => got.copy_from_slice(&on_gpu[at..at + len]),
+                false => hosts[1].read(at as u64, &mut got).unwrap(),
+            }
+            assert!(
+                got == image[at..at + len],
+                "round {round}, {len} bytes at {at}"
+            );
+        }
+    }
+}
+
+#[test]
+fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
+    let _alone = alone();
+    let test = "atomics_on_gpu_memory";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let _limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let gpu = Gpu::new(&pair, &context, 64);
+    gpu.fill(&[0; 64]);
+    let remote = gpu.region.remote();
+    let result = [gpu.region.slice(32, 8).unwrap()];
+    let words = |gpu: &Gpu| {
+        let bytes = gpu.bytes(40);
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        (word(8), word(32))
+    };
+    for count in 0..20 {
+        done(
+            &mut pair,
+            &Work::fetch_add(&result, remote.addr + 8, remote.rkey, 3),
+        );
+        assert_eq!(words(&gpu), (count * 3 + 3, count * 3));
+    }
+    let swap = Work::compare_swap(&result, remote.addr + 8, remote.rkey, 60, 7);
+    done(&mut pair, &swap);
+    assert_eq!(words(&gpu), (7, 60));
+    done(&mut pair, &swap);
+    assert_eq!(words(&gpu), (7, 7));
+}
+
+#[test]
+fn what_a_region_of_gpu_memory_refuses() {
+    let _alone = alone();
+    let test = "what_a_region_of_gpu_memory_refuses";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let _limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let gpu = Gpu::new(&pair, &context, 4096);
+    let stream = CudaStream::new(&context, "refused").unwrap();
+    let wait = Condition::GreaterOrEqual(1);
+    for refused in [
+        gpu.region.read(0, &mut [0]),
+        gpu.region.write(0, &[0]),
+        gpu.region.fill(0, 8, 1),
+        gpu.region.load_u32(0).map(drop),
+        gpu.region.store_u32(0, 1),
+        gpu.region.is_filled_with(0, 8, 1).map(drop),
+        stream_wait_value32(&stream, &gpu.region, 0, wait, SOON).map(drop),
+    ] {
+        assert!(
+            matches!(&refused, Err(Error::State { reason, .. }) if reason.contains("copies")),
+            "{refused:?}"
+        );
+    }
+    assert!(matches!(
+        gpu.region.slice(4090, 7),
+        Err(Error::OutOfBounds { .. })
+    ));
+    // Keys and bounds are those of any region, at both ends.
+    let host = pair.region(4096);
+    let source = [host.slice(0, 64).unwrap()];
+    let remote = gpu.region.remote();
+    let reads = Region::register_device(&pair.domain, &gpu.buffer, Access::REMOTE_READ).unwrap();
+    for (addr, rkey) in [
+        (remote.addr + 4096 - 63, remote.rkey),
+        (remote.addr - 1, remote.rkey),
+        (remote.addr, remote.rkey ^ 1),
+        (remote.addr, reads.remote().rkey),
+        (remote.addr, host.remote().rkey),
+    ] {
+        pair.a.post_send(&Work::write(&source, addr, rkey)).unwrap();
+        let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+        assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
+        pair.reset();
+    }
+    let source = [reads.slice(0, 64).unwrap()];
+    pair.a
+        .post_send(&Work::read(&source, remote.addr, remote.rkey))
+        .unwrap();
+    let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    assert_eq!(status(&refused), Some(WcStatus::LocProtErr), "{refused}");
+    pair.reset();
+    assert!(gpu.region.deregister() && !gpu.region.deregister());
+    let source = [host.slice(0, 64).unwrap()];
+    pair.a
+        .post_send(&Work::write(&source, remote.addr, remote.rkey))
+        .unwrap();
+    let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
+}
+
+fn status(error: &Error) -> Option<WcStatus> {
+    match error {
+        Error::Work(WorkError {
+            cause: Cause::Completion { status, .. },
+            ..
+        }) => Some(*status),
+        _ => None,
+    }
+}
+
+#[test]
+fn memory_of_others_is_looked_at_before_it_is_used() {
+    let _alone = alone();
+    let test = "memory_of_others_is_looked_at";
+    let Some(context) = context(test) else { return };
+    let owner = context.alloc(8192).unwrap();
+    let ptr = owner.ptr();
+    let take = |ptr, len_bytes| {
+        // SAFETY: the owner lives as long as the test, and what is refused is not used.
+        unsafe { DeviceBuffer::from_raw(&context, ptr, len_bytes) }
+    };
+    let buffer = take(ptr + 100, 8092).unwrap();
+    buffer.copy_from_host(8090, b"it").unwrap();
+    let mut got = [0; 2];
+    owner.copy_to_host(8190, &mut got).unwrap();
+    assert_eq!((&got, buffer.ptr()), (b"it", ptr + 100));
+    let host = vec![0_u8; 4096];
+    let mut pinned = std::ptr::null_mut();
+    // SAFETY: a context is current (`alloc` has it so only for itself), and one address is written.
+    unsafe {
+        assert_eq!(
+            sys::cuCtxSetCurrent(context.raw()),
+            sys::CUresult::CUDA_SUCCESS
+        );
+        let allocated = sys::cuMemAllocHost_v2(&mut pinned, 4096);
+        assert_eq!(allocated, sys::CUresult::CUDA_SUCCESS);
+    }
+    let too_long = take(ptr + 100, 8093);
+    assert!(
+        matches!(&too_long, Err(Error::State { reason, .. }) if reason.contains("8192")),
+        "{too_long:?}"
+    );
+    let of_the_host = take(pinned as u64, 64);
+    assert!(
+        matches!(&of_the_host, Err(Error::State { reason, .. }) if reason.contains("host")),
+        "{of_the_host:?}"
+    );
+    assert!(matches!(
+        take(host.as_ptr() as u64, 64),
+        Err(Error::Cuda { code: 1, .. })
+    ));
+    assert!(matches!(take(ptr, 0), Err(Error::Range { .. })));
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a new context, which is destroyed below, after what is made with it.
+    let other = unsafe {
+        assert_eq!(sys::cuMemFreeHost(pinned), sys::CUresult::CUDA_SUCCESS);
+        let made = sys::cuCtxCreate_v2(&mut raw, 0, 0);
+        assert_eq!(made, sys::CUresult::CUDA_SUCCESS);
+        CudaContext::from_raw(raw).unwrap()
+    };
+    // SAFETY: as above.
+    let elsewhere = unsafe { DeviceBuffer::from_raw(&other, ptr, 64) };
+    assert!(
+        matches!(&elsewhere, Err(Error::State { reason, .. }) if reason.contains("context")),
+        "{elsewhere:?}"
+    );
+    drop(other);
+    // SAFETY: made above, and nothing else was made with it.
+    unsafe { sys::cuCtxDestroy_v2(raw) };
+}
+
+#[test]
+fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
+    let _alone = alone();
+    let test = "a_copy_that_fails";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    // Nothing is repeated but at once.
+    let config = EndpointConfig {
+        timeout: 0,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new(&device, &config);
+    let mut bystander = Pair::new(&device, &EndpointConfig::default());
+    let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, 1 << 20));
+    let host = pair.region(1 << 20);
+    let elsewhere = bystander.region(64);
+    let bytes = random_bytes(&mut Random(7), 1 << 20);
+    gpus[0].fill(&bytes);
+    host.write(0, &bytes).unwrap();
+    let ways = [
+        (&host, &gpus[1].region),
+        (&gpus[0].region, &host),
+        (&gpus[0].region, &gpus[1].region),
+    ];
+    let calls = [
+        ("cuMemcpyHtoDAsync_v2", 0),
+        ("cuMemcpyDtoHAsync_v2", 1),
+        ("cuMemcpyDtoDAsync_v2", 2),
+        ("cuStreamQuery", 0),
+        ("cuStreamQuery", 1),
+        ("cuStreamQuery", 2),
+        ("cuThreadExchangeStreamCaptureMode", 0),
+        ("cuCtxGetCurrent", 1),
+    ];
+    const LEN: u64 = 300_000;
+    for (index, (call, way)) in calls.into_iter().enumerate() {
+        let (from, to) = ways[way];
+        let source = [from.slice(0, LEN).unwrap()];
+        let remote = to.remote();
+        // Always, and now and then.
+        for rule in ["", ",nth=1", ",nth=3", ",ppm=300000"] {
+            for kind in ["write", "send", "read"] {
+                limit.step(index as u64, BOUND);
+                let Some(fault) = Fault::new(test, &format!("{call}:999{rule}")) else {
+                    return;
+                };
+                let began = Instant::now();
+                let outcome = match kind {
+                    "write" => {
+                        let work = Work::write(&source, remote.addr, remote.rkey);
+                        pair.a.post_send(&work).unwrap();
+                        pair.a.wait_cq(Side::Send, SOON)
+                    }
+                    "read" => {
+                        let into = [to.slice(0, LEN).unwrap()];
+                        let there = from.remote();
+                        let work = Work::read(&into, there.addr, there.rkey);
+                        pair.a.post_send(&work).unwrap();
+                        pair.a.wait_cq(Side::Send, SOON)
+                    }
+                    _ => {
+                        let into = [to.slice(0, LEN).unwrap()];
+                        pair.b.post_recv(1, &into).unwrap();
+                        pair.a.post_send(&Work::send(&source)).unwrap();
+                        pair.a.wait_cq(Side::Send, SOON)
+                    }
+                };
+                let own = [elsewhere.slice(0, 32).unwrap()];
+                let other = elsewhere.remote();
+                done(
+                    &mut bystander,
+                    &Work::write(&own, other.addr + 32, other.rkey),
+                );
+                drop(fault);
+                match outcome {
+                    Ok(_) => assert!(!rule.is_empty(), "{call} for a {kind}"),
+                    Err(error) => {
+                        // By a completion, and at once: not when the requester has given up.
+                        let status = status(&error);
+                        let expected = [
+                            WcStatus::LocProtErr,
+                            WcStatus::RemAccessErr,
+                            WcStatus::RemOpErr,
+                        ];
+                        assert!(status.is_some_and(|it| expected.contains(&it)), "{error}");
+                        assert!(began.elapsed() < BOUND / 4, "{:?}", began.elapsed());
+                    }
+                }
+                pair.reset();
+                // What failed has left nothing behind.
+                done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+                let mut got = vec![0; LEN as usize];
+                match way {
+                    1 => host.read(0, &mut got).unwrap(),
+                    _ => got = gpus[1].bytes(LEN),
+                }
+                assert!(got == bytes[..LEN as usize], "{call}{rule} for a {kind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_completion_comes_behind_its_copies_however_late_they_are() {
+    let _alone = alone();
+    let test = "a_completion_comes_behind_its_copies";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, 64 << 10));
+    let Some(_late) = Fault::new(test, "task:delay=3000") else {
+        return;
+    };
+    for round in 0..8_u64 {
+        limit.step(round, BOUND);
+        let len = [8, 64, 4097, 64 << 10][round as usize % 4];
+        let bytes = random_bytes(&mut Random(round), len);
+        gpus[0].fill(&bytes);
+        pair.b
+            .post_recv(1, &[gpus[1].region.slice(0, len).unwrap()])
+            .unwrap();
+        let source = [gpus[0].region.slice(0, len).unwrap()];
+        pair.a.post_send(&Work::send(&source)).unwrap();
+        pair.b.wait_cq(Side::Recv, SOON).unwrap();
+        assert!(gpus[1].bytes(len) == bytes, "round {round}");
+        pair.a.wait_cq(Side::Send, SOON).unwrap();
+    }
+}
+
+#[test]
+fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done() {
+    let _alone = alone();
+    let test = "work_of_a_stream_sees_what_was_received";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    const LEN: usize = 10_000;
+    const ROUNDS: usize = 40;
+    for control in [Control::Direct, Control::Proxy] {
+        let config = EndpointConfig {
+            control: Some(control),
+            ..EndpointConfig::default()
+        };
+        let mut pair = Pair::new(&device, &config);
+        let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, LEN as u64));
+        let seen = context.alloc((LEN * ROUNDS) as u64).unwrap();
+        let stream = CudaStream::new(&context, "order").unwrap();
+        let remote = gpus[1].region.remote();
+        let mut tickets = Vec::new();
+        limit.step(control as u64, BOUND);
+        for round in 0..ROUNDS {
+            let source = [gpus[0].region.slice(0, LEN as u64).unwrap()];
+            // SAFETY: memory that lives until the stream is done.
+            unsafe {
+                assert_eq!(
+                    sys::cuCtxSetCurrent(context.raw()),
+                    sys::CUresult::CUDA_SUCCESS
+                );
+                let set =
+                    sys::cuMemsetD8Async(gpus[0].buffer.ptr(), round as u8 + 1, LEN, stream.raw());
+                assert_eq!(set, sys::CUresult::CUDA_SUCCESS);
+            }
+            let sent = pair
+                .a
+                .stream_queue_write(&stream, &source, remote.addr, remote.rkey);
+            tickets.push(sent.unwrap());
+            tickets.push(pair.a.stream_wait_cq(&stream, Side::Send).unwrap());
+            // SAFETY: as above.
+            unsafe {
+                let into = seen.ptr() + (round * LEN) as u64;
+                let copied =
+                    sys::cuMemcpyDtoDAsync_v2(into, gpus[1].buffer.ptr(), LEN, stream.raw());
+                assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
+            }
+        }
+        stream.synchronize(SOON).unwrap();
+        assert!(
+            tickets
+                .iter()
+                .all(|ticket| ticket.status() == Status::Complete)
+        );
+        let mut bytes = vec![0; LEN * ROUNDS];
+        seen.copy_to_host(0, &mut bytes).unwrap();
+        for (round, bytes) in bytes.chunks(LEN).enumerate() {
+            assert!(
+                bytes.iter().all(|byte| *byte == round as u8 + 1),
+                "{control:?}, round {round}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_function_of_the_host_and_a_capture_do_not_stand_in_the_way() {
+    let _alone = alone();
+    let test = "a_function_of_the_host_and_a_capture";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let _limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, 100_000));
+    let stream = CudaStream::new(&context, "host").unwrap();
+    let transfer = |pair: &mut Pair, gpus: &[Gpu; 2], seed| {
+        let bytes = random_bytes(&mut Random(seed), 100_000);
+        gpus[0].fill(&bytes);
+        let remote = gpus[1].region.remote();
+        let source = [gpus[0].region.slice(0, 100_000).unwrap()];
+        done(pair, &Work::write(&source, remote.addr, remote.rkey));
+        assert!(gpus[1].bytes(100_000) == bytes);
+    };
+    // SAFETY: a stream of ours; a capture in the mode that forbids the most, to every thread.
+    unsafe {
+        assert_eq!(
+            sys::cuCtxSetCurrent(context.raw()),
+            sys::CUresult::CUDA_SUCCESS
+        );
+        let begun = sys::cuStreamBeginCapture_v2(
+            stream.raw(),
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        );
+        assert_eq!(begun, sys::CUresult::CUDA_SUCCESS);
+    }
+    transfer(&mut pair, &gpus, 1);
+    let more = context.alloc(4096).unwrap();
+    drop(more);
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: ends what was begun above.
+    unsafe {
+        let ended = sys::cuStreamEndCapture(stream.raw(), &mut graph);
+        assert_eq!(ended, sys::CUresult::CUDA_SUCCESS);
+        sys::cuGraphDestroy(graph);
+    }
+    // Inside of a function that the driver calls, nothing of the driver may be called: a turn of the device is made there all the same.
+    let back = Arc::new(Mutex::new(None));
+    let given = Arc::clone(&back);
+    stream
+        .launch_host(move || {
+            transfer(&mut pair, &gpus, 2);
+            *given.lock().unwrap() = Some((pair, gpus));
+        })
+        .unwrap();
+    stream.synchronize(SOON).unwrap();
+    let (mut pair, gpus) = back
+        .lock()
+        .unwrap()
+        .take()
+        .expect("the function has panicked");
+    transfer(&mut pair, &gpus, 3);
+}
+
+#[test]
+fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
+    let _alone = alone();
+    let test = "a_buffer_is_kept_by_what_is_queued";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let _limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    const LEN: u64 = 8 << 20;
+    let target = pair.region(LEN);
+    let gate = pair.region(64);
+    // The staging memory and the like are there already.
+    drop(Gpu::new(&pair, &context, 64));
+    let buffer = context.alloc(LEN).unwrap();
+    drop(buffer);
+    until("the memory is free", || {
+        let before = free_bytes(&context);
+        std::thread::sleep(Duration::from_millis(20));
+        before == free_bytes(&context)
+    });
+    let before = free_bytes(&context);
+    let gpu = Gpu::new(&pair, &context, LEN);
+    let bytes = random_bytes(&mut Random(9), LEN);
+    gpu.fill(&bytes);
+    let stream = CudaStream::new(&context, "kept").unwrap();
+    let wait = Condition::GreaterOrEqual(1);
+    stream_wait_value32(&stream, &gate, 0, wait, SOON).unwrap();
+    let remote = target.remote();
+    let source = [gpu.region.slice(0, LEN).unwrap()];
+    let ticket = pair
+        .a
+        .stream_queue_write(&stream, &source, remote.addr, remote.rkey)
+        .unwrap();
+    drop(gpu);
+    assert!(before - free_bytes(&context) >= LEN as usize);
+    gate.store_u32(0, 1).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(ticket.status(), Status::Complete);
+    let mut got = vec![0; LEN as usize];
+    target.read(0, &mut got).unwrap();
+    assert!(got == bytes);
+    drop(ticket);
+    until("the memory is freed", || free_bytes(&context) == before);
+}
+
+#[test]
+fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
+    let _alone = alone();
+    let test = "a_context_that_is_destroyed";
+    let (Some(_), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    for round in 0..10 {
+        limit.step(round, BOUND);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a new context, which this thread does not keep as its current one.
+        let own = unsafe {
+            let made = sys::cuCtxCreate_v2(&mut raw, 0, 0);
+            assert_eq!(made, sys::CUresult::CUDA_SUCCESS);
+            let mut popped = std::ptr::null_mut();
+            sys::cuCtxPopCurrent_v2(&mut popped);
+            CudaContext::from_raw(raw).unwrap()
+        };
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let gpus = [(); 2].map(|()| Gpu::new(&pair, &own, 1 << 20));
+        let host = pair.region(1 << 20);
+        let over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&over);
+        let context = raw as usize;
+        let destroyer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(round * 3));
+            // SAFETY: made above. That buffers are still used is what this is about: the driver refuses handles that it does not know.
+            let destroyed = unsafe { sys::cuCtxDestroy_v2(context as sys::CUcontext) };
+            told.store(true, Ordering::Release);
+            destroyed
+        });
+        let mut failures = 0;
+        while failures < 3 || !over.load(Ordering::Acquire) {
+            for (from, to) in [
+                (&host, &gpus[1].region),
+                (&gpus[0].region, &host),
+                (&gpus[0].region, &gpus[1].region),
+            ] {
+                let source = [from.slice(0, 100_000).unwrap()];
+                let remote = to.remote();
+                pair.a
+                    .post_send(&Work::write(&source, remote.addr, remote.rkey))
+                    .unwrap();
+                if let Err(error) = pair.a.wait_cq(Side::Send, SOON) {
+                    assert!(matches!(error, Error::Work(_)), "{error}");
+                    failures += 1;
+                    pair.reset();
+                }
+            }
+        }
+        assert_eq!(destroyer.join().unwrap(), sys::CUresult::CUDA_SUCCESS);
+        let refused = [
+            gpus[0].buffer.copy_from_host(0, &[1]),
+            own.alloc(64).map(drop),
+            Region::register_device(&pair.domain, &gpus[0].buffer, Access::ALL).map(drop),
+        ];
+        assert!(matches!(refused[0], Err(Error::Cuda { .. })), "{refused:?}");
+        assert!(matches!(refused[1], Err(Error::Cuda { .. })), "{refused:?}");
+        let remote = host.remote();
+        let source = [host.slice(0, 64).unwrap()];
+        done(
+            &mut pair,
+            &Work::write(&source, remote.addr + 64, remote.rkey),
+        );
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Copies {
     fetching: bool,
     spans: [Vec<Span>; 2],
     moves: Vec<Move>,
+    /// A packet's bytes could not be read, which are in another device's memory.
+    lost_source: bool,
 }
 
 impl Default for Copies {
@@ -63,6 +65,7 @@ impl Default for Copies {
             fetching: false,
             spans: [Vec::new(), Vec::new()],
             moves: Vec::new(),
+            lost_source: false,
         }
     }
 }
@@ -122,6 +125,19 @@ impl Copies {
     #[inline]
     pub(crate) fn take_any_fault(&mut self) -> Option<Cause> {
         self.faults.pop()
+    }
+
+    /// A sender's bytes could not be read. Another process's are not there any more, and neither is who would be told; another device's are
+    /// still registered, and would fail as often as the packet is repeated.
+    #[cold]
+    pub(crate) fn lose_source(&mut self, from: Place) {
+        self.lost_source |= from.space.is_foreign();
+    }
+
+    /// Whether that has happened since this was last asked.
+    #[inline]
+    pub(crate) fn take_lost_source(&mut self) -> bool {
+        std::mem::take(&mut self.lost_source)
     }
 
     /// Copies out of registered memory.

@@ -281,6 +281,8 @@ impl Core {
     pub(super) fn fill_lanes(&mut self, now_ns: u64) -> bool {
         let mut worked = false;
         let mut at = 0;
+        // Requests whose bytes cannot be read.
+        let mut lost = Vec::new();
         while let Some(index) = self.wire.waiting(at) {
             let way = match &self.fabric {
                 Some(fabric) if index < self.ways.nodes => {
@@ -311,7 +313,10 @@ impl Core {
                     if !pass(&self.keys, &mut self.copies, lane, packet) {
                         break;
                     }
-                    queue.pop_front();
+                    let gone = queue.pop_front();
+                    if self.copies.take_lost_source() {
+                        lost.extend(gone.map(|packet| packet.header));
+                    }
                 }
                 if queue.len() != before {
                     lane.ring();
@@ -333,6 +338,9 @@ impl Core {
                 }
                 self.enlist(slot);
             }
+        }
+        for header in lost {
+            self.lose_source(now_ns, &header);
         }
         worked
     }

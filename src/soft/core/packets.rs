@@ -89,6 +89,23 @@ impl Core {
             }
         }
         self.enlist(slot);
+        if self.copies.take_lost_source() {
+            self.lose_source(now_ns, header);
+        }
+    }
+
+    /// The bytes of a request of this device could not be read: its sender is told, who else would repeat it. Of a response the asker has
+    /// been told already.
+    #[cold]
+    pub(super) fn lose_source(&mut self, now_ns: u64, header: &Header) {
+        if !header.kind.is_request() {
+            return;
+        }
+        let slot = self.slot_of(header.source_qpn);
+        if let Some(qp) = numbered(&mut self.qps, slot, header.source_qpn) {
+            qp.lose_source(context!(self, now_ns), header.psn);
+        }
+        self.enlist(slot);
     }
 
     /// A datagram for a group: each member gets it.

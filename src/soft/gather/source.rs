@@ -102,7 +102,10 @@ impl<'a> Source<'a> {
                         )
                         .map_err(|Refused| ScatterError::Source)?;
                     // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
-                    unsafe { copies.copy(from, into, piece as usize) }.map_err(failed)?;
+                    unsafe { copies.copy(from, into, piece as usize) }.map_err(|Fault| {
+                        copies.lose_source(from);
+                        ScatterError::Source
+                    })?;
                     into = into.behind(piece.into());
                     len_bytes -= piece;
                     offset = 0;

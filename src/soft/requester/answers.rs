@@ -1,5 +1,6 @@
 //! What comes back to a requester: acknowledgements, refusals, responses, or nothing; and how messages end.
 
+use super::message::Message;
 use super::opcode::{NOP, RDMA_READ};
 use crate::mlx5::Syndrome;
 use crate::soft::gather::{ScatterError, Source};
@@ -310,6 +311,20 @@ impl Qp {
         {
             self.reap(context);
         }
+    }
+
+    /// The bytes of the packet with this number cannot be read.
+    pub(crate) fn lose_source(&mut self, context: &mut Context<'_>, psn: u32) {
+        let of_packet = |message: &&mut Message| {
+            let behind = psn_distance(psn, message.first_psn);
+            u32::try_from(behind).is_ok_and(|behind| behind < message.packets)
+        };
+        let Some(message) = self.requester.messages.iter_mut().find(of_packet) else {
+            return;
+        };
+        message.failed = Some(Syndrome::LocalProt);
+        let index = message.index;
+        self.fail_message(context, index);
     }
 
     /// The oldest message fails, and with it the queue pair.
