@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use doorbell::bounce::CudaEngine;
 use doorbell::region::Kind;
 use doorbell::{
-    Access, Cause, Completion, Condition, Control, CudaContext, CudaStream, Device, DeviceBuffer,
-    EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work, WorkError,
-    stream_wait_value32,
+    Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
+    Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work,
+    WorkError, stream_wait_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -972,4 +973,165 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
             &Work::write(&source, remote.addr + 64, remote.rkey),
         );
     }
+}
+
+/// Pinned memory in between, on whatever NIC.
+#[test]
+fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
+    let _alone = alone();
+    let test = "gpu_memory_goes_through_a_bounce_buffer";
+    let Some(context) = context(test) else { return };
+    let limit = Limit::new(test, BOUND);
+    let mut random = Random(from_env("DOORBELL_TEST_SEED", 5));
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    const ROOM: u64 = 1 << 20;
+    let gpus = [(); 2].map(|()| context.alloc(ROOM).unwrap());
+    let remote = pair.region(ROOM);
+    for (round, (chunk_bytes, slots)) in
+        [(1 << 16, 4), (4096, 1), (5000, 3)].into_iter().enumerate()
+    {
+        let config = BounceConfig { chunk_bytes, slots };
+        let mut ends = [(); 2].map(|()| {
+            let engine = CudaEngine::new(&context).unwrap();
+            Bounce::new(&pair.domain, engine, config).unwrap()
+        });
+        for len in [1, 4095, 4096, 4097, 100_000, ROOM - 64] {
+            limit.step(round as u64, BOUND);
+            let at = random.below(64);
+            let bytes = random_bytes(&mut random, len);
+            let at_remote = remote.remote();
+            let mut got = vec![0; len as usize];
+            gpus[0].copy_from_host(at, &bytes).unwrap();
+            // SAFETY: memory of the buffers, which nobody else uses meanwhile.
+            unsafe {
+                ends[0]
+                    .write(&mut pair.a, gpus[0].ptr() + at, len, &at_remote, 64, BOUND)
+                    .unwrap();
+                remote.read(64, &mut got).unwrap();
+                assert!(got == bytes, "write of {len} bytes");
+                ends[0]
+                    .read(&mut pair.a, &at_remote, 64, gpus[1].ptr() + at, len, BOUND)
+                    .unwrap();
+            }
+            gpus[1].copy_to_host(at, &mut got).unwrap();
+            assert!(got == bytes, "read of {len} bytes");
+            gpus[1].copy_from_host(at, &vec![0; len as usize]).unwrap();
+            let [sender, receiver] = &mut ends;
+            let (from, into) = (gpus[0].ptr() + at, gpus[1].ptr() + at);
+            let (a, b) = (&mut pair.a, &mut pair.b);
+            std::thread::scope(|scope| {
+                // SAFETY: as above.
+                let receives = scope.spawn(move || unsafe { receiver.recv(b, into, len, BOUND) });
+                // SAFETY: as above.
+                unsafe { sender.send(a, from, len, BOUND) }.unwrap();
+                receives.join().unwrap().unwrap();
+            });
+            gpus[1].copy_to_host(at, &mut got).unwrap();
+            assert!(got == bytes, "send of {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
+    let _alone = alone();
+    let test = "a_bounce_buffer_stops_at_a_failure";
+    let Some(context) = context(test) else { return };
+    let limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    const LEN: u64 = 500_000;
+    let gpu = context.alloc(LEN).unwrap();
+    let target = pair.region(LEN);
+    let remote = target.remote();
+    let bytes = random_bytes(&mut Random(11), LEN);
+    let config = BounceConfig {
+        chunk_bytes: 16 << 10,
+        slots: 4,
+    };
+    // The pinned memory is the driver's as well, or copies would not be under way while their caller goes on.
+    let Some(fault) = Fault::new(test, "cuMemHostRegister_v2:999") else {
+        return;
+    };
+    let engine = CudaEngine::new(&context).unwrap();
+    let refused = Bounce::new(&pair.domain, engine, config).err();
+    assert!(
+        matches!(refused, Some(Error::Cuda { code: 999, .. })),
+        "{refused:?}"
+    );
+    drop(fault);
+    let engine = CudaEngine::new(&context).unwrap();
+    let mut bounce = Bounce::new(&pair.domain, engine, config).unwrap();
+    let mut failed = 0;
+    for call in [
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuCtxPushCurrent_v2",
+    ] {
+        for nth in [1, 2, 9, 30] {
+            limit.step(nth, BOUND);
+            gpu.copy_from_host(0, &bytes).unwrap();
+            target.write(0, &bytes).unwrap();
+            let Some(fault) = Fault::new(test, &format!("{call}:999,nth={nth}")) else {
+                return;
+            };
+            // SAFETY: memory of the buffer, which nobody else uses meanwhile.
+            let outcome = unsafe {
+                match call {
+                    "cuMemcpyHtoDAsync_v2" => {
+                        bounce.read(&mut pair.a, &remote, 0, gpu.ptr(), LEN, BOUND)
+                    }
+                    _ => bounce.write(&mut pair.a, gpu.ptr(), LEN, &remote, 0, BOUND),
+                }
+            };
+            drop(fault);
+            if let Err(error) = outcome {
+                failed += 1;
+                assert!(
+                    matches!(error, Error::Cuda { code: 999, .. }),
+                    "{call}: {error}"
+                );
+            }
+            // The endpoint is as it was, and the next transfer whole.
+            target.fill(0, LEN, 0).unwrap();
+            // SAFETY: as above.
+            unsafe { bounce.write(&mut pair.a, gpu.ptr(), LEN, &remote, 0, BOUND) }.unwrap();
+            let mut got = vec![0; LEN as usize];
+            target.read(0, &mut got).unwrap();
+            assert!(got == bytes, "after {call}, {nth}");
+        }
+    }
+    assert!(failed >= 10, "{failed}");
+    // A context that is gone, in the middle of a transfer: an error, and nothing waits.
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a new context, which this thread does not keep as its current one.
+    let own = unsafe {
+        let made = sys::cuCtxCreate_v2(&mut raw, 0, 0);
+        assert_eq!(made, sys::CUresult::CUDA_SUCCESS);
+        let mut popped = std::ptr::null_mut();
+        sys::cuCtxPopCurrent_v2(&mut popped);
+        CudaContext::from_raw(raw).unwrap()
+    };
+    let gpu = own.alloc(LEN).unwrap();
+    let engine = CudaEngine::new(&own).unwrap();
+    let mut bounce = Bounce::new(&pair.domain, engine, config).unwrap();
+    let context = raw as usize;
+    let destroyer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        // SAFETY: made above. That it is still used is what this is about.
+        unsafe { sys::cuCtxDestroy_v2(context as sys::CUcontext) }
+    });
+    let error = loop {
+        // SAFETY: memory of the buffer, which nobody else uses meanwhile; the driver refuses what it does not know.
+        let outcome = unsafe { bounce.write(&mut pair.a, gpu.ptr(), LEN, &remote, 0, BOUND) };
+        if let Err(error) = outcome {
+            break error;
+        }
+    };
+    assert!(matches!(error, Error::Cuda { .. }), "{error}");
+    assert_eq!(destroyer.join().unwrap(), sys::CUresult::CUDA_SUCCESS);
+    let host = pair.region(64);
+    let source = [host.slice(0, 64).unwrap()];
+    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
 }

@@ -29,7 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &["region", "proxy", "stream", "nic", "mlx5", "peer"],
     ),
     // A user of the public interface.
-    ("bounce", &["endpoint", "region", "stream"]),
+    ("bounce", &["cuda", "endpoint", "region", "stream"]),
     // rdma_cm connects endpoints, and finds the attributes of their steps.
     ("cm", &["endpoint", "nic"]),
     // A user of the public interface, but for the deadlines of sockets.

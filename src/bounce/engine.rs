@@ -4,6 +4,7 @@
 use std::ptr::NonNull;
 
 use crate::Result;
+use crate::region::Region;
 
 /// A copy that an engine was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +18,16 @@ pub struct CopyTicket(pub u64);
 /// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_over`] that says `true`, or an
 /// error, for its ticket; then all of it has been copied, or there was an error. Each ticket is one that no other copy under way has.
 pub unsafe trait CopyEngine: Send {
+    /// Gets the pinned memory that the host's side of all copies from now on will be in, to make ready what it needs for them; it is called
+    /// again if there is other memory later.
+    ///
+    /// # Errors
+    /// As the engine has them. It is given no copy then.
+    fn use_staging(&mut self, staging: &Region) -> Result<()> {
+        let _ = staging;
+        Ok(())
+    }
+
     /// Begins to copy `len_bytes` from foreign memory, whose address means what it does to this engine, to host memory.
     ///
     /// # Safety

@@ -1,11 +1,16 @@
 //! Transfers of memory that no NIC reaches, through pinned memory in between.
 //!
 //! [`Bounce`] moves any length between foreign memory and a peer, over an ordinary endpoint, in chunks: while one chunk is on the wire, the
-//! next one is copied. What copies is a [`CopyEngine`]; [`MemcpyEngine`] is the one for memory that this process has mapped.
+//! next one is copied. What copies is a [`CopyEngine`]; [`MemcpyEngine`] is the one for memory that this process has mapped, and with
+//! the feature `cuda` `CudaEngine` that for the memory of a GPU.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod engine;
 mod line;
 mod transfer;
 
+#[cfg(feature = "cuda")]
+pub use cuda::CudaEngine;
 pub use engine::{CopyEngine, CopyTicket, MemcpyEngine};
 pub use transfer::{Bounce, BounceConfig};

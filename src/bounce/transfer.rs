@@ -126,7 +126,7 @@ impl<E: CopyEngine> Bounce<E> {
     /// Pins `slots` times `chunk_bytes` of host memory.
     ///
     /// # Errors
-    /// [`Error::Range`] for the configuration; those of [`Region::alloc`].
+    /// [`Error::Range`] for the configuration; those of [`Region::alloc`] and of the engine.
     pub fn new(domain: &ProtectionDomain, engine: E, config: BounceConfig) -> Result<Bounce<E>> {
         config.check()?;
         let mut bounce = Bounce {
@@ -241,6 +241,7 @@ impl<E: CopyEngine> Bounce<E> {
         }
         let bytes = u64::from(self.config.chunk_bytes) * u64::from(self.config.slots);
         let staging = Region::alloc(&self.domain, bytes, Access::LOCAL_WRITE)?;
+        self.engine.use_staging(&staging)?;
         Ok(self.staging.insert(staging).clone())
     }
 

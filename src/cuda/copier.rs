@@ -29,8 +29,6 @@ const LAST_BYTES: usize = 8;
 
 /// A stream of its own for copies, and pinned memory for the host's side of them.
 ///
-/// The stream waits for no other one, and has the highest priority: streams of different priorities do not share a queue of the device, in
-/// which a wait of the application's would hold up what comes behind it.
 pub(crate) struct Copier {
     context: CudaContext,
     stream: CUstream,
@@ -74,28 +72,14 @@ impl Copier {
 
     fn new(context: &CudaContext) -> Result<Copier> {
         let _entered = Quietly::enter(context)?;
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: writes two ints.
-        check("cuCtxGetStreamPriorityRange", unsafe {
-            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
-        })?;
         let count = STAGING_BYTES / size_of::<Page>();
         let pages = (0..count).map(|_| UnsafeCell::new(Page([0; 4096])));
         let pages: Box<[_]> = pages.collect();
         // SAFETY: the pages live longer than `pinned`, see `Staging`, and nobody else has them.
         let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `drop` destroys.
-        check("cuStreamCreateWithPriority", unsafe {
-            sys::cuStreamCreateWithPriority(
-                &mut stream,
-                sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
-                greatest,
-            )
-        })?;
         Ok(Copier {
             context: context.clone(),
-            stream,
+            stream: context.copying_stream()?,
             staging: Mutex::new(Some(Staging {
                 _pinned: pinned,
                 pages,
@@ -403,6 +387,32 @@ unsafe impl Foreign for Copier {
     unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), Fault> {
         // SAFETY: the caller's promise.
         unsafe { self.shift_all(moves) }.map_err(|_| Fault)
+    }
+}
+
+impl CudaContext {
+    /// A stream for copies, which the caller destroys. It waits for no other one, and has the highest priority: streams of different
+    /// priorities do not share a queue of the device, in which a wait of the application's would hold up what comes behind it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(super) fn copying_stream(&self) -> Result<CUstream> {
+        let _entered = Quietly::enter(self)?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: writes two ints.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(
+                &mut stream,
+                sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
+                greatest,
+            )
+        })?;
+        Ok(stream)
     }
 }
 

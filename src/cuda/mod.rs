@@ -7,6 +7,7 @@
 mod capabilities;
 mod context;
 mod copier;
+mod copy_stream;
 mod count;
 mod driver;
 mod host_call;
@@ -23,6 +24,7 @@ mod word;
 
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
+pub(crate) use copy_stream::{CopyStream, Way};
 pub use memory::DeviceBuffer;
 pub(crate) use memory::HeldBuffer;
 pub use stream::CudaStream;

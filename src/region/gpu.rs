@@ -24,7 +24,8 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::State`] if no way is left, with the reason of each; if `access` lets a device write memory whose GPU does not see the writes
-    /// of NICs in order and cannot flush them. A [`Bounce`](crate::Bounce) buffer reaches the memory then.
+    /// of NICs in order and cannot flush them. A [`Bounce`](crate::Bounce) buffer with a
+    /// [`CudaEngine`](crate::bounce::CudaEngine) reaches the memory then.
     pub fn register_device(
         domain: &ProtectionDomain,
         memory: &DeviceBuffer,

@@ -1,0 +1,207 @@
+//! Copies between host memory and the memory of a GPU that are under way while their caller goes on.
+#![allow(unsafe_code)] // calls the driver with addresses of memory of others
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUresult, CUstream};
+
+use super::CudaContext;
+use super::copier::Quietly;
+use super::driver::check;
+use super::pinned::Pinned;
+use crate::stream::Attachments;
+use crate::{Error, Result};
+
+/// Events that are kept for the next copies.
+const SPARE_MAX: usize = 256;
+
+/// A stream of its own for copies, which waits for no other, with an event behind each.
+pub(crate) struct CopyStream {
+    context: CudaContext,
+    stream: CUstream,
+    under_way: BTreeMap<u64, Mark>,
+    spare: Vec<CUevent>,
+    copies: u64,
+}
+
+/// How the end of a copy is seen.
+#[derive(Clone, Copy)]
+enum Mark {
+    Event(CUevent),
+    /// The driver gave no event: when the stream is done with all.
+    Stream,
+}
+
+/// To the host, or from it.
+#[derive(Clone, Copy)]
+pub(crate) enum Way {
+    ToHost,
+    FromHost,
+}
+
+// SAFETY: streams and events may be used from any thread; the driver locks.
+unsafe impl Send for CopyStream {}
+
+impl CopyStream {
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn new(context: &CudaContext) -> Result<CopyStream> {
+        let _entered = Quietly::enter(context)?;
+        Ok(CopyStream {
+            context: context.clone(),
+            stream: context.copying_stream()?,
+            under_way: BTreeMap::new(),
+            spare: Vec::new(),
+            copies: 0,
+        })
+    }
+
+    /// Has host memory page-locked as long as its owner has it: copies of other memory are made in the call that begins them.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as `owner` lives.
+    pub(crate) unsafe fn pin(
+        &self,
+        owner: &Attachments,
+        start: NonNull<u8>,
+        len_bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let pin = || unsafe { Pinned::new(&self.context, start.as_ptr().addr(), len_bytes) };
+        owner.get_or_make(self.context.key(), pin).map(drop)
+    }
+
+    /// Begins a copy, and gives its number. There is none after an error.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// Until [`CopyStream::is_over`] says so, both are memory of that length, and what is written is nobody else's.
+    pub(crate) unsafe fn begin(
+        &mut self,
+        way: Way,
+        device: CUdeviceptr,
+        host: NonNull<u8>,
+        len_bytes: usize,
+    ) -> Result<u64> {
+        let _entered = Quietly::enter(&self.context)?;
+        let event = self.event()?;
+        // SAFETY: the caller's promise.
+        let begun = unsafe {
+            match way {
+                Way::ToHost => check(
+                    "cuMemcpyDtoHAsync",
+                    sys::cuMemcpyDtoHAsync_v2(host.as_ptr().cast(), device, len_bytes, self.stream),
+                ),
+                Way::FromHost => check(
+                    "cuMemcpyHtoDAsync",
+                    sys::cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), len_bytes, self.stream),
+                ),
+            }
+        };
+        if let Err(error) = begun {
+            self.spare.push(event);
+            return Err(error);
+        }
+        // SAFETY: an event and a stream of ours.
+        let recorded = unsafe { sys::cuEventRecord(event, self.stream) };
+        let mark = if recorded == CUresult::CUDA_SUCCESS {
+            Mark::Event(event)
+        } else {
+            self.spare.push(event);
+            Mark::Stream
+        };
+        self.copies += 1;
+        self.under_way.insert(self.copies, mark);
+        Ok(self.copies)
+    }
+
+    /// Whether a copy is over; and not again after that.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: it has failed, and is over.
+    pub(crate) fn is_over(&mut self, copy: u64) -> Result<bool> {
+        let Some(mark) = self.under_way.get(&copy).copied() else {
+            return Err(Error::State {
+                operation: "copy of a GPU's memory",
+                reason: format!("there is no copy {copy} under way"),
+            });
+        };
+        let answer = match Quietly::enter(&self.context) {
+            Ok(_entered) => self.look(mark),
+            // A context that was destroyed has ended its copies.
+            Err(error) => Err(error),
+        };
+        if !matches!(answer, Ok(false)) {
+            self.under_way.remove(&copy);
+            if let (Mark::Event(event), true) = (mark, self.spare.len() < SPARE_MAX) {
+                self.spare.push(event);
+            } else if let Mark::Event(event) = mark {
+                // SAFETY: made by `event`, and nobody has it any more.
+                let _ = unsafe { sys::cuEventDestroy_v2(event) };
+            }
+        }
+        answer
+    }
+
+    fn look(&mut self, mark: Mark) -> Result<bool> {
+        let ask_stream = |stream| {
+            // SAFETY: a stream of ours.
+            let result = unsafe { sys::cuStreamQuery(stream) };
+            match result {
+                CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+                result => check("cuStreamQuery", result).map(|()| true),
+            }
+        };
+        let Mark::Event(event) = mark else {
+            return ask_stream(self.stream);
+        };
+        // SAFETY: an event of ours.
+        match unsafe { sys::cuEventQuery(event) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            // It is over if the stream has nothing more to do, or has failed for good.
+            result => match ask_stream(self.stream) {
+                Ok(false) => Ok(false),
+                _ => check("cuEventQuery", result).map(|()| true),
+            },
+        }
+    }
+
+    fn event(&mut self) -> Result<CUevent> {
+        if let Some(event) = self.spare.pop() {
+            return Ok(event);
+        }
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes one handle, which `is_over` or `drop` destroys.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut event, flags)
+        })?;
+        Ok(event)
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        // A context that was destroyed has ended them all.
+        let Ok(_entered) = Quietly::enter(&self.context) else {
+            return;
+        };
+        let marked = self.under_way.values().filter_map(|mark| match mark {
+            Mark::Event(event) => Some(*event),
+            Mark::Stream => None,
+        });
+        for event in self.spare.iter().copied().chain(marked) {
+            // SAFETY: made by `event`, and nobody has it any more.
+            let _ = unsafe { sys::cuEventDestroy_v2(event) };
+        }
+        // SAFETY: made by `new`; the driver ends it when its copies are made.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+    }
+}
