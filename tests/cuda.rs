@@ -5,9 +5,11 @@
 #![allow(unsafe_code)] // calls the driver as an application does
 
 mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
 mod waived;
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +22,7 @@ use doorbell::{
     Region, Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
+use standin::{Fault, is_standin};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -32,10 +35,6 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_standin() -> bool {
-    std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
-}
-
 /// The context of the first device; none, and the test is WAIVED, where there is no driver.
 fn context(test: &str) -> Option<CudaContext> {
     match CudaContext::primary(0) {
@@ -45,44 +44,6 @@ fn context(test: &str) -> Option<CudaContext> {
             waived(test, &format!("{error}"));
             None
         }
-    }
-}
-
-/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
-struct Fault(unsafe extern "C" fn(*const std::ffi::c_char) -> u32);
-
-impl Fault {
-    /// None, and the test is WAIVED, if it is a real driver.
-    fn new(test: &str, rules: &str) -> Option<Fault> {
-        if !is_standin() {
-            waived(test, "a real driver does not fail when it is told to");
-            return None;
-        }
-        // SAFETY: the library is loaded; the symbol is a function of that type.
-        let function = unsafe {
-            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-            assert!(!library.is_null());
-            let symbol = libc::dlsym(library, c"doorbell_cuda_standin_fault".as_ptr());
-            assert!(!symbol.is_null());
-            std::mem::transmute::<
-                *mut libc::c_void,
-                unsafe extern "C" fn(*const std::ffi::c_char) -> u32,
-            >(symbol)
-        };
-        let fault = Fault(function);
-        for rule in rules.split(';') {
-            let rule = CString::new(rule).unwrap();
-            // SAFETY: takes a string.
-            assert_eq!(unsafe { function(rule.as_ptr()) }, 0);
-        }
-        Some(fault)
-    }
-}
-
-impl Drop for Fault {
-    fn drop(&mut self) {
-        // SAFETY: null takes the rules away.
-        unsafe { (self.0)(std::ptr::null()) };
     }
 }
 
@@ -742,6 +703,62 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
     assert_eq!(bench.pair.a.failure().unwrap().cause, Cause::Discarded);
     drop((stream, context));
     drop(bench);
+}
+
+#[test]
+fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
+    let _alone = alone();
+    let test = "a_stream_destroyed_with_work_queued";
+    let Some(context) = context(test) else { return };
+    if !is_standin() {
+        return waived(
+            test,
+            "a real driver may crash on the handle of a stream that is gone",
+        );
+    }
+    let _limit = Limit::new("stream destroyed", BOUND);
+    for round in 0..20 {
+        let entered = Current::enter(&context);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        unsafe { sys::cuStreamCreate(&mut raw, 1) }
+            .result()
+            .unwrap();
+        // SAFETY: destroyed early on purpose, and the stand-in checks handles.
+        let stream = unsafe { CudaStream::from_raw(&context, raw, "theirs") }.unwrap();
+        let mut bench = Bench::new();
+        let wait = stream_wait_value32(
+            &stream,
+            &bench.region,
+            0,
+            Condition::GreaterOrEqual(1),
+            SHORT,
+        )
+        .unwrap();
+        let sent = bench
+            .pair
+            .a
+            .stream_queue_send(&stream, &Work::nop())
+            .unwrap();
+        // SAFETY: made above.
+        unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
+        drop(entered);
+        // What was queued is the driver's to finish; nobody can be told how far it has come, and the next call says why.
+        let refused = bench.pair.a.stream_queue_send(&stream, &Work::nop());
+        let error = refused.expect_err("a stream that is gone");
+        assert!(
+            matches!(
+                error,
+                Error::Cuda { .. } | Error::Asynchronous { .. } | Error::Work(_)
+            ),
+            "round {round}: {error:?}"
+        );
+        until("tickets", || wait.is_over() && sent.is_over());
+        assert!(stream.synchronize(SOON).is_err());
+        drop(stream);
+        drop(bench);
+    }
+    Bench::new().works(&CudaStream::new(&context, "next").unwrap(), 2);
 }
 
 /// Programs need what the device lacks: a child of this test has a driver that lacks it.

@@ -1,10 +1,15 @@
 //! Ten thousand random faults. Each ends in bounded time with the error that it should have, and after reset and connect the same
 //! endpoints work. The seed is printed; `DOORBELL_SEED` repeats a run, `DOORBELL_FAULTS` sets the number of faults.
+//! With `DOORBELL_TEST_STREAM=cuda` all is queued on CUDA streams, and there are faults of the driver besides.
 #![cfg(not(loom))]
+#![allow(unsafe_code)] // calls the driver as an application does
 
 #[path = "rig/deaf.rs"]
 mod deaf;
 mod rig;
+#[cfg(feature = "cuda")]
+#[path = "rig/standin.rs"]
+mod standin;
 mod waived;
 
 use std::collections::BTreeMap;
@@ -19,7 +24,9 @@ use doorbell::{
 };
 
 use deaf::DeafStream;
-use rig::{Limit, Pair, Random, SOON, control, device, from_env, has_no_queue};
+use rig::{
+    Limit, Pair, Random, SOON, Stream, control, device, from_env, has_no_queue, is_cuda, stream,
+};
 
 const WORKERS: u64 = 6;
 /// No single fault takes this long.
@@ -76,9 +83,12 @@ enum Fault {
     PeerDropped,
     PeerReset,
     WordNeverComes,
+    DriverRefuses,
+    DriverRefusesLater,
+    StreamDestroyed,
 }
 
-const FAULTS: [Fault; 24] = [
+const FAULTS: [Fault; 27] = [
     Fault::Lossy,
     Fault::WrongKey,
     Fault::BeyondTheRegion,
@@ -103,18 +113,31 @@ const FAULTS: [Fault; 24] = [
     Fault::PeerDropped,
     Fault::PeerReset,
     Fault::WordNeverComes,
+    Fault::DriverRefuses,
+    Fault::DriverRefusesLater,
+    Fault::StreamDestroyed,
+];
+
+/// Those of the driver, which the stand-in for it makes when it is told to.
+const BY_THE_DRIVER: [Fault; 3] = [
+    Fault::DriverRefuses,
+    Fault::DriverRefusesLater,
+    Fault::StreamDestroyed,
 ];
 
 /// Those that the device has to help with. Another than the software ConnectX of this process does not hang when it is told to.
 const BY_THE_DEVICE: [Fault; 2] = [Fault::FrozenNic, Fault::FrozenNicTwoStreams];
 
 /// Those of operations that are in a stream's queue while this thread goes on. On the sync path none is.
-const IN_A_QUEUE: [Fault; 5] = [
+const IN_A_QUEUE: [Fault; 8] = [
     Fault::LateReceive,
     Fault::FrozenNic,
     Fault::FrozenNicTwoStreams,
     Fault::StreamAborted,
     Fault::EndpointAborted,
+    Fault::DriverRefuses,
+    Fault::DriverRefusesLater,
+    Fault::StreamDestroyed,
 ];
 
 /// Two pairs of one device, memory, and streams to work with.
@@ -124,8 +147,9 @@ struct Bench {
     hasty: Pair,
     region: Region,
     hasty_region: Region,
-    stream: HostStream,
-    deaf: DeafStream,
+    stream: Stream,
+    /// Another one, that has nothing but memory.
+    deaf: Box<dyn Executor>,
     random: Random,
     faults: Vec<Fault>,
 }
@@ -139,19 +163,23 @@ impl Bench {
         let hasty = Pair::new(&device, &hasty());
         let can_hang = device.set_frozen(false);
         let has_queues = control(&device) != Control::Sync;
+        let has_standin = is_cuda() && std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
         let faults = FAULTS.into_iter();
         Bench {
             faults: faults
                 .filter(|fault| can_hang || !BY_THE_DEVICE.contains(fault))
                 .filter(|fault| has_queues || !IN_A_QUEUE.contains(fault))
+                .filter(|fault| has_standin || !BY_THE_DRIVER.contains(fault))
+                // Streams of a GPU have no such call.
+                .filter(|fault| !is_cuda() || *fault != Fault::StreamAborted)
                 .collect(),
             region: patient.region(2 * HALF),
             hasty_region: hasty.region(2 * HALF),
             patient,
             hasty,
             device,
-            stream: HostStream::new("stream").unwrap(),
-            deaf: DeafStream(HostStream::new("deaf").unwrap()),
+            stream: stream("stream"),
+            deaf: deaf("deaf"),
             random: Random(seed),
         }
     }
@@ -184,7 +212,7 @@ impl Bench {
                 let work = Work::read(&into, remote.addr, remote.rkey);
                 let failure = fails(
                     &mut self.patient,
-                    executor(&self.stream, &self.deaf, &mut self.random),
+                    executor(&self.stream, &*self.deaf, &mut self.random),
                     &mut self.random,
                     work,
                 );
@@ -197,7 +225,7 @@ impl Bench {
                 let work = Work::fetch_add(&into, addr, remote.rkey, 1);
                 let failure = fails(
                     &mut self.patient,
-                    executor(&self.stream, &self.deaf, &mut self.random),
+                    executor(&self.stream, &*self.deaf, &mut self.random),
                     &mut self.random,
                     work,
                 );
@@ -220,14 +248,14 @@ impl Bench {
                 let work = Work::send_inline(&bytes);
                 let failure = fails(
                     &mut self.hasty,
-                    executor(&self.stream, &self.deaf, &mut self.random),
+                    executor(&self.stream, &*self.deaf, &mut self.random),
                     &mut self.random,
                     work,
                 );
                 expect(failure, WcStatus::RnrRetryExcErr);
             }
             Fault::NoReceiveForEver => {
-                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let bytes = [1; 16];
                 let sent = self
                     .patient
@@ -243,7 +271,7 @@ impl Bench {
             }
             Fault::LateReceive => {
                 let bytes = [7; 16];
-                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let pair = &mut self.patient;
                 pair.a
                     .stream_queue_send(stream, &Work::send_inline(&bytes))
@@ -258,7 +286,7 @@ impl Bench {
                 return;
             }
             Fault::NothingToComplete => {
-                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let b = &mut self.patient.b;
                 let into = [self.region.slice(0, 16).unwrap()];
                 let receive = b.stream_queue_recv(stream, 5, &into).unwrap();
@@ -267,7 +295,7 @@ impl Bench {
             }
             Fault::FrozenNic => {
                 self.device.set_frozen(true);
-                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let a = &mut self.patient.a;
                 let sent = a.stream_queue_send(stream, &Work::nop()).unwrap();
                 let wait = a.stream_wait_cq_for(stream, Side::Send, SHORT).unwrap();
@@ -288,6 +316,15 @@ impl Bench {
                 let error = self.stream.synchronize(SOON).unwrap_err();
                 assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
                 match queued {
+                    // A GPU goes on with what is behind a function of the host, whatever became of that.
+                    Ok(queued) if is_cuda() => {
+                        let started = Instant::now();
+                        while !queued.is_over() {
+                            assert!(started.elapsed() < BOUND / 2, "{queued:?}");
+                            std::thread::sleep(Duration::from_micros(50));
+                        }
+                        assert_eq!(queued.status(), Status::Complete);
+                    }
                     Ok(queued) => {
                         let failure = failure_of(&self.patient.a);
                         assert_eq!(failure.cause, Cause::Discarded);
@@ -298,7 +335,7 @@ impl Bench {
                     }
                     Err(error) => assert!(matches!(error, Error::Asynchronous { .. })),
                 }
-                self.stream = HostStream::new("stream").unwrap();
+                self.stream = stream("stream");
             }
             Fault::StreamAborted => {
                 let into = [self.region.slice(0, 16).unwrap()];
@@ -307,7 +344,7 @@ impl Bench {
                 let wait = b.stream_wait_cq(&self.stream, Side::Recv).unwrap();
                 let behind = b.stream_queue_recv(&self.stream, 6, &into).unwrap();
                 std::thread::sleep(Duration::from_micros(self.random.below(200)));
-                self.stream.abort();
+                self.stream.host().unwrap().abort();
                 synchronized(&self.stream);
                 let failure = failure_of(b);
                 assert_eq!(failure.cause, Cause::Discarded);
@@ -316,7 +353,7 @@ impl Bench {
                 }
             }
             Fault::EndpointAborted => {
-                let stream = executor(&self.stream, &self.deaf, &mut self.random);
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
                 let into = [self.region.slice(0, 16).unwrap()];
                 let b = &mut self.patient.b;
                 b.stream_queue_recv(stream, 5, &into).unwrap();
@@ -332,11 +369,11 @@ impl Bench {
             Fault::PeerDropped => {
                 let config = hasty();
                 self.hasty.b = doorbell::Endpoint::new(&self.hasty.domain, &config).unwrap();
-                self.peer_gone();
+                self.peer_gone(true);
             }
             Fault::PeerReset => {
                 self.hasty.b.reset().unwrap();
-                self.peer_gone();
+                self.peer_gone(false);
             }
             Fault::WordNeverComes => {
                 let word = self.patient.region(4);
@@ -357,6 +394,14 @@ impl Bench {
                 );
                 return;
             }
+            #[cfg(feature = "cuda")]
+            Fault::DriverRefuses => self.driver_refuses(),
+            #[cfg(feature = "cuda")]
+            Fault::DriverRefusesLater => self.driver_refuses_later(),
+            #[cfg(feature = "cuda")]
+            Fault::StreamDestroyed => self.stream_destroyed(),
+            #[cfg(not(feature = "cuda"))]
+            _ => unreachable!("no stream is a GPU's"),
         }
         self.patient.reset();
         self.hasty.reset();
@@ -370,7 +415,7 @@ impl Bench {
         ];
         for (pair, region) in pairs {
             let value = self.random.next() as u8;
-            let stream = executor(&self.stream, &self.deaf, &mut self.random);
+            let stream = executor(&self.stream, &*self.deaf, &mut self.random);
             region.fill(0, 512, value).unwrap();
             region.fill(HALF, 1024, !value).unwrap();
             for at in [0, 256] {
@@ -404,7 +449,7 @@ impl Bench {
             seed: random.next(),
             ..Faults::default()
         });
-        let stream = executor(&self.stream, &self.deaf, random);
+        let stream = executor(&self.stream, &*self.deaf, random);
         let len = 1 + random.below(8000);
         let value = random.next() as u8;
         self.region.fill(0, len, value).unwrap();
@@ -468,7 +513,7 @@ impl Bench {
             }
             _ => Work::write(&near, addr, rkey),
         };
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let failure = fails(&mut self.patient, stream, &mut self.random, work);
         expect(failure, WcStatus::RemAccessErr);
         peer_fails(&mut self.patient);
@@ -484,7 +529,7 @@ impl Bench {
         };
         self.patient.b.post_recv(44, &into).unwrap();
         let data = [self.region.slice(0, 64).unwrap()];
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let failure = fails(
             &mut self.patient,
             stream,
@@ -509,7 +554,7 @@ impl Bench {
         let work = Work::write(&data, remote.addr, remote.rkey).wr_id(9);
         let prepared = self.patient.a.prepare_send(&work).unwrap();
         gone.deregister();
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let ticket = stream_post(stream, prepared).unwrap();
         let failure = failure_of(&self.patient.a);
         assert_eq!(failure.wr_id, Some(9));
@@ -525,7 +570,7 @@ impl Bench {
         let (near, far) = if here { (&gone, &kept) } else { (&kept, &gone) };
         let data = [near.slice(0, 256 << 10).unwrap()];
         let remote = far.remote();
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let a = &mut self.patient.a;
         let ticket = a
             .stream_queue_write(stream, &data, remote.addr, remote.rkey)
@@ -552,16 +597,16 @@ impl Bench {
     fn frozen_two_streams(&mut self) {
         self.device.set_frozen(true);
         let word = self.patient.region(4);
-        let second = DeafStream(HostStream::new("second").unwrap());
+        let (first, second) = (&*self.deaf, deaf("second"));
         let a = &mut self.patient.a;
-        let one = a.stream_queue_send(&self.deaf, &Work::nop()).unwrap();
-        let wait = a.stream_wait_cq_for(&self.deaf, Side::Send, SHORT).unwrap();
+        let one = a.stream_queue_send(first, &Work::nop()).unwrap();
+        let wait = a.stream_wait_cq_for(first, Side::Send, SHORT).unwrap();
         // Never executed: its stream is held behind the wait until that is given up.
-        let two = taken_in_time(a.stream_queue_send(&self.deaf, &Work::nop()));
-        let three = taken_in_time(a.stream_queue_send(&second, &Work::nop()));
+        let two = taken_in_time(a.stream_queue_send(first, &Work::nop()));
+        let three = taken_in_time(a.stream_queue_send(&*second, &Work::nop()));
         let tickets: Vec<_> = [one, wait].into_iter().chain(two).chain(three).collect();
-        missed(a, &self.deaf, &tickets);
-        synchronized(&second);
+        missed(a, first, &tickets);
+        synchronized(&*second);
         self.device.set_frozen(false);
         drop(word);
     }
@@ -570,7 +615,7 @@ impl Bench {
     fn endpoint_dropped(&mut self) {
         let mut doomed = Pair::new(&self.device, &hasty());
         let region = doomed.region(4096);
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let into = [region.slice(0, 64).unwrap()];
         let data = [region.slice(64, 64).unwrap()];
         let mut tickets = Vec::new();
@@ -605,18 +650,143 @@ impl Bench {
         assert!(tickets.iter().all(Ticket::is_over));
     }
 
-    fn peer_gone(&mut self) {
+    /// One call of the driver out of those that an operation takes is refused. Each operation is done or says so.
+    #[cfg(feature = "cuda")]
+    fn driver_refuses(&mut self) {
+        const OUT_OF_MEMORY: u32 = 2;
+        let name = *self.random.pick(&[
+            "cuStreamBatchMemOp_v2",
+            "cuMemHostRegister_v2",
+            "cuMemHostGetDevicePointer_v2",
+            "cuCtxGetCurrent",
+            "cuCtxPushCurrent_v2",
+            "cuLaunchHostFunc",
+        ]);
+        let nth = 1 + self.random.below(4);
+        // New ones: what is mapped already is not mapped again.
+        let mut pair = Pair::new(&self.device, &patient());
+        let region = pair.region(4096);
+        let remote = region.remote();
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let bytes = [9; 16];
+        let data = [region.slice(0, 16).unwrap()];
+        let refusal = standin::Fault::here(&format!("{name}:{OUT_OF_MEMORY},nth={nth}"));
+        let results = [
+            pair.a.stream_queue_send(stream, &Work::nop()),
+            pair.a
+                .stream_queue_write(stream, &data, remote.addr + 64, remote.rkey),
+            pair.a.stream_queue_send(
+                stream,
+                &Work::write_inline(&bytes, remote.addr + 128, remote.rkey),
+            ),
+            pair.a.stream_wait_cq(stream, Side::Send),
+            doorbell::stream_write_value32(stream, &region, 256, 5),
+        ];
+        drop(refusal);
+        let refused = results.iter().filter_map(|result| result.as_ref().err());
+        for error in refused {
+            let expected = match error {
+                Error::Cuda { code, .. } => *code == OUT_OF_MEMORY,
+                // A wait for a send that was refused; what comes behind a batch that broke off.
+                Error::State { .. } | Error::Work(_) | Error::Asynchronous { .. } => true,
+                _ => false,
+            };
+            assert!(expected, "{name}, {nth}: {error:?}");
+        }
+        synchronized(stream);
+        for ticket in results.into_iter().flatten() {
+            assert_ne!(ticket.status(), Status::Queued, "{ticket:?}");
+        }
+    }
+
+    /// A batch of more calls than one, of which a later one is refused.
+    #[cfg(feature = "cuda")]
+    fn driver_refuses_later(&mut self) {
+        let config = EndpointConfig {
+            send_depth: 512,
+            ..patient()
+        };
+        let mut pair = Pair::new(&self.device, &config);
+        let mut batch: Vec<_> = (0..300)
+            .map(|_| pair.a.prepare_send(&Work::nop()).unwrap())
+            .collect();
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let refusal = standin::Fault::here("cuStreamBatchMemOp_v2:2,nth=2");
+        let tickets = doorbell::stream_post_all(stream, &mut batch).unwrap();
+        drop(refusal);
+        synchronized(stream);
+        let failure = failure_of(&pair.a);
+        assert_eq!(failure.cause, Cause::Discarded);
+        assert_eq!(tickets.last().unwrap().status(), Status::Failed(failure));
+        assert!(tickets.iter().all(Ticket::is_over));
+    }
+
+    /// The stream goes with a wait and what is behind it queued: that ends as ever, and whoever queues more is told.
+    #[cfg(feature = "cuda")]
+    fn stream_destroyed(&mut self) {
+        use cudarc::driver::sys;
+        let context = doorbell::CudaContext::primary(0).unwrap();
+        let (mut raw, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let ok = |result: sys::CUresult| result.result().unwrap();
+        // SAFETY: each writes one handle; what is made current is taken off again.
+        unsafe {
+            ok(sys::cuCtxPushCurrent_v2(context.raw()));
+            ok(sys::cuStreamCreate(&mut raw, 1));
+        }
+        // SAFETY: it goes early on purpose, and the stand-in looks at handles.
+        let stream = unsafe { doorbell::CudaStream::from_raw(&context, raw, "doomed") }.unwrap();
+        self.region.store_u32(8, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        let wait = stream_wait_value32(&stream, &self.region, 8, condition, SHORT).unwrap();
+        let sent = self
+            .patient
+            .a
+            .stream_queue_send(&stream, &Work::nop())
+            .unwrap();
+        // SAFETY: made above.
+        unsafe {
+            ok(sys::cuStreamDestroy_v2(raw));
+            ok(sys::cuCtxPopCurrent_v2(&mut popped));
+        }
+        let error = stream.synchronize(SOON).unwrap_err();
+        assert!(
+            matches!(error, Error::Asynchronous { .. } | Error::Cuda { .. }),
+            "{error:?}"
+        );
+        let started = Instant::now();
+        while !(wait.is_over() && sent.is_over()) {
+            assert!(started.elapsed() < BOUND / 2, "{wait:?} {sent:?}");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}");
+        assert_eq!(sent.status(), Status::Complete);
+    }
+
+    /// A peer that was dropped is still there for a while if a GPU's stream has a handle of it.
+    fn peer_gone(&mut self, dropped: bool) {
         let bytes = [1; 16];
-        let stream = executor(&self.stream, &self.deaf, &mut self.random);
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let work = Work::send_inline(&bytes);
         let failure = fails(&mut self.hasty, stream, &mut self.random, work);
+        if dropped && is_cuda() && has_status(failure, WcStatus::RnrRetryExcErr) {
+            return;
+        }
         expect(failure, WcStatus::RetryExcErr);
     }
 }
 
+/// A stream that has nothing but memory, as a GPU's has.
+fn deaf(name: &str) -> Box<dyn Executor> {
+    if is_cuda() {
+        Box::new(stream(name))
+    } else {
+        Box::new(DeafStream(HostStream::new(name).unwrap()))
+    }
+}
+
 fn executor<'a>(
-    stream: &'a HostStream,
-    deaf: &'a DeafStream,
+    stream: &'a Stream,
+    deaf: &'a dyn Executor,
     random: &mut Random,
 ) -> &'a dyn Executor {
     if random.below(2) == 0 { stream } else { deaf }
@@ -670,6 +840,10 @@ fn fails(pair: &mut Pair, stream: &dyn Executor, random: &mut Random, work: Work
     let refused = pair.a.post_send(&Work::nop()).unwrap_err();
     assert_eq!(refused, Error::Work(failure));
     failure
+}
+
+fn has_status(failure: WorkError, expected: WcStatus) -> bool {
+    matches!(failure.cause, Cause::Completion { status, .. } if status == expected)
 }
 
 fn expect(failure: WorkError, expected: WcStatus) {
@@ -777,13 +951,13 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
     let mut pair = Pair::new(&device(), &patient());
     let region = pair.region(4096);
     let remote = region.remote();
-    let stream = HostStream::new("host").unwrap();
-    let deaf = DeafStream(HostStream::new("deaf").unwrap());
+    let stream = stream("plain");
+    let deaf = deaf("deaf");
     let data = [region.slice(0, 8).unwrap()];
     region.fill(0, 8, 7).unwrap();
     for round in 0..300 {
         limit.step(round, BOUND);
-        let stream: &dyn Executor = if round % 2 == 0 { &stream } else { &deaf };
+        let stream: &dyn Executor = if round % 2 == 0 { &stream } else { &*deaf };
         let short = Some(Duration::from_millis(1));
         pair.a.stream_queue_recv(stream, 1, &[]).unwrap();
         pair.a
@@ -806,7 +980,7 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
 #[test]
 fn a_batch_with_a_failed_endpoint_in_it_gives_nothing() {
     let device = device();
-    let stream = HostStream::new("batch").unwrap();
+    let stream = stream("batch");
     let mut pairs = [0; 3].map(|_| Pair::new(&device, &patient()));
     let mut list: Vec<_> = pairs
         .iter_mut()

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
@@ -30,9 +30,21 @@ struct Run {
 /// The runs of the process, by their first address: the driver registers a page once, whichever context asks.
 type Runs = BTreeMap<usize, Weak<Run>>;
 
-fn runs() -> MutexGuard<'static, Runs> {
-    static RUNS: Mutex<Runs> = Mutex::new(BTreeMap::new());
-    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+struct Known {
+    runs: Runs,
+    /// Pages that are being unregistered. Nobody waits for that but who wants them again: it may take as long as what is queued on a GPU,
+    /// which may wait for whoever registers something else.
+    leaving: Vec<Range<usize>>,
+}
+
+static KNOWN: Mutex<Known> = Mutex::new(Known {
+    runs: BTreeMap::new(),
+    leaving: Vec::new(),
+});
+static LEFT: Condvar = Condvar::new();
+
+fn known() -> MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A span of host memory that stays registered as long as this lives.
@@ -57,18 +69,26 @@ impl Pinned {
     ) -> Result<Pinned> {
         let end = (start + len_bytes).next_multiple_of(PAGE);
         let mut at = start & !(PAGE - 1);
-        let mut known = runs();
+        let mut known = known();
+        while known
+            .leaving
+            .iter()
+            .any(|pages| pages.start < end && at < pages.end)
+        {
+            known = LEFT.wait(known).unwrap_or_else(PoisonError::into_inner);
+        }
         let mut held = Vec::new();
         let result = loop {
             if at >= end {
                 break Ok(());
             }
-            if let Some(run) = covering(&known, at) {
+            if let Some(run) = covering(&known.runs, at) {
                 at = run.pages.end;
                 held.push(run);
                 continue;
             }
             let stop = known
+                .runs
                 .range(at..end)
                 .find(|(_, run)| run.strong_count() > 0)
                 .map_or(end, |(start, _)| *start);
@@ -76,13 +96,13 @@ impl Pinned {
                 Ok(run) => {
                     at = run.pages.end;
                     let run = Arc::new(run);
-                    known.insert(run.pages.start, Arc::downgrade(&run));
+                    known.runs.insert(run.pages.start, Arc::downgrade(&run));
                     held.push(run);
                 }
                 Err(error) => break Err(error),
             }
         };
-        known.retain(|_, run| run.strong_count() > 0);
+        known.runs.retain(|_, run| run.strong_count() > 0);
         drop(known);
         // Here, so that what was registered is given back on an error.
         let mut pinned = Pinned {
@@ -124,9 +144,21 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Under the lock: who finds that a page has no run any more finds it unregistered, too.
-        let _known = runs();
-        self.runs.clear();
+        // Handles are made under the lock, so that the last one is known to be the last.
+        let last: Vec<Run> = {
+            let mut known = known();
+            let last: Vec<Run> = self.runs.drain(..).filter_map(Arc::into_inner).collect();
+            known
+                .leaving
+                .extend(last.iter().map(|run| run.pages.clone()));
+            last
+        };
+        for run in last {
+            let pages = run.pages.clone();
+            drop(run);
+            known().leaving.retain(|leaving| *leaving != pages);
+            LEFT.notify_all();
+        }
     }
 }
 

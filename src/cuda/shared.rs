@@ -94,6 +94,8 @@ pub(super) fn watch() -> Result<&'static Arc<Rounds<Shared>>> {
                 Placement::Anywhere,
                 Pace::every(TICK),
                 Shared::look,
+                // Never the last one: see `let_go`.
+                drop,
             )
         })
         .as_ref()
@@ -383,7 +385,10 @@ impl Shared {
             CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
         ];
-        if !PASSING.iter().any(|passing| is(error, *passing)) {
+        if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
+            // Its owner has destroyed the stream. The driver still executes what is queued, which counts and can be released as ever.
+            self.fault.stick(error.to_string());
+        } else if !PASSING.iter().any(|passing| is(error, *passing)) {
             self.end(error);
         }
     }

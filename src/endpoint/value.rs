@@ -84,6 +84,13 @@ impl ValueWait {
 }
 
 impl Watched for ValueWait {
+    fn let_go(self: Arc<Self>) {
+        // With it may go the last handle of its region.
+        if let Some(last) = Arc::into_inner(self) {
+            last.region.let_go();
+        }
+    }
+
     fn look(&self) -> Turn {
         if self.state.load(Ordering::Acquire) != STARTED {
             return Turn::Over;

@@ -13,6 +13,9 @@ const TICK: Duration = Duration::from_millis(1);
 pub(super) trait Watched: Send + Sync {
     /// Looks at deadlines and errors.
     fn look(&self) -> Turn;
+
+    /// Gives up the thread's handle.
+    fn let_go(self: Arc<Self>);
 }
 
 /// The watchdog, started with its first use.
@@ -29,6 +32,7 @@ pub(super) fn watchdog() -> Result<&'static Rounds<dyn Watched>> {
                 Placement::Anywhere,
                 Pace::every(TICK),
                 look,
+                <dyn Watched>::let_go,
             )
         })
         .as_deref()

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
+use super::elsewhere::begin_to_go_round;
 use super::{Pace, Placement};
 use crate::stream::sharpen_sleeps;
 use crate::{Error, Result};
@@ -24,6 +25,8 @@ pub(crate) enum Turn {
 pub(crate) struct Rounds<T: ?Sized> {
     /// What a turn is. It never waits: others wait behind it.
     serve: fn(&T) -> Turn,
+    /// Gives up a handle, which may be the last. It never waits, either.
+    let_go: fn(Arc<T>),
     arrivals: Mutex<Vec<Weak<T>>>,
     arrived: Condvar,
     /// Set with `arrivals` locked, so that a round need not lock to find none.
@@ -50,6 +53,9 @@ const KEPT_ROUNDS: u32 = 64;
 pub(crate) trait Proxied: Send + Sync {
     /// Rings for what was triggered, and counts what is complete.
     fn ring_for_streams(&self) -> Turn;
+
+    /// Gives up the thread's handle.
+    fn let_go(self: Arc<Self>);
 }
 
 /// A thread that rings for streams.
@@ -66,7 +72,8 @@ pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
         return Ok(Arc::clone(proxy));
     }
     let serve = <dyn Proxied>::ring_for_streams;
-    let proxy = Rounds::start("doorbell-proxy", placement, Pace::default(), serve)?;
+    let let_go = <dyn Proxied>::let_go;
+    let proxy = Rounds::start("doorbell-proxy", placement, Pace::default(), serve, let_go)?;
     proxies.insert(placement, Arc::clone(&proxy));
     Ok(proxy)
 }
@@ -81,9 +88,11 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
         placement: Placement,
         pace: Pace,
         serve: fn(&T) -> Turn,
+        let_go: fn(Arc<T>),
     ) -> Result<Arc<Rounds<T>>> {
         let rounds = Arc::new(Rounds {
             serve,
+            let_go,
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
             any_arrived: AtomicBool::new(false),
@@ -97,6 +106,7 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
             .spawn(move || {
                 placement.apply();
                 sharpen_sleeps();
+                begin_to_go_round();
                 run.run(pace);
             })
             .map_err(|error| Error::System {
@@ -121,7 +131,7 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        turn.iter_mut().for_each(|served| served.held = None);
+        turn.iter_mut().for_each(|served| self.release(served));
         let result = what();
         drop(turn);
         result
@@ -181,14 +191,21 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
             };
             let done = self.turn_of(served);
             worked |= done == Turn::Worked;
-            if !keeps {
-                served.held = None;
+            if !keeps || done == Turn::Over {
+                self.release(served);
             }
             if done == Turn::Over {
                 turn.remove(at);
             } else {
                 at += 1;
             }
+        }
+    }
+
+    #[inline]
+    fn release(&self, served: &mut Served<T>) {
+        if let Some(held) = served.held.take() {
+            (self.let_go)(held);
         }
     }
 
@@ -269,7 +286,7 @@ mod tests {
     }
 
     fn rounds(pace: Pace) -> Arc<Rounds<Counter>> {
-        Rounds::start("rounds", Placement::Anywhere, pace, Counter::serve).unwrap()
+        Rounds::start("rounds", Placement::Anywhere, pace, Counter::serve, drop).unwrap()
     }
 
     #[test]
@@ -357,7 +374,8 @@ mod tests {
             assert!(!it.1, "on purpose");
             turn
         };
-        let rounds = Rounds::start("rounds", Placement::Anywhere, Pace::default(), serve).unwrap();
+        let rounds =
+            Rounds::start("rounds", Placement::Anywhere, Pace::default(), serve, drop).unwrap();
         let make = |panics| {
             let turns = AtomicU32::new(0);
             let over_after = u32::MAX;

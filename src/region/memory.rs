@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use crate::cuda::HeldBuffer;
 use crate::nic::{Access, MemoryRegion, Pages};
 use crate::peer::{Role, Target, Targets};
+use crate::proxy::drop_elsewhere;
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{Kind, ProtectionDomain, RemoteRegion};
@@ -65,7 +66,13 @@ unsafe impl Sync for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if *self.alive.get_mut() {
+        self.end();
+    }
+}
+
+impl Registered {
+    fn end(&mut self) {
+        if std::mem::replace(self.alive.get_mut(), false) {
             self.memory_region.deregister();
         }
     }
@@ -438,6 +445,16 @@ impl Region {
 
     pub(crate) fn targets(&self) -> &Targets {
         &self.inner.targets
+    }
+
+    /// Drops the handle in a thread that must not wait for a GPU, as the end of mapped memory may. No key outlives this.
+    pub(crate) fn let_go(self) {
+        if let Some(mut last) = Arc::into_inner(self.inner)
+            && !last.attachments.is_empty()
+        {
+            last.end();
+            drop_elsewhere(Box::new(last));
+        }
     }
 
     pub(crate) fn attachments(&self) -> &Attachments {

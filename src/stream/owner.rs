@@ -87,6 +87,14 @@ pub unsafe trait Owner: Send + Sync {
 pub struct Attachments(Mutex<Vec<(u64, Arc<dyn Any + Send + Sync>)>>);
 
 impl Attachments {
+    /// Whether nothing is attached.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    }
+
     /// The thing of that key and type, made if there is none yet.
     ///
     /// # Errors

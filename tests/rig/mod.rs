@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::waived::waived;
 #[allow(unused_imports)] // Reason: each test uses a part.
-pub use stream::{Stream, stream};
+pub use stream::{Stream, is_cuda, stream};
 
 use doorbell::{Access, Control, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
 

@@ -28,6 +28,11 @@ pub fn stream(name: &str) -> Stream {
     }
 }
 
+/// Whether streams are those of a GPU.
+pub fn is_cuda() -> bool {
+    kind() == "cuda"
+}
+
 fn kind() -> String {
     std::env::var("DOORBELL_TEST_STREAM").unwrap_or_else(|_| "host".to_owned())
 }
@@ -39,6 +44,15 @@ impl Stream {
             Stream::Host(stream) => stream.launch(kernel),
             #[cfg(feature = "cuda")]
             Stream::Cuda(stream) => stream.launch_host(kernel),
+        }
+    }
+
+    /// The stream of the host that it is, if it is one.
+    pub fn host(&self) -> Option<&HostStream> {
+        match self {
+            Stream::Host(stream) => Some(stream),
+            #[cfg(feature = "cuda")]
+            Stream::Cuda(_) => None,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::Shared;
+use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::words::NewLine;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
@@ -250,6 +250,10 @@ impl Shared {
 }
 
 impl Proxied for Shared {
+    fn let_go(self: Arc<Self>) {
+        end_elsewhere(self);
+    }
+
     fn ring_for_streams(&self) -> Turn {
         let Some(bells) = &self.bells else {
             return Turn::Over;

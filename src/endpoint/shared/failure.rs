@@ -1,10 +1,10 @@
 //! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::Shared;
+use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::{Found, Lane, Wait};
 use crate::endpoint::watchdog::Watched;
@@ -187,6 +187,10 @@ impl Shared {
 }
 
 impl Watched for Shared {
+    fn let_go(self: Arc<Self>) {
+        end_elsewhere(self);
+    }
+
     fn look(&self) -> Turn {
         let now = now_ns();
         let _life = self.hold_life();

@@ -22,7 +22,7 @@ use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{QueuePair, QueuePairConfig};
 use crate::peer::{Dword, Role, Target, Targets};
-use crate::proxy::{Enlistment, Rounds};
+use crate::proxy::{Enlistment, Rounds, drop_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
@@ -117,6 +117,15 @@ impl Drop for Own {
             None => Arc::into_inner(shared),
         });
         drop(last);
+    }
+}
+
+/// Gives up a handle of a thread that goes round, which may be the last one if a stream's end and this come at the same time.
+fn end_elsewhere(shared: Arc<Shared>) {
+    if let Some(last) = Arc::into_inner(shared)
+        && !last.attachments.is_empty()
+    {
+        drop_elsewhere(Box::new(last));
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a work request holds while it is in flight.
 
+use crate::proxy::goes_round;
 use crate::region::Region;
 
 /// What a work request in flight holds and what its completion will need.
@@ -21,6 +22,18 @@ pub(in crate::endpoint) struct Held {
     few: [Option<Region>; 4],
     /// Rare, and every place of a queue has one: so not in here.
     more: Option<Box<Held>>,
+}
+
+impl Drop for Held {
+    #[inline]
+    fn drop(&mut self) {
+        if !goes_round() {
+            return;
+        }
+        for region in self.few.iter_mut().filter_map(Option::take) {
+            region.let_go();
+        }
+    }
 }
 
 impl Held {

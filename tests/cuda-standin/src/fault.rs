@@ -5,6 +5,7 @@
 //! for a task the context keeps; or `delay=US`, for a task: microseconds that its thread sleeps first. `nth=N` is the N-th such call
 //! from now and that alone; `ppm=P` is P of a million, drawn from `DOORBELL_CUDA_STANDIN_SEED`; without either it is every one.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -31,6 +32,11 @@ struct Rule {
 struct Faults {
     rules: Vec<Rule>,
     random: u64,
+}
+
+thread_local! {
+    /// Rules for calls of this thread alone. Their numbers are of a sequence of their own.
+    static HERE: RefCell<Faults> = const { RefCell::new(Faults { rules: Vec::new(), random: 1 }) };
 }
 
 /// Whether there are rules at all: without any, a call does not take the lock.
@@ -90,13 +96,18 @@ fn parse(text: &str) -> Option<Rule> {
     Some(rule)
 }
 
-/// What a rule says about this event, if one does. Every rule that fits counts it.
+/// What a rule says about this event, if one does.
 fn drawn(name: &str, wants_delay: bool) -> Option<What> {
+    // A thread that is ending calls without rules of its own.
+    let here = HERE.try_with(|here| drawn_of(&mut here.borrow_mut(), name, wants_delay));
     if !ANY.load(Ordering::Acquire) {
-        return None;
+        return here.ok().flatten();
     }
-    let mut faults = faults();
-    let faults = &mut *faults;
+    drawn_of(&mut faults(), name, wants_delay).or(here.ok().flatten())
+}
+
+/// The same of one list. Every rule that fits counts it.
+fn drawn_of(faults: &mut Faults, name: &str, wants_delay: bool) -> Option<What> {
     let mut found = None;
     for rule in &mut faults.rules {
         let fits = rule.name == name
@@ -149,8 +160,25 @@ pub fn delay_task() {
 /// Adds a rule, written as in the environment; null takes all of them away. 0, or CUDA_ERROR_INVALID_VALUE for what is no rule.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_fault(rule: *const c_char) -> CUresult {
+    take(rule, || faults().rules.clear(), add)
+}
+
+/// The same for calls of the calling thread, and of no other one.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_fault_here(rule: *const c_char) -> CUresult {
+    HERE.with_borrow_mut(|here| {
+        let rules = RefCell::new(&mut here.rules);
+        take(
+            rule,
+            || rules.borrow_mut().clear(),
+            |rule| rules.borrow_mut().push(rule),
+        )
+    })
+}
+
+fn take(rule: *const c_char, clear: impl FnOnce(), add: impl FnOnce(Rule)) -> CUresult {
     if rule.is_null() {
-        faults().rules.clear();
+        clear();
         return CUresult::CUDA_SUCCESS;
     }
     // SAFETY: the caller gave a string.

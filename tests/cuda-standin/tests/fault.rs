@@ -49,6 +49,33 @@ fn the_nth_call_of_a_name() {
 }
 
 #[test]
+fn calls_of_one_thread_and_no_other() {
+    if is_child("calls_of_one_thread_and_no_other", &[]) {
+        let gpu = Gpu::new();
+        let stream = gpu.stream();
+        // SAFETY: the type of the function in the library.
+        let here = |rule: Option<&CStr>| unsafe {
+            let function = cu::culib()
+                .get::<unsafe extern "C" fn(*const c_char) -> CUresult>(
+                    b"doorbell_cuda_standin_fault_here",
+                )
+                .unwrap();
+            function(rule.map_or(std::ptr::null(), CStr::as_ptr))
+        };
+        assert_eq!(here(Some(c"cuStreamQuery:2")), CUDA_SUCCESS);
+        assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_OUT_OF_MEMORY);
+        let (context, address) = (gpu.context as usize, stream as usize);
+        let other = std::thread::spawn(move || {
+            good!(cuCtxSetCurrent(context as _));
+            call!(cuStreamQuery(address as _))
+        });
+        assert_eq!(other.join().unwrap(), CUDA_SUCCESS);
+        assert_eq!(here(None), CUDA_SUCCESS);
+        assert_eq!(call!(cuStreamQuery(stream)), CUDA_SUCCESS);
+    }
+}
+
+#[test]
 fn some_of_all_calls_by_a_seed() {
     let test = "some_of_all_calls_by_a_seed";
     let settings = [

@@ -1,0 +1,57 @@
+//! The stand-in for the CUDA driver, told to fail.
+#![allow(dead_code)] // Reason: each test uses a part.
+#![allow(unsafe_code)] // calls a function of the library that stands for the driver
+
+use std::ffi::{CStr, CString, c_char};
+
+use crate::waived::waived;
+
+type Tell = unsafe extern "C" fn(*const c_char) -> u32;
+
+pub fn is_standin() -> bool {
+    std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
+}
+
+/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
+pub struct Fault(Tell);
+
+impl Fault {
+    /// By rules for all threads. None, and the test is WAIVED, if it is a real driver.
+    pub fn new(test: &str, rules: &str) -> Option<Fault> {
+        if !is_standin() {
+            waived(test, "a real driver does not fail when it is told to");
+            return None;
+        }
+        Some(Fault::told(c"doorbell_cuda_standin_fault", rules))
+    }
+
+    /// By rules for calls of this thread. It is to be the stand-in.
+    pub fn here(rules: &str) -> Fault {
+        Fault::told(c"doorbell_cuda_standin_fault_here", rules)
+    }
+
+    fn told(function: &CStr, rules: &str) -> Fault {
+        // SAFETY: the library is loaded; the symbol is a function of that type.
+        let function = unsafe {
+            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            assert!(!library.is_null());
+            let symbol = libc::dlsym(library, function.as_ptr());
+            assert!(!symbol.is_null());
+            std::mem::transmute::<*mut libc::c_void, Tell>(symbol)
+        };
+        let fault = Fault(function);
+        for rule in rules.split(';') {
+            let rule = CString::new(rule).unwrap();
+            // SAFETY: takes a string.
+            assert_eq!(unsafe { function(rule.as_ptr()) }, 0);
+        }
+        fault
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        // SAFETY: null takes the rules away.
+        unsafe { (self.0)(std::ptr::null()) };
+    }
+}
