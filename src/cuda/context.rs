@@ -27,12 +27,38 @@ struct Inner {
     primary: bool,
     capabilities: Capabilities,
     module: OnceLock<Result<Module>>,
+    /// Whose it is, if that is an object of `cudarc`'s.
+    lender: Option<Arc<cudarc::driver::CudaContext>>,
 }
 
 // SAFETY: a context's handle may be used from any thread; the driver locks.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+
+impl Inner {
+    fn new(
+        raw: CUcontext,
+        device: CUdevice,
+        primary: bool,
+        lender: Option<Arc<cudarc::driver::CudaContext>>,
+    ) -> Result<Inner> {
+        // Made first, so that the retention is given back if one of these calls fails.
+        let mut inner = Inner {
+            raw,
+            device,
+            name: String::new(),
+            primary,
+            capabilities: Capabilities::default(),
+            module: OnceLock::new(),
+            lender,
+        };
+        inner.name = name(device)?;
+        let _entered = push(raw)?;
+        inner.capabilities = Capabilities::probe(device)?;
+        Ok(inner)
+    }
+}
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -116,23 +142,24 @@ impl CudaContext {
             }
             return Ok(CudaContext { inner });
         }
-        // Made first, so that the retention is given back if one of these calls fails.
-        let mut inner = Inner {
-            raw,
-            device,
-            name: String::new(),
-            primary,
-            capabilities: Capabilities::default(),
-            module: OnceLock::new(),
-        };
-        inner.name = name(device)?;
-        let entered = push(raw)?;
-        inner.capabilities = Capabilities::probe(device)?;
-        drop(entered);
-        let inner = Arc::new(inner);
+        let inner = Arc::new(Inner::new(raw, device, primary, None)?);
         known.retain(|_, weak| weak.strong_count() > 0);
         known.insert(key, Arc::downgrade(&inner));
         Ok(CudaContext { inner })
+    }
+
+    /// A handle that keeps somebody else's object of the context.
+    pub(super) fn lent(context: &Arc<cudarc::driver::CudaContext>) -> Result<CudaContext> {
+        load()?;
+        let lender = Some(Arc::clone(context));
+        let inner = Inner::new(context.cu_ctx(), context.cu_device(), false, lender)?;
+        Ok(CudaContext {
+            inner: Arc::new(inner),
+        })
+    }
+
+    pub(super) fn lender(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.inner.lender.as_ref()
     }
 
     /// The driver's handle.

@@ -44,7 +44,7 @@ enum Owner {
     Library,
     Somebody,
     /// Whoever drops this.
-    Kept(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+    Kept(Box<dyn Any + Send + Sync>),
 }
 
 impl Drop for Memory {
@@ -259,6 +259,66 @@ impl DeviceBuffer {
     /// A handle for who may not wait for the GPU.
     pub(crate) fn held(self) -> HeldBuffer {
         HeldBuffer(Some(self))
+    }
+
+    /// What it was made from, if that is a `T` and there is no other handle of it.
+    pub(super) fn into_owner<T: 'static>(self) -> std::result::Result<T, DeviceBuffer> {
+        let DeviceBuffer {
+            copier,
+            memory,
+            ptr,
+            len_bytes,
+        } = self;
+        let again = |memory| DeviceBuffer {
+            copier: Arc::clone(&copier),
+            memory,
+            ptr,
+            len_bytes,
+        };
+        let is = |memory: &Memory| matches!(&memory.owner, Owner::Kept(owner) if owner.is::<T>());
+        if !is(&memory) {
+            return Err(again(memory));
+        }
+        let mut memory = Arc::try_unwrap(memory).map_err(again)?;
+        match std::mem::replace(&mut memory.owner, Owner::Somebody) {
+            Owner::Kept(owner) => match owner.downcast() {
+                Ok(owner) => Ok(*owner),
+                Err(owner) => {
+                    memory.owner = Owner::Kept(owner);
+                    Err(again(Arc::new(memory)))
+                }
+            },
+            owner => {
+                memory.owner = owner;
+                Err(again(Arc::new(memory)))
+            }
+        }
+    }
+
+    /// Its address and length, and nobody frees it any more; if it is the only handle of memory that this library has allocated.
+    pub(super) fn leak(self) -> std::result::Result<(CUdeviceptr, u64), DeviceBuffer> {
+        let is_whole = self.ptr == self.memory.start && self.len_bytes == self.memory.len_bytes;
+        if !is_whole || !matches!(self.memory.owner, Owner::Library) {
+            return Err(self);
+        }
+        let DeviceBuffer {
+            copier,
+            memory,
+            ptr,
+            len_bytes,
+        } = self;
+        match Arc::try_unwrap(memory) {
+            Ok(mut memory) => {
+                memory.owner = Owner::Somebody;
+                Ok((ptr, len_bytes))
+            }
+            Err(memory) => Err(DeviceBuffer {
+                copier,
+                memory,
+                ptr,
+                len_bytes,
+            }),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod capabilities;
 mod context;
+mod conversions;
 mod copier;
 mod copy_stream;
 mod count;

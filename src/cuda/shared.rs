@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) context: CudaContext,
     pub(super) raw: CUstream,
     owned: bool,
+    /// Whose it is, if that is an object of `cudarc`'s.
+    pub(super) lender: OnceLock<Arc<cudarc::driver::CudaStream>>,
     pub(super) progress: Arc<Progress>,
     pub(super) count: Arc<Count>,
     pub(super) queue: Mutex<Queue>,
@@ -130,6 +132,7 @@ impl Shared {
             context: context.clone(),
             raw,
             owned,
+            lender: OnceLock::new(),
             progress: Arc::new(progress),
             count,
             queue: Mutex::default(),

@@ -87,6 +87,17 @@ impl CudaStream {
         Self::over(context, raw, false, name.into())
     }
 
+    /// A stream that somebody else has made and whose object is kept as long.
+    pub(super) fn lent(
+        context: &CudaContext,
+        stream: &Arc<cudarc::driver::CudaStream>,
+        name: String,
+    ) -> Result<CudaStream> {
+        let lent = Self::over(context, stream.cu_stream(), false, name)?;
+        let _ = lent.shared().lender.set(Arc::clone(stream));
+        Ok(lent)
+    }
+
     fn over(context: &CudaContext, raw: CUstream, owned: bool, name: String) -> Result<CudaStream> {
         let shared = ManuallyDrop::new(Shared::new(context, raw, owned, name)?);
         let handle = Arc::new(Handle { shared });

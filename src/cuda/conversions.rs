@@ -1,0 +1,160 @@
+//! Contexts, streams and memory of the crate `cudarc`, as this library's and back. Its version, 0.19, is part of this interface.
+#![allow(unsafe_code)] // calls the driver, and takes over its memory
+
+use std::sync::Arc;
+
+use cudarc::driver::{self as theirs, CudaSlice, CudaViewMut, DevicePtr, sys};
+
+use super::driver::check;
+use super::{CudaContext, CudaStream, DeviceBuffer};
+use crate::{Error, Result};
+
+/// An error of `cudarc` as this library's.
+fn failed(call: &'static str, error: theirs::DriverError) -> Error {
+    match check(call, error.0) {
+        Err(error) => error,
+        Ok(()) => Error::State {
+            operation: call,
+            reason: "an error without a number".into(),
+        },
+    }
+}
+
+impl CudaContext {
+    /// A context of `cudarc`'s, which is kept as long as what is made with this handle.
+    ///
+    /// # Errors
+    /// As [`CudaContext::primary`].
+    pub fn from_cudarc(context: &Arc<theirs::CudaContext>) -> Result<CudaContext> {
+        if context.is_primary() {
+            let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+            return CudaContext::primary(ordinal);
+        }
+        CudaContext::lent(context)
+    }
+
+    /// The context as `cudarc` has it.
+    ///
+    /// # Errors
+    /// [`Error::State`] for a context that is neither a device's primary one nor `cudarc`'s own, which it would destroy; [`Error::Cuda`].
+    pub fn to_cudarc(&self) -> Result<Arc<theirs::CudaContext>> {
+        if let Some(lender) = self.lender() {
+            return Ok(Arc::clone(lender));
+        }
+        // It makes the context the thread's current one, and leaves it so.
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle, null if there is none.
+        check("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&mut current)
+        })?;
+        let made = theirs::CudaContext::new(usize::try_from(self.device()).unwrap_or(usize::MAX));
+        // SAFETY: what was current before.
+        let _ = unsafe { sys::cuCtxSetCurrent(current) };
+        let made = made.map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
+        if made.cu_ctx() == self.raw() {
+            return Ok(made);
+        }
+        Err(Error::State {
+            operation: "a context for cudarc",
+            reason:
+                "it is not the primary one, and its owner is another; cudarc destroys what it has"
+                    .into(),
+        })
+    }
+}
+
+impl CudaStream {
+    /// A stream of `cudarc`'s, which is kept until the last handle of this one is dropped and what was queued is done.
+    ///
+    /// # Errors
+    /// As [`CudaStream::new`].
+    pub fn from_cudarc(
+        stream: &Arc<theirs::CudaStream>,
+        name: impl Into<String>,
+    ) -> Result<CudaStream> {
+        let context = CudaContext::from_cudarc(stream.context())?;
+        CudaStream::lent(&context, stream, name.into())
+    }
+
+    /// The stream as `cudarc` has it, which does not destroy it.
+    ///
+    /// # Errors
+    /// As [`CudaContext::to_cudarc`].
+    ///
+    /// # Safety
+    /// The last handle of this stream is not dropped before the other one is out of use.
+    pub unsafe fn to_cudarc(&self) -> Result<Arc<theirs::CudaStream>> {
+        let context = self.context().to_cudarc()?;
+        // SAFETY: a stream of that context, and the caller's promise.
+        Ok(unsafe { context.wrap_borrowed_stream(self.raw()) })
+    }
+}
+
+impl DeviceBuffer {
+    /// Memory of `cudarc`'s, which goes back to it when the last handle is gone. Waits until it is allocated, and what `cudarc` knows to
+    /// write to it is there.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::from_raw`].
+    pub fn from_cudarc<T: 'static>(slice: CudaSlice<T>) -> Result<DeviceBuffer> {
+        let context = CudaContext::from_cudarc(slice.context())?;
+        let ptr = settled(&slice, slice.stream())?;
+        let len_bytes = slice.num_bytes() as u64;
+        // SAFETY: the slice has the memory as long as it lives.
+        unsafe { DeviceBuffer::from_owner(&context, ptr, len_bytes, Box::new(slice)) }
+    }
+
+    /// A part of a slice of `cudarc`'s; waits as [`DeviceBuffer::from_cudarc`].
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::from_raw`].
+    ///
+    /// # Safety
+    /// The slice is not dropped, nor used elsewhere while a transfer uses it, before the last handle is gone, those of regions and of work
+    /// that uses them included: a borrow that ends before is no promise of that.
+    pub unsafe fn from_cudarc_view<T>(view: &CudaViewMut<'_, T>) -> Result<DeviceBuffer> {
+        let stream = theirs::DeviceSlice::stream(view);
+        let context = CudaContext::from_cudarc(stream.context())?;
+        let ptr = settled(view, stream)?;
+        let len_bytes = theirs::DeviceSlice::num_bytes(view) as u64;
+        // SAFETY: the caller's promise.
+        unsafe { DeviceBuffer::from_raw(&context, ptr, len_bytes) }
+    }
+
+    /// The slice that it was made from.
+    ///
+    /// # Errors
+    /// The buffer, if it was made from none of that type, or if there are other handles.
+    pub fn into_cudarc<T: 'static>(self) -> std::result::Result<CudaSlice<T>, DeviceBuffer> {
+        self.into_owner()
+    }
+
+    /// What [`CudaContext::alloc`] has made, as a slice that `cudarc` frees on that stream.
+    ///
+    /// # Errors
+    /// The buffer, if it is somebody else's or a part, if there are other handles, or if it is of another context than the stream.
+    pub fn into_cudarc_on(
+        self,
+        stream: &Arc<theirs::CudaStream>,
+    ) -> std::result::Result<CudaSlice<u8>, DeviceBuffer> {
+        if stream.context().cu_ctx() != self.context().raw() {
+            return Err(self);
+        }
+        // It makes events for the slice, and panics if there are none.
+        if stream.context().bind_to_thread().is_err() {
+            return Err(self);
+        }
+        let (ptr, len_bytes) = self.leak()?;
+        // SAFETY: an allocation of that length, which is nobody's any more; bytes have no invalid values.
+        Ok(unsafe { stream.upgrade_device_ptr(ptr, len_bytes as usize) })
+    }
+}
+
+/// The address of memory that nothing is under way in which `cudarc` has queued.
+fn settled<T>(memory: &impl DevicePtr<T>, stream: &theirs::CudaStream) -> Result<sys::CUdeviceptr> {
+    let (ptr, reads) = memory.device_ptr(stream);
+    drop(reads);
+    let synchronised = stream.synchronize();
+    synchronised.map_err(|error| failed("cuStreamSynchronize", error))?;
+    Ok(ptr)
+}
