@@ -16,6 +16,7 @@
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
 //! | do so on a stream of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
 //! | register and transfer the memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
+//! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
 //! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
@@ -47,6 +48,8 @@ pub mod cuda;
 pub mod endpoint;
 mod error;
 mod ffi;
+#[cfg(feature = "cuda")]
+pub mod graph;
 pub mod group;
 pub mod mlx5;
 mod nic;
@@ -71,6 +74,8 @@ pub use endpoint::{
     stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 pub use error::{Cause, Error, Result, WorkError};
+#[cfg(feature = "cuda")]
+pub use graph::{GraphBuilder, GraphExec};
 pub use group::{Group, GroupConfig, Place, Store};
 pub use mlx5::Opcode;
 pub use region::{

@@ -11,8 +11,8 @@ mod waived;
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -21,6 +21,7 @@ use doorbell::{
     Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, HostStream,
     Region, Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
+use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use standin::{Fault, is_standin};
 use waived::waived;
@@ -28,24 +29,6 @@ use waived::waived;
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 const OUT_OF_MEMORY: u32 = 2;
-
-/// One test at a time: what the driver is told to fail at, it does for all.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The context of the first device; none, and the test is WAIVED, where there is no driver.
-fn context(test: &str) -> Option<CudaContext> {
-    match CudaContext::primary(0) {
-        Ok(context) => Some(context),
-        Err(error) if is_standin() => panic!("{error}"),
-        Err(error) => {
-            waived(test, &format!("{error}"));
-            None
-        }
-    }
-}
 
 fn config() -> EndpointConfig {
     EndpointConfig {

@@ -7,25 +7,9 @@ mod waived;
 
 use std::time::{Duration, Instant};
 
-use doorbell::{CudaContext, CudaStream, Event, Executor};
+use doorbell::{CudaStream, Event, Executor};
 use rig::SOON;
-use waived::waived;
-
-fn is_standin() -> bool {
-    std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
-}
-
-/// The context of the first device; none, and the test is WAIVED, where there is no driver.
-fn context(test: &str) -> Option<CudaContext> {
-    match CudaContext::primary(0) {
-        Ok(context) => Some(context),
-        Err(error) if is_standin() => panic!("{error}"),
-        Err(error) => {
-            waived(test, &format!("{error}"));
-            None
-        }
-    }
-}
+use rig::gpu::context;
 
 #[test]
 fn a_spin_takes_its_time_in_the_order_of_its_stream() {

@@ -28,6 +28,8 @@ const EDGES: &[(&str, &[&str])] = &[
         "endpoint",
         &["region", "proxy", "stream", "nic", "mlx5", "peer"],
     ),
+    // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
+    ("graph", &["cuda", "endpoint", "region", "stream"]),
     // A user of the public interface.
     ("bounce", &["cuda", "endpoint", "region", "stream"]),
     // rdma_cm connects endpoints, and finds the attributes of their steps.

@@ -176,6 +176,34 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
 }
 
 #[test]
+fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
+    let mut pair = Pair::new(&device(), &small());
+    let stream = rig::stream("s");
+    for round in 0..20u64 {
+        // In the order in which a list drops them, and in the other one.
+        let mut dropped = Vec::new();
+        for _ in 0..2 {
+            dropped.push(pair.a.prepare_send(&Work::nop()).unwrap());
+            dropped.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
+        }
+        if round % 2 == 0 {
+            dropped.reverse();
+        }
+        drop(dropped);
+        let sent = pair
+            .a
+            .stream_queue_send(&stream, &Work::nop().wr_id(round))
+            .unwrap();
+        let waited = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(
+            (sent.status(), waited.status()),
+            (Status::Complete, Status::Complete)
+        );
+    }
+}
+
+#[test]
 fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
     let mut pair = Pair::new(
         &device(),

@@ -5,12 +5,14 @@
 //! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
 
 mod capabilities;
+mod capture;
 mod context;
 mod conversions;
 mod copier;
 mod copy_stream;
 mod count;
 mod driver;
+mod graph;
 mod host_call;
 mod letting_go;
 mod memops;
@@ -26,6 +28,7 @@ mod word;
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
 pub(crate) use copy_stream::{CopyStream, Way};
+pub(crate) use graph::{Draft, Exec};
 pub use memory::DeviceBuffer;
 pub(crate) use memory::HeldBuffer;
 pub use stream::CudaStream;

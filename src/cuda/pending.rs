@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::graph::Exec;
 use crate::Error;
 use crate::peer::{At, PeerOp, Program, Role};
 use crate::stream::{Mark, Outcome, Owner, Record};
@@ -29,6 +30,10 @@ pub(super) enum What {
     /// A wait for another stream, whose words it keeps, or a count that somebody waits for.
     Passing {
         _mark: Option<Mark>,
+    },
+    /// A graph, all of it.
+    Launched {
+        _exec: Arc<Exec>,
     },
 }
 
@@ -193,7 +198,7 @@ impl Pending {
                     event.wake();
                 }
             }
-            What::Passing { .. } => {}
+            What::Passing { .. } | What::Launched { .. } => {}
         }
     }
 
@@ -202,7 +207,7 @@ impl Pending {
         match &self.what {
             What::Program { owner, cookie, .. } => owner.finished(*cookie, Outcome::Discarded),
             What::Record(record) => record.fire(Some(reason.clone())),
-            What::Passing { .. } => {}
+            What::Passing { .. } | What::Launched { .. } => {}
         }
     }
 
@@ -230,7 +235,7 @@ impl Pending {
     pub(super) fn progress(&self) -> bool {
         match &self.what {
             What::Program { owner, .. } => owner.progress(),
-            What::Record(_) | What::Passing { .. } => false,
+            What::Record(_) | What::Passing { .. } | What::Launched { .. } => false,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
 use super::CudaContext;
+use super::capture::Unseen;
 use super::driver::{check, is};
 use crate::Result;
 
@@ -67,6 +68,7 @@ impl Pinned {
         start: usize,
         len_bytes: usize,
     ) -> Result<Pinned> {
+        let _unseen = Unseen::new();
         let end = (start + len_bytes).next_multiple_of(PAGE);
         let mut at = start & !(PAGE - 1);
         let mut known = known();

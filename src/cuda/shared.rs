@@ -2,15 +2,17 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult, CUstream};
 
 use super::CudaContext;
+use super::capture::{forbid, is_captured};
 use super::count::Count;
 use super::driver::{check, is};
+use super::graph::{Exec, params};
 use super::letting_go::{Dropped, drop_elsewhere};
 use super::memops::{CALL_MAX, MemOp, has_waits, op_count, store_dword, translate};
 use super::pending::{Awaited, Pending, What, settle};
@@ -38,6 +40,9 @@ pub(super) struct Shared {
     /// Waits for what no GPU counts, in the order of the gates.
     pub(super) gates: Mutex<VecDeque<(u32, Mark)>>,
     pub(super) fault: Fault,
+    /// Held while the driver is asked how far the stream is, which breaks a capture off.
+    asking: Mutex<()>,
+    looks: AtomicU32,
     watched: Enlistment,
     /// The driver has said that nothing more will come of what is queued.
     pub(super) ended: AtomicBool,
@@ -71,6 +76,12 @@ struct Call {
 }
 
 impl Queue {
+    /// What it holds, if one call of the driver can take it.
+    pub(super) fn into_one_call(mut self) -> Option<Vec<MemOp>> {
+        self.end_call();
+        (self.calls.len() == 1).then_some(self.ops)
+    }
+
     fn call_start(&self) -> usize {
         self.calls.last().map_or(0, |call| call.end)
     }
@@ -139,6 +150,8 @@ impl Shared {
             pending: Mutex::default(),
             gates: Mutex::default(),
             fault: Fault::new(),
+            asking: Mutex::default(),
+            looks: AtomicU32::new(0),
             watched: Enlistment::default(),
             ended: AtomicBool::new(false),
             remaining: Mutex::default(),
@@ -162,10 +175,82 @@ impl Shared {
         self.fault.check(&self.name)
     }
 
+    /// Does what no look at the stream may come between.
+    pub(super) fn while_not_looked_at(&self, act: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _queue = lock(&self.queue);
+        let _asking = lock(&self.asking);
+        let _entered = self.context.enter()?;
+        act()
+    }
+
+    /// Launches a graph whose nodes have these programs instead of those that they had: as many, in the order of the nodes. What was launched
+    /// before keeps its own.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`](crate::Executor::submit). Nothing was launched then.
+    pub(super) fn launch(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
+        self.check()?;
+        self.queue_by(
+            |shared, queue| {
+                let mut rest = batch;
+                for (_, programs) in exec.nodes() {
+                    let Some((now, later)) = rest.split_at_checked(*programs) else {
+                        return Err(unlike("it has fewer programs"));
+                    };
+                    rest = later;
+                    if now.is_empty() {
+                        shared.count(queue);
+                    } else {
+                        shared.prepare(queue, now.iter())?;
+                    }
+                    queue.end_call();
+                }
+                if !rest.is_empty() || queue.calls.len() != exec.nodes().len() {
+                    return Err(unlike("its programs do not fit its nodes"));
+                }
+                // The last node is behind everything else in the graph.
+                queue.entering.push(Pending {
+                    after: queue.issued,
+                    done: queue.issued,
+                    what: What::Launched {
+                        _exec: Arc::clone(exec),
+                    },
+                });
+                Ok(())
+            },
+            |shared, queue| shared.issue_graph(exec, queue),
+        )
+    }
+
+    fn issue_graph(&self, exec: &Exec, queue: &mut Queue) -> Result<()> {
+        let entered = self.context.enter()?;
+        forbid(self.raw, "launch a graph")?;
+        let mut from = 0;
+        for (Call { end, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
+            let params = params(&self.context, &mut queue.ops[from..*end]);
+            // SAFETY: a node of the graph that `exec` was instantiated of, and operations as in `issue`.
+            check("cuGraphExecBatchMemOpNodeSetParams", unsafe {
+                sys::cuGraphExecBatchMemOpNodeSetParams(exec.raw, *node, &params)
+            })
+            .inspect_err(|error| self.note(error))?;
+            from = *end;
+        }
+        // SAFETY: kept in `pending` until it is done.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(exec.raw, self.raw)
+        })
+        .inspect_err(|error| self.note(error))?;
+        drop(entered);
+        lock(&self.pending).extend(queue.entering.drain(..));
+        self.ensure_watched();
+        Ok(())
+    }
+
     /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error. Where the driver refuses a later call of
     /// several, those before it cannot be taken back: what was not given is discarded, and the failure is one of work queued earlier.
     fn issue(&self, queue: &mut Queue) -> Result<()> {
         let entered = self.context.enter()?;
+        forbid(self.raw, "queue on a CUDA stream")?;
         queue.end_call();
         let mut from = 0;
         let mut given = None;
@@ -230,9 +315,17 @@ impl Shared {
         &self,
         prepare: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
     ) -> Result<()> {
+        self.queue_by(prepare, Shared::issue)
+    }
+
+    fn queue_by(
+        &self,
+        prepare: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
+        issue: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
+    ) -> Result<()> {
         let mut queue = lock(&self.queue);
         let (issued, gate) = (queue.issued, queue.gate);
-        let result = prepare(self, &mut queue).and_then(|()| self.issue(&mut queue));
+        let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
         queue.ops.clear();
         queue.calls.clear();
         // Not under the lock: an owner may be dropped with what was not entered.
@@ -259,7 +352,7 @@ impl Shared {
     ) -> Result<()> {
         let last = batch.len().wrapping_sub(1);
         let mut after = queue.issued;
-        let mut grouped = 0;
+        let mut grouped = queue.entering.len();
         // Whether the call that is being made has counted.
         let mut counted = false;
         for (at, submission) in batch.enumerate() {
@@ -326,7 +419,7 @@ impl Shared {
     }
 
     /// Lets the stream count.
-    fn count(&self, queue: &mut Queue) {
+    pub(super) fn count(&self, queue: &mut Queue) {
         queue.issued += 1;
         let op = store_dword(self.count.words.done_at(), queue.issued as u32);
         queue.ops.push(op);
@@ -365,7 +458,9 @@ impl Shared {
 
     /// Whether everything is done, as the driver sees it. Its errors end the stream.
     pub(super) fn is_idle(&self) -> Result<bool> {
+        let _asking = lock(&self.asking);
         let _entered = self.context.enter().inspect_err(|error| self.note(error))?;
+        forbid(self.raw, "query a CUDA stream").inspect_err(|error| self.note(error))?;
         // SAFETY: a stream of the context.
         match check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }) {
             Ok(()) => Ok(true),
@@ -391,7 +486,9 @@ impl Shared {
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
             // Its owner has destroyed the stream. The driver still executes what is queued, which counts and can be released as ever.
             self.fault.stick(error.to_string());
-        } else if !PASSING.iter().any(|passing| is(error, *passing)) {
+        } else if matches!(error, Error::Cuda { .. })
+            && !PASSING.iter().any(|passing| is(error, *passing))
+        {
             self.end(error);
         }
     }
@@ -440,8 +537,7 @@ impl Shared {
             self.discard();
         }
         if self.has_work() {
-            // What the driver knows and no count tells: a context that is no more.
-            let _ = self.is_idle();
+            self.look_for_the_end();
             return Turn::Waiting;
         }
         if self.watched.leave(|| self.has_work()) == Turn::Waiting {
@@ -454,6 +550,23 @@ impl Shared {
         Turn::Over
     }
 
+    /// What the driver knows and no count tells: a context that is no more. To query a stream breaks a capture off that another thread has
+    /// begun since it was asked about, so that is seldom done; most errors are known to the question alone.
+    fn look_for_the_end(&self) {
+        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+        if looks.is_multiple_of(128) {
+            let _ = self.is_idle();
+            return;
+        }
+        let asked = self
+            .context
+            .enter()
+            .and_then(|_entered| is_captured(self.raw));
+        if let Err(error) = asked {
+            self.note(&error);
+        }
+    }
+
     /// One turn of a wait for the stream.
     pub(super) fn turn(&self) -> bool {
         self.open_gates();
@@ -461,6 +574,14 @@ impl Shared {
         // What the stream waits for may be a NIC that lives by those who wait.
         let pending = lock(&self.pending);
         pending.iter().take(8).any(Pending::progress)
+    }
+}
+
+#[cold]
+fn unlike(how: &str) -> Error {
+    Error::State {
+        operation: "launch a graph",
+        reason: format!("it is not the one that was recorded: {how}"),
     }
 }
 

@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUstream};
 
 use super::CudaContext;
+use super::capture::{forbid, is_captured};
 use super::driver::check;
+use super::graph::Exec;
 use super::host_call::{HostCall, call_host};
 use super::letting_go::let_go;
-use super::memops::wait_count;
+use super::memops::{MemOp, wait_count};
 use super::pending::What;
-use super::shared::{Shared, lock};
+use super::shared::{Queue, Shared, lock};
 use crate::stream::{Backoff, Event, Executor, Mark, Record, Submission, forbid_on};
 use crate::{Error, Result};
 
@@ -126,6 +128,8 @@ impl CudaStream {
         shared.check()?;
         let _queue = lock(&shared.queue);
         let _entered = shared.context.enter()?;
+        // A graph would call it once with each launch.
+        forbid(shared.raw, "launch a function of the host")?;
         let call = Box::new(HostCall {
             stream: shared.weak.clone(),
             id: shared.id,
@@ -152,15 +156,53 @@ impl CudaStream {
         shared.check()?;
         let kernel = &shared.context.module()?.spin;
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let launch = || {
+            // SAFETY: its one parameter, a `uint64_t`.
+            unsafe { kernel.launch(shared.raw, [std::ptr::from_ref(&ns).cast()]) }
+        };
+        let entered = shared.context.enter()?;
+        if is_captured(shared.raw)? {
+            // The graph has a context of its own, and nothing is counted in it.
+            return launch();
+        }
+        drop(entered);
         shared.queue(|shared, queue| {
             let _entered = shared.context.enter()?;
-            // SAFETY: its one parameter, a `uint64_t`.
-            unsafe { kernel.launch(shared.raw, [std::ptr::from_ref(&ns).cast()])? };
+            launch()?;
             // Counted, so that the stream has its context, and with it the kernel, until this is done.
             let after = queue.issued;
             shared.count_for(queue, after, What::Passing { _mark: None });
             Ok(())
         })
+    }
+
+    /// The operations of programs, in `queue`.
+    pub(super) fn translate(&self, queue: &mut Queue, programs: &[Submission]) -> Result<()> {
+        self.shared().prepare(queue, programs.iter())
+    }
+
+    /// The operation by which the stream counts, alone.
+    pub(super) fn count_op(&self) -> Vec<MemOp> {
+        let mut queue = Queue::default();
+        self.shared().count(&mut queue);
+        queue.into_one_call().unwrap_or_default()
+    }
+
+    /// Does what no look at the stream may come between.
+    pub(super) fn while_not_looked_at(
+        &self,
+        act: impl FnOnce(CUstream) -> Result<()>,
+    ) -> Result<()> {
+        let shared = self.shared();
+        shared.while_not_looked_at(|| act(shared.raw))
+    }
+
+    /// Launches a graph with other programs than it had: as many, in the order of the nodes.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]. Nothing was launched then.
+    pub(crate) fn launch_graph(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
+        self.shared().launch(exec, batch)
     }
 
     fn shared(&self) -> &Shared {

@@ -69,6 +69,12 @@ impl Endpoint {
         self.shared.qp.qpn()
     }
 
+    /// A number of its own in this process, which a reset does not change.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn id(&self) -> u64 {
+        self.shared.targets_id()
+    }
+
     /// The protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.shared.domain

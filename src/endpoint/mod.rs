@@ -15,6 +15,8 @@ mod ledger;
 mod path;
 mod prepared;
 mod queue;
+#[cfg(feature = "cuda")]
+mod recipe;
 mod rendezvous;
 mod shared;
 mod side;
@@ -32,11 +34,17 @@ pub use connection::AbortHandle;
 pub(crate) use connection::Life;
 pub(crate) use deadline::{Deadline, system};
 pub use path::Path;
+#[cfg(feature = "cuda")]
+pub(crate) use prepared::graph_post_all;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
 pub use queue::Endpoint;
+#[cfg(feature = "cuda")]
+pub(crate) use recipe::Recipe;
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};
 pub use ticket::{Status, Ticket};
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
+#[cfg(feature = "cuda")]
+pub(crate) use value::{value_wait, value_write};
 pub use work::Work;

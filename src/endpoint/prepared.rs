@@ -9,6 +9,8 @@ use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
+#[cfg(feature = "cuda")]
+use crate::stream::Outcome;
 use crate::stream::{Executor, Owner, Submission, execute};
 use crate::{Error, Result};
 
@@ -85,6 +87,22 @@ impl Prepared {
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
         Ticket::of_operation(&self.shared, self.operation)
+    }
+
+    /// Whose it is: [`Endpoint::id`](crate::Endpoint).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn endpoint_id(&self) -> u64 {
+        self.shared.targets_id()
+    }
+
+    /// The program with its owner, for a graph to have nodes like it. It is not to be executed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn submission_for_graph(&self) -> Submission {
+        Submission {
+            program: self.program,
+            owner: self.shared.clone(),
+            cookie: self.parts().cookie(false),
+        }
     }
 
     /// With whose it is, and the program: for all that is done with it.
@@ -227,22 +245,28 @@ impl Parts<'_> {
         }
     }
 
-    /// The program for that stream, if it is another than the operation's own. Behind work that another stream has not executed yet it
-    /// begins with a wait for it: the doorbell record counts, so a later doorbell that comes first would release the earlier work
-    /// request, too.
+    /// The program for that stream, if it is another than the operation's own: behind work that another stream has not executed yet it
+    /// begins with a wait for it.
     #[inline(always)]
     fn turn(&self, stream: u64) -> Result<Option<Program>> {
+        match self.ahead(stream) {
+            None => Ok(None),
+            Some(before) => self.program_after(before).map(Some),
+        }
+    }
+
+    /// How many work requests must have been executed before, if another stream has some that it has not executed yet: the doorbell record
+    /// counts, so a later doorbell that comes first would release the earlier work request, too.
+    #[inline(always)]
+    fn ahead(&self, stream: u64) -> Option<u32> {
         if self.is_wait() {
-            return Ok(None);
+            return None;
         }
         let lane = self.lane();
         let before = lane.queued.load(Ordering::Relaxed);
-        if lane.last_stream.load(Ordering::Relaxed) == stream
-            || self.shared.rung(self.operation.side) == before
-        {
-            return Ok(None);
-        }
-        self.program_after(before).map(Some)
+        let is_done = lane.last_stream.load(Ordering::Relaxed) == stream
+            || self.shared.rung(self.operation.side) == before;
+        (!is_done).then_some(before)
     }
 
     pub(super) fn cookie(&self, waits_turn: bool) -> u64 {
@@ -265,15 +289,35 @@ impl Parts<'_> {
         })
     }
 
+    /// For a graph, whose programs stay as long as they were: the wait for its turn, if there is one, apart.
+    #[cfg(feature = "cuda")]
+    fn submissions(&self, stream: u64) -> Result<(Option<Submission>, Submission)> {
+        let submission = |program, waits_turn| Submission {
+            owner: self.shared.clone(),
+            cookie: self.cookie(waits_turn),
+            program,
+        };
+        let turn = match self.ahead(stream) {
+            None => None,
+            Some(before) => Some(submission(self.wait_until_executed(before)?, true)),
+        };
+        Ok((turn, submission(*self.program, false)))
+    }
+
     /// The program, behind a wait for the executed work to be `before` many.
     #[cold]
     fn program_after(&self, before: u32) -> Result<Program> {
+        let mut program = self.wait_until_executed(before)?;
+        program.append(self.program)?;
+        Ok(program)
+    }
+
+    fn wait_until_executed(&self, before: u32) -> Result<Program> {
         let mut program = Program::for_targets(self.shared.targets_id());
         program.poll_geq(
             self.shared.progress_words[self.operation.side as usize],
             before,
         )?;
-        program.append(self.program)?;
         Ok(program)
     }
 
@@ -371,7 +415,71 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
     if let Some(operation) = in_sync {
         stream.synchronize(operation.parts().patience())?;
     }
+    // Carried out here, it waits for what another thread has given to the stream since: no stream's order does.
+    let id = if is_sync { 0 } else { stream.id() };
     let mut batch = Vec::with_capacity(prepared.len());
+    let batched = |operation: Parts<'_>, batch: &mut Vec<Submission>| {
+        batch.push(operation.submission(id)?);
+        Ok(())
+    };
+    let tickets = hand_over(stream.id(), prepared, &mut batch, batched, |batch| {
+        if is_sync {
+            return Ok(());
+        }
+        stream.submit(batch)
+    })?;
+    // Empty, but for what the stream was not given.
+    for Submission {
+        program,
+        owner,
+        cookie,
+    } in &batch
+    {
+        carry_out(program, &**owner, *cookie);
+    }
+    Ok(tickets)
+}
+
+/// Gives prepared operations to a graph that is launched on that stream: the waits for their turn, which come before the graph, and the
+/// programs, one for each operation. On success the list is empty and the tickets are in its order; on an error nothing was given and the list
+/// is as it was.
+///
+/// # Errors
+/// As [`stream_post_all`], and those of `give`, which takes the turns that it queues out of the list.
+#[cfg(feature = "cuda")]
+pub(crate) fn graph_post_all(
+    stream: u64,
+    prepared: &mut Vec<Prepared>,
+    give: impl FnOnce(&mut Vec<Submission>, &mut Vec<Submission>) -> Result<()>,
+) -> Result<Vec<Ticket>> {
+    let mut batch = (Vec::new(), Vec::with_capacity(prepared.len()));
+    let batched = |operation: Parts<'_>, (turns, batch): &mut (Vec<_>, Vec<_>)| {
+        let (turn, submission) = operation.submissions(stream)?;
+        if let Some(turn) = turn {
+            // A program of its own, which finishes for itself.
+            operation.shared.enter_stream()?.stay();
+            turns.push(turn);
+        }
+        batch.push(submission);
+        Ok(())
+    };
+    let result = hand_over(stream, prepared, &mut batch, batched, |(turns, batch)| {
+        give(turns, batch)
+    });
+    for turn in batch.0 {
+        turn.owner.finished(turn.cookie, Outcome::Done);
+    }
+    result
+}
+
+/// Hands prepared operations over, all or none: each goes into `batch` by `add`, and the whole to the stream of that number by `give`.
+fn hand_over<B>(
+    stream: u64,
+    prepared: &mut Vec<Prepared>,
+    batch: &mut B,
+    mut add: impl FnMut(Parts<'_>, &mut B) -> Result<()>,
+    give: impl FnOnce(&mut B) -> Result<()>,
+) -> Result<Vec<Ticket>> {
     let shareds: Vec<_> = prepared
         .iter()
         .map(|operation| Arc::clone(&operation.shared))
@@ -391,24 +499,20 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
             }
             entered.push(shared.enter_stream()?);
             operation.check_turn()?;
-            // Carried out here, it waits for what another thread has given to the stream since: no stream's order does.
-            batch.push(operation.submission(if is_sync { 0 } else { stream.id() })?);
+            add(operation, batch)?;
             undo.push((
                 lane.queued.load(Ordering::Relaxed),
                 lane.last_stream.load(Ordering::Relaxed),
             ));
             operation.enter_queued();
             if !operation.is_wait() {
-                lane.last_stream.store(stream.id(), Ordering::Relaxed);
+                lane.last_stream.store(stream, Ordering::Relaxed);
             }
             prepared.live = false;
             shared.activate();
             handed += 1;
         }
-        if is_sync {
-            return Ok(());
-        }
-        stream.submit(&mut batch)
+        give(batch)
     })();
     if let Err(error) = result {
         for (prepared, (queued, last_stream)) in prepared.iter_mut().take(handed).zip(undo).rev() {
@@ -426,15 +530,6 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         return Err(error);
     }
     entered.into_iter().for_each(Entered::stay);
-    // Empty, but for what the stream was not given.
-    for Submission {
-        program,
-        owner,
-        cookie,
-    } in &batch
-    {
-        carry_out(program, &**owner, *cookie);
-    }
     Ok(prepared
         .drain(..)
         .map(|operation| operation.ticket())

@@ -62,7 +62,7 @@ impl Ticket {
         }
     }
 
-    pub(super) fn of_value(wait: Arc<ValueWait>) -> Ticket {
+    pub(crate) fn of_value(wait: Arc<ValueWait>) -> Ticket {
         Ticket {
             subject: Subject::Value(wait),
         }

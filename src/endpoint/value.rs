@@ -38,7 +38,7 @@ impl Condition {
 }
 
 /// The region behind a program that stores or polls one of its words, and what became of it.
-pub(super) struct ValueWait {
+pub(crate) struct ValueWait {
     region: Region,
     state: AtomicU8,
     released: AtomicBool,
@@ -172,6 +172,18 @@ pub fn stream_wait_value32(
     condition: Condition,
     timeout: Option<Duration>,
 ) -> Result<Ticket> {
+    let (program, wait) = value_wait(region, offset, condition, timeout)?;
+    stream.submit_program(&program, wait.clone(), 0)?;
+    Ok(Ticket::of_value(wait))
+}
+
+/// The program of [`stream_wait_value32`], and its owner.
+pub(crate) fn value_wait(
+    region: &Region,
+    offset: u64,
+    condition: Condition,
+    timeout: Option<Duration>,
+) -> Result<(Program, Arc<ValueWait>)> {
     watchdog()?;
     check_registered(region)?;
     let at = region.target().dword(offset)?;
@@ -181,9 +193,7 @@ pub fn stream_wait_value32(
         Condition::And(value) => program.poll_and(at, value),
         Condition::Nor(value) => program.poll_nor(at, value),
     }?;
-    let wait = ValueWait::new(region, timeout);
-    stream.submit_program(&program, wait.clone(), 0)?;
-    Ok(Ticket::of_value(wait))
+    Ok((program, ValueWait::new(region, timeout)))
 }
 
 /// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
@@ -196,14 +206,23 @@ pub fn stream_write_value32(
     offset: u64,
     value: u32,
 ) -> Result<Ticket> {
+    let (program, write) = value_write(region, offset, value)?;
+    stream.submit_program(&program, write.clone(), 0)?;
+    Ok(Ticket::of_value(write))
+}
+
+/// The program of [`stream_write_value32`], and its owner.
+pub(crate) fn value_write(
+    region: &Region,
+    offset: u64,
+    value: u32,
+) -> Result<(Program, Arc<ValueWait>)> {
     check_registered(region)?;
     let at = region.target().dword(offset)?;
     let mut program = Program::new(region.targets());
     program.fence(Fence::WORK_BEFORE_FLAG)?;
     program.store_dword(at, value)?;
-    let write = ValueWait::new(region, None);
-    stream.submit_program(&program, write.clone(), 0)?;
-    Ok(Ticket::of_value(write))
+    Ok((program, ValueWait::new(region, None)))
 }
 
 /// The CPU's own [`stream_wait_value32`]: waits in the calling thread.

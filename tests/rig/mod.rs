@@ -1,6 +1,8 @@
 //! What the tests at the public API share: pairs of endpoints, random numbers with a seed, and a limit on every test's time.
 #![allow(dead_code)] // Reason: each test uses a part.
 
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod stream;
 
 use std::io::Write;

@@ -403,6 +403,7 @@ impl Endpoint {
         let lane = self.shared.lane(side);
         lane.expect(-i32::from(signaled));
         lane.take_back();
+        lane.untake_unexpected();
         true
     }
 

@@ -324,6 +324,20 @@ impl Lane {
         self.taken.store(index, Ordering::Release);
     }
 
+    /// Gives completions back that were taken by waits which were dropped since, of work that will not come: the work was taken back. Later waits
+    /// would find that all completions are taken. The poster's call.
+    pub(super) fn untake_unexpected(&self) {
+        let expected = self.expected.load(Ordering::Relaxed);
+        loop {
+            let taken = self.taken.load(Ordering::Relaxed);
+            let newest = taken.wrapping_sub(1);
+            if taken.wrapping_sub(expected).cast_signed() <= 0 || !self.is_dropped_wait(newest) {
+                return;
+            }
+            self.untake(newest);
+        }
+    }
+
     /// Running indices of completions that were taken and not given back.
     pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
         let freed = self.freed.load(Ordering::Acquire);

@@ -215,6 +215,12 @@ impl Lane {
         }
     }
 
+    /// Whether the completion of this running index was taken by a wait that was dropped before a stream had it.
+    pub(in crate::endpoint) fn is_dropped_wait(&self, index: u32) -> bool {
+        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        wait.is_for(index) && wait.standing() == Standing::Cancelled
+    }
+
     /// Whether the completion of this running index is the first in error, or behind it.
     fn is_behind_failure(&self, index: u32) -> bool {
         let failed_at = self.failed_at.load(Ordering::Acquire);

@@ -1,0 +1,367 @@
+//! Graphs whose nodes are programs: made node by node, and launched with new programs in the same nodes.
+#![allow(unsafe_code)] // calls the driver
+
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    self, CUDA_BATCH_MEM_OP_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
+};
+
+use super::capture::Unseen;
+use super::driver::check;
+use super::memops::{MemOp, has_waits};
+use super::shared::Queue;
+use super::{CudaContext, CudaStream};
+use crate::stream::Submission;
+use crate::{Error, Result};
+
+/// A graph that is being made: by capturing a stream, or of somebody's. It stays in its thread, because the driver ends a capture in the
+/// thread that began it.
+///
+/// Our nodes come one after the other, in the order in which they are added, also where nothing else in the graph says so: the doorbell
+/// records and the stream's count go up.
+pub(crate) struct Draft {
+    stream: CudaStream,
+    graph: CUgraph,
+    captured: bool,
+    nodes: Vec<Node>,
+    /// What the next node of a graph of somebody's comes after, besides the last one.
+    after: Vec<CUgraphNode>,
+    /// Nothing more may be added to the last node: somebody knows it.
+    closed: bool,
+}
+
+struct Node {
+    raw: CUgraphNode,
+    programs: Vec<Submission>,
+}
+
+impl Draft {
+    /// Begins to capture the stream: what anybody queues on it is in the graph.
+    pub(crate) fn capture(stream: &CudaStream) -> Result<Draft> {
+        stream.begin_capture()?;
+        Ok(Draft {
+            stream: stream.clone(),
+            graph: null_mut(),
+            captured: true,
+            nodes: Vec::new(),
+            after: Vec::new(),
+            closed: false,
+        })
+    }
+
+    /// Adds to a graph of somebody's.
+    ///
+    /// # Safety
+    /// The graph lives, with the nodes added to it, until the draft and what is instantiated of it are dropped.
+    pub(crate) unsafe fn over(stream: &CudaStream, graph: CUgraph) -> Draft {
+        Draft {
+            stream: stream.clone(),
+            graph,
+            captured: false,
+            nodes: Vec::new(),
+            after: Vec::new(),
+            closed: false,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    /// Lets the next node come after these as well.
+    pub(crate) fn after(&mut self, nodes: &[CUgraphNode]) -> Result<()> {
+        if self.captured {
+            return Err(Error::State {
+                operation: "GraphBuilder::after",
+                reason: "the order of a graph that is captured is that of its streams".into(),
+            });
+        }
+        self.after.extend(nodes);
+        self.closed |= !nodes.is_empty();
+        Ok(())
+    }
+
+    /// The last node, to which nothing is added any more.
+    pub(crate) fn last_node(&mut self) -> Option<CUgraphNode> {
+        self.closed = true;
+        self.nodes.last().map(|node| node.raw)
+    }
+
+    /// Adds a program. One that waits has a node of its own, for others may come after that before it; one that does not is added to
+    /// the last node, if nothing has come between.
+    pub(crate) fn add(&mut self, submission: Submission) -> Result<()> {
+        let _unseen = Unseen::new();
+        let waits = has_waits(&submission.program);
+        let (graph, after) = self.place()?;
+        let last = self.nodes.last().map(|node| node.raw);
+        if !waits && !self.closed && last.is_some() && after.as_slice() == last.as_slice() {
+            // Taken away again if it does not fit.
+            if let Some(node) = self.nodes.last_mut() {
+                node.programs.push(submission);
+                if let Ok(mut ops) = ops_of(&self.stream, &node.programs) {
+                    let _entered = self.stream.context().enter()?;
+                    let params = params(self.stream.context(), &mut ops);
+                    // SAFETY: a node of ours, in a graph that lives; the driver copies the operations.
+                    let changed = check("cuGraphBatchMemOpNodeSetParams", unsafe {
+                        sys::cuGraphBatchMemOpNodeSetParams(node.raw, &params)
+                    });
+                    if changed.is_err() {
+                        node.programs.pop();
+                    }
+                    return changed;
+                }
+            }
+            let submission = self.nodes.last_mut().and_then(|node| node.programs.pop());
+            return submission.map_or(Ok(()), |submission| {
+                self.add_node(graph, after, vec![submission])
+            });
+        }
+        self.add_node(graph, after, vec![submission])
+    }
+
+    fn add_node(
+        &mut self,
+        graph: CUgraph,
+        mut after: Vec<CUgraphNode>,
+        programs: Vec<Submission>,
+    ) -> Result<()> {
+        let mut ops = if programs.is_empty() {
+            self.stream.count_op()
+        } else {
+            ops_of(&self.stream, &programs)?
+        };
+        let _entered = self.stream.context().enter()?;
+        // In a captured graph the last node may be one of another branch.
+        if let Some(last) = self.nodes.last()
+            && !after.contains(&last.raw)
+        {
+            after.push(last.raw);
+        }
+        let params = params(self.stream.context(), &mut ops);
+        let mut raw = null_mut();
+        // SAFETY: writes one handle; the nodes are of the graph, which lives; the driver copies the operations.
+        check("cuGraphAddBatchMemOpNode", unsafe {
+            sys::cuGraphAddBatchMemOpNode(&mut raw, graph, after.as_ptr(), after.len(), &params)
+        })?;
+        if self.captured {
+            const SET: u32 =
+                sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES
+                    as u32;
+            // SAFETY: a node of the graph that the stream is captured into.
+            check("cuStreamUpdateCaptureDependencies", unsafe {
+                sys::cuStreamUpdateCaptureDependencies(self.stream.raw(), &mut raw, 1, SET)
+            })?;
+        }
+        self.nodes.push(Node { raw, programs });
+        self.after.clear();
+        self.closed = false;
+        Ok(())
+    }
+
+    /// The graph, and what the next node comes after, as things stand.
+    fn place(&self) -> Result<(CUgraph, Vec<CUgraphNode>)> {
+        if !self.captured {
+            let mut after = self.after.clone();
+            let last = self.nodes.last().map(|node| node.raw);
+            after.extend(last.filter(|last| !after.contains(last)));
+            return Ok((self.graph, after));
+        }
+        let _entered = self.stream.context().enter()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut graph = null_mut();
+        let mut nodes = null();
+        let mut count = 0;
+        // SAFETY: writes what is pointed to; the id is not wanted.
+        check("cuStreamGetCaptureInfo", unsafe {
+            sys::cuStreamGetCaptureInfo_v2(
+                self.stream.raw(),
+                &mut status,
+                null_mut(),
+                &mut graph,
+                &mut nodes,
+                &mut count,
+            )
+        })?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+            return Err(Error::State {
+                operation: "GraphBuilder",
+                reason: "the capture has been broken off".into(),
+            });
+        }
+        if count == 0 {
+            return Ok((graph, Vec::new()));
+        }
+        // SAFETY: as many handles, which are good until the next call for the stream.
+        let after = unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec();
+        Ok((graph, after))
+    }
+
+    /// The nodes that nothing comes after, of a graph of somebody's.
+    fn leaves(&self) -> Result<Vec<CUgraphNode>> {
+        let mut count = 0;
+        // SAFETY: writes the number of nodes; then, into room for as many, their handles.
+        check("cuGraphGetNodes", unsafe {
+            sys::cuGraphGetNodes(self.graph, null_mut(), &mut count)
+        })?;
+        let mut nodes = vec![null_mut(); count];
+        if count > 0 {
+            // SAFETY: as above.
+            check("cuGraphGetNodes", unsafe {
+                sys::cuGraphGetNodes(self.graph, nodes.as_mut_ptr(), &mut count)
+            })?;
+        }
+        let mut leaves = Vec::new();
+        for node in nodes {
+            let mut followers = 0;
+            // SAFETY: writes the number of nodes.
+            check("cuGraphNodeGetDependentNodes", unsafe {
+                sys::cuGraphNodeGetDependentNodes(node, null_mut(), &mut followers)
+            })?;
+            if followers == 0 {
+                leaves.push(node);
+            }
+        }
+        Ok(leaves)
+    }
+
+    /// Ends it. The last node of the graph, which comes after all others, is one of ours: when the stream counts there, it is done.
+    pub(crate) fn instantiate(mut self) -> Result<Arc<Exec>> {
+        let context = self.stream.context().clone();
+        let _unseen = Unseen::new();
+        let _entered = context.enter()?;
+        let (graph, mut after) = self.place()?;
+        if !self.captured {
+            after = self.leaves()?;
+        }
+        if self.nodes.last().map(|node| node.raw).as_slice() != after.as_slice() {
+            self.add_node(graph, after, Vec::new())?;
+        }
+        if self.captured {
+            self.graph = self.stream.end_capture()?;
+        }
+        let mut raw = null_mut();
+        // SAFETY: writes one handle, which `Exec` destroys.
+        check("cuGraphInstantiateWithFlags", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut raw, self.graph, 0)
+        })?;
+        let nodes = self
+            .nodes
+            .drain(..)
+            .map(|node| (node.raw, node.programs.len()))
+            .collect();
+        Ok(Arc::new(Exec {
+            raw,
+            graph: std::mem::replace(&mut self.graph, null_mut()),
+            owned: self.captured,
+            context: context.clone(),
+            nodes,
+        }))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.captured {
+            return;
+        }
+        if self.graph.is_null() {
+            self.graph = self.stream.end_capture().unwrap_or(null_mut());
+        }
+        if !self.graph.is_null()
+            && let Ok(_entered) = self.stream.context().enter()
+        {
+            // SAFETY: of this draft's capture, and given to nobody.
+            let _ = unsafe { sys::cuGraphDestroy(self.graph) };
+        }
+    }
+}
+
+/// The operations of one node.
+fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
+    let mut queue = Queue::default();
+    stream.translate(&mut queue, programs)?;
+    queue.into_one_call().ok_or_else(|| Error::State {
+        operation: "GraphBuilder",
+        reason: "more operations than a node can have".into(),
+    })
+}
+
+pub(super) fn params(context: &CudaContext, ops: &mut [MemOp]) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    CUDA_BATCH_MEM_OP_NODE_PARAMS {
+        ctx: context.raw(),
+        count: ops.len() as u32,
+        paramArray: ops.as_mut_ptr(),
+        flags: 0,
+    }
+}
+
+/// A graph that can be launched.
+pub(crate) struct Exec {
+    pub(super) raw: CUgraphExec,
+    graph: CUgraph,
+    owned: bool,
+    context: CudaContext,
+    /// Our nodes, in order, each with the number of its programs; the last may have none.
+    nodes: Vec<(CUgraphNode, usize)>,
+}
+
+// SAFETY: the handles may be used from any thread; what is done with them is done under the lock of a stream's queue, and the driver has
+// launches of one graph wait for each other. Patching it from two threads is excluded by `&mut` of who launches.
+unsafe impl Send for Exec {}
+// SAFETY: as above.
+unsafe impl Sync for Exec {}
+
+impl Exec {
+    pub(super) fn nodes(&self) -> &[(CUgraphNode, usize)] {
+        &self.nodes
+    }
+
+    pub(crate) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> CUgraphExec {
+        self.raw
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else {
+            return;
+        };
+        // SAFETY: made by `instantiate`. Streams that have launches of it keep it until they are done.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
+        if self.owned {
+            // SAFETY: as above, and of our own capture.
+            let _ = unsafe { sys::cuGraphDestroy(self.graph) };
+        }
+    }
+}
+
+impl CudaStream {
+    /// Captures in the mode in which other threads are not in its way; this library's own calls see to themselves.
+    fn begin_capture(&self) -> Result<()> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.while_not_looked_at(|raw| {
+            // SAFETY: a stream of the current context.
+            check("cuStreamBeginCapture", unsafe {
+                sys::cuStreamBeginCapture_v2(raw, mode)
+            })
+        })
+    }
+
+    fn end_capture(&self) -> Result<CUgraph> {
+        let mut graph = null_mut();
+        self.while_not_looked_at(|raw| {
+            // SAFETY: a stream of the current context; writes one handle, null if there is none.
+            check("cuStreamEndCapture", unsafe {
+                sys::cuStreamEndCapture(raw, &mut graph)
+            })
+        })?;
+        Ok(graph)
+    }
+}

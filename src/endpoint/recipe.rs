@@ -1,0 +1,149 @@
+//! Operations as they can be prepared again and again: what a graph keeps of each.
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::endpoint::config::SEGMENTS_MAX;
+use crate::endpoint::work::Data;
+use crate::endpoint::{Endpoint, Prepared, Side, Work};
+use crate::mlx5::Opcode;
+use crate::region::{Region, Slice};
+
+/// An operation of one endpoint, with all that preparing it takes. It keeps the regions that it names.
+pub(crate) enum Recipe {
+    Send(Box<Request>),
+    Recv {
+        wr_id: u64,
+        parts: Vec<Part>,
+    },
+    Wait {
+        side: Side,
+        timeout: Option<Duration>,
+    },
+}
+
+/// A [`Work`] that owns what it names.
+pub(crate) struct Request {
+    payload: Payload,
+    opcode: Opcode,
+    wr_id: u64,
+    signaled: bool,
+    solicited: bool,
+    fence: bool,
+    imm: u32,
+    remote_addr: u64,
+    rkey: u32,
+    operand: u64,
+    compare: u64,
+}
+
+enum Payload {
+    Slices(Vec<Part>),
+    Inline(Vec<u8>),
+}
+
+/// A [`Slice`] that keeps its region.
+pub(crate) struct Part {
+    region: Region,
+    offset: u64,
+    len_bytes: u32,
+}
+
+impl Recipe {
+    pub(crate) fn send(work: &Work<'_>) -> Recipe {
+        Recipe::Send(Box::new(Request {
+            payload: match work.data {
+                Data::Slices(slices) => Payload::Slices(parts(slices)),
+                Data::Inline(bytes) => Payload::Inline(bytes.to_vec()),
+            },
+            opcode: work.opcode,
+            wr_id: work.wr_id,
+            signaled: work.signaled,
+            solicited: work.solicited,
+            fence: work.fence,
+            imm: work.imm,
+            remote_addr: work.remote_addr,
+            rkey: work.rkey,
+            operand: work.operand,
+            compare: work.compare,
+        }))
+    }
+
+    pub(crate) fn recv(wr_id: u64, slices: &[Slice<'_>]) -> Recipe {
+        Recipe::Recv {
+            wr_id,
+            parts: parts(slices),
+        }
+    }
+
+    /// Prepares it once more.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::prepare_send`], [`Endpoint::prepare_recv`] and [`Endpoint::prepare_wait_cq_for`].
+    pub(crate) fn prepare(&self, endpoint: &mut Endpoint) -> Result<Prepared> {
+        match self {
+            Recipe::Send(request) => match &request.payload {
+                Payload::Slices(parts) => with_slices(parts, |slices| {
+                    endpoint.prepare_send(&request.with(Data::Slices(slices)))
+                }),
+                Payload::Inline(bytes) => endpoint.prepare_send(&request.with(Data::Inline(bytes))),
+            },
+            Recipe::Recv { wr_id, parts } => {
+                with_slices(parts, |slices| endpoint.prepare_recv(*wr_id, slices))
+            }
+            Recipe::Wait { side, timeout } => endpoint.prepare_wait_cq_for(*side, *timeout),
+        }
+    }
+}
+
+impl Request {
+    fn with<'a>(&self, data: Data<'a>) -> Work<'a> {
+        Work {
+            data,
+            opcode: self.opcode,
+            wr_id: self.wr_id,
+            signaled: self.signaled,
+            solicited: self.solicited,
+            fence: self.fence,
+            imm: self.imm,
+            remote_addr: self.remote_addr,
+            rkey: self.rkey,
+            operand: self.operand,
+            compare: self.compare,
+        }
+    }
+}
+
+fn parts(slices: &[Slice<'_>]) -> Vec<Part> {
+    slices
+        .iter()
+        .map(|slice| Part {
+            region: slice.region.clone(),
+            offset: slice.offset,
+            len_bytes: slice.len_bytes,
+        })
+        .collect()
+}
+
+/// The slices again, without an allocation.
+fn with_slices<R>(parts: &[Part], act: impl FnOnce(&[Slice<'_>]) -> R) -> R {
+    let Some(first) = parts.first() else {
+        return act(&[]);
+    };
+    let mut slices = [first.slice(); SEGMENTS_MAX as usize];
+    for (slice, part) in slices.iter_mut().zip(parts) {
+        *slice = part.slice();
+    }
+    // As many as were prepared once: no more than there is room for.
+    act(slices.get(..parts.len()).unwrap_or(&slices))
+}
+
+impl Part {
+    fn slice(&self) -> Slice<'_> {
+        Slice {
+            region: &self.region,
+            offset: self.offset,
+            len_bytes: self.len_bytes,
+        }
+    }
+}

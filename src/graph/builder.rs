@@ -1,0 +1,195 @@
+//! Recording.
+#![allow(unsafe_code)] // takes a graph of somebody's
+
+use std::fmt;
+use std::time::Duration;
+
+use cudarc::driver::sys::{CUgraph, CUgraphNode};
+
+use super::GraphExec;
+use super::step::Step;
+use crate::cuda::{CudaStream, Draft};
+use crate::endpoint::{Condition, Control, Endpoint, Prepared, Recipe, Side, Work};
+use crate::region::{Region, Slice};
+use crate::stream::Submission;
+use crate::{Error, Result};
+
+/// Records operations into a CUDA graph.
+///
+/// - Operations come one after the other in the graph, in the order in which they are recorded; on what else they depend is said by the
+///   stream that is captured, or by [`GraphBuilder::after`].
+/// - Recording prepares the operations, so it has the errors of preparing, and the queues need room. The first launch uses what was
+///   prepared; until it, nothing else can be posted to those queues. Dropping the builder, or a [`GraphExec`] that is not launched, cancels it
+///   as dropping [`Prepared`] does; [`GraphExec::disarm`] leaves no trace.
+/// - While a stream is captured, the library's other calls refuse it ([`Error::State`]): what they queue would be repeated with stale values.
+///   [`CudaStream::launch_host`] does so too, for the driver would call the function again with each launch.
+///
+/// A builder stays in its thread, as the driver asks of captures.
+pub struct GraphBuilder {
+    draft: Draft,
+    steps: Vec<Step>,
+    /// Of the steps that are of endpoints, in order.
+    armed: Vec<Prepared>,
+}
+
+impl GraphBuilder {
+    /// Begins to capture a stream (`cuStreamBeginCapture`, thread-local mode): what anybody queues on it from now on is in the graph.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], if it is being captured already, for one.
+    pub fn capture(stream: &CudaStream) -> Result<GraphBuilder> {
+        Ok(Self::new(Draft::capture(stream)?))
+    }
+
+    /// Adds nodes to a graph that the application makes. `stream` is one of the context that the nodes will run in.
+    ///
+    /// # Safety
+    /// `graph` is a graph, and lives, with the nodes that are added to it, until the builder and its [`GraphExec`] are dropped and the last
+    /// launch is done.
+    pub unsafe fn over(stream: &CudaStream, graph: CUgraph) -> GraphBuilder {
+        // SAFETY: promised by the caller.
+        Self::new(unsafe { Draft::over(stream, graph) })
+    }
+
+    fn new(draft: Draft) -> GraphBuilder {
+        GraphBuilder {
+            draft,
+            steps: Vec::new(),
+            armed: Vec::new(),
+        }
+    }
+
+    /// Lets the next operation come after these nodes as well. For [`GraphBuilder::over`].
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is a stream that is captured: its order counts.
+    pub fn after(&mut self, nodes: &[CUgraphNode]) -> Result<()> {
+        self.draft.after(nodes)
+    }
+
+    /// The node of the last operation, for others to come after. Operations that do not wait share nodes with those before; after this call
+    /// the next one has a new node.
+    pub fn last_node(&mut self) -> Option<CUgraphNode> {
+        self.draft.last_node()
+    }
+
+    /// Adds a send, write, read or atomic. It has the same data segments, address and immediate data with each launch; inline bytes are copied now.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::prepare_send`]; [`Error::State`] for an endpoint whose doorbells the calling thread rings
+    /// ([`Control::Sync`]), and for what the device's streams lack; [`Error::Cuda`]. Nothing was recorded then.
+    pub fn send(&mut self, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
+        self.post(endpoint, Recipe::send(work))
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::send`], with those of [`Endpoint::prepare_recv`].
+    pub fn recv(
+        &mut self,
+        endpoint: &mut Endpoint,
+        wr_id: u64,
+        slices: &[Slice<'_>],
+    ) -> Result<()> {
+        self.post(endpoint, Recipe::recv(wr_id, slices))
+    }
+
+    /// Adds a wait for the next completion of a queue: the next at the time of each launch, so it must be one that can come, of what the graph or
+    /// the application has posted before.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::send`], with those of [`Endpoint::prepare_wait_cq`].
+    pub fn wait_cq(&mut self, endpoint: &mut Endpoint, side: Side) -> Result<()> {
+        let timeout = endpoint.config().wait_timeout;
+        self.wait_cq_for(endpoint, side, timeout)
+    }
+
+    /// [`GraphBuilder::wait_cq`] with a deadline of its own, which runs from when the graph comes to it; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::wait_cq`].
+    pub fn wait_cq_for(
+        &mut self,
+        endpoint: &mut Endpoint,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        self.post(endpoint, Recipe::Wait { side, timeout })
+    }
+
+    /// Adds a wait for a word: [`stream_wait_value32`](crate::stream_wait_value32). The value is the same with each launch.
+    ///
+    /// # Errors
+    /// Those of [`stream_wait_value32`](crate::stream_wait_value32).
+    pub fn wait_value32(
+        &mut self,
+        region: &Region,
+        offset: u64,
+        condition: Condition,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        self.value(Step::Wait {
+            region: region.clone(),
+            offset,
+            condition,
+            timeout,
+        })
+    }
+
+    /// Adds a store to a word: [`stream_write_value32`](crate::stream_write_value32).
+    ///
+    /// # Errors
+    /// Those of [`stream_write_value32`](crate::stream_write_value32).
+    pub fn write_value32(&mut self, region: &Region, offset: u64, value: u32) -> Result<()> {
+        self.value(Step::Write {
+            region: region.clone(),
+            offset,
+            value,
+        })
+    }
+
+    /// Ends the recording. The graph is armed for its first launch.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: of a capture that was broken off, or whose streams were not joined, for one.
+    pub fn instantiate(self) -> Result<GraphExec> {
+        let exec = self.draft.instantiate()?;
+        Ok(GraphExec::new(exec, self.steps, self.armed))
+    }
+
+    fn post(&mut self, endpoint: &mut Endpoint, recipe: Recipe) -> Result<()> {
+        if endpoint.path().control == Control::Sync {
+            return Err(Error::State {
+                operation: "GraphBuilder",
+                reason: "the doorbells of this endpoint are rung by the calling thread, which is in no graph".into(),
+            });
+        }
+        let prepared = recipe.prepare(endpoint)?;
+        if let Err(error) = self.draft.add(prepared.submission_for_graph()) {
+            endpoint.rollback(prepared);
+            return Err(error);
+        }
+        self.armed.push(prepared);
+        self.steps.push(Step::post(endpoint, recipe));
+        Ok(())
+    }
+
+    fn value(&mut self, step: Step) -> Result<()> {
+        if let Some(made) = step.value() {
+            let (submission, _): (Submission, _) = made?;
+            self.draft.add(submission)?;
+            self.steps.push(step);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for GraphBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphBuilder")
+            .field("stream", self.draft.stream())
+            .field("operations", &self.steps.len())
+            .finish_non_exhaustive()
+    }
+}

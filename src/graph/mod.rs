@@ -1,0 +1,31 @@
+//! CUDA graphs with transfers in them, launched any number of times.
+//!
+//! A graph repeats constants; but a doorbell record, a doorbell and the owner bit of a completion change with each transfer. So what is
+//! recorded here is not the stores, but the operations: each launch prepares them anew and patches what their programs store and poll
+//! into the nodes (`cuGraphExecBatchMemOpNodeSetParams`), which takes one call of the driver for up to 255 memory operations. Launches
+//! that are queued or running keep the values that they had. On the proxy path the same is done, with fewer words.
+//!
+//! [`GraphBuilder`] records, while a stream is captured or into a graph that somebody makes node by node; [`GraphExec`] launches.
+//!
+//! ```no_run
+//! use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, Side, Work};
+//!
+//! fn steps(stream: &CudaStream, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
+//!     let mut graph = GraphBuilder::capture(stream)?;
+//!     // A kernel that makes the data is launched on `stream.raw()` here, as always.
+//!     graph.send(endpoint, work)?;
+//!     graph.wait_cq(endpoint, Side::Send)?;
+//!     let mut graph = graph.instantiate()?;
+//!     for _ in 0..1000 {
+//!         graph.launch(stream, &mut [&mut *endpoint])?;
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+mod builder;
+mod exec;
+mod step;
+
+pub use builder::GraphBuilder;
+pub use exec::GraphExec;

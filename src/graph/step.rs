@@ -1,0 +1,66 @@
+//! What a graph repeats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Result;
+use crate::endpoint::{Condition, Endpoint, Recipe, Ticket, value_wait, value_write};
+use crate::region::Region;
+use crate::stream::Submission;
+
+/// One operation of a graph.
+pub(super) enum Step {
+    /// Of the endpoint of that number.
+    Post { endpoint: u64, recipe: Recipe },
+    /// A wait for a word.
+    Wait {
+        region: Region,
+        offset: u64,
+        condition: Condition,
+        timeout: Option<Duration>,
+    },
+    /// A store to a word.
+    Write {
+        region: Region,
+        offset: u64,
+        value: u32,
+    },
+}
+
+impl Step {
+    pub(super) fn post(endpoint: &Endpoint, recipe: Recipe) -> Step {
+        Step::Post {
+            endpoint: endpoint.id(),
+            recipe,
+        }
+    }
+
+    /// The program of a step that is of no endpoint, with its ticket.
+    ///
+    /// # Errors
+    /// Those of [`stream_wait_value32`](crate::stream_wait_value32).
+    pub(super) fn value(&self) -> Option<Result<(Submission, Ticket)>> {
+        let made = match self {
+            Step::Post { .. } => return None,
+            Step::Wait {
+                region,
+                offset,
+                condition,
+                timeout,
+            } => value_wait(region, *offset, *condition, *timeout),
+            Step::Write {
+                region,
+                offset,
+                value,
+            } => value_write(region, *offset, *value),
+        };
+        Some(made.map(|(program, owner)| {
+            let submission = Submission {
+                program,
+                owner: Arc::clone(&owner) as _,
+                cookie: 0,
+            };
+            (submission, Ticket::of_value(owner))
+        }))
+    }
+}
