@@ -174,6 +174,21 @@ impl CudaContext {
         &self.inner.name
     }
 
+    /// The newest CUDA that the driver knows, as (13, 0); (0, 0) if it does not say.
+    #[must_use]
+    pub fn driver_version(&self) -> (u32, u32) {
+        let mut version = 0;
+        // SAFETY: writes one int.
+        let asked = check("cuDriverGetVersion", unsafe {
+            sys::cuDriverGetVersion(&mut version)
+        });
+        let version = asked
+            .ok()
+            .and_then(|()| u32::try_from(version).ok())
+            .unwrap_or(0);
+        (version / 1000, version % 1000 / 10)
+    }
+
     /// What device and driver can do of what this library uses.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {

@@ -23,6 +23,7 @@ mod pinned;
 mod reach;
 mod shared;
 mod stream;
+mod timing;
 mod word;
 
 pub use capabilities::{Capabilities, WritesOrdering};
@@ -32,3 +33,4 @@ pub(crate) use graph::{Draft, Exec};
 pub use memory::DeviceBuffer;
 pub(crate) use memory::HeldBuffer;
 pub use stream::CudaStream;
+pub use timing::TimingEvent;

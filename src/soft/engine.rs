@@ -12,6 +12,10 @@ use crate::{Error, Result};
 
 /// How long the engine spins with nothing to do before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
+/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
+const UNHEARD_SPIN: Duration = Duration::from_micros(200);
+/// For how long it expects more of those.
+const UNHEARD_FOR: Duration = Duration::from_secs(1);
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
 /// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
@@ -180,7 +184,12 @@ impl Nic {
         }
         let mut seen = 0;
         let mut idle_since = None;
+        let mut unheard: Option<Instant> = None;
+        let expects_more = |unheard: Option<Instant>| {
+            unheard.is_some_and(|at: Instant| at.elapsed() < UNHEARD_FOR)
+        };
         let mut nap = NAP;
+        let mut napped = false;
         while !self.stop.load(Ordering::Acquire) {
             if self.wanted.load(Ordering::Relaxed) != 0 {
                 std::thread::yield_now();
@@ -190,19 +199,27 @@ impl Nic {
                 seen = driven;
                 idle_since = None;
                 std::thread::sleep(nap);
-                nap = (nap * 2).min(LONGEST_NAP);
+                if !expects_more(unheard) {
+                    nap = (nap * 2).min(LONGEST_NAP);
+                }
+                napped = true;
                 continue;
             }
             nap = NAP;
             let worked = self
                 .try_lock()
                 .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
+            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
+            if std::mem::take(&mut napped) && worked {
+                unheard = Some(Instant::now());
+            }
             if worked {
                 idle_since = None;
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < SPIN {
+            let idle = since.elapsed();
+            if idle < SPIN || (idle < UNHEARD_SPIN && expects_more(unheard)) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -227,8 +244,12 @@ impl Nic {
                 woken
             });
             // After a time-out one turn is enough to know; after a ring there is more to come.
-            if woken || self.lock().look_at_idle(IDLE_LOOKS) {
+            let found = woken || self.lock().look_at_idle(IDLE_LOOKS);
+            if found {
                 idle_since = None;
+            }
+            if found && !woken {
+                unheard = Some(Instant::now());
             }
         }
     }

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use doorbell::{Device, Error, Event, Executor, HostStream};
+use doorbell::{Device, Error, Event};
 
 use super::end::{End, Patience};
 use super::options::{Exchange, Plan};
 use super::pass::{Rig, Step};
 use super::row::{Loop, Setting};
+use super::stream::{Clock, Ground, Stream};
 
-/// Entries of a stream's queue that a step takes at most: kernel, transfer, wait, wait for an arrival, inspection.
-const ENTRIES_OF_STEP: u64 = 5;
+/// Entries of a stream's queue that a step takes at most: bytes, kernel, transfer, wait, wait for an arrival, inspection.
+const ENTRIES_OF_STEP: u64 = 6;
 /// Bytes of an acknowledgement.
 const ACK_BYTES: u64 = 8;
 
@@ -69,7 +70,10 @@ fn script(plan: &Plan, part: Part) -> Vec<(usize, Action)> {
 pub struct Cast {
     ends: Vec<End>,
     script: Vec<(usize, Action)>,
-    streams: Vec<HostStream>,
+    ground: Ground,
+    streams: Vec<Stream>,
+    /// Of the first stream.
+    clock: Option<Clock>,
     /// For each slot of batches in flight, and one more for the end, the events of all streams.
     marks: Vec<Vec<Event>>,
     patience: Patience,
@@ -80,8 +84,8 @@ impl Cast {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn both(device: &Device, plan: &Plan) -> Result<Cast> {
-        let mut cast = Cast::new(device, plan, Part::Both, None)?;
+    pub fn both(device: &Device, ground: &Ground, plan: &Plan) -> Result<Cast> {
+        let mut cast = Cast::new(device, ground, plan, Part::Both, None)?;
         let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
         for (end, contact) in cast.ends.iter_mut().zip(contacts) {
             end.connect(contact)?;
@@ -95,6 +99,7 @@ impl Cast {
     /// What the library refuses.
     pub fn new(
         device: &Device,
+        ground: &Ground,
         plan: &Plan,
         part: Part,
         peer_gone: Option<&Arc<AtomicBool>>,
@@ -112,13 +117,13 @@ impl Cast {
             1
         };
         let streams = (0..stream_count)
-            .map(|number| HostStream::with_capacity(format!("bench{number}"), entries as usize))
+            .map(|number| ground.stream(format!("bench{number}"), entries as usize))
             .collect::<doorbell::Result<Vec<_>>>()?;
         let seeds = [plan.seed, !plan.seed];
         let end = |number: usize| {
             let seeds = [seeds[number], seeds[1 - number]];
             let stream = streams.get(number).unwrap_or(&streams[0]);
-            End::new(&domain, stream, plan, seeds, &patience)
+            End::new(&domain, ground, stream, plan, seeds, &patience)
         };
         let ends = match part {
             Part::Both => vec![end(0)?, end(1)?],
@@ -134,6 +139,8 @@ impl Cast {
             ends,
             script: script(plan, part),
             marks: (0..=plan.batches).map(events).collect(),
+            clock: ground.clock(),
+            ground: ground.clone(),
             streams,
             patience,
         })
@@ -159,9 +166,10 @@ impl Cast {
         }
         Setting {
             nic: endpoint.domain().device().name().into(),
-            stream: "host".into(),
+            stream: self.ground.name().into(),
             path: path.control.to_string(),
             why,
+            gpu: self.ground.describe(),
         }
     }
 
@@ -197,7 +205,7 @@ impl Cast {
         let pairs = self.streams.iter().zip(&self.marks[slot]);
         pairs
             .into_iter()
-            .try_for_each(|(stream, event)| stream.record(event))
+            .try_for_each(|(stream, event)| stream.executor().record(event))
     }
 
     fn wait(&self, slot: usize) -> doorbell::Result<()> {
@@ -238,13 +246,36 @@ impl Rig for Cast {
         self.wait(slot).map_err(|error| self.cause(error))
     }
 
+    fn begin_notes(&mut self, count: usize) -> Result<bool> {
+        let Some(clock) = &mut self.clock else {
+            return Ok(false);
+        };
+        clock.begin(count)?;
+        Ok(true)
+    }
+
+    fn note(&mut self) -> Result<()> {
+        if let Some(clock) = &mut self.clock {
+            clock.note(&self.streams[0])?;
+        }
+        Ok(())
+    }
+
+    fn periods_ns(&self) -> Result<Vec<u64>> {
+        let periods = self.clock.as_ref().map(Clock::periods_ns).transpose()?;
+        Ok(periods.unwrap_or_default())
+    }
+
     fn drain(&mut self) -> Result<()> {
         // Not `synchronize`, which spins: the end of the asynchronous loop is as free of the CPU as its middle.
         let last = self.marks.len() - 1;
         let drained = self.mark(last).and_then(|()| self.wait(last));
         // Failures of the last steps are reported by a call that comes after them.
-        let drained =
-            drained.and_then(|()| self.streams.iter().try_for_each(|s| s.query().map(drop)));
+        let drained = drained.and_then(|()| {
+            self.streams
+                .iter()
+                .try_for_each(|stream| stream.executor().query().map(drop))
+        });
         drained.map_err(|error| self.cause(error))?;
         self.ends
             .iter()
@@ -307,7 +338,7 @@ mod tests {
     fn wrong_bytes_end_a_row_of_either_loop() {
         for kind in [Loop::Sync, Loop::Async] {
             let plan = plan(Exchange::Loop, Op::Send, true);
-            let mut cast = Cast::both(&device(), &plan).unwrap();
+            let mut cast = Cast::both(&device(), &Ground::Host, &plan).unwrap();
             let setting = cast.setting();
             let case = Case {
                 kind,
@@ -328,7 +359,7 @@ mod tests {
     #[test]
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
         let plan = plan(Exchange::Pingpong, Op::Write, false);
-        let mut cast = Cast::both(&device(), &plan).unwrap();
+        let mut cast = Cast::both(&device(), &Ground::Host, &plan).unwrap();
         let setting = cast.setting();
         cast.ends[1].endpoint().abort();
         for kind in [Loop::Async, Loop::Sync] {

@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Access, Address, Endpoint, EndpointConfig, Error, HostStream, ProtectionDomain, Region,
-    RemoteRegion, Result, Side, Work,
+    Access, Address, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, RemoteRegion,
+    Result, Side, Work,
 };
 
 use super::message::Messages;
 use super::options::{Op, Plan};
 use super::pass::Step;
 use super::row::Loop;
+use super::stream::{Ground, Stream};
 
 /// How often a wait looks whether the other process still is there.
 const SLICE: Duration = Duration::from_millis(100);
@@ -68,10 +69,20 @@ impl Patience {
     }
 }
 
+/// Memory for the messages, where they are to lie.
+fn messages_region(domain: &ProtectionDomain, ground: &Ground, len_bytes: u64) -> Result<Region> {
+    #[cfg(feature = "cuda")]
+    if let Some(region) = ground.device_region(domain, len_bytes)? {
+        return Ok(region);
+    }
+    let _ = ground;
+    Region::alloc(domain, len_bytes, Access::ALL)
+}
+
 /// One end.
 pub struct End {
     endpoint: Endpoint,
-    stream: HostStream,
+    stream: Stream,
     no_kernel: bool,
     messages: Arc<Messages>,
     /// Where the peer's messages arrive.
@@ -91,13 +102,14 @@ impl End {
     /// An end that is not connected yet. The two ends of a connection have `seeds` in opposite order.
     pub fn new(
         domain: &ProtectionDomain,
-        stream: &HostStream,
+        ground: &Ground,
+        stream: &Stream,
         plan: &Plan,
         seeds: [u64; 2],
         patience: &Patience,
     ) -> Result<End> {
         let max_bytes = plan.sizes.max_bytes();
-        let region = Region::alloc(domain, Messages::region_bytes(max_bytes), Access::ALL)?;
+        let region = messages_region(domain, ground, Messages::region_bytes(max_bytes))?;
         // The plan's limits keep this below the limit of endpoints.
         let depth = (plan.in_flight() + 2 * plan.steps) as u32;
         let config = EndpointConfig {
@@ -150,20 +162,18 @@ impl End {
             step.run_kernel();
             return Ok(());
         }
-        if !self.validate {
-            // Small enough to lie in the stream's queue: nothing is allocated.
-            return self.stream.launch(move || step.run_kernel());
+        if self.validate {
+            let messages = Arc::clone(&self.messages);
+            let (index, size_bytes) = (step.index, step.size_bytes);
+            self.stream
+                .launch_host(move || messages.fill(index, size_bytes))?;
         }
-        let messages = Arc::clone(&self.messages);
-        self.stream.launch(move || {
-            messages.fill(step.index, step.size_bytes);
-            step.run_kernel();
-        })
+        self.stream.launch_kernel(step)
     }
 
     /// Waits for the stream as applications do, which is CUDA's default: spinning.
     pub fn synchronize(&self) -> Result<()> {
-        let stream: &dyn doorbell::Executor = &self.stream;
+        let stream = self.stream.executor();
         self.patience
             .wait_for_all(|slice| stream.synchronize(slice))
     }
@@ -189,8 +199,9 @@ impl End {
                 self.complete(Side::Send)
             }
             Loop::Async => {
-                self.endpoint.stream_queue_send(&self.stream, &work)?;
-                self.endpoint.stream_wait_cq(&self.stream, Side::Send)?;
+                let stream = self.stream.executor();
+                self.endpoint.stream_queue_send(stream, &work)?;
+                self.endpoint.stream_wait_cq(stream, Side::Send)?;
                 Ok(())
             }
         }
@@ -201,7 +212,10 @@ impl End {
         self.keep_ahead()?;
         match by {
             Loop::Sync => self.complete(Side::Recv)?,
-            Loop::Async => drop(self.endpoint.stream_wait_cq(&self.stream, Side::Recv)?),
+            Loop::Async => drop(
+                self.endpoint
+                    .stream_wait_cq(self.stream.executor(), Side::Recv)?,
+            ),
         }
         self.ahead -= 1;
         Ok(())
@@ -220,7 +234,7 @@ impl End {
             Loop::Async => {
                 let messages = Arc::clone(&self.messages);
                 self.stream
-                    .launch(move || messages.inspect(step, size_bytes))
+                    .launch_host(move || messages.inspect(step, size_bytes))
             }
         }
     }

@@ -6,6 +6,7 @@ mod clock;
 mod end;
 mod link;
 mod message;
+mod nvtx;
 mod options;
 mod pass;
 mod pattern;
@@ -14,6 +15,7 @@ mod progress;
 mod report;
 mod row;
 mod sizes;
+mod stream;
 mod table;
 
 use std::io::Write;
@@ -28,6 +30,7 @@ pub use options::{Exchange, Options, Plan};
 use pass::{follow, measure};
 use report::Report;
 use row::{Row, Setting};
+use stream::Ground;
 
 /// Runs a benchmark.
 ///
@@ -36,9 +39,10 @@ use row::{Row, Setting};
 pub fn run(plan: &Plan, options: &Options) -> Result<()> {
     let name = options.device();
     let device = Device::open(name).with_context(|| format!("--device {name}"))?;
+    let ground = options.ground()?;
     match options.place() {
         Place::Here => {
-            let mut cast = Cast::both(&device, plan)?;
+            let mut cast = Cast::both(&device, &ground, plan)?;
             let setting = cast.setting();
             report(plan, options.output(), &setting, |case| {
                 measure(&mut cast, plan, &setting, case)
@@ -47,7 +51,8 @@ pub fn run(plan: &Plan, options: &Options) -> Result<()> {
         Place::Connect(address) => {
             let mut link =
                 Link::connect(&address, plan).with_context(|| format!("--connect {address}"))?;
-            lead(&mut link, &device, plan, options.output()).map_err(|error| link.part(error))
+            lead(&mut link, &device, &ground, plan, options.output())
+                .map_err(|error| link.part(error))
         }
         Place::Listen(address) => {
             let listener =
@@ -55,14 +60,20 @@ pub fn run(plan: &Plan, options: &Options) -> Result<()> {
             println!("listening at {}", listener.address()?);
             std::io::stdout().flush()?;
             let (mut link, plan) = Link::accept(&listener, options.timeout())?;
-            second(&mut link, &device, &plan).map_err(|error| link.part(error))
+            second(&mut link, &device, &ground, &plan).map_err(|error| link.part(error))
         }
     }
 }
 
 /// Measures, with the other process at the other end.
-fn lead(link: &mut Link, device: &Device, plan: &Plan, output: Output) -> Result<()> {
-    let mut cast = Cast::new(device, plan, Part::First, Some(link.peer_gone()))?;
+fn lead(
+    link: &mut Link,
+    device: &Device,
+    ground: &Ground,
+    plan: &Plan,
+    output: Output,
+) -> Result<()> {
+    let mut cast = Cast::new(device, ground, plan, Part::First, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let setting = cast.setting();
     report(plan, output, &setting, |case| {
@@ -74,8 +85,8 @@ fn lead(link: &mut Link, device: &Device, plan: &Plan, output: Output) -> Result
 }
 
 /// Is the other end for the process that measures.
-fn second(link: &mut Link, device: &Device, plan: &Plan) -> Result<()> {
-    let mut cast = Cast::new(device, plan, Part::Second, Some(link.peer_gone()))?;
+fn second(link: &mut Link, device: &Device, ground: &Ground, plan: &Plan) -> Result<()> {
+    let mut cast = Cast::new(device, ground, plan, Part::Second, Some(link.peer_gone()))?;
     link.introduce(cast.first())?;
     let takes_part = cast.takes_part();
     for case in plan.cases() {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::row::Loop;
 use super::sizes::{self, Sizes};
+use super::stream::{Ground, MemoryKind, StreamKind};
 
 /// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
 const IN_FLIGHT_MAX: u64 = 4096;
@@ -39,6 +40,19 @@ pub struct Options {
     /// The device that this process measures on, as `doorbell info` names it; with --listen and --connect each side has its own
     #[arg(long, value_name = "NAME", default_value = "softcx")]
     device: String,
+
+    /// What kernels and transfers are queued on: threads of this process, or the streams of a GPU, whose time is by its own events at the
+    /// end of each batch
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = StreamKind::Host)]
+    stream: StreamKind,
+
+    /// Where the messages lie, with `--stream cuda`
+    #[arg(long, value_name = "WHERE", value_enum, default_value_t = MemoryKind::Host)]
+    memory: MemoryKind,
+
+    /// Which GPU, with `--stream cuda`
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: u32,
 
     /// How a message goes over: written to the peer's memory, or sent to a receive that the peer posted
     ///
@@ -186,7 +200,21 @@ impl Options {
             seed: self.seed,
             timeout_s: self.timeout_s,
         };
+        if self.memory == MemoryKind::Gpu && self.stream != StreamKind::Cuda {
+            return Err("--memory gpu goes with --stream cuda".into());
+        }
+        if self.memory == MemoryKind::Gpu && self.validate {
+            return Err("--validate goes with --memory host: functions of the host, which look at the bytes, must not call CUDA".into());
+        }
         plan.check().map(|()| plan)
+    }
+
+    /// What streams are made from. No part of the plan, either.
+    ///
+    /// # Errors
+    /// This build or this machine has none.
+    pub fn ground(&self) -> anyhow::Result<Ground> {
+        Ground::new(self.stream, self.memory, self.gpu)
     }
 
     /// The name of the device. No part of the plan: the other process may have another one.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::clock::thread_cpu_time;
+use super::nvtx;
 use super::options::{Case, Plan};
 use super::row::{Loop, Row, Setting, Spread, micros};
 
@@ -27,6 +28,21 @@ pub trait Rig {
 
     /// Waits until the stream has passed the latest mark of `slot`, off the CPU.
     fn wait_batch(&mut self, slot: usize) -> Result<()>;
+
+    /// Gets ready to have the device's time noted so often. False: kernels note their end themselves, by [`Step::run_kernel`].
+    fn begin_notes(&mut self, _count: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Has the device note its time behind what is queued.
+    fn note(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Nanoseconds between notes, after a drain.
+    fn periods_ns(&self) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
 
     /// Waits for everything queued; says what failed of it, bytes that arrived wrong included.
     fn drain(&mut self) -> Result<()>;
@@ -53,6 +69,12 @@ thread_local! {
 }
 
 impl Step {
+    /// Length of the kernel.
+    #[cfg(feature = "cuda")]
+    pub fn kernel(&self) -> Duration {
+        self.kernel
+    }
+
     /// The same step as the other end of a pingpong sees it: its kernels are not those that are timed.
     pub fn untimed(&self) -> Self {
         Self {
@@ -140,9 +162,18 @@ pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -
         stamps: (iteration == 0).then(|| Arc::clone(&stamps)),
         ..step(case, warm_up + iteration)
     });
+    let noted = rig.begin_notes((plan.iterations / plan.steps) as usize + 1)?;
+    let _range = nvtx::Range::new("measured");
     let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
-    drive(rig, plan, case, steps)?;
+    drive(rig, plan, case, steps, noted)?;
     let (wall, cpu) = (start.elapsed(), thread_cpu_time()? - cpu_before);
+    let mut periods = if noted {
+        // The mean of each batch: to note the time of every step would take as long as the step.
+        let batches = rig.periods_ns()?.into_iter();
+        batches.map(|ns| ns / plan.steps).collect()
+    } else {
+        stamps.periods()?
+    };
 
     let iterations = plan.iterations as f64;
     Ok(Row {
@@ -153,8 +184,7 @@ pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -
         size_bytes: case.size_bytes,
         kernel_us: case.kernel_us,
         iterations: plan.iterations,
-        us_per_iter: Spread::of(&mut stamps.periods()?)
-            .context("a row needs two iterations or more")?,
+        us_per_iter: Spread::of(&mut periods).context("a row needs two iterations or more")?,
         msgs_per_s: (iterations / wall.as_secs_f64() * 10.0).round() / 10.0,
         app_cpu_us_per_iter: micros(cpu.as_nanos() as f64 / iterations),
     })
@@ -171,7 +201,8 @@ pub fn follow(rig: &mut impl Rig, plan: &Plan, case: Case) -> Result<()> {
 }
 
 fn unmeasured(rig: &mut impl Rig, plan: &Plan, case: Case, steps: Range<u64>) -> Result<()> {
-    drive(rig, plan, case, steps.map(|index| step(case, index)))
+    let _range = nvtx::Range::new("unmeasured");
+    drive(rig, plan, case, steps.map(|index| step(case, index)), false)
 }
 
 fn step(case: Case, index: u64) -> Step {
@@ -192,11 +223,18 @@ fn drive(
     plan: &Plan,
     case: Case,
     steps: impl Iterator<Item = Step>,
+    noted: bool,
 ) -> Result<()> {
+    if noted {
+        rig.note()?;
+    }
     match case.kind {
         Loop::Sync => {
-            for step in steps {
+            for (count, step) in (1..).zip(steps) {
                 rig.step_sync(step)?;
+                if noted && count % plan.steps == 0 {
+                    rig.note()?;
+                }
             }
         }
         Loop::Async => {
@@ -217,6 +255,9 @@ fn drive(
                 }
                 for step in steps.by_ref().take(plan.steps as usize) {
                     rig.step_async(step)?;
+                }
+                if noted {
+                    rig.note()?;
                 }
                 rig.mark_batch(slot(batch))?;
             }
@@ -320,6 +361,7 @@ mod tests {
             stream: "host".into(),
             path: "direct".into(),
             why: String::new(),
+            gpu: None,
         };
         let case = Case {
             kind,

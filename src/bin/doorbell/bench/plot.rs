@@ -225,6 +225,7 @@ mod tests {
             stream: "host".into(),
             path: "direct".into(),
             why: String::new(),
+            gpu: None,
         }
     }
 

@@ -92,6 +92,7 @@ mod tests {
             stream: "host".into(),
             path: "direct".into(),
             why: "because".into(),
+            gpu: None,
         }
     }
 

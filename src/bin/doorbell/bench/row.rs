@@ -35,6 +35,8 @@ pub struct Setting {
     pub path: String,
     /// Why this path, and why no better one.
     pub why: String,
+    /// The GPU, if there is one: its name, its driver, where the messages lie.
+    pub gpu: Option<String>,
 }
 
 /// A row as `--json` prints it. The keys are an interface: they do not change.

@@ -14,8 +14,12 @@ impl fmt::Display for Head<'_> {
             stream,
             path,
             why,
+            gpu,
         } = self.0;
         writeln!(f, "# nic={nic} stream={stream} path={path} ({why})")?;
+        if let Some(gpu) = gpu {
+            writeln!(f, "# {gpu}")?;
+        }
         write!(
             f,
             "{:>10} {:>10} {:>6} {:>11} {:>10} {:>10} {:>10} {:>10} {:>12} {:>12}",
@@ -69,6 +73,7 @@ mod tests {
             stream: "host".into(),
             path: "direct".into(),
             why: "the stream stores to the UAR".into(),
+            gpu: None,
         };
         let row = sample_row(Loop::Async, 64, 10);
         let text = format!("{}\n{}", Head(&setting), Line(&row));

@@ -1,0 +1,80 @@
+//! Names for what goes on, which profilers show: NVTX ranges, where its library is there. Elsewhere they are nothing.
+#![allow(
+    unsafe_code,
+    reason = "calls a library of C that is loaded when there is one"
+)]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+/// From now until it is dropped, what the thread does has that name.
+pub struct Range(Option<&'static Library>);
+
+/// `nvtxRangePushA` and `nvtxRangePop` of nvToolsExt.h.
+struct Library {
+    push: unsafe extern "C" fn(*const c_char) -> c_int,
+    pop: unsafe extern "C" fn() -> c_int,
+}
+
+impl Range {
+    /// Begins one.
+    pub fn new(name: &str) -> Range {
+        let library = library();
+        if let (Some(library), Ok(name)) = (library, CString::new(name)) {
+            // SAFETY: takes a string, and copies it.
+            unsafe { (library.push)(name.as_ptr()) };
+            return Range(Some(library));
+        }
+        Range(None)
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        if let Some(library) = self.0 {
+            // SAFETY: ends what `new` has begun on this thread: ranges are dropped in the order in which they were made, or later.
+            unsafe { (library.pop)() };
+        }
+    }
+}
+
+fn library() -> Option<&'static Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    LIBRARY.get_or_init(load).as_ref()
+}
+
+fn load() -> Option<Library> {
+    // SAFETY: a library of NVIDIA's with no constructors that need anything; it stays loaded.
+    let library = unsafe { libc::dlopen(c"libnvToolsExt.so.1".as_ptr(), libc::RTLD_NOW) };
+    if library.is_null() {
+        return None;
+    }
+    let find = |name: &std::ffi::CStr| -> Option<*mut c_void> {
+        // SAFETY: a library that is loaded, and a string.
+        let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
+        (!symbol.is_null()).then_some(symbol)
+    };
+    let (push, pop) = (find(c"nvtxRangePushA")?, find(c"nvtxRangePop")?);
+    // SAFETY: functions of these types, by the library's header.
+    unsafe {
+        Some(Library {
+            push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(
+                push,
+            ),
+            pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(pop),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_is_no_library_a_range_is_nothing() {
+        let outer = Range::new("outer");
+        let inner = Range::new("in\0ner");
+        assert!(inner.0.is_none());
+        assert_eq!(outer.0.is_some(), library().is_some());
+    }
+}

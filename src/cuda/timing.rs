@@ -1,0 +1,87 @@
+//! Time as the GPU has it: events of the driver, for who measures.
+#![allow(unsafe_code)] // calls the driver
+
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUevent, CUevent_flags};
+
+use super::driver::check;
+use super::{CudaContext, CudaStream};
+use crate::Result;
+
+/// A moment of a stream, noted by the GPU (`cuEventRecord`). It orders nothing: for that there is [`Event`](crate::Event).
+#[derive(Debug)]
+pub struct TimingEvent {
+    context: CudaContext,
+    raw: CUevent,
+}
+
+// SAFETY: an event's handle may be used from any thread; the driver locks.
+unsafe impl Send for TimingEvent {}
+// SAFETY: as above.
+unsafe impl Sync for TimingEvent {}
+
+impl TimingEvent {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn new(context: &CudaContext) -> Result<TimingEvent> {
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, which is destroyed with this object.
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_DEFAULT as u32)
+        })?;
+        let context = context.clone();
+        Ok(TimingEvent { context, raw })
+    }
+
+    /// Has the stream note the time when it has done what is queued so far. A later call has it noted anew.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda), a stream of another context among them.
+    pub fn record(&self, stream: &CudaStream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: an event and a stream that live.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.raw, stream.raw())
+        })
+    }
+
+    /// Waits, spinning, until the stream has come to it; at once if it was never recorded.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda), those of work queued earlier among them.
+    pub fn synchronize(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: an event that lives.
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.raw)
+        })
+    }
+
+    /// The time from `earlier` to this one, both of which have passed. The driver resolves half a microsecond (`cuEventElapsedTime`); an
+    /// order the other way round is a time of zero.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda): one was never recorded, or has not passed yet.
+    pub fn since(&self, earlier: &TimingEvent) -> Result<Duration> {
+        let _entered = self.context.enter()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: writes one float.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&mut ms, earlier.raw, self.raw)
+        })?;
+        Ok(Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default())
+    }
+}
+
+impl Drop for TimingEvent {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made by `new`. One that is still to be noted is destroyed after that, as the driver says.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `doorbell bench --stream cuda`, run as its users run it. No figure is judged here: over the stand-in for the driver none means anything.
+#![cfg(all(feature = "cuda", not(loom)))]
+
+#[path = "rig/standin.rs"]
+mod standin;
+mod waived;
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use standin::is_standin;
+use waived::waived;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const QUICK: &str = "--iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 0,5";
+
+/// Whether the test is WAIVED: there is no driver.
+fn has_no_driver(test: &str) -> bool {
+    let missing = doorbell::CudaContext::primary(0).err();
+    if let Some(error) = &missing {
+        assert!(!is_standin(), "{error}");
+        waived(test, &error.to_string());
+    }
+    missing.is_some()
+}
+
+fn device() -> String {
+    std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into())
+}
+
+fn run(line: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+        .args(line.split_whitespace())
+        .args(["--device", &device()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LIMIT {
+            let _ = child.kill();
+            panic!("`{line}` hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn rows_of_either_loop_have_the_devices_time() {
+    if has_no_driver("rows_of_either_loop_have_the_devices_time") {
+        return;
+    }
+    for line in [
+        "bench loop --op write",
+        "bench loop --op send --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let output = run(&format!("{line} {QUICK} --stream cuda --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 4, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda");
+            assert_eq!(row["iterations"], 40);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            // The kernel is in every batch; the device's clock steps by half a microsecond.
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+}
+
+#[test]
+fn messages_lie_in_the_gpus_memory_if_they_are_to() {
+    let test = "messages_lie_in_the_gpus_memory_if_they_are_to";
+    if has_no_driver(test) {
+        return;
+    }
+    if !device().starts_with("softcx") {
+        return waived(test, "only softcx reaches the memory of every GPU");
+    }
+    for which in ["loop", "pingpong"] {
+        let output = run(&format!("bench {which} {QUICK} --stream cuda --memory gpu"));
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[0].contains("stream=cuda path="), "{said}");
+        assert!(lines[1].starts_with("# gpu="), "{said}");
+        assert!(lines[1].contains("driver=CUDA-"), "{said}");
+        assert!(lines[1].contains("memory=gpu"), "{said}");
+        assert_eq!(lines[1].contains("stand-in"), is_standin(), "{said}");
+        assert_eq!(lines.len(), 3 + 4, "{said}");
+    }
+}
+
+#[test]
+fn what_goes_not_together_is_said() {
+    for (line, reason) in [
+        ("--memory gpu", "--stream cuda"),
+        ("--memory gpu --stream cuda --validate", "--memory host"),
+        ("--stream gpu", "possible values: host, cuda"),
+    ] {
+        let output = run(&format!("bench loop {line}"));
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        let said = text(&output.stderr);
+        assert!(said.contains(reason), "{line}: {said}");
+    }
+    let output = run("bench loop --stream cuda --gpu 10000");
+    assert_eq!(output.status.code(), Some(1));
+}
