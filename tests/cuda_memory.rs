@@ -703,6 +703,11 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                         ];
                         assert!(status.is_some_and(|it| expected.contains(&it)), "{error}");
                         assert!(began.elapsed() < BOUND / 4, "{:?}", began.elapsed());
+                        let why = gpus[0].buffer.copy_failure();
+                        assert!(
+                            matches!(why, Some(Error::Cuda { code: 999, .. })),
+                            "{why:?}"
+                        );
                     }
                 }
                 pair.reset();

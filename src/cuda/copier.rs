@@ -35,6 +35,8 @@ pub(crate) struct Copier {
     staging: Mutex<Option<Staging>>,
     /// A copy has not ended in time. It may still use the staging memory, and nothing more goes through here.
     stuck: AtomicBool,
+    /// Why the last copy of a device failed, which itself can only tell that it did.
+    failure: Mutex<Option<Error>>,
 }
 
 struct Staging {
@@ -85,7 +87,19 @@ impl Copier {
                 pages,
             })),
             stuck: AtomicBool::new(false),
+            failure: Mutex::default(),
         })
+    }
+
+    /// Why the last copy failed that a device wanted; none has if there is nothing.
+    pub(super) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    #[cold]
+    fn fault(&self, error: Error) -> Fault {
+        *lock(&self.failure) = Some(error);
+        Fault
     }
 
     /// Copies out of the device's memory.
@@ -376,17 +390,17 @@ impl<'a> Cursor<'a> {
 unsafe impl Foreign for Copier {
     unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
         // SAFETY: the caller's promise.
-        unsafe { self.fetch_all(own, theirs) }.map_err(|_| Fault)
+        unsafe { self.fetch_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
     unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
         // SAFETY: the caller's promise.
-        unsafe { self.put_all(own, theirs) }.map_err(|_| Fault)
+        unsafe { self.put_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
     unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), Fault> {
         // SAFETY: the caller's promise.
-        unsafe { self.shift_all(moves) }.map_err(|_| Fault)
+        unsafe { self.shift_all(moves) }.map_err(|error| self.fault(error))
     }
 }
 

@@ -206,6 +206,13 @@ impl DeviceBuffer {
         unsafe { self.copier.copy_out(from, bytes) }
     }
 
+    /// Why the last copy failed that a software NIC had made of memory of this context: the completion of a work request can only say that
+    /// memory was not to be had.
+    #[must_use]
+    pub fn copy_failure(&self) -> Option<Error> {
+        self.copier.failure()
+    }
+
     fn at(&self, argument: &'static str, offset: u64, len_bytes: u64) -> Result<CUdeviceptr> {
         if offset <= self.len_bytes && len_bytes <= self.len_bytes - offset {
             return Ok(self.ptr + offset);

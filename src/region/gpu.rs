@@ -17,7 +17,7 @@ impl Region {
     /// - `softcx` has it copied by the GPU's copy engines, on a stream of their own that waits for no other ([`Kind::Copied`]). A completion
     ///   comes when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a
     ///   card's without PCIe atomics, and not towards kernels. If a copy fails, as with a context that is gone, the work request does, and
-    ///   [`DeviceBuffer`] tells why.
+    ///   [`DeviceBuffer::copy_failure`] tells why.
     /// - Any other device reaches it by itself, by dmabuf or peermem: [`Region::reach`].
     ///
     /// The calls of the region that are the processor's, as [`Region::read`], are refused.

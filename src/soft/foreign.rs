@@ -273,7 +273,66 @@ mod tests {
                 .copy(place, Place::local(got.as_mut_ptr().wrapping_add(5)), 4)
                 .unwrap();
         }
+        bench.copies.settle();
         assert_eq!(got[5..], [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_collected_for_this_process_is_there_when_it_is_looked_at() {
+        let mut bench = Bench::new();
+        let mut own = [0_u64; 16];
+        let start = own.as_mut_ptr().cast::<u8>();
+        let here = |offset: usize| Place::local(start.wrapping_add(offset));
+        let bring = |bench: &mut Bench, from: u64, into: usize| {
+            // SAFETY: within `own`, and the double checks the range.
+            unsafe { bench.copies.copy(bench.place(from), here(into), 8) }.unwrap();
+        };
+        let mut got = [0; 8];
+        // SAFETY: all within `own`.
+        unsafe {
+            bring(&mut bench, 8, 0);
+            bring(&mut bench, 16, 8);
+            assert!(bench.calls().is_empty());
+            bench.copies.load(here(8), &mut got).unwrap();
+            assert_eq!(got, [16, 17, 18, 19, 20, 21, 22, 23]);
+            assert_eq!(bench.calls(), ["fetch"]);
+            // What is stored later stays.
+            bring(&mut bench, 32, 0);
+            bench.copies.store(here(0), &[7; 8]).unwrap();
+            bring(&mut bench, 40, 16);
+            bench.copies.copy(here(16), here(24), 8).unwrap();
+            bring(&mut bench, 0, 32);
+            assert_eq!(
+                bench.copies.fetch_add(here(32), 1),
+                Ok(0x0706_0504_0302_0100)
+            );
+            bring(&mut bench, 0, 40);
+            let swapped = bench
+                .copies
+                .compare_swap(here(40), 0x0706_0504_0302_0100, 9);
+            assert_eq!(swapped, Ok(0x0706_0504_0302_0100));
+            // And back from where it was brought to.
+            bring(&mut bench, 48, 48);
+            bench.copies.copy(here(48), bench.place(100), 8).unwrap();
+            bench.copies.settle();
+            let mut word = |offset| {
+                bench.copies.load(here(offset), &mut got).unwrap();
+                got
+            };
+            assert_eq!(word(0), [7; 8]);
+            assert_eq!(word(24), [40, 41, 42, 43, 44, 45, 46, 47]);
+            assert_eq!(word(40), 9_u64.to_ne_bytes());
+        }
+        assert_eq!(bench.bytes(100, 8), [48, 49, 50, 51, 52, 53, 54, 55]);
+        // For whom it fails is told, behind it.
+        bench.copies.work_for(3, false);
+        bring(&mut bench, 0, 0);
+        bench
+            .other
+            .broken
+            .store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(!bench.copies.settle_for(4));
+        assert!(bench.copies.settle_for(3));
     }
 
     #[test]

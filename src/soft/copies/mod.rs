@@ -3,7 +3,7 @@
 //! Inside this process they are plain copies, made at once. Others' memory is reached by system calls, so copies into it are
 //! collected and made together: when something is to be told that they come before (a completion, an acknowledgement, a
 //! freed slot), when something is to be read, or when enough have come together. Other devices' memory is reached in the same way, by
-//! copies that their owner makes.
+//! copies that their owner makes; and since each such call is dear, copies out of it into this process are collected as well.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
 mod pieces;
@@ -48,6 +48,8 @@ pub(crate) struct Copies {
     moves: Vec<Move>,
     /// A packet's bytes could not be read, which are in another device's memory.
     lost_source: bool,
+    /// What is collected is to be copied into this process.
+    brings: bool,
 }
 
 impl Default for Copies {
@@ -66,6 +68,7 @@ impl Default for Copies {
             spans: [Vec::new(), Vec::new()],
             moves: Vec::new(),
             lost_source: false,
+            brings: false,
         }
     }
 }
@@ -81,6 +84,14 @@ impl Copies {
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !self.pieces.is_empty() {
+            self.make_pieces();
+        }
+    }
+
+    /// Makes what was collected for memory of this process, which is about to be read or written.
+    #[inline]
+    fn settle_here(&mut self) {
+        if self.brings {
             self.make_pieces();
         }
     }
@@ -147,8 +158,11 @@ impl Copies {
     #[inline]
     pub(crate) unsafe fn load(&mut self, from: Place, into: &mut [u8]) -> Result<(), Fault> {
         match from.pointer() {
-            // SAFETY: the caller's promise.
-            Some(from) => unsafe { dma::copy_out(from, into) },
+            Some(from) => {
+                self.settle_here();
+                // SAFETY: the caller's promise.
+                unsafe { dma::copy_out(from, into) }
+            }
             None if into.is_empty() => {}
             None => {
                 self.settle();
@@ -165,8 +179,11 @@ impl Copies {
     #[inline]
     pub(crate) unsafe fn store(&mut self, into: Place, from: &[u8]) -> Result<(), Fault> {
         match into.pointer() {
-            // SAFETY: the caller's promise.
-            Some(into) => unsafe { dma::copy_in(into, from) },
+            Some(into) => {
+                self.settle_here();
+                // SAFETY: the caller's promise.
+                unsafe { dma::copy_in(into, from) }
+            }
             None if from.is_empty() => {}
             None => self.keep(into, from)?,
         }
@@ -202,18 +219,21 @@ impl Copies {
     ) -> Result<(), Fault> {
         match (from.pointer(), into.pointer()) {
             (Some(from), Some(into)) => {
+                self.settle_here();
                 // SAFETY: the caller's promise.
                 unsafe { dma::copy_across(from, into, len_bytes) };
                 Ok(())
             }
-            (None, Some(into)) => self.fetch(from, into, len_bytes),
+            (None, Some(at)) if self.fetching || !from.space.is_foreign() => {
+                self.fetch(from, at, len_bytes)
+            }
             _ if len_bytes == 0 => Ok(()),
             (Some(start), None) => {
                 self.make_room(into.space, len_bytes);
                 self.collect(From::Here(start.expose_provenance()), into, len_bytes);
                 Ok(())
             }
-            (None, None) => {
+            (None, _) => {
                 self.collect_far(from, into, len_bytes);
                 Ok(())
             }
@@ -269,14 +289,16 @@ impl Copies {
                         },
                     );
                 }
+                let space = run[0].0.space;
                 // SAFETY: the caller's promise.
-                unsafe { run[0].0.space.fetch(own, theirs) }?;
+                unsafe { space.fetch(own, theirs) }
+                    .inspect_err(|_| self.lost_source |= space.is_foreign())?;
             }
         }
         Ok(())
     }
 
-    /// Between two other processes, or inside of one.
+    /// Between two other processes, inside of one, or out of another device.
     fn collect_far(&mut self, from: Place, into: Place, len_bytes: usize) {
         let mut done = 0;
         while done < len_bytes {
@@ -310,6 +332,7 @@ impl Copies {
 
     fn collect(&mut self, from: From, into: Place, len_bytes: usize) {
         self.bytes += len_bytes;
+        self.brings = into.space.is_local();
         let cause = self.cause;
         if let Some(last) = self.pieces.last_mut() {
             let behind = last.len_bytes as u64;

@@ -49,9 +49,13 @@ impl Copies {
         self.pieces.clear();
         self.kept.clear();
         self.bytes = 0;
+        self.brings = false;
     }
 
     fn make(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        if self.space.is_local() {
+            return self.bring(pieces);
+        }
         if self.space.is_foreign() && self.shifts(pieces) {
             return self.shift(pieces);
         }
@@ -103,6 +107,39 @@ impl Copies {
         // SAFETY: bytes of this process that were to stay, or that are in the two buffers, which have as many; the space is
         // another process's.
         unsafe { self.space.put(own, theirs) }
+    }
+
+    /// Copies out of other devices into this process.
+    fn bring(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+        let from = |piece: &Piece| match piece.from {
+            From::There(from) => Ok(from),
+            _ => Err(Fault),
+        };
+        let [own, theirs] = &mut self.spans;
+        for run in pieces.chunk_by(|a, b| from(a).map(|at| at.space) == from(b).map(|at| at.space))
+        {
+            own.clear();
+            theirs.clear();
+            let mut space = None;
+            for piece in run {
+                let (at, len_bytes) = (from(piece)?, piece.len_bytes);
+                let (addr, into) = (at.addr, piece.into);
+                push(
+                    own,
+                    Span {
+                        addr: into,
+                        len_bytes,
+                    },
+                );
+                push(theirs, Span { addr, len_bytes });
+                space = Some(at.space);
+            }
+            if let Some(space) = space {
+                // SAFETY: both were resolved by the caller's promise (of `copy`).
+                unsafe { space.fetch(own, theirs) }?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether all of it stays in one other device's memory, which can copy it by itself.

@@ -15,6 +15,7 @@ impl Copies {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
+                self.settle_here();
                 return Ok(dma::fetch_add(at, add));
             }
             let old = self.word(at)?;
@@ -36,6 +37,7 @@ impl Copies {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
+                self.settle_here();
                 return Ok(dma::compare_swap(at, compare, swap));
             }
             let old = self.word(at)?;

@@ -348,6 +348,7 @@ impl Core {
 
 /// Puts a packet on a lane. `false` if there is no room.
 #[inline]
+#[allow(unsafe_code)] // slots are raw memory
 fn pass(keys: &Keys, copies: &mut Copies, lane: &Lane, packet: &Packet) -> bool {
     let source = Source::of(&packet.payload, packet.header.payload_bytes);
     if source.len_bytes() as usize > MAX_PAYLOAD_BYTES {
@@ -355,7 +356,10 @@ fn pass(keys: &Keys, copies: &mut Copies, lane: &Lane, packet: &Packet) -> bool 
     }
     let mut filled = true;
     let sent = lane.send(&packet.header, |slot| {
-        filled = fill(keys, copies, &source, slot);
+        copies.begin_fetches();
+        let begun = fill(keys, copies, &source, slot);
+        // SAFETY: a slot of the lane, which is ours until it is published.
+        filled = unsafe { copies.end_fetches() }.is_ok() && begun;
         filled
     });
     if !filled && packet.header.kind == Kind::ReadResponse {
@@ -383,6 +387,8 @@ fn pass_group(keys: &Keys, copies: &mut Copies, lane: &Lane, queue: &VecDeque<Pa
     }
     // SAFETY: slots of the lane, which are ours until they are published.
     if unsafe { copies.end_fetches() }.is_err() {
+        // Of which packet, is found out when each goes alone.
+        copies.take_lost_source();
         return 0;
     }
     for (packet, count) in queue.iter().take(filled).zip(first..) {
