@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::bounce::CudaEngine;
-use doorbell::region::{Kind, Reach};
+use doorbell::region::{CacheConfig, DeviceCache, Kind, Reach};
 use doorbell::{
     Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
     Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work,
@@ -593,7 +593,7 @@ fn memory_of_others_is_looked_at_before_it_is_used() {
     );
     assert!(matches!(
         take(host.as_ptr() as u64, 64),
-        Err(Error::Cuda { code: 1, .. })
+        Err(Error::State { .. })
     ));
     assert!(matches!(take(ptr, 0), Err(Error::Range { .. })));
     let mut raw = std::ptr::null_mut();
@@ -1352,4 +1352,126 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
         kept.alloc(64).unwrap().copy_from_host(0, &[1]).unwrap();
         assert_eq!(kept.to_cudarc().unwrap().cu_ctx(), raw);
     }
+}
+
+/// A child of this test has a driver that gives addresses out again.
+#[test]
+fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
+    let _alone = alone();
+    let test = "a_cache_registers_an_allocation_once_and_anew_when_it_is_another";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let config = CacheConfig {
+        max_entries: 4,
+        max_bytes: 1 << 20,
+    };
+    let cache = DeviceCache::new(&pair.domain, &config).unwrap();
+    let get = |ptr, len_bytes, access| {
+        // SAFETY: no region is used after its memory.
+        unsafe { cache.get(&context, ptr, len_bytes, access) }
+    };
+    let buffers: Vec<_> = (0..6).map(|_| context.alloc(100_000).unwrap()).collect();
+    let first = get(buffers[0].ptr() + 7, 100, Access::ALL).unwrap();
+    assert_eq!((first.offset, first.region.len_bytes()), (7, 100_000));
+    let again = get(buffers[0].ptr() + 99_999, 1, Access::ALL).unwrap();
+    assert_eq!(
+        (again.offset, again.region.id()),
+        (99_999, first.region.id())
+    );
+    let reads = get(buffers[0].ptr(), 1, Access::REMOTE_READ).unwrap();
+    assert_ne!(reads.region.id(), first.region.id());
+    let beyond = get(buffers[0].ptr() + 7, 99_994, Access::ALL);
+    assert!(matches!(beyond, Err(Error::State { .. })), "{beyond:?}");
+    let counters = cache.counters();
+    assert_eq!((counters.hits, counters.misses), (1, 2));
+    // What comes of it is a region like any other.
+    buffers[0].copy_from_host(7, &[4; 100]).unwrap();
+    let host = pair.region(100);
+    let remote = host.remote();
+    let source = [first.region.slice(first.offset, 100).unwrap()];
+    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    assert!(host.is_filled_with(0, 100, 4).unwrap());
+    // What is in use stays; of the others the oldest goes.
+    drop(reads);
+    for buffer in &buffers[1..] {
+        get(buffer.ptr(), 1, Access::ALL).unwrap();
+    }
+    assert_eq!(
+        (cache.size(), cache.counters().evictions),
+        ((4, 400_000), 3)
+    );
+    assert_eq!(
+        get(buffers[0].ptr(), 1, Access::ALL).unwrap().region.id(),
+        first.region.id()
+    );
+    let large = context.alloc(2 << 20).unwrap();
+    get(large.ptr(), 1, Access::ALL).unwrap();
+    assert_eq!((cache.size().0, cache.counters().unkept), (4, 1));
+    assert_eq!(cache.invalidate(buffers[5].ptr() + 99_999, 1), 1);
+    assert_eq!(cache.invalidate(buffers[5].ptr(), 100_000), 0);
+    assert_eq!(cache.size(), (3, 300_000));
+    for (max_entries, max_bytes) in [(0, 1), (1, 0), (u32::MAX, 1)] {
+        let config = CacheConfig {
+            max_entries,
+            max_bytes,
+        };
+        let refused = DeviceCache::new(&pair.domain, &config);
+        assert!(matches!(refused, Err(Error::Range { .. })), "{refused:?}");
+    }
+    if !is_standin() {
+        return waived(test, "which address a real driver gives is its own affair");
+    }
+    const HAS: &str = "DOORBELL_CUDA_STANDIN_HAS";
+    if std::env::var_os(HAS).is_none() {
+        limit.step(1, BOUND);
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(HAS, "reuse")
+            .output()
+            .unwrap();
+        assert!(
+            child.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&child.stdout),
+            String::from_utf8_lossy(&child.stderr)
+        );
+        return;
+    }
+    // Somebody else's memory, freed and allocated behind the cache's back.
+    let allocate = || {
+        let mut ptr = 0;
+        // SAFETY: writes one address.
+        unsafe {
+            assert_eq!(
+                sys::cuCtxSetCurrent(context.raw()),
+                sys::CUresult::CUDA_SUCCESS
+            );
+            assert_eq!(
+                sys::cuMemAlloc_v2(&mut ptr, 77_777),
+                sys::CUresult::CUDA_SUCCESS
+            );
+        }
+        ptr
+    };
+    let ptr = allocate();
+    let old = get(ptr, 8, Access::ALL).unwrap().region.id();
+    assert_eq!(get(ptr, 8, Access::ALL).unwrap().region.id(), old);
+    let invalidations = cache.counters().invalidations;
+    // SAFETY: allocated above, and not used.
+    let freed = unsafe { sys::cuMemFree_v2(ptr) };
+    assert_eq!(freed, sys::CUresult::CUDA_SUCCESS);
+    assert!(get(ptr, 8, Access::ALL).is_err());
+    assert_eq!(allocate(), ptr);
+    let new = get(ptr, 8, Access::ALL).unwrap();
+    assert_ne!(new.region.id(), old);
+    assert_eq!(cache.counters().invalidations, invalidations + 1);
+    let source = [new.region.slice(0, 8).unwrap()];
+    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    drop(new);
+    // SAFETY: as above; the region in the cache is not used any more.
+    let freed = unsafe { sys::cuMemFree_v2(ptr) };
+    assert_eq!(freed, sys::CUresult::CUDA_SUCCESS);
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Range`] for a length of 0; [`Error::State`] if it is no device memory, managed memory, memory of another context or device,
-    /// or if the allocation ends before; [`Error::Cuda`], if the driver does not know the address.
+    /// or if the allocation ends before; [`Error::Cuda`].
     ///
     /// # Safety
     /// The memory is not freed before the last handle is gone, those of regions and of work that uses them included.
@@ -137,13 +138,13 @@ impl DeviceBuffer {
     ) -> Result<DeviceBuffer> {
         check_len(len_bytes)?;
         let entered = Quietly::enter(context)?;
-        let (start, allocated) = look(context, ptr, len_bytes)?;
+        let found = look(context, ptr, len_bytes)?;
         sync_operations(ptr);
         drop(entered);
         let memory = Memory {
             context: context.clone(),
-            start,
-            len_bytes: allocated,
+            start: found.start,
+            len_bytes: found.len_bytes,
             owner,
         };
         Ok(DeviceBuffer {
@@ -376,8 +377,32 @@ fn sync_operations(ptr: CUdeviceptr) {
     };
 }
 
-/// The allocation that an address is in: its start and length.
-fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<(CUdeviceptr, u64)> {
+/// An allocation as the driver knows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) start: CUdeviceptr,
+    pub(crate) len_bytes: u64,
+    /// No other one of the process has or had it.
+    pub(crate) number: u64,
+}
+
+impl Allocation {
+    /// The one that these bytes are part of.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::from_raw`].
+    pub(crate) fn of(
+        context: &CudaContext,
+        ptr: CUdeviceptr,
+        len_bytes: u64,
+    ) -> Result<Allocation> {
+        check_len(len_bytes)?;
+        let _entered = Quietly::enter(context)?;
+        look(context, ptr, len_bytes)
+    }
+}
+
+fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<Allocation> {
     use CUpointer_attribute as Attribute;
     let no = |reason: String| {
         Err(Error::State {
@@ -385,55 +410,70 @@ fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<(CUde
             reason: format!("{len_bytes} bytes at {ptr:#x}: {reason}"),
         })
     };
-    let word = |attribute| {
-        let mut value = 0_u32;
-        // SAFETY: writes a value of four bytes, which is what these attributes have; a flag may be one byte, and the rest is 0.
-        check("cuPointerGetAttribute", unsafe {
-            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr)
-        })
-        .map(|()| value)
-    };
-    let long = |attribute| {
-        let mut value = 0_u64;
-        // SAFETY: writes a value of eight bytes, which is what these attributes have.
-        check("cuPointerGetAttribute", unsafe {
-            sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr)
-        })
-        .map(|()| value)
-    };
-    if word(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?
-        != CUmemorytype::CU_MEMORYTYPE_DEVICE as u32
-    {
+    // Of what does not exist for a pointer, this call gives zeros; that for one attribute fails.
+    let (mut kind, mut managed, mut device) = (0_u32, 0_u32, -1_i32);
+    let (mut owner, mut start, mut allocated, mut number) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let mut attributes = [
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+    ];
+    let mut values: [*mut c_void; 7] = [
+        (&raw mut kind).cast(),
+        (&raw mut managed).cast(),
+        (&raw mut device).cast(),
+        (&raw mut owner).cast(),
+        (&raw mut start).cast(),
+        (&raw mut allocated).cast(),
+        (&raw mut number).cast(),
+    ];
+    // SAFETY: writes values of at most the length of those, as cuda.h has them.
+    check("cuPointerGetAttributes", unsafe {
+        sys::cuPointerGetAttributes(
+            attributes.len() as u32,
+            attributes.as_mut_ptr(),
+            values.as_mut_ptr(),
+            ptr,
+        )
+    })?;
+    if kind == CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
         return no(
             "the driver says that it is memory of the host, which a region registers as such"
                 .into(),
         );
     }
-    if word(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0 {
+    if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
+        return no("the driver knows of no memory of a device there".into());
+    }
+    if managed != 0 {
         return no("managed memory, which moves between host and device".into());
     }
-    let device = word(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
-    if i64::from(device) != i64::from(context.device()) {
+    if device != context.device() {
         return no(format!(
             "memory of device {device}, not of {}",
             context.device()
         ));
     }
     // Not every memory has a context.
-    let of = long(Attribute::CU_POINTER_ATTRIBUTE_CONTEXT).unwrap_or(0);
-    if of != 0 && of != context.key() {
+    if owner != 0 && owner != context.key() {
         return no(format!(
-            "memory of the context {of:#x}, not of {:#x}",
+            "memory of the context {owner:#x}, not of {:#x}",
             context.key()
         ));
     }
-    let start = long(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
-    let allocated = long(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
     let offset = ptr.wrapping_sub(start);
     if offset > allocated || len_bytes > allocated - offset {
         return no(format!(
             "the allocation has {allocated} bytes at {start:#x}"
         ));
     }
-    Ok((start, allocated))
+    Ok(Allocation {
+        start,
+        len_bytes: allocated,
+        number,
+    })
 }

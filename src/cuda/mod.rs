@@ -31,6 +31,6 @@ pub use context::CudaContext;
 pub(crate) use copy_stream::{CopyStream, Way};
 pub(crate) use graph::{Draft, Exec};
 pub use memory::DeviceBuffer;
-pub(crate) use memory::HeldBuffer;
+pub(crate) use memory::{Allocation, HeldBuffer};
 pub use stream::CudaStream;
 pub use timing::TimingEvent;

@@ -33,6 +33,32 @@ impl Default for CacheConfig {
     }
 }
 
+impl CacheConfig {
+    /// # Errors
+    /// [`Error::Range`] for a limit of 0 or too large.
+    pub(super) fn check(&self) -> Result<()> {
+        let limits = [
+            (
+                "max_entries",
+                u64::from(self.max_entries),
+                u64::from(ENTRIES_MAX),
+            ),
+            ("max_bytes", self.max_bytes, u64::MAX),
+        ];
+        for (argument, value, max) in limits {
+            if !(1..=max).contains(&value) {
+                return Err(Error::Range {
+                    argument,
+                    value,
+                    min: 1,
+                    max,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What a cache has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheCounters {
@@ -198,24 +224,7 @@ impl RegionCache {
         invalidation: Invalidation,
         monitor: Option<Arc<Monitor>>,
     ) -> Result<RegionCache> {
-        let limits = [
-            (
-                "max_entries",
-                u64::from(config.max_entries),
-                u64::from(ENTRIES_MAX),
-            ),
-            ("max_bytes", config.max_bytes, u64::MAX),
-        ];
-        for (argument, value, max) in limits {
-            if !(1..=max).contains(&value) {
-                return Err(Error::Range {
-                    argument,
-                    value,
-                    min: 1,
-                    max,
-                });
-            }
-        }
+        config.check()?;
         let parent = Parent::new()?;
         let table = Table::new(config.max_entries as usize, config.max_bytes);
         let table = Arc::new(Mutex::new(table));

@@ -5,6 +5,8 @@ mod control;
 mod device;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod gpu_cache;
 mod huge;
 mod ladder;
 mod mapping;
@@ -18,6 +20,8 @@ pub use crate::nic::{Access, Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
+#[cfg(feature = "cuda")]
+pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
 pub use ladder::{DeviceMemory, Kind, Reach};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};

@@ -129,7 +129,11 @@ pub fn remove(kind: Kind, address: u64) -> Option<Arc<Block>> {
         .cloned()?;
     // Freeing waits for the device, as the driver's does (cuMemFree: no implicit synchronization only for what cuMemAllocAsync gave).
     found.context.wait_idle();
-    blocks().remove(&found.start)
+    let removed = blocks().remove(&found.start);
+    if kind == Kind::Device && settings().has("reuse") {
+        reservation::reuse(found.start, found.len);
+    }
+    removed
 }
 
 /// What a device reaches at an address.

@@ -6,13 +6,15 @@ use std::sync::Mutex;
 
 use crate::call::{CUresult, Outcome};
 
-/// All device addresses of a process. They are not given out twice, so that what was freed is found out.
+/// All device addresses of a process. They are not given out twice, so that what was freed is found out, unless the settings say so.
 const SPAN: u64 = 1 << 40;
 pub const PAGE: u64 = 4096;
 
 struct Span {
     start: u64,
     next: u64,
+    /// Ranges to be given out again: where they begin, and how long they are.
+    freed: Vec<(u64, u64)>,
 }
 
 static ADDRESSES: Mutex<Option<Span>> = Mutex::new(None);
@@ -43,12 +45,19 @@ pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
         let (start, len) = found.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         LIMIT.store(start + len, std::sync::atomic::Ordering::Release);
         START.store(start, std::sync::atomic::Ordering::Release);
-        *addresses = Some(Span { start, next: start });
+        *addresses = Some(Span {
+            start,
+            next: start,
+            freed: Vec::new(),
+        });
     }
     let span = addresses
         .as_mut()
         .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     debug_assert!(span.start <= span.next);
+    if let Some(found) = span.freed.iter().position(|(_, freed)| *freed == len) {
+        return Ok(span.freed.swap_remove(found).0);
+    }
     let at = span.next.next_multiple_of(align);
     let end = at
         .checked_add(len.next_multiple_of(PAGE) + PAGE)
@@ -58,6 +67,16 @@ pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
     }
     span.next = end;
     Ok(at)
+}
+
+/// Has the next range of that length be this one.
+pub fn reuse(start: u64, len: u64) {
+    let mut addresses = ADDRESSES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(span) = addresses.as_mut() {
+        span.freed.push((start, len));
+    }
 }
 
 static START: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
