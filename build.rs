@@ -38,7 +38,9 @@ const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
 /// has the reason.
 fn kernels() {
-    println!("cargo::rerun-if-changed=cuda/kernels.cu");
+    for file in ["kernels.cu", "doorbell_execute.h", "doorbell_peer.h"] {
+        println!("cargo::rerun-if-changed=cuda/{file}");
+    }
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
     println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");

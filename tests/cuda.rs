@@ -16,19 +16,29 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
+use doorbell::cuda::Execution;
 use doorbell::region::Access;
 use doorbell::{
     Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, HostStream,
     Region, Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{alone, context};
-use rig::{Limit, Pair, Random, SOON, device, from_env};
+use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
 use standin::{Fault, is_standin};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 const OUT_OF_MEMORY: u32 = 2;
+
+/// A stream of the kind that is asked for: `DOORBELL_TEST_STREAM`.
+fn new_stream(context: &CudaContext, name: &str) -> CudaStream {
+    let stream = CudaStream::new(context, name).unwrap();
+    if by_kernel() {
+        return stream.with_execution(Execution::Kernel).unwrap();
+    }
+    stream
+}
 
 fn config() -> EndpointConfig {
     EndpointConfig {
@@ -98,14 +108,14 @@ fn sixty_four_sends_take_one_call_of_the_driver() {
     let _alone = alone();
     let test = "sixty_four_sends_take_one_call_of_the_driver";
     let Some(context) = context(test) else { return };
-    let stream = CudaStream::new(&context, "batch").unwrap();
+    let stream = new_stream(&context, "batch");
     let mut bench = Bench::new();
     bench.works(&stream, 1);
     let mut batch: Vec<_> = (0..64)
         .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
         .collect();
     // A second call would fail.
-    let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:1,nth=2") else {
+    let Some(fault) = Fault::new(test, &format!("{}:1,nth=2", queueing().1)) else {
         return;
     };
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
@@ -133,19 +143,19 @@ fn what_the_driver_refuses_is_not_queued() {
     let _alone = alone();
     let test = "what_the_driver_refuses_is_not_queued";
     let Some(context) = context(test) else { return };
-    let stream = CudaStream::new(&context, "refused").unwrap();
+    let stream = new_stream(&context, "refused");
     let mut bench = Bench::new();
     for round in 0..10 {
         let mut batch: Vec<_> = (0..4)
             .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
             .collect();
-        let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=1") else {
+        let Some(fault) = Fault::new(test, &format!("{}:2,nth=1", queueing().1)) else {
             return;
         };
         let error = stream_post_all(&stream, &mut batch).unwrap_err();
         drop(fault);
         let expected = Error::Cuda {
-            call: "cuStreamBatchMemOp",
+            call: queueing().0,
             code: OUT_OF_MEMORY,
             name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
         };
@@ -175,7 +185,7 @@ fn what_the_driver_refuses_is_not_queued() {
     .unwrap();
     host.record(&refused).unwrap();
     host.record(&held).unwrap();
-    let fault = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=1");
+    let fault = Fault::new(test, &format!("{}:2,nth=1", queueing().1));
     assert!(matches!(
         stream.wait_event(&refused),
         Err(Error::Cuda { .. })
@@ -194,7 +204,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
     let test = "a_batch_that_breaks_off_in_the_middle";
     let Some(context) = context(test) else { return };
     let mut bench = Bench::new();
-    let stream = CudaStream::new(&context, "broken").unwrap();
+    let stream = new_stream(&context, "broken");
     bench.works(&stream, 3);
     // One store each, at least: more than one call takes.
     let mut batch = Vec::new();
@@ -203,7 +213,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
             batch.push(end.prepare_send(&Work::nop()).unwrap());
         }
     }
-    let Some(fault) = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=2") else {
+    let Some(fault) = Fault::new(test, &format!("{}:2,nth=2", queueing().1)) else {
         return;
     };
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
@@ -232,7 +242,7 @@ fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_
     }
     batch.extend((0..8).map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap()));
     batch.extend((0..8).map(|_| bench.pair.b.prepare_send(&Work::nop()).unwrap()));
-    let fault = Fault::new(test, "cuStreamBatchMemOp_v2:2,nth=2");
+    let fault = Fault::new(test, &format!("{}:2,nth=2", queueing().1));
     let tickets = stream_post_all(&stream, &mut batch).unwrap();
     drop(fault);
     bench.pair.reset();
@@ -250,7 +260,7 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
     let Some(context) = context("a_deadline_ends_a_wait") else {
         return;
     };
-    let stream = CudaStream::new(&context, "late").unwrap();
+    let stream = new_stream(&context, "late");
     let mut bench = Bench::new();
     let cases = [
         (7, Condition::GreaterOrEqual(8)),
@@ -285,7 +295,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
     let Some(context) = context(test) else {
         return;
     };
-    let stream = CudaStream::new(&context, test).unwrap();
+    let stream = new_stream(&context, test);
     let Bench { mut pair, region } = Bench::new();
     let slices = [region.slice(0, 64).unwrap()];
     let timeout = Some(Duration::from_millis(700));
@@ -317,7 +327,7 @@ fn a_wait_whose_endpoint_fails_is_let_go_and_its_stream_goes_on() {
         return;
     };
     let limit = Limit::new("endpoint fails", BOUND);
-    let stream = CudaStream::new(&context, "let go").unwrap();
+    let stream = new_stream(&context, "let go");
     let mut bench = Bench::new();
     for round in 0..40 {
         limit.step(round, BOUND);
@@ -349,8 +359,8 @@ fn events_order_streams_of_both_kinds() {
     let Some(context) = context("events_order_streams_of_both_kinds") else {
         return;
     };
-    let here = CudaStream::new(&context, "here").unwrap();
-    let there = CudaStream::new(&context, "there").unwrap();
+    let here = new_stream(&context, "here");
+    let there = new_stream(&context, "there");
     let host = HostStream::new("host").unwrap();
     let steps = Arc::new(AtomicU32::new(0));
     let step = |expected: u32| {
@@ -458,7 +468,7 @@ fn a_thread_has_the_context_that_it_had() {
     };
     std::thread::spawn(move || {
         assert!(current().is_null());
-        let stream = CudaStream::new(&context, "anywhere").unwrap();
+        let stream = new_stream(&context, "anywhere");
         let mut bench = Bench::new();
         bench.works(&stream, 1);
         assert!(current().is_null());
@@ -511,7 +521,7 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
         return;
     };
     let entered = Current::enter(&context);
-    let stream = CudaStream::new(&context, "words").unwrap();
+    let stream = new_stream(&context, "words");
     let pair = Pair::new(&device(), &config());
     let start = pages(4);
     // The third page is the application's, and registered by it.
@@ -574,7 +584,7 @@ fn what_cannot_be_mapped_is_an_error_and_leaves_nothing_registered() {
     let _alone = alone();
     let test = "what_cannot_be_mapped_is_an_error";
     let Some(context) = context(test) else { return };
-    let stream = CudaStream::new(&context, "mapped").unwrap();
+    let stream = new_stream(&context, "mapped");
     let mut bench = Bench::new();
     // Each target is registered when it is first named: a send names three.
     for nth in 1..=3 {
@@ -613,7 +623,7 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
     let Some(context) = context("a_function_of_the_host_that_panics") else {
         return;
     };
-    let stream = CudaStream::new(&context, "panics").unwrap();
+    let stream = new_stream(&context, "panics");
     let called = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&called);
     let inside = stream.clone();
@@ -635,7 +645,7 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
     assert!(stream.launch_host(|| ()).is_err());
     assert_eq!(called.load(Ordering::SeqCst), 1);
     drop(stream);
-    Bench::new().works(&CudaStream::new(&context, "next").unwrap(), 2);
+    Bench::new().works(&new_stream(&context, "next"), 2);
 }
 
 #[test]
@@ -663,7 +673,7 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
         .unwrap();
     // SAFETY: a context; it is destroyed early on purpose, and the stand-in checks handles.
     let context = unsafe { CudaContext::from_raw(raw) }.unwrap();
-    let stream = CudaStream::new(&context, "doomed").unwrap();
+    let stream = new_stream(&context, "doomed");
     let mut bench = Bench::new();
     let region = bench.region.clone();
     let wait =
@@ -757,8 +767,9 @@ fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
     if std::env::var_os(LACKS).is_none() {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
-            .env(LACKS, "nor,memops64,flush")
+            .env(LACKS, "nor,memops64,flush,kernels")
             .env("DOORBELL_TEST_DEVICE", "softcx")
+            .env("DOORBELL_TEST_STREAM", "cuda")
             .output()
             .unwrap();
         assert!(
@@ -771,7 +782,8 @@ fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
     }
     let has = context.capabilities();
     assert_eq!((has.nor, has.qwords, has.flush), (false, false, false));
-    let stream = CudaStream::new(&context, "poor").unwrap();
+    assert!(has.memops && !has.kernels);
+    let stream = new_stream(&context, "poor");
     let mut bench = Bench::new();
     let error = bench
         .pair
@@ -806,7 +818,7 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
     let seed = from_env("DOORBELL_SEED", 11);
     println!("DOORBELL_SEED={seed} DOORBELL_FAULTS={}", rounds * 4);
     let rules = [
-        "cuStreamBatchMemOp_v2",
+        queueing().1,
         "cuMemHostRegister_v2",
         "cuMemHostAlloc",
         "cuMemHostGetDevicePointer_v2",
@@ -827,7 +839,13 @@ fn ten_thousand_calls_under_random_refusals_end_in_time() {
     for round in 0..rounds {
         limit.step(round, BOUND);
         if stream.is_none() || random.below(20) == 0 {
-            stream = CudaStream::new(&context, "tried").ok();
+            let made = CudaStream::new(&context, "tried");
+            stream = made
+                .and_then(|made| match by_kernel() {
+                    true => made.with_execution(Execution::Kernel),
+                    false => Ok(made),
+                })
+                .ok();
         }
         let Some(stream) = &stream else {
             refused += 1;

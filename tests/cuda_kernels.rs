@@ -3,16 +3,75 @@
 #![cfg(all(feature = "cuda", not(loom)))]
 
 mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
 mod waived;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use doorbell::{CudaStream, Event, Executor};
-use rig::SOON;
-use rig::gpu::context;
+use doorbell::cuda::Execution;
+use doorbell::{
+    Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, Region,
+    Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+};
+use rig::gpu::{alone, context};
+use rig::{Pair, SOON, device};
+use standin::{Fault, is_standin};
+use waived::waived;
+
+const SHORT: Option<Duration> = Some(Duration::from_millis(20));
+const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
+
+fn by_kernel(context: &CudaContext, name: &str) -> CudaStream {
+    let stream = CudaStream::new(context, name).unwrap();
+    stream.with_execution(Execution::Kernel).unwrap()
+}
+
+/// Has the stand-in fail until `act` returns. None, and the test is WAIVED, if it is a real driver.
+fn with_fault<R>(test: &str, rule: &str, act: impl FnOnce() -> R) -> Option<R> {
+    let _fault = Fault::new(test, rule)?;
+    Some(act())
+}
+
+/// A pair with its memory, which transfers.
+struct Bench {
+    pair: Pair,
+    region: Region,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let config = EndpointConfig {
+            send_depth: 128,
+            ..EndpointConfig::default()
+        };
+        let pair = Pair::new(&device(), &config);
+        let region = pair.region(8192);
+        Bench { pair, region }
+    }
+
+    fn works(&mut self, stream: &dyn Executor, value: u8) {
+        let Bench { pair, region } = self;
+        region.fill(0, 512, value).unwrap();
+        region.fill(4096, 512, !value).unwrap();
+        let data = [region.slice(0, 512).unwrap()];
+        let remote = region.remote();
+        let to = remote.addr + 4096;
+        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(
+            (sent.unwrap().status(), waited.status()),
+            (Status::Complete, Status::Complete)
+        );
+        assert!(region.is_filled_with(4096, 512, value).unwrap());
+    }
+}
 
 #[test]
 fn a_spin_takes_its_time_in_the_order_of_its_stream() {
+    let _alone = alone();
     const TIME: Duration = Duration::from_millis(300);
     let Some(context) = context("a_spin_takes_its_time") else {
         return;
@@ -32,6 +91,7 @@ fn a_spin_takes_its_time_in_the_order_of_its_stream() {
 
 #[test]
 fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
+    let _alone = alone();
     let Some(context) = context("what_is_queued_keeps_the_kernels") else {
         return;
     };
@@ -42,4 +102,285 @@ fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
     stream.record(&after).unwrap();
     drop((stream, context));
     after.synchronize(SOON).unwrap();
+}
+
+/// Runs this test again in a process whose devices lack that. False: this is that process.
+fn lacking(test: &str, what: &str) -> bool {
+    if std::env::var(LACKS).is_ok_and(|lacks| lacks == what) {
+        return false;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(LACKS, what)
+        .output()
+        .unwrap();
+    assert!(
+        child.status.success(),
+        "{what}: {}{}",
+        String::from_utf8_lossy(&child.stdout),
+        String::from_utf8_lossy(&child.stderr)
+    );
+    true
+}
+
+/// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.
+#[test]
+fn a_kernel_takes_the_place_of_what_the_device_lacks() {
+    let _alone = alone();
+    let test = "a_kernel_takes_the_place_of_what_the_device_lacks";
+    let Some(context) = context(test) else { return };
+    if !is_standin() {
+        return waived(test, "a real device lacks what it lacks");
+    }
+    let cases = ["nor", "memops64", "nor,memops64,flush", "memops"];
+    if std::env::var_os(LACKS).is_none() {
+        assert!(cases.iter().all(|lacks| lacking(test, lacks)));
+        return;
+    }
+    let lacks = std::env::var(LACKS).unwrap();
+    let has = context.capabilities();
+    assert_eq!(has.memops, lacks != "memops");
+    assert_eq!(has.nor, !lacks.contains("nor") && lacks != "memops");
+    assert_eq!(has.qwords, !lacks.contains("memops"));
+    assert!(has.kernels);
+    let findings = context.findings().join("\n");
+    for (name, has) in [
+        ("memops:", has.memops),
+        ("nor:", has.nor),
+        ("qwords:", has.qwords),
+    ] {
+        assert_eq!(findings.contains(name), !has, "{name} {findings}");
+    }
+    let stream = CudaStream::new(&context, "poor").unwrap();
+    let other = CudaStream::new(&context, "other").unwrap();
+    let mut bench = Bench::new();
+    // More laps of the rings than one: both kinds of waits for completions.
+    for round in 0..300 {
+        bench.works(&stream, round as u8);
+    }
+    // Programs that the device can execute and those that it cannot, in one batch and in order.
+    let mut batch = Vec::new();
+    for _ in 0..32 {
+        batch.push(bench.pair.a.prepare_send(&Work::nop()).unwrap());
+        batch.push(bench.pair.a.prepare_wait_cq(Side::Send).unwrap());
+    }
+    let tickets = stream_post_all(&stream, &mut batch).unwrap();
+    stream_write_value32(&stream, &bench.region, 0, 7).unwrap();
+    // A stream that waits for another one.
+    let event = Event::new();
+    stream.record(&event).unwrap();
+    other.wait_event(&event).unwrap();
+    let condition = Condition::GreaterOrEqual(7);
+    let waited = stream_wait_value32(&other, &bench.region, 0, condition, SOON).unwrap();
+    other.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+    stream.synchronize(SOON).unwrap();
+    let complete = |ticket: &Ticket| ticket.status() == Status::Complete;
+    assert!(tickets.iter().all(complete));
+    // And of one of the host.
+    let host = doorbell::HostStream::new("host").unwrap();
+    let held = Event::new();
+    host.launch(|| std::thread::sleep(Duration::from_millis(300)))
+        .unwrap();
+    host.record(&held).unwrap();
+    other.wait_event(&held).unwrap();
+    let start = Instant::now();
+    other.synchronize(SOON).unwrap();
+    assert!(start.elapsed() > Duration::from_millis(100));
+}
+
+#[test]
+fn a_deadline_ends_a_wait_of_a_kernel_and_nobody_has_touched_the_word() {
+    let _alone = alone();
+    let Some(context) = context("a_deadline_ends_a_wait_of_a_kernel") else {
+        return;
+    };
+    let stream = by_kernel(&context, "late");
+    let mut bench = Bench::new();
+    let region = bench.region.clone();
+    let cases = [
+        (7, Condition::GreaterOrEqual(8)),
+        (0b0101, Condition::And(0b1010)),
+        (!0b0100, Condition::Nor(0b0100)),
+    ];
+    for (word, condition) in cases {
+        region.store_u32(64, word).unwrap();
+        let late = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
+        // One that comes in time behind it, and one that does not.
+        let good = stream_wait_value32(&stream, &region, 192, Condition::Nor(1), SOON).unwrap();
+        let again = stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
+        let behind = stream_write_value32(&stream, &region, 128, word).unwrap();
+        let seen = std::thread::spawn({
+            let (region, behind) = (region.clone(), behind.clone());
+            move || {
+                let mut seen = vec![];
+                while !behind.is_over() {
+                    seen.push(region.load_u32(64).unwrap());
+                }
+                seen
+            }
+        });
+        let error = stream.synchronize(SOON).unwrap_err();
+        assert!(matches!(error, Error::Asynchronous { .. }), "{error}");
+        for ticket in [late, again] {
+            let status = ticket.status();
+            assert!(
+                matches!(status, Status::Failed(e) if matches!(e.cause, Cause::Deadline(_))),
+                "{status:?}"
+            );
+        }
+        assert_eq!(good.status(), Status::Complete);
+        assert_eq!(behind.status(), Status::Complete);
+        assert_eq!(region.load_u32(128), Ok(word));
+        // What ends the wait is no store to the word, as it must be for memory operations.
+        assert!(seen.join().unwrap().iter().all(|seen| *seen == word));
+    }
+    bench.works(&stream, 5);
+}
+
+#[test]
+fn more_than_one_launch_takes_is_several_launches_in_order() {
+    let _alone = alone();
+    let Some(context) = context("more_than_one_launch_takes") else {
+        return;
+    };
+    let stream = by_kernel(&context, "long");
+    let mut bench = Bench::new();
+    for round in 0..20 {
+        let mut batch = Vec::new();
+        for _ in 0..120 {
+            for end in [&mut bench.pair.a, &mut bench.pair.b] {
+                batch.push(end.prepare_send(&Work::nop()).unwrap());
+            }
+        }
+        for _ in 0..120 {
+            for end in [&mut bench.pair.a, &mut bench.pair.b] {
+                batch.push(end.prepare_wait_cq(Side::Send).unwrap());
+            }
+        }
+        let tickets = stream_post_all(&stream, &mut batch).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert!(
+            tickets
+                .iter()
+                .all(|ticket| ticket.status() == Status::Complete)
+        );
+        bench.works(&stream, round);
+    }
+}
+
+#[test]
+fn a_launch_that_is_refused_is_not_queued() {
+    let _alone = alone();
+    let test = "a_launch_that_is_refused_is_not_queued";
+    let Some(context) = context(test) else { return };
+    let stream = by_kernel(&context, "refused");
+    let mut bench = Bench::new();
+    bench.works(&stream, 1);
+    for round in 0..10 {
+        let refused = with_fault(test, "cuLaunchKernel:2,nth=1", || {
+            bench.pair.a.stream_queue_send(&stream, &Work::nop())
+        });
+        let Some(refused) = refused else { return };
+        let expected = Error::Cuda {
+            call: "cuLaunchKernel",
+            code: 2,
+            name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+        };
+        assert_eq!(refused.unwrap_err(), expected);
+        let spun = with_fault(test, "cuLaunchKernel:2,nth=1", || {
+            stream.spin(Duration::ZERO)
+        });
+        assert_eq!(spun, Some(Err(expected)));
+        bench.works(&stream, round);
+    }
+}
+
+/// What is promised and then fails is not there, and the reason is kept: in a process of its own, whose first calls fail.
+#[test]
+fn what_fails_when_it_is_tried_is_not_there() {
+    const FAULTS: &str = "DOORBELL_CUDA_STANDIN_FAULTS";
+    let _alone = alone();
+    let test = "what_fails_when_it_is_tried_is_not_there";
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    // Calls of the probe, in its order, and the error that it finds.
+    let cases = [
+        (
+            "cuStreamBatchMemOp_v2:801,nth=1",
+            "memops: ",
+            "CUDA_ERROR_NOT_SUPPORTED",
+        ),
+        (
+            "cuStreamBatchMemOp_v2:801,nth=3",
+            "nor: ",
+            "CUDA_ERROR_NOT_SUPPORTED",
+        ),
+        (
+            "cuStreamBatchMemOp_v2:1,nth=4",
+            "qwords: ",
+            "CUDA_ERROR_INVALID_VALUE",
+        ),
+        (
+            "cuStreamBatchMemOp_v2:801,nth=5",
+            "flush: ",
+            "CUDA_ERROR_NOT_SUPPORTED",
+        ),
+        (
+            "cuModuleLoadData:209,nth=1",
+            "kernels: ",
+            "kernels are for sm_75|no kernels",
+        ),
+        (
+            "cuLaunchKernel:700,nth=1",
+            "kernels: ",
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
+        ),
+        (
+            "cuStreamCreate:2,nth=1",
+            "memops: ",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+        ),
+    ];
+    let Ok(faults) = std::env::var(FAULTS) else {
+        for (faults, ..) in cases {
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture"])
+                .env(FAULTS, faults)
+                .output()
+                .unwrap();
+            let (out, err) = (
+                String::from_utf8_lossy(&child.stdout),
+                String::from_utf8_lossy(&child.stderr),
+            );
+            assert!(child.status.success(), "{faults}: {out}{err}");
+        }
+        return;
+    };
+    let (_, name, reason) = cases.iter().find(|(of, ..)| *of == faults).unwrap();
+    let context = CudaContext::primary(0).unwrap();
+    let findings = context.findings();
+    let found = findings.iter().find(|line| line.starts_with(name));
+    let found = found.unwrap_or_else(|| panic!("{findings:?}"));
+    assert!(
+        reason.split('|').any(|reason| found.contains(reason)),
+        "{found}"
+    );
+    let has = context.capabilities();
+    let absent = match *name {
+        "memops: " => !has.memops && !has.nor && !has.qwords && !has.flush,
+        "nor: " => !has.nor && has.memops,
+        "qwords: " => !has.qwords && has.nor,
+        "flush: " => !has.flush && has.qwords,
+        _ => !has.kernels && has.flush,
+    };
+    assert!(absent, "{has:?}");
+    let stream = CudaStream::new(&context, "tried").unwrap();
+    if !has.kernels {
+        let error = stream.with_execution(Execution::Kernel).unwrap_err();
+        assert!(matches!(error, Error::State { .. }), "{error}");
+    } else {
+        Bench::new().works(&stream, 1);
+    }
 }

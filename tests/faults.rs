@@ -655,7 +655,7 @@ impl Bench {
     fn driver_refuses(&mut self) {
         const OUT_OF_MEMORY: u32 = 2;
         let name = *self.random.pick(&[
-            "cuStreamBatchMemOp_v2",
+            rig::queueing().1,
             "cuMemHostRegister_v2",
             "cuMemHostGetDevicePointer_v2",
             "cuCtxGetCurrent",
@@ -711,7 +711,7 @@ impl Bench {
             .map(|_| pair.a.prepare_send(&Work::nop()).unwrap())
             .collect();
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
-        let refusal = standin::Fault::here("cuStreamBatchMemOp_v2:2,nth=2");
+        let refusal = standin::Fault::here(&format!("{}:2,nth=2", rig::queueing().1));
         let tickets = doorbell::stream_post_all(stream, &mut batch).unwrap();
         drop(refusal);
         synchronized(stream);

@@ -18,10 +18,18 @@ pub enum WritesOrdering {
     AllDevices,
 }
 
-/// What a device and its driver said when the context was first asked for.
+/// What a device and its driver can do, found out when the context was first asked for. What streams need was done once, on a stream of its
+/// own; what was promised and failed is not there, and [`CudaContext::findings`](super::CudaContext::findings) has the reason. The rest is
+/// what the driver says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Capabilities {
+    /// Memory operations in streams: stores and waits of 32 bits.
+    pub memops: bool,
+    /// This library's kernels: loaded, and executed once. They take the place of what memory operations lack.
+    pub kernels: bool,
+    /// Memory of devices, as the page of a UAR, can be registered. None: not known, since it takes such a page to try.
+    pub iomemory: Option<bool>,
     /// 64-bit stores and waits in streams. Without them a stream cannot ring a UAR.
     pub qwords: bool,
     /// Waits for a bit that becomes 0, which every second lap of a completion queue needs.
@@ -39,11 +47,11 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Asks the driver.
+    /// What the driver says: promises, as far as streams are concerned.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
-    pub(super) fn probe(device: CUdevice) -> Result<Capabilities> {
+    pub(super) fn promised(device: CUdevice) -> Result<Capabilities> {
         use CUdevice_attribute as Attribute;
         let ask = |attribute| -> Result<i32> {
             let mut value = 0;
@@ -55,6 +63,10 @@ impl Capabilities {
         };
         let has = |attribute| ask(attribute).map(|value| value != 0);
         Ok(Capabilities {
+            // No attribute is about those of the second version.
+            memops: true,
+            kernels: true,
+            iomemory: None,
             qwords: has(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)?,
             nor: has(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)?,
             flush: has(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)?,

@@ -11,6 +11,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice};
 use super::capabilities::Capabilities;
 use super::driver::{check, load};
 use super::module::Module;
+use super::probe::{Probed, probe};
 use crate::{Error, Result};
 
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
@@ -25,7 +26,9 @@ struct Inner {
     name: String,
     /// Retained by this handle, and to be released.
     primary: bool,
-    capabilities: Capabilities,
+    /// What the driver promises; behind it what was found.
+    promised: Capabilities,
+    probed: OnceLock<Probed>,
     module: OnceLock<Result<Module>>,
     /// Whose it is, if that is an object of `cudarc`'s.
     lender: Option<Arc<cudarc::driver::CudaContext>>,
@@ -49,13 +52,14 @@ impl Inner {
             device,
             name: String::new(),
             primary,
-            capabilities: Capabilities::default(),
+            promised: Capabilities::default(),
+            probed: OnceLock::new(),
             module: OnceLock::new(),
             lender,
         };
         inner.name = name(device)?;
         let _entered = push(raw)?;
-        inner.capabilities = Capabilities::probe(device)?;
+        inner.promised = Capabilities::promised(device)?;
         Ok(inner)
     }
 }
@@ -142,10 +146,11 @@ impl CudaContext {
             }
             return Ok(CudaContext { inner });
         }
-        let inner = Arc::new(Inner::new(raw, device, primary, None)?);
+        // Under the lock, so that everybody finds it probed.
+        let context = Self::probed(Inner::new(raw, device, primary, None)?);
         known.retain(|_, weak| weak.strong_count() > 0);
-        known.insert(key, Arc::downgrade(&inner));
-        Ok(CudaContext { inner })
+        known.insert(key, Arc::downgrade(&context.inner));
+        Ok(context)
     }
 
     /// A handle that keeps somebody else's object of the context.
@@ -153,9 +158,17 @@ impl CudaContext {
         load()?;
         let lender = Some(Arc::clone(context));
         let inner = Inner::new(context.cu_ctx(), context.cu_device(), false, lender)?;
-        Ok(CudaContext {
+        Ok(Self::probed(inner))
+    }
+
+    /// A handle that knows what its device can do.
+    fn probed(inner: Inner) -> CudaContext {
+        let context = CudaContext {
             inner: Arc::new(inner),
-        })
+        };
+        let probed = probe(&context, context.inner.promised);
+        let _ = context.inner.probed.set(probed);
+        context
     }
 
     pub(super) fn lender(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
@@ -192,7 +205,15 @@ impl CudaContext {
     /// What device and driver can do of what this library uses.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        &self.inner.capabilities
+        let probed = self.inner.probed.get();
+        probed.map_or(&self.inner.promised, |probed| &probed.capabilities)
+    }
+
+    /// What the device lacks of [`CudaContext::capabilities`] or could not be found out, and why: a line each.
+    #[must_use]
+    pub fn findings(&self) -> &[String] {
+        let probed = self.inner.probed.get();
+        probed.map_or(&[], |probed| &probed.findings)
     }
 
     /// The kernels. They stay loaded as long as there is a handle of the context, which every stream with work has.
@@ -208,6 +229,21 @@ impl CudaContext {
     /// Its device.
     pub(super) fn device(&self) -> CUdevice {
         self.inner.device
+    }
+
+    /// # Errors
+    /// [`Error::State`] if kernels cannot be used here; [`CudaContext::module`]'s.
+    pub(super) fn check_kernels(&self) -> Result<()> {
+        self.module()?;
+        if self.capabilities().kernels {
+            return Ok(());
+        }
+        let of_kernels = |finding: &&String| finding.starts_with("kernels:");
+        let reason = self.findings().iter().find(of_kernels);
+        Err(Error::State {
+            operation: "execute programs by a kernel",
+            reason: reason.cloned().unwrap_or_default(),
+        })
     }
 
     /// A number of its own among contexts.

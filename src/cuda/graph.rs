@@ -281,7 +281,7 @@ impl Drop for Draft {
 
 /// The operations of one node.
 fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
-    let mut queue = Queue::default();
+    let mut queue = Queue::for_node();
     stream.translate(&mut queue, programs)?;
     queue.into_one_call().ok_or_else(|| Error::State {
         operation: "GraphBuilder",

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 
 use super::shared::Shared;
+use super::word::STATUS_STREAM;
 use crate::stream::{act_as, message};
 
 pub(super) struct HostCall {
@@ -42,6 +43,7 @@ pub(super) unsafe extern "C" fn call_host(data: *mut c_void) {
         let reason = format!("panicked: {}", message(panicked));
         match stream.upgrade() {
             Some(stream) => {
+                stream.count.words.note(STATUS_STREAM);
                 stream.fault.stick(reason);
                 // Not here, if it is the last handle: what it would do then calls the driver.
                 stream.keep();

@@ -6,6 +6,7 @@
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpFlushRemoteWritesParams_st as FlushParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitOperand,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParams,
@@ -36,18 +37,19 @@ pub(super) fn translate(
     use CUstreamWaitValue_flags as Flags;
     let mut waits = false;
     for op in program.ops() {
+        if let Some(what) = missing(&op, capabilities) {
+            return Err(lacking(what));
+        }
         let (at, value, condition) = match op {
             PeerOp::StoreDword { at, value } => {
                 out.push(store_dword(locate(at)?, value));
                 continue;
             }
             PeerOp::StoreQword { at, value } => {
-                check_qwords(capabilities)?;
                 out.push(store_qword(locate(at)?, value));
                 continue;
             }
             PeerOp::CopyBlock { at, bytes } => {
-                check_qwords(capabilities)?;
                 let mut to = locate(at)?;
                 let (words, _) = bytes.as_chunks::<8>();
                 for word in words {
@@ -60,12 +62,7 @@ pub(super) fn translate(
             PeerOp::Fence(_) => continue,
             PeerOp::PollGeq { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_GEQ),
             PeerOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
-            PeerOp::PollNor { at, value } => {
-                if !capabilities.nor {
-                    return Err(lacking("waits for a bit to become 0 (NOR)"));
-                }
-                (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR)
-            }
+            PeerOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
         };
         waits = true;
         let flush = if capabilities.flush {
@@ -114,7 +111,7 @@ pub(super) fn store_dword(address: CUdeviceptr, value: u32) -> MemOp {
     }
 }
 
-fn store_qword(address: CUdeviceptr, value: u64) -> MemOp {
+pub(super) fn store_qword(address: CUdeviceptr, value: u64) -> MemOp {
     CUstreamBatchMemOpParams_union {
         writeValue: WriteParams {
             operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
@@ -150,11 +147,37 @@ pub(super) fn wait_count(address: CUdeviceptr, value: u32) -> MemOp {
     )
 }
 
-fn check_qwords(capabilities: &Capabilities) -> Result<()> {
-    if capabilities.qwords {
-        return Ok(());
+/// Flushes what NICs wrote before, as a wait with the flag FLUSH does.
+pub(super) fn flush_remote_writes() -> MemOp {
+    // The whole of it, as above.
+    let mut op = CUstreamBatchMemOpParams_union { pad: [0; 6] };
+    op.flushRemoteWrites = FlushParams {
+        operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
+        flags: 0,
+    };
+    op
+}
+
+/// Whether memory operations of such a device can execute a program.
+pub(super) fn is_executed(program: &Program, capabilities: &Capabilities) -> bool {
+    let has_all = capabilities.memops && capabilities.nor && capabilities.qwords;
+    has_all || program.ops().all(|op| missing(&op, capabilities).is_none())
+}
+
+/// What an op needs that the device lacks.
+fn missing(op: &PeerOp<'_>, capabilities: &Capabilities) -> Option<&'static str> {
+    if !capabilities.memops {
+        return Some("memory operations");
     }
-    Err(lacking("64-bit stores"))
+    match op {
+        PeerOp::StoreQword { .. } | PeerOp::CopyBlock { .. } => {
+            (!capabilities.qwords).then_some("64-bit stores")
+        }
+        PeerOp::PollNor { .. } => {
+            (!capabilities.nor).then_some("waits for a bit to become 0 (NOR)")
+        }
+        _ => None,
+    }
 }
 
 #[cold]
@@ -162,7 +185,8 @@ fn lacking(what: &str) -> Error {
     Error::State {
         operation: "queue on a CUDA stream",
         reason: format!(
-            "the device has no {what} in streams; endpoints whose doorbells a proxy rings (`path=proxy`) need none"
+            "the device has no {what} in streams, and no kernel takes their place here; endpoints whose doorbells a proxy rings \
+             (`path=proxy`) need no more than memory operations of 32 bits"
         ),
     }
 }
@@ -174,6 +198,9 @@ mod tests {
     use crate::peer::{Fence, Role, Targets};
 
     const ALL: Capabilities = Capabilities {
+        memops: true,
+        kernels: false,
+        iomemory: None,
         qwords: true,
         nor: true,
         flush: true,
@@ -259,12 +286,24 @@ mod tests {
         let poor = Capabilities { nor: false, ..ALL };
         let refused = translate(&program, &poor, |_| Ok(0), &mut Vec::new());
         assert!(matches!(refused, Err(Error::State { .. })));
+        assert!(is_executed(&program, &ALL) && !is_executed(&program, &poor));
         // A store alone is no wait, and needs nothing.
         program.clear();
         program.store_dword(word, 1).unwrap();
-        let none = Capabilities::default();
+        let none = Capabilities {
+            memops: true,
+            ..Capabilities::default()
+        };
         let mut out = Vec::new();
         assert_eq!(translate(&program, &none, |_| Ok(0), &mut out), Ok(false));
         assert_eq!(out.len(), 1);
+        assert!(is_executed(&program, &none));
+        assert!(!is_executed(&program, &Capabilities::default()));
+    }
+
+    #[test]
+    fn a_flush_is_that_of_cuda_h() {
+        // SAFETY: all of it is set.
+        assert_eq!(unsafe { flush_remote_writes().pad }, [3, 0, 0, 0, 0, 0]);
     }
 }

@@ -4,6 +4,7 @@
 //! operations (`cuStreamBatchMemOp_v2`), and no thread of this process has a part in their execution. The driver is loaded when the first
 //! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
 
+mod batch;
 mod capabilities;
 mod capture;
 mod context;
@@ -20,6 +21,7 @@ mod memory;
 mod module;
 mod pending;
 mod pinned;
+mod probe;
 mod reach;
 mod shared;
 mod stream;
@@ -32,5 +34,5 @@ pub(crate) use copy_stream::{CopyStream, Way};
 pub(crate) use graph::{Draft, Exec};
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, HeldBuffer};
-pub use stream::CudaStream;
+pub use stream::{CudaStream, Execution};
 pub use timing::TimingEvent;

@@ -4,8 +4,11 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream,
+};
 
+use super::batch::{LONG_WORDS, SHORT_WORDS};
 use super::driver::{check, is};
 use crate::{Error, Result};
 
@@ -25,6 +28,8 @@ const MISSING: Option<&str> = option_env!("DOORBELL_NO_KERNELS");
 pub(super) struct Module {
     raw: CUmodule,
     pub(super) spin: Kernel,
+    execute_short: Kernel,
+    execute_long: Kernel,
 }
 
 /// A function of the module. It is there as long as the module is.
@@ -52,9 +57,45 @@ impl Module {
         let mut module = Module {
             raw,
             spin: Kernel(null_mut()),
+            execute_short: Kernel(null_mut()),
+            execute_long: Kernel(null_mut()),
         };
-        module.spin = function(raw, c"doorbell_spin")?;
-        Ok(module)
+        let found = module.find();
+        if found.is_err() {
+            module.unload();
+        }
+        found.map(|()| module)
+    }
+
+    fn find(&mut self) -> Result<()> {
+        self.spin = function(self.raw, c"doorbell_spin")?;
+        self.execute_short = function(self.raw, c"doorbell_execute_short")?;
+        self.execute_long = function(self.raw, c"doorbell_execute_long")?;
+        Ok(())
+    }
+
+    /// Queues a kernel that executes the words of a [`Batch`](super::batch::Batch), on a stream of the module's context, which is current.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// The addresses in `words`, and that of a `struct dbl_control`, are the device's of memory that stays until the kernel is done.
+    pub(super) unsafe fn execute(
+        &self,
+        stream: CUstream,
+        words: &[u64],
+        control: CUdeviceptr,
+    ) -> Result<()> {
+        if words.len() <= SHORT_WORDS {
+            let batch = parameter::<{ SHORT_WORDS + 2 }>(words, control);
+            // SAFETY: its one parameter, of that size; what it holds is by this function's contract.
+            unsafe { self.execute_short.launch(stream, [batch.as_ptr().cast()]) }
+        } else {
+            let batch = parameter::<{ LONG_WORDS + 2 }>(words, control);
+            // SAFETY: as above.
+            unsafe { self.execute_long.launch(stream, [batch.as_ptr().cast()]) }
+        }
     }
 
     /// Ends it, in its context, which is current, when nothing of it is queued any more.
@@ -62,6 +103,18 @@ impl Module {
         // SAFETY: loaded by `load`; the only call for this module, by the contract of who has it.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
+}
+
+/// The parameter of a kernel: `struct batch` of `cuda/kernels.cu`.
+fn parameter<const N: usize>(words: &[u64], control: CUdeviceptr) -> [u64; N] {
+    let mut batch = [0; N];
+    if let [of, count, to @ ..] = batch.as_mut_slice() {
+        let len = words.len().min(to.len());
+        debug_assert_eq!(len, words.len());
+        (*of, *count) = (control, len as u64);
+        to[..len].copy_from_slice(&words[..len]);
+    }
+    batch
 }
 
 fn function(module: CUmodule, name: &CStr) -> Result<Kernel> {

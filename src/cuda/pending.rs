@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::graph::Exec;
+use super::word::{STATUS_WORK, Stop, Words};
 use crate::Error;
 use crate::peer::{At, PeerOp, Program, Role};
 use crate::stream::{Mark, Outcome, Owner, Record};
@@ -22,7 +23,7 @@ pub(super) enum What {
         owner: Arc<dyn Owner>,
         cookie: u64,
         has_begun: bool,
-        /// What its first wait for a word of memory waits for, if it has one.
+        /// How its wait is ended, if it has one.
         awaited: Option<Awaited>,
         released: Option<Released>,
     },
@@ -39,7 +40,15 @@ pub(super) enum What {
 
 /// A wait, as the process can end it.
 #[derive(Clone, Copy)]
-pub(super) struct Awaited {
+pub(super) enum Awaited {
+    /// The driver's, which looks at nothing but its word: by a store there. It is the program's first wait for a word of memory.
+    Word(Word),
+    /// A kernel's, which looks at the stream's own words.
+    Kernel,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Word {
     at: At,
     satisfying: Satisfying,
 }
@@ -53,14 +62,22 @@ enum Satisfying {
     Only(u32),
 }
 
-/// A wait that was ended by a store.
+/// A wait that was ended.
 #[derive(Clone, Copy)]
-pub(super) struct Released {
+pub(super) enum Released {
+    Stored(Stored),
+    /// A kernel was told to end it.
+    Told,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Stored {
     before: u32,
     stored: u32,
 }
 
 impl Awaited {
+    /// The wait of a program that memory operations execute.
     pub(super) fn of(program: &Program) -> Option<Awaited> {
         program.ops().find_map(|op| {
             let (at, satisfying) = match op {
@@ -69,12 +86,14 @@ impl Awaited {
                 PeerOp::PollNor { at, value } => (at, Satisfying::Only(value)),
                 _ => return None,
             };
-            (at.role == Role::Memory).then_some(Awaited { at, satisfying })
+            (at.role == Role::Memory).then_some(Awaited::Word(Word { at, satisfying }))
         })
     }
+}
 
+impl Word {
     /// Ends the wait.
-    fn satisfy(&self, word: &AtomicU32) -> Released {
+    fn satisfy(&self, word: &AtomicU32) -> Stored {
         loop {
             let before = word.load(Ordering::Acquire);
             let stored = match self.satisfying {
@@ -85,13 +104,13 @@ impl Awaited {
             let exchanged =
                 word.compare_exchange(before, stored, Ordering::SeqCst, Ordering::Relaxed);
             if exchanged.is_ok() {
-                return Released { before, stored };
+                return Stored { before, stored };
             }
         }
     }
 }
 
-impl Released {
+impl Stored {
     /// Gives the word its value back, unless somebody has stored another one.
     fn restore(self, word: &AtomicU32) {
         let _ = word.compare_exchange(
@@ -120,15 +139,17 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 pub(super) fn settle(
     queue: &mut VecDeque<Pending>,
     done: u64,
+    words: &Words,
     released: impl Fn(u64),
 ) -> Vec<Pending> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(front) = queue.pop_front() {
-            if let Some(cookie) = front.was_released() {
+            let outcome = front.outcome(words);
+            if let (Outcome::Released, Some(cookie)) = (outcome, front.cookie()) {
                 released(cookie);
             }
-            front.finish();
+            front.finish(outcome);
             over.push(front);
         }
     }
@@ -138,14 +159,14 @@ pub(super) fn settle(
         if pending.after > done || Some(pending.done) != current {
             break;
         }
-        pending.begin();
+        pending.begin(words);
     }
     over
 }
 
 impl Pending {
     /// The stream has come to it, and has not finished it.
-    fn begin(&mut self) {
+    fn begin(&mut self, words: &Words) {
         let What::Program {
             owner,
             cookie,
@@ -159,17 +180,45 @@ impl Pending {
         if !std::mem::replace(has_begun, true) {
             owner.started(*cookie);
         }
-        if released.is_none()
-            && !owner.ends_waits()
-            && let Some(awaited) = awaited
-            && owner.released(*cookie)
-            && let Some(word) = word(&**owner, awaited.at)
-        {
-            *released = Some(awaited.satisfy(word));
+        let Some(awaited) = awaited else { return };
+        if released.is_some() || owner.ends_waits() || !owner.released(*cookie) {
+            return;
+        }
+        // Before the wait ends: kernels behind it see it.
+        words.note(STATUS_WORK);
+        *released = match awaited {
+            Awaited::Word(awaited) => {
+                word(&**owner, awaited.at).map(|word| Released::Stored(awaited.satisfy(word)))
+            }
+            Awaited::Kernel => {
+                words.release(self.done);
+                Some(Released::Told)
+            }
+        };
+    }
+
+    /// What has become of it, which the stream has finished.
+    fn outcome(&self, words: &Words) -> Outcome {
+        let What::Program { released, .. } = &self.what else {
+            return Outcome::Done;
+        };
+        match (words.stop(), released) {
+            (Some(Stop::Abandoned { from }), _) if from <= self.done => Outcome::Discarded,
+            (_, Some(Released::Stored(_))) => Outcome::Released,
+            // It may have found its condition to hold just before.
+            (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,
+            _ => Outcome::Done,
         }
     }
 
-    fn finish(&self) {
+    fn cookie(&self) -> Option<u64> {
+        match &self.what {
+            What::Program { cookie, .. } => Some(*cookie),
+            What::Record(_) | What::Passing { .. } | What::Launched { .. } => None,
+        }
+    }
+
+    fn finish(&self, outcome: Outcome) {
         match &self.what {
             What::Program {
                 owner,
@@ -181,15 +230,12 @@ impl Pending {
                 if !has_begun {
                     owner.started(*cookie);
                 }
-                let outcome = match (awaited, released) {
-                    (Some(awaited), Some(released)) => {
-                        if let Some(word) = word(&**owner, awaited.at) {
-                            released.restore(word);
-                        }
-                        Outcome::Released
-                    }
-                    _ => Outcome::Done,
-                };
+                if let (Some(Awaited::Word(awaited)), Some(Released::Stored(stored))) =
+                    (awaited, released)
+                    && let Some(word) = word(&**owner, awaited.at)
+                {
+                    stored.restore(word);
+                }
                 owner.finished(*cookie, outcome);
             }
             What::Record(record) => {
@@ -217,17 +263,6 @@ impl Pending {
             && let Some(event) = record.sleepers()
         {
             event.wake();
-        }
-    }
-
-    fn was_released(&self) -> Option<u64> {
-        match &self.what {
-            What::Program {
-                cookie,
-                released: Some(_),
-                ..
-            } => Some(*cookie),
-            _ => None,
         }
     }
 

@@ -2,22 +2,29 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use super::CudaContext;
+use super::batch::{Batch, LONG_WORDS};
 use super::capture::{forbid, is_captured};
 use super::count::Count;
 use super::driver::{check, is};
 use super::graph::{Exec, params};
 use super::letting_go::{Dropped, drop_elsewhere};
-use super::memops::{CALL_MAX, MemOp, has_waits, op_count, store_dword, translate};
+use super::memops::{
+    CALL_MAX, MemOp, flush_remote_writes, has_waits, is_executed, op_count, store_dword, translate,
+    wait_count,
+};
 use super::pending::{Awaited, Pending, What, settle};
 use super::reach::Reach;
-use super::word::Words;
+use super::stream::Execution;
+use super::word::{STATUS_STREAM, Stop, Words};
+use crate::peer::Program;
 use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
 use crate::stream::{Fault, Mark, Progress, Submission, next_id};
 use crate::{Error, Result};
@@ -56,44 +63,106 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// What the next call of the driver needs.
+/// What the next calls of the driver need.
 #[derive(Default)]
 pub(super) struct Queue {
     /// Counts that stores of the stream will have made when it is done with everything.
     pub(super) issued: u64,
     pub(super) gate: u32,
-    pub(super) ops: Vec<MemOp>,
-    /// The calls of the driver that `ops` are given by; a program is in one of them.
+    /// What programs are executed by, where there is a choice.
+    pub(super) execution: Execution,
+    ops: Vec<MemOp>,
+    batch: Batch,
+    /// The calls of the driver that `ops` and `batch` are given by; a program is in one of them.
     calls: Vec<Call>,
+    /// Where in `ops` the last call of them ends.
+    ops_end: usize,
+    /// What NICs wrote before the waits of the kernel that is being made is to be flushed behind it: a kernel has no means for that.
+    flush_behind: bool,
+    /// The calls are for nodes of a graph: memory operations, and nothing else.
+    of_graph: bool,
     entering: Vec<Pending>,
 }
 
 struct Call {
-    /// In `ops`.
-    end: usize,
+    what: Given,
     /// What the stream will have counted to.
     issued: u64,
 }
 
+/// What a call gives to the driver.
+enum Given {
+    /// In `ops`.
+    MemoryOps(Range<usize>),
+    /// In `batch`.
+    Kernel(Range<usize>),
+}
+
 impl Queue {
+    /// For a node of a graph, which is memory operations.
+    pub(super) fn for_node() -> Queue {
+        Queue {
+            of_graph: true,
+            ..Queue::default()
+        }
+    }
+
     /// What it holds, if one call of the driver can take it.
     pub(super) fn into_one_call(mut self) -> Option<Vec<MemOp>> {
         self.end_call();
         (self.calls.len() == 1).then_some(self.ops)
     }
 
-    fn call_start(&self) -> usize {
-        self.calls.last().map_or(0, |call| call.end)
+    /// What the call that is being made is executed by, if there is one.
+    fn current(&self) -> Option<Execution> {
+        if self.batch.len() > 0 {
+            Some(Execution::Kernel)
+        } else {
+            (self.ops.len() > self.ops_end).then_some(Execution::MemoryOps)
+        }
+    }
+
+    /// Whether a program, and counts around it, fit the call that is being made.
+    fn fits(&self, by: Execution, program: &Program) -> bool {
+        if self.current().is_some_and(|current| current != by) {
+            return false;
+        }
+        match by {
+            Execution::MemoryOps => {
+                self.ops.len() - self.ops_end + op_count(program) + 2 <= CALL_MAX
+            }
+            Execution::Kernel => {
+                let words = Batch::words_of(program) + 2 * Batch::COUNT_WORDS;
+                self.batch.len() + words <= LONG_WORDS
+            }
+        }
     }
 
     /// What was added since the last call is one.
     fn end_call(&mut self) {
-        if self.ops.len() > self.call_start() {
-            self.calls.push(Call {
-                end: self.ops.len(),
-                issued: self.issued,
-            });
+        let what = match self.current() {
+            Some(Execution::MemoryOps) => Given::MemoryOps(self.ops_end..self.ops.len()),
+            Some(Execution::Kernel) => Given::Kernel(self.batch.end_launch()),
+            None => return,
+        };
+        self.ops_end = self.ops.len();
+        let issued = self.issued;
+        self.calls.push(Call { what, issued });
+        if std::mem::take(&mut self.flush_behind) {
+            self.ops.push(flush_remote_writes());
+            let what = Given::MemoryOps(self.ops_end..self.ops.len());
+            self.ops_end = self.ops.len();
+            self.calls.push(Call { what, issued });
         }
+    }
+
+    fn clear(&mut self) {
+        self.ops.clear();
+        self.batch.clear();
+        self.calls.clear();
+        self.ops_end = 0;
+        self.flush_behind = false;
+        self.of_graph = false;
     }
 }
 
@@ -192,6 +261,7 @@ impl Shared {
         self.check()?;
         self.queue_by(
             |shared, queue| {
+                queue.of_graph = true;
                 let mut rest = batch;
                 for (_, programs) in exec.nodes() {
                     let Some((now, later)) = rest.split_at_checked(*programs) else {
@@ -225,15 +295,17 @@ impl Shared {
     fn issue_graph(&self, exec: &Exec, queue: &mut Queue) -> Result<()> {
         let entered = self.context.enter()?;
         forbid(self.raw, "launch a graph")?;
-        let mut from = 0;
-        for (Call { end, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
-            let params = params(&self.context, &mut queue.ops[from..*end]);
+        for (Call { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
+            let Given::MemoryOps(range) = what else {
+                return Err(unlike("a kernel would execute a program of it"));
+            };
+            let ops = queue.ops.get_mut(range.clone()).unwrap_or_default();
+            let params = params(&self.context, ops);
             // SAFETY: a node of the graph that `exec` was instantiated of, and operations as in `issue`.
             check("cuGraphExecBatchMemOpNodeSetParams", unsafe {
                 sys::cuGraphExecBatchMemOpNodeSetParams(exec.raw, *node, &params)
             })
             .inspect_err(|error| self.note(error))?;
-            from = *end;
         }
         // SAFETY: kept in `pending` until it is done.
         check("cuGraphLaunch", unsafe {
@@ -252,16 +324,10 @@ impl Shared {
         let entered = self.context.enter()?;
         forbid(self.raw, "queue on a CUDA stream")?;
         queue.end_call();
-        let mut from = 0;
         let mut given = None;
         let mut refused = None;
-        for Call { end, issued } in &queue.calls {
-            let ops = &mut queue.ops[from..*end];
-            // SAFETY: operations of the layout of the driver's own header, on memory that stays registered until the stream is done with
-            // them: each program's owner is kept in `pending`, and the stream's own words in `self`.
-            let result = check("cuStreamBatchMemOp", unsafe {
-                sys::cuStreamBatchMemOp_v2(self.raw, ops.len() as u32, ops.as_mut_ptr(), 0)
-            });
+        for Call { what, issued } in &queue.calls {
+            let result = self.give(what, &mut queue.ops, &queue.batch);
             match (result, given) {
                 (Ok(()), _) => given = Some(*issued),
                 (Err(error), None) => {
@@ -273,7 +339,6 @@ impl Shared {
                     break;
                 }
             }
-            from = *end;
         }
         drop(entered);
         if let (Some(error), Some(given)) = (refused, given) {
@@ -284,6 +349,26 @@ impl Shared {
         Ok(())
     }
 
+    /// One call of the driver.
+    fn give(&self, what: &Given, ops: &mut [MemOp], batch: &Batch) -> Result<()> {
+        match what {
+            Given::MemoryOps(range) => {
+                let ops = ops.get_mut(range.clone()).unwrap_or_default();
+                // SAFETY: operations of the layout of the driver's own header, on memory that stays registered until the stream is done with
+                // them: each program's owner is kept in `pending`, and the stream's own words in `self`.
+                check("cuStreamBatchMemOp", unsafe {
+                    sys::cuStreamBatchMemOp_v2(self.raw, ops.len() as u32, ops.as_mut_ptr(), 0)
+                })
+            }
+            Given::Kernel(range) => {
+                let words = batch.words(range.clone());
+                let control = self.count.words.control_at();
+                // SAFETY: as above.
+                unsafe { self.context.module()?.execute(self.raw, words, control) }
+            }
+        }
+    }
+
     /// What was to come after the stream had counted to `given` was refused.
     fn lose(&self, queue: &mut Queue, given: u64, error: &Error) {
         queue.issued = given;
@@ -291,6 +376,7 @@ impl Shared {
         let lost = queue
             .entering
             .split_off(first.unwrap_or(queue.entering.len()));
+        self.count.words.note(STATUS_STREAM);
         self.fault.pass(error.to_string());
         self.note(error);
         let reason = Error::Asynchronous {
@@ -326,8 +412,7 @@ impl Shared {
         let mut queue = lock(&self.queue);
         let (issued, gate) = (queue.issued, queue.gate);
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
-        queue.ops.clear();
-        queue.calls.clear();
+        queue.clear();
         // Not under the lock: an owner may be dropped with what was not entered.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
@@ -365,7 +450,10 @@ impl Shared {
                         .into(),
                 });
             };
-            if queue.ops.len() - queue.call_start() + op_count(&submission.program) + 2 > CALL_MAX {
+            let program = &submission.program;
+            let by = self.means(queue, program);
+            let waits = has_waits(program);
+            if !queue.fits(by, program) {
                 // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
                 if grouped < queue.entering.len() {
                     self.count_group(queue, &mut grouped);
@@ -374,20 +462,29 @@ impl Shared {
                 queue.end_call();
                 counted = false;
             }
-            if !counted && has_waits(&submission.program) {
+            if !counted && waits {
                 // Between two calls others may have queued what takes its time: a wait has not begun before that is over.
-                self.count_group(queue, &mut grouped);
+                self.count_by(queue, by);
+                self.group(queue, &mut grouped);
                 after = queue.issued;
                 counted = true;
             }
             let reach =
                 attachments.get_or_make(self.context.key(), || Ok(Reach::new(&self.context)))?;
-            let waits = translate(
-                &submission.program,
-                self.context.capabilities(),
-                |at| reach.locate(at, &**owner),
-                &mut queue.ops,
-            )?;
+            let locate = |at| reach.locate(at, &**owner);
+            let awaited = match by {
+                Execution::MemoryOps => {
+                    let capabilities = self.context.capabilities();
+                    translate(program, capabilities, locate, &mut queue.ops)?;
+                    Awaited::of(program)
+                }
+                Execution::Kernel => {
+                    // By the count behind it, which a program that waits has to itself.
+                    queue.batch.program(program, queue.issued + 1, locate)?;
+                    queue.flush_behind |= waits && self.context.capabilities().flush;
+                    waits.then_some(Awaited::Kernel)
+                }
+            };
             queue.entering.push(Pending {
                 after,
                 done: 0,
@@ -395,7 +492,7 @@ impl Shared {
                     owner: Arc::clone(owner),
                     cookie: submission.cookie,
                     has_begun: false,
-                    awaited: waits.then(|| Awaited::of(&submission.program)).flatten(),
+                    awaited,
                     released: None,
                 },
             });
@@ -409,20 +506,65 @@ impl Shared {
         Ok(())
     }
 
+    /// What executes a program.
+    fn means(&self, queue: &Queue, program: &Program) -> Execution {
+        let capabilities = self.context.capabilities();
+        let can = || is_executed(program, capabilities);
+        // Without either the error is that of the memory operations, which says what is missing.
+        let may = capabilities.kernels && !queue.of_graph;
+        if may && (queue.execution == Execution::Kernel || !can()) {
+            return Execution::Kernel;
+        }
+        Execution::MemoryOps
+    }
+
+    /// What executes the stream's own steps, where they are in no call with others.
+    fn own_means(&self, queue: &Queue) -> Execution {
+        let capabilities = self.context.capabilities();
+        let wanted = queue.execution == Execution::Kernel || !capabilities.memops;
+        if capabilities.kernels && !queue.of_graph && wanted {
+            return Execution::Kernel;
+        }
+        Execution::MemoryOps
+    }
+
     /// Lets the stream count, and finishes with that what was entered from `first` on.
     fn count_group(&self, queue: &mut Queue, first: &mut usize) {
         self.count(queue);
+        self.group(queue, first);
+    }
+
+    /// What was entered from `first` on is finished with the count that was made last.
+    fn group(&self, queue: &mut Queue, first: &mut usize) {
         for pending in &mut queue.entering[*first..] {
             pending.done = queue.issued;
         }
         *first = queue.entering.len();
     }
 
-    /// Lets the stream count.
+    /// Lets the stream count, in the call that is being made.
     pub(super) fn count(&self, queue: &mut Queue) {
+        let by = queue.current().unwrap_or_else(|| self.own_means(queue));
+        self.count_by(queue, by);
+    }
+
+    fn count_by(&self, queue: &mut Queue, by: Execution) {
         queue.issued += 1;
-        let op = store_dword(self.count.words.done_at(), queue.issued as u32);
-        queue.ops.push(op);
+        match by {
+            Execution::MemoryOps => {
+                let op = store_dword(self.count.words.done_at(), queue.issued as u32);
+                queue.ops.push(op);
+            }
+            Execution::Kernel => queue.batch.count(queue.issued),
+        }
+    }
+
+    /// Lets the stream wait for a count of others.
+    pub(super) fn wait_for_count(&self, queue: &mut Queue, address: CUdeviceptr, value: u32) {
+        match self.own_means(queue) {
+            Execution::MemoryOps => queue.ops.push(wait_count(address, value)),
+            Execution::Kernel => queue.batch.wait_count(address, value, queue.issued + 1),
+        }
     }
 
     /// Lets the stream count, and enters what is finished with that.
@@ -439,7 +581,18 @@ impl Shared {
     pub(super) fn settle(&self) -> Vec<Pending> {
         let mut pending = lock(&self.pending);
         // Under the lock, and before the owners hear of it: who finds everything settled finds what there is to report.
-        settle(&mut pending, self.count.read(), |cookie| {
+        let words = &self.count.words;
+        // The count first: what stopped the stream is seen by who sees a count behind it.
+        let done = self.count.read();
+        match words.stop() {
+            None => {}
+            Some(_) if self.fault.is_sticky() => {}
+            Some(Stop::Abandoned { .. }) => self.fault.stick(
+                "a kernel waited, and this process did not look at the stream for a minute".into(),
+            ),
+            Some(Stop::Malformed) => self.fault.stick("a kernel cannot read a program".into()),
+        }
+        settle(&mut pending, done, words, |cookie| {
             self.fault.pass(format!(
                 "the wait of program {cookie} was released before its condition held"
             ));
@@ -495,6 +648,7 @@ impl Shared {
 
     /// Nothing more will come of what is queued.
     fn end(&self, error: &Error) {
+        self.count.words.note(STATUS_STREAM);
         self.fault.stick(error.to_string());
         self.ended.store(true, Ordering::Release);
         self.ensure_watched();
@@ -528,6 +682,7 @@ impl Shared {
 
     /// A look at the stream, by the thread that looks.
     fn look(&self) -> Turn {
+        self.count.words.stay_alive();
         self.open_gates();
         let over = self.settle();
         if !over.is_empty() {

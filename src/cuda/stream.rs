@@ -15,11 +15,21 @@ use super::driver::check;
 use super::graph::Exec;
 use super::host_call::{HostCall, call_host};
 use super::letting_go::let_go;
-use super::memops::{MemOp, wait_count};
+use super::memops::MemOp;
 use super::pending::What;
 use super::shared::{Queue, Shared, lock};
 use crate::stream::{Backoff, Event, Executor, Mark, Record, Submission, forbid_on};
 use crate::{Error, Result};
+
+/// What executes the programs of a CUDA stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Execution {
+    /// The memory operations of the driver (`cuStreamBatchMemOp_v2`); and a kernel where the device has none for an op of a program.
+    #[default]
+    MemoryOps,
+    /// A kernel of one thread that interprets them. It takes a place on the GPU while it waits.
+    Kernel,
+}
 
 /// A stream of a GPU: of this library's own, or one that a framework, the runtime API or the application has made.
 ///
@@ -106,6 +116,20 @@ impl CudaStream {
         Ok(CudaStream { handle })
     }
 
+    /// The same stream, whose programs are executed by that from now on, whichever handle they are queued by. So are its own steps: events
+    /// that are recorded and waited for.
+    ///
+    /// # Errors
+    /// [`Error::State`] without kernels.
+    pub fn with_execution(self, execution: Execution) -> Result<CudaStream> {
+        let shared = self.shared();
+        if execution == Execution::Kernel {
+            shared.context.check_kernels()?;
+        }
+        lock(&shared.queue).execution = execution;
+        Ok(self)
+    }
+
     /// The driver's handle.
     #[must_use]
     pub fn raw(&self) -> CUstream {
@@ -183,7 +207,7 @@ impl CudaStream {
 
     /// The operation by which the stream counts, alone.
     pub(super) fn count_op(&self) -> Vec<MemOp> {
-        let mut queue = Queue::default();
+        let mut queue = Queue::for_node();
         self.shared().count(&mut queue);
         queue.into_one_call().unwrap_or_default()
     }
@@ -275,7 +299,7 @@ unsafe impl Executor for CudaStream {
             // The word is that of another stream's count, whose memory the event keeps: so must this stream, until it has passed.
             return shared.queue(|shared, queue| {
                 let after = queue.issued;
-                queue.ops.push(wait_count(word, mark.position as u32));
+                shared.wait_for_count(queue, word, mark.position as u32);
                 shared.count_for(queue, after, What::Passing { _mark: Some(mark) });
                 Ok(())
             });
@@ -283,8 +307,8 @@ unsafe impl Executor for CudaStream {
         // Nothing that a GPU could look at: the thread that looks lets it pass.
         shared.queue(|shared, queue| {
             queue.gate = queue.gate.wrapping_add(1);
-            let wait = wait_count(shared.count.words.gate_at(), queue.gate);
-            queue.ops.push(wait);
+            let gate = queue.gate;
+            shared.wait_for_count(queue, shared.count.words.gate_at(), gate);
             let after = queue.issued;
             shared.count_for(queue, after, What::Passing { _mark: None });
             // Before the driver has it. If it is refused, the gate is opened in vain, and the next one has its number.

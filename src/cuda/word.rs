@@ -1,7 +1,8 @@
 //! Words that streams and this process share.
 #![allow(unsafe_code)] // has memory registered that it keeps
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -9,8 +10,17 @@ use super::CudaContext;
 use super::pinned::Pinned;
 use crate::Result;
 
-/// Two words on cache lines of their own, which GPUs can load and store. The memory is this process's own, so that it is there to be read
-/// after a context has been destroyed, which frees what the driver allocates.
+/// How long the thread that looks at streams may not have come by while a kernel waits. A process that is stopped for longer finds its
+/// streams failed.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Something that a stream was to do has failed, or was let go: DOORBELL_EWORK of the C interface.
+pub(super) const STATUS_WORK: i32 = -19;
+/// The stream itself has failed: DOORBELL_EASYNC.
+pub(super) const STATUS_STREAM: i32 = -18;
+
+/// What a stream and this process share, which GPUs can load and store. The memory is this process's own, so that it is there to be
+/// read after a context has been destroyed, which frees what the driver allocates.
 pub(super) struct Words {
     /// Before the memory that it is about.
     pinned: Pinned,
@@ -21,21 +31,80 @@ pub(super) struct Words {
 #[repr(C, align(4096))]
 #[derive(Default)]
 struct Page {
-    done: Line,
-    gate: Line,
+    control: Control,
+    gate: Gate,
+}
+
+/// `struct dbl_control` of `cuda/doorbell_execute.h`. Each part is on lines of its own, by who writes it.
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Control {
+    host: OfHost,
+    stream: OfStream,
+    both: OfBoth,
 }
 
 #[repr(C, align(128))]
 #[derive(Default)]
-struct Line(AtomicU32);
+struct OfHost {
+    release: AtomicU64,
+    alive: AtomicU64,
+    lease_ns: AtomicU64,
+}
+
+#[repr(C, align(128))]
+#[derive(Default)]
+struct OfStream {
+    released: AtomicU64,
+    stopped: AtomicU64,
+    stop: AtomicU32,
+    done: AtomicU32,
+}
+
+#[repr(C, align(128))]
+#[derive(Default)]
+struct OfBoth {
+    status: AtomicI32,
+}
+
+#[repr(C, align(128))]
+#[derive(Default)]
+struct Gate(AtomicU32);
+
+// As the header has it, whose own assertions have the same numbers.
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(Control, host.alive) == 8);
+    assert!(offset_of!(Control, host.lease_ns) == 16);
+    assert!(offset_of!(Control, stream.released) == 128);
+    assert!(offset_of!(Control, stream.stopped) == 136);
+    assert!(offset_of!(Control, stream.stop) == 144);
+    assert!(offset_of!(Control, stream.done) == 148);
+    assert!(offset_of!(Control, both.status) == 256);
+    assert!(size_of::<Control>() == 384);
+};
+
+/// Why a kernel has stopped executing anything, and from which program on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Nobody looked at the stream for [`LEASE`].
+    Abandoned { from: u64 },
+    /// It could not read what it was given.
+    Malformed,
+}
 
 impl Words {
-    /// Two words that are 0.
+    /// Words that are 0.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub(super) fn new(context: &CudaContext) -> Result<Words> {
         let page = Box::<Page>::default();
+        let lease_ns = LEASE.as_nanos() as u64;
+        page.control
+            .host
+            .lease_ns
+            .store(lease_ns, Ordering::Relaxed);
         let start = std::ptr::from_ref(&*page).addr();
         // SAFETY: the page lives as long as `pinned`, and is atomics to everyone.
         let pinned = unsafe { Pinned::new(context, start, size_of::<Page>())? };
@@ -44,7 +113,7 @@ impl Words {
 
     /// What the stream has done.
     pub(super) fn done(&self) -> &AtomicU32 {
-        &self.page.done.0
+        &self.page.control.stream.done
     }
 
     /// What the stream may pass.
@@ -52,17 +121,68 @@ impl Words {
         &self.page.gate.0
     }
 
+    /// Ends the waits of kernels up to the program of that number.
+    pub(super) fn release(&self, number: u64) {
+        // Release: what says why comes before.
+        let release = &self.page.control.host.release;
+        release.fetch_max(number, Ordering::Release);
+    }
+
+    /// Whether a wait of the program of that number was ended. It is known until a later one is.
+    pub(super) fn was_released(&self, number: u64) -> bool {
+        self.page.control.stream.released.load(Ordering::Acquire) == number
+    }
+
+    /// Somebody looks at the stream.
+    pub(super) fn stay_alive(&self) {
+        let alive = &self.page.control.host.alive;
+        alive.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn stop(&self) -> Option<Stop> {
+        let stream = &self.page.control.stream;
+        match stream.stop.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(Stop::Abandoned {
+                from: stream.stopped.load(Ordering::Acquire),
+            }),
+            _ => Some(Stop::Malformed),
+        }
+    }
+
+    /// Notes a failure for kernels, unless there is one.
+    pub(super) fn note(&self, status: i32) {
+        // SeqCst: before any store that lets the stream go on.
+        let word = self.status();
+        let _ = word.compare_exchange(0, status, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
+    /// 0, or the first failure.
+    pub(super) fn status(&self) -> &AtomicI32 {
+        &self.page.control.both.status
+    }
+
+    /// The address of `struct dbl_control` on devices.
+    pub(super) fn control_at(&self) -> CUdeviceptr {
+        self.device_address(std::ptr::from_ref(&self.page.control).addr())
+    }
+
     /// The address of [`Words::done`] on devices.
     pub(super) fn done_at(&self) -> CUdeviceptr {
-        self.device_address(self.done())
+        self.device_address(std::ptr::from_ref(self.done()).addr())
     }
 
     /// The address of [`Words::gate`] on devices.
     pub(super) fn gate_at(&self) -> CUdeviceptr {
-        self.device_address(self.gate())
+        self.device_address(std::ptr::from_ref(self.gate()).addr())
     }
 
-    fn device_address(&self, word: &AtomicU32) -> CUdeviceptr {
-        self.pinned.device_address(std::ptr::from_ref(word).addr())
+    /// The address of [`Words::status`] on devices.
+    pub(super) fn status_at(&self) -> CUdeviceptr {
+        self.device_address(std::ptr::from_ref(self.status()).addr())
+    }
+
+    fn device_address(&self, address: usize) -> CUdeviceptr {
+        self.pinned.device_address(address)
     }
 }

@@ -1,4 +1,5 @@
-//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host`, which it also is if it is not set, or `cuda`.
+//! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host`, which it also is if it is not set, `cuda`,
+//! or `cuda-kernel`.
 #![allow(unsafe_code)] // implements an unsafe trait by delegation
 #![allow(dead_code)] // Reason: each test uses a part.
 
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use doorbell::stream::Submission;
 #[cfg(feature = "cuda")]
-use doorbell::{CudaContext, CudaStream};
+use doorbell::{CudaContext, CudaStream, cuda::Execution};
 use doorbell::{Error, Event, Executor, HostStream, Result};
 
 pub enum Stream {
@@ -24,13 +25,33 @@ pub fn stream(name: &str) -> Stream {
             let context = CudaContext::primary(0).unwrap();
             Stream::Cuda(CudaStream::new(&context, name).unwrap())
         }
+        #[cfg(feature = "cuda")]
+        "cuda-kernel" => {
+            let context = CudaContext::primary(0).unwrap();
+            let stream = CudaStream::new(&context, name).unwrap();
+            Stream::Cuda(stream.with_execution(Execution::Kernel).unwrap())
+        }
         other => panic!("DOORBELL_TEST_STREAM={other}"),
     }
 }
 
 /// Whether streams are those of a GPU.
 pub fn is_cuda() -> bool {
-    kind() == "cuda"
+    kind().starts_with("cuda")
+}
+
+/// Whether their programs are executed by a kernel.
+pub fn by_kernel() -> bool {
+    kind() == "cuda-kernel"
+}
+
+/// The call of the driver by which programs are queued, and the name of its symbol.
+pub fn queueing() -> (&'static str, &'static str) {
+    if by_kernel() {
+        ("cuLaunchKernel", "cuLaunchKernel")
+    } else {
+        ("cuStreamBatchMemOp", "cuStreamBatchMemOp_v2")
+    }
 }
 
 fn kind() -> String {

@@ -47,6 +47,9 @@ pub fn run(options: &Options) -> Result<()> {
         Ok(context) => {
             writeln!(out, "  cuda     {}", context.device_name())?;
             writeln!(out, "    {:?}", context.capabilities())?;
+            for finding in context.findings() {
+                writeln!(out, "    not there: {finding}")?;
+            }
         }
         Err(error) => writeln!(out, "  cuda     none: {error}")?,
     }

@@ -11,7 +11,27 @@ void *doorbell_cuda_standin_reach(uint64_t address, uint64_t len_bytes);
 /* Whether the kernel is to end: its context was destroyed, or other work of it failed. A loop that waits asks. */
 int doorbell_cuda_standin_over(void);
 
+/* The same for a loop that waits: the longer it has, the longer this takes. Streams that wait outnumber the cores. */
+int doorbell_cuda_standin_pause(uint32_t turn);
+
+/* The library's own interpreter, as a GPU runs it. */
+#define DBL_REACH(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
+#define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
+#include "doorbell_execute.h"
+
 enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
+
+/* doorbell_execute_short(batch), doorbell_execute_long(batch): a batch is the address of a control block, a number of words, the words. */
+int doorbell_execute(const void *const arguments[], uint64_t thread)
+{
+    const uint64_t *batch = arguments[0];
+    struct dbl_control *control = doorbell_cuda_standin_reach(batch[0], sizeof *control);
+
+    (void)thread;
+    if (!control || dbl_execute(batch + 2, (uint32_t)batch[1], control) == DBL_END_UNREACHABLE)
+        return ILLEGAL_ADDRESS;
+    return SUCCESS;
+}
 
 /* doorbell_standin_wait(uint32_t *word, uint32_t value): until the word has the value. For the tests of the stand-in. */
 int doorbell_standin_wait(const void *const arguments[], uint64_t thread)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::call::{CUresult, Outcome};
 use crate::context::Context;
+use crate::memop;
 use crate::memory::{self, Place};
 use crate::names;
 
@@ -28,6 +29,7 @@ enum Run {
 }
 
 unsafe extern "C" {
+    fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
 }
 
@@ -37,6 +39,19 @@ static KERNELS: &[Kernel] = &[
         parameters: &[8],
         once: true,
         run: Run::Here(spin),
+    },
+    // `struct batch` of cuda/kernels.cu, with 62 words and with 2046.
+    Kernel {
+        name: c"doorbell_execute_short",
+        parameters: &[512],
+        once: true,
+        run: Run::C(doorbell_execute),
+    },
+    Kernel {
+        name: c"doorbell_execute_long",
+        parameters: &[16384],
+        once: true,
+        run: Run::C(doorbell_execute),
     },
     Kernel {
         name: c"doorbell_standin_mark",
@@ -90,10 +105,21 @@ pub extern "C" fn doorbell_cuda_standin_reach(address: u64, len_bytes: u64) -> *
         .map_or(null_mut(), |place| place.address as *mut c_void)
 }
 
+/// For kernels in C, in each turn of a wait: whether to end.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_pause(turn: u32) -> c_int {
+    memop::pause(turn);
+    is_over()
+}
+
 /// For kernels in C: whether to end.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cuda_standin_over() -> c_int {
     std::thread::yield_now();
+    is_over()
+}
+
+fn is_over() -> c_int {
     let context = RUNNING.get();
     // SAFETY: not null only while the kernel runs, which borrows the context.
     c_int::from(!context.is_null() && unsafe { &*context }.is_over())

@@ -179,17 +179,12 @@ fn load(place: &Place, wide: bool) -> u64 {
     }
 }
 
-/// Sleeps longer the longer it waits: spins, then yields, then naps. Waits outnumber the cores.
-struct Patience(u32);
-
-impl Patience {
-    fn wait(&mut self) {
-        self.0 = self.0.saturating_add(1);
-        match self.0 {
-            0..64 => std::hint::spin_loop(),
-            64..512 => std::thread::yield_now(),
-            _ => std::thread::sleep(Duration::from_micros(if self.0 < 2000 { 20 } else { 200 })),
-        }
+/// In a turn of a wait: the later, the longer. Spins, then yields, then naps. Waits outnumber the cores.
+pub fn pause(turn: u32) {
+    match turn {
+        0..64 => std::hint::spin_loop(),
+        64..512 => std::thread::yield_now(),
+        _ => std::thread::sleep(Duration::from_micros(if turn < 2000 { 20 } else { 200 })),
     }
 }
 
@@ -208,12 +203,13 @@ impl Memop {
                 condition,
             } => {
                 let place = reach(address, wide)?;
-                let mut patience = Patience(0);
+                let mut turn = 0_u32;
                 while !condition.holds(wide, load(&place, wide), value) {
                     if context.is_over() {
                         return Ok(());
                     }
-                    patience.wait();
+                    pause(turn);
+                    turn = turn.saturating_add(1);
                 }
             }
             Memop::Write {

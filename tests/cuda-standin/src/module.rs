@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::graph::Work;
 use crate::handle::{self, Table};
 use crate::kernels::{self, Kernel, Thread};
+use crate::settings::settings;
 use crate::task::Task;
 use crate::{capture, current, stream};
 
@@ -49,6 +50,9 @@ fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
     let context = current::context()?;
     capture::check_safe()?;
     valid(!module.is_null() && !image.is_null())?;
+    if settings().lacks("kernels") {
+        return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
+    }
     let handle = handle::fresh();
     MODULES.insert(handle, Arc::new(Module { context }));
     module.put(handle as CUmodule)

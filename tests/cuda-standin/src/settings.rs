@@ -5,7 +5,8 @@
 //! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
 //!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `iomemory` (registration of it is CUDA_ERROR_NOT_PERMITTED), `hostregister`,
-//!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it).
+//!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
+//!   `kernels` (an image with code for them: CUDA_ERROR_NO_BINARY_FOR_GPU).
 //! - `DOORBELL_CUDA_STANDIN_HAS`: words in the same way, of what they have. `dmabuf`: a handle for an address range can be had; it is a memfd,
 //!   which can be mapped. `reuse`: an address that was freed is given out again.
 //! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.

@@ -1,0 +1,321 @@
+/*
+ * The interpreter of programs for who has nothing but memory: one thread of a GPU (kernels.cu), or of a CPU in tests. C11 and CUDA.
+ *
+ * What it is given is a batch of words of 64 bits: items, each a head and what follows it.
+ *
+ *     TABLE    the addresses of targets, `count` of them; the programs after it name their targets by their places in it
+ *     PROGRAM  its number, then `count` struct dbl_unit
+ *     COUNT    a number: the batch has come so far
+ *
+ * Memory order. All accesses are of system scope: the other sides are CPUs and NICs. A store is relaxed, one access of its width; a poll
+ * loads with acquire: what was stored before the word is seen by all that the stream does later. Before its first op a program orders what
+ * the stream did before, kernels as well, before its own stores; what orders those among themselves are its fences. A count is ordered
+ * after all.
+ *
+ * No wait is for ever. The host ends one by `release`; and if it has stopped looking (see `alive`), so does everything: what was
+ * protected by the wait must not be sent.
+ */
+#ifndef DOORBELL_EXECUTE_H
+#define DOORBELL_EXECUTE_H
+
+#include "doorbell_peer.h"
+
+/* What a batch can hold: a send or a wait; many. Each is the one parameter of a kernel, which the driver copies with the launch. */
+#define DBL_BATCH_SHORT_WORDS 62
+#define DBL_BATCH_LONG_WORDS 2046
+
+enum dbl_item { DBL_ITEM_TABLE = 1, DBL_ITEM_PROGRAM = 2, DBL_ITEM_COUNT = 3 };
+
+/* The first word of an item. */
+struct dbl_item_head {
+	uint8_t kind;  /* enum dbl_item */
+	uint8_t count; /* addresses or units */
+	uint16_t reserved[3];
+};
+
+/* Why nothing is executed any more: dbl_control.stop. */
+enum dbl_stop {
+	DBL_STOP_ABANDONED = 1, /* the host has not looked for the length of the lease */
+	DBL_STOP_MALFORMED = 2  /* an item or a unit makes no sense */
+};
+
+/* A failure, as kernels find it in dbl_control.status: DOORBELL_EWORK of doorbell.h. */
+#define DBL_STATUS_WORK (-19)
+
+/* What a stream and the host share: host memory, on lines of their own by who writes. src/cuda/word.rs is the host's side. */
+struct dbl_control {
+	/* The host writes. */
+	uint64_t release;  /* waits of the programs up to this number end, held or not */
+	uint64_t alive;    /* changes while the host looks at the stream */
+	uint64_t lease_ns; /* how long it may not change while there is a wait */
+	uint64_t host[13];
+	/* The stream writes. */
+	uint64_t released; /* the number of the last program of which a wait was released */
+	uint64_t stopped;  /* the number of the first program that was not executed, if `stop` is not 0 */
+	uint32_t stop;     /* enum dbl_stop */
+	uint32_t done;     /* how far it has come: the low half of the last COUNT */
+	uint64_t stream[13];
+	/* Both write, and only where it is 0. */
+	int32_t status; /* 0, or the code of the first failure */
+	uint32_t both[31];
+};
+
+DBL_STATIC_ASSERT(sizeof(struct dbl_item_head) == 8, "a head is a word");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, alive) == 8, "alive");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, lease_ns) == 16, "lease_ns");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, released) == 128, "released");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, stopped) == 136, "stopped");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, stop) == 144, "stop");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, done) == 148, "done");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, status) == 256, "status");
+DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 bytes");
+
+#ifdef __CUDACC__
+
+#define DBL_EXECUTOR static __device__
+
+/* Addresses of GPUs are good, or end the context. */
+#define DBL_REACH(address, len_bytes) ((void *)(address))
+/* Nobody ends a kernel but itself. */
+#define DBL_PAUSE(turn) 0
+
+static __device__ uint32_t dbl_load_dword(const void *from)
+{
+	uint32_t value;
+	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+	return value;
+}
+
+static __device__ uint64_t dbl_load_qword(const void *from)
+{
+	uint64_t value;
+	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+	return value;
+}
+
+static __device__ void dbl_store_dword(void *to, uint32_t value)
+{
+	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
+/* Also what rings a NIC: .mmio is neither merged with its neighbours nor split, and is done exactly once. */
+static __device__ void dbl_store_qword(void *to, uint64_t value)
+{
+	asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+
+/* Sequentially consistent: stores before loads as well. */
+static __device__ void dbl_fence_system(void)
+{
+	__threadfence_system();
+}
+
+/* Nanoseconds of the clock that all of a GPU have. It steps by up to a microsecond. */
+static __device__ uint64_t dbl_now_ns(void)
+{
+	uint64_t now;
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+	return now;
+}
+
+#else
+
+#include <time.h>
+
+#define DBL_EXECUTOR static
+/* Whoever includes this may have addresses of another kind; null where there is nothing. */
+#ifndef DBL_REACH
+#define DBL_REACH(address, len_bytes) ((void *)(uintptr_t)(address))
+#endif
+/* Once in each turn of a wait; not 0 ends the batch where it is. */
+#ifndef DBL_PAUSE
+#define DBL_PAUSE(turn) 0
+#endif
+
+static uint32_t dbl_load_dword(const void *from)
+{
+	return __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE);
+}
+
+static uint64_t dbl_load_qword(const void *from)
+{
+	return __atomic_load_n((const uint64_t *)from, __ATOMIC_ACQUIRE);
+}
+
+static void dbl_store_dword(void *to, uint32_t value)
+{
+	__atomic_store_n((uint32_t *)to, value, __ATOMIC_RELAXED);
+}
+
+static void dbl_store_qword(void *to, uint64_t value)
+{
+	__atomic_store_n((uint64_t *)to, value, __ATOMIC_RELAXED);
+}
+
+static void dbl_fence_system(void)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+static uint64_t dbl_now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#endif
+
+/* What becomes of a batch, or of a part of it. */
+enum dbl_end {
+	DBL_END_DONE = 0,
+	DBL_END_STOPPED = 1,     /* by what dbl_control.stop says: from here on only counts are executed */
+	DBL_END_PAUSED = 2,      /* DBL_PAUSE said so */
+	DBL_END_UNREACHABLE = 3, /* DBL_REACH had nothing */
+	DBL_END_MALFORMED = 4
+};
+
+DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
+{
+	/* Not an exchange: a GPU has none on the memory of most hosts. Of two failures at once either may be the first. */
+	if (dbl_load_dword(&control->status) == 0)
+		dbl_store_dword(&control->status, (uint32_t)status);
+}
+
+/* Waits as `unit` says for the word at `at`. */
+DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, uint64_t number,
+				   struct dbl_control *control)
+{
+	uint64_t seen = 0, since_ns = 0, now_ns, alive;
+	uint32_t turn, word;
+
+	for (turn = 0;; turn++) {
+		word = dbl_load_dword(at);
+		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value))
+			break;
+		/* The host's words now and then: each load of them takes as long as one of the word that is waited for. */
+		if (turn % 16 == 15) {
+			if (dbl_load_qword(&control->release) >= number) {
+				dbl_store_qword(&control->released, number);
+				return DBL_END_DONE;
+			}
+			alive = dbl_load_qword(&control->alive);
+			now_ns = dbl_now_ns();
+			if (turn == 15 || alive != seen) {
+				seen = alive;
+				since_ns = now_ns;
+			} else if (now_ns - since_ns > dbl_load_qword(&control->lease_ns)) {
+				return DBL_END_STOPPED;
+			}
+		}
+		if (DBL_PAUSE(turn))
+			return DBL_END_PAUSED;
+	}
+	/* The opcode of a CQE is in the word that has the owner bit (mlx5dv.h: MLX5_CQE_REQ_ERR, MLX5_CQE_RESP_ERR). Known here before
+	 * any kernel behind the wait runs, and to the host some time later. */
+	if (unit->role == DBL_ROLE_COMPLETIONS && (word >> 28 == 13 || word >> 28 == 14))
+		dbl_note(control, DBL_STATUS_WORK);
+	return DBL_END_DONE;
+}
+
+/* Executes the units of a program. `table` has `target_count` addresses. */
+DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t unit_count, const uint64_t *table,
+				      uint32_t target_count, uint64_t number, struct dbl_control *control)
+{
+	uint32_t at, word, len_bytes, payload;
+	enum dbl_end end;
+	uint8_t *place;
+
+	dbl_fence_system();
+	for (at = 0; at < unit_count; at += 1 + payload) {
+		const struct dbl_unit *unit = &units[at];
+		const uint64_t *bytes = (const uint64_t *)(unit + 1);
+
+		payload = 0;
+		if (unit->kind == DBL_FENCE) {
+			/* The strongest of what its bits may ask for. */
+			dbl_fence_system();
+			continue;
+		}
+		len_bytes = unit->kind == DBL_STORE_QWORD ? 8 : unit->kind == DBL_COPY_BLOCK ? unit->len_bytes : 4;
+		if (unit->target >= target_count || table[unit->target] == 0)
+			return DBL_END_MALFORMED;
+		place = (uint8_t *)DBL_REACH(table[unit->target] + unit->offset, len_bytes);
+		if (!place)
+			return DBL_END_UNREACHABLE;
+		switch (unit->kind) {
+		case DBL_STORE_DWORD:
+			dbl_store_dword(place, (uint32_t)unit->value);
+			break;
+		case DBL_STORE_QWORD:
+			dbl_store_qword(place, unit->value);
+			break;
+		case DBL_COPY_BLOCK:
+			payload = (len_bytes + sizeof(*unit) - 1) / sizeof(*unit);
+			if (len_bytes % 8 != 0 || payload >= unit_count - at)
+				return DBL_END_MALFORMED;
+			/* Ascending, as the BlueFlame buffer of a NIC wants it. */
+			for (word = 0; word < len_bytes / 8; word++)
+				dbl_store_qword(place + 8 * word, bytes[word]);
+			break;
+		case DBL_POLL_GEQ:
+		case DBL_POLL_AND:
+		case DBL_POLL_NOR:
+			end = dbl_wait(unit, place, number, control);
+			if (end != DBL_END_DONE)
+				return end;
+			break;
+		default:
+			return DBL_END_MALFORMED;
+		}
+	}
+	return DBL_END_DONE;
+}
+
+/* Executes a batch of `word_count` words. DONE, though it may have been stopped: that is for the host to find; PAUSED or UNREACHABLE. */
+DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count, struct dbl_control *control)
+{
+	const uint64_t *table = words;
+	uint32_t at, body_words, target_count = 0;
+	int stopped = dbl_load_dword(&control->stop) != 0;
+
+	for (at = 0; at < word_count; at += 1 + body_words) {
+		const struct dbl_item_head *head = (const struct dbl_item_head *)&words[at];
+		const uint64_t *body = &words[at + 1];
+		enum dbl_end end = DBL_END_DONE;
+
+		body_words = head->kind == DBL_ITEM_TABLE   ? head->count :
+			     head->kind == DBL_ITEM_PROGRAM ? 1 + 3 * (uint32_t)head->count :
+							      1;
+		if (body_words >= word_count - at)
+			end = DBL_END_MALFORMED;
+		else if (head->kind == DBL_ITEM_TABLE) {
+			table = body;
+			target_count = head->count;
+		} else if (head->kind == DBL_ITEM_PROGRAM) {
+			if (!stopped)
+				end = dbl_program((const struct dbl_unit *)(body + 1), head->count, table, target_count,
+						  body[0], control);
+		} else if (head->kind == DBL_ITEM_COUNT) {
+			dbl_fence_system();
+			dbl_store_dword(&control->done, (uint32_t)body[0]);
+		} else
+			end = DBL_END_MALFORMED;
+		if (end == DBL_END_STOPPED || end == DBL_END_MALFORMED) {
+			dbl_store_qword(&control->stopped, head->kind == DBL_ITEM_PROGRAM ? body[0] : 0);
+			/* The reason behind what it is about. */
+			dbl_fence_system();
+			dbl_store_dword(&control->stop,
+					end == DBL_END_STOPPED ? DBL_STOP_ABANDONED : DBL_STOP_MALFORMED);
+			dbl_note(control, DBL_STATUS_WORK);
+			stopped = 1;
+			if (end == DBL_END_MALFORMED && head->kind != DBL_ITEM_PROGRAM)
+				return DBL_END_DONE;
+		} else if (end != DBL_END_DONE) {
+			return end;
+		}
+	}
+	return DBL_END_DONE;
+}
+
+#endif

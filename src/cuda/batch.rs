@@ -1,0 +1,297 @@
+//! Programs as the words that a kernel interprets: `cuda/doorbell_execute.h` has the layout.
+
+use std::ops::Range;
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::Result;
+use crate::peer::{At, Kind, PeerOp, Program, UNIT_BYTES, UNIT_LIMIT, Unit};
+
+/// What the short kernel takes, and the long one.
+pub(super) const SHORT_WORDS: usize = 62;
+pub(super) const LONG_WORDS: usize = 2046;
+
+const UNIT_WORDS: usize = UNIT_BYTES / 8;
+
+const ITEM_TABLE: u64 = 1;
+const ITEM_PROGRAM: u64 = 2;
+const ITEM_COUNT: u64 = 3;
+
+/// The words of kernels to be launched, one launch after the other.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    words: Vec<u64>,
+    /// Where those of the next launch begin.
+    start: usize,
+    /// The addresses of the last table of that launch.
+    table: Vec<CUdeviceptr>,
+}
+
+impl Batch {
+    /// How many words a program may take, with a table of its own.
+    pub(super) fn words_of(program: &Program) -> usize {
+        1 + UNIT_LIMIT + 2 + UNIT_WORDS * program.len()
+    }
+
+    /// Those of a count.
+    pub(super) const COUNT_WORDS: usize = 2;
+
+    /// Words of the launch that is being made.
+    pub(super) fn len(&self) -> usize {
+        self.words.len() - self.start
+    }
+
+    /// Adds a program; `locate` gives the device's address of an op, and by `number` its waits can be ended.
+    ///
+    /// # Errors
+    /// Those of `locate`. Nothing was added then.
+    pub(super) fn program(
+        &mut self,
+        program: &Program,
+        number: u64,
+        mut locate: impl FnMut(At) -> Result<CUdeviceptr>,
+    ) -> Result<()> {
+        let mut bases = [0; UNIT_LIMIT];
+        for (op, base) in program.ops().zip(&mut bases) {
+            if let Some(at) = place(&op) {
+                *base = locate(at)?.wrapping_sub(at.offset);
+            }
+        }
+        let used = || {
+            program
+                .ops()
+                .zip(&bases)
+                .filter(|(op, _)| place(op).is_some())
+        };
+        if !used().all(|(_, base)| self.table.contains(base)) {
+            self.table.clear();
+            for (_, base) in used() {
+                if !self.table.contains(base) {
+                    self.table.push(*base);
+                }
+            }
+            self.put_table();
+        }
+        self.words.push(head(ITEM_PROGRAM, program.len()));
+        self.words.push(number);
+        let (units, _) = program.as_bytes().as_chunks::<UNIT_BYTES>();
+        let mut units = units.iter();
+        for (op, base) in program.ops().zip(&bases) {
+            let payload = match op {
+                PeerOp::CopyBlock { bytes, .. } => bytes.len().div_ceil(UNIT_BYTES),
+                _ => 0,
+            };
+            if let Some(unit) = units.next() {
+                let mut words = words_of(unit);
+                if place(&op).is_some() {
+                    let target = self.table.iter().position(|known| known == base);
+                    // Found: all of them are in the table, which is no longer than a program.
+                    words[0] = with_target(words[0], target.unwrap_or_default() as u32);
+                }
+                self.words.extend(words);
+            }
+            self.words
+                .extend(units.by_ref().take(payload).flat_map(words_of));
+        }
+        Ok(())
+    }
+
+    /// Adds a wait of the stream's own: until the word has come to `value`, as counts do that go round.
+    pub(super) fn wait_count(&mut self, address: CUdeviceptr, value: u32, number: u64) {
+        self.table.clear();
+        self.table.push(address);
+        self.put_table();
+        let unit = Unit {
+            kind: Kind::PollGeq as u8,
+            len_bytes: 4,
+            value: u64::from(value),
+            ..Unit::default()
+        };
+        let first = u64::from(unit.kind) | u64::from(unit.len_bytes) << 16;
+        let item = [head(ITEM_PROGRAM, 1), number, first, 0, unit.value];
+        self.words.extend(item);
+    }
+
+    /// Adds a count of the stream.
+    pub(super) fn count(&mut self, value: u64) {
+        self.words.extend([head(ITEM_COUNT, 0), value]);
+    }
+
+    /// What was added since the last launch is one.
+    pub(super) fn end_launch(&mut self) -> Range<usize> {
+        let launch = self.start..self.words.len();
+        self.start = launch.end;
+        // Each launch has tables of its own.
+        self.table.clear();
+        launch
+    }
+
+    pub(super) fn words(&self, launch: Range<usize>) -> &[u64] {
+        self.words.get(launch).unwrap_or_default()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.words.clear();
+        self.table.clear();
+        self.start = 0;
+    }
+
+    fn put_table(&mut self) {
+        self.words.push(head(ITEM_TABLE, self.table.len()));
+        self.words.extend(&self.table);
+    }
+}
+
+/// Where an op acts; a fence acts nowhere.
+fn place(op: &PeerOp<'_>) -> Option<At> {
+    match *op {
+        PeerOp::StoreDword { at, .. }
+        | PeerOp::StoreQword { at, .. }
+        | PeerOp::CopyBlock { at, .. }
+        | PeerOp::PollGeq { at, .. }
+        | PeerOp::PollAnd { at, .. }
+        | PeerOp::PollNor { at, .. } => Some(at),
+        PeerOp::Fence(_) => None,
+    }
+}
+
+/// `struct dbl_item_head`.
+fn head(kind: u64, count: usize) -> u64 {
+    kind | (count as u64) << 8
+}
+
+/// The words of a unit.
+fn words_of(unit: &[u8; UNIT_BYTES]) -> [u64; UNIT_WORDS] {
+    let (words, _) = unit.as_chunks::<8>();
+    std::array::from_fn(|at| words.get(at).map_or(0, |word| u64::from_ne_bytes(*word)))
+}
+
+/// The first word of a unit with another target, which is its upper half.
+fn with_target(word: u64, target: u32) -> u64 {
+    word & 0xffff_ffff | u64::from(target) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use crate::peer::{Fence, Role, Targets};
+
+    /// The items of a launch: tables, programs with their numbers and units, counts.
+    #[derive(Debug, PartialEq)]
+    enum Item {
+        Table(Vec<u64>),
+        Program(u64, Vec<[u64; 3]>),
+        Count(u64),
+    }
+
+    fn items(mut words: &[u64]) -> Vec<Item> {
+        let mut items = Vec::new();
+        while let [head, rest @ ..] = words {
+            let count = (head >> 8 & 0xff) as usize;
+            let (item, body) = match head & 0xff {
+                1 => (Item::Table(rest[..count].to_vec()), count),
+                2 => {
+                    let (units, _) = rest[1..=3 * count].as_chunks::<3>();
+                    (Item::Program(rest[0], units.to_vec()), 1 + 3 * count)
+                }
+                3 => (Item::Count(rest[0]), 1),
+                other => panic!("{other}"),
+            };
+            items.push(item);
+            words = &rest[body..];
+        }
+        items
+    }
+
+    #[test]
+    fn programs_keep_their_units_but_for_the_places_of_their_targets() {
+        let mut targets = Targets::new();
+        let unused = targets.register("unused", Role::Memory, 64);
+        let page = targets.register("page", Role::Uar, 64);
+        let word = targets.register("word", Role::Memory, 64);
+        let locate = |at: At| Ok(0x1000 * u64::from(at.target.index()) + at.offset);
+        let bytes: [u8; 32] = std::array::from_fn(|at| at as u8);
+        let mut program = Program::new(&targets);
+        program.store_dword(word.dword(4).unwrap(), 7).unwrap();
+        program.fence(Fence::WORK_BEFORE_FLAG).unwrap();
+        program
+            .copy_block(page.block(32, 32).unwrap(), &bytes)
+            .unwrap();
+        program.poll_nor(word.dword(8).unwrap(), 9).unwrap();
+        let mut batch = Batch::default();
+        batch.program(&program, 5, locate).unwrap();
+        assert!(batch.len() <= Batch::words_of(&program));
+        batch.count(5);
+        // The same targets, so the same table.
+        let one = batch.len();
+        batch.program(&program, 6, locate).unwrap();
+        assert_eq!(batch.len() - one, 2 + 3 * program.len());
+        let launch = batch.end_launch();
+        let found = items(batch.words(launch.clone()));
+        let units: Vec<Unit> = program.units().collect();
+        let word_of = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
+        let named = |index: usize, target: u64| {
+            let unit = units[index];
+            let head = u64::from(unit.kind)
+                | u64::from(unit.role) << 8
+                | u64::from(unit.len_bytes) << 16
+                | target << 32;
+            [head, unit.offset, unit.value]
+        };
+        let expected = vec![
+            named(0, 0),
+            named(1, 0),
+            named(2, 1),
+            [0, 8, 16].map(|at| word_of(&bytes[at..at + 8])),
+            [word_of(&bytes[24..]), 0, 0],
+            named(5, 0),
+        ];
+        assert_eq!(
+            found,
+            [
+                Item::Table(vec![0x2000, 0x1000]),
+                Item::Program(5, expected.clone()),
+                Item::Count(5),
+                Item::Program(6, expected),
+            ]
+        );
+        // Another launch knows nothing of the table before; another target takes another table.
+        program.clear();
+        program.store_dword(unused.dword(0).unwrap(), 1).unwrap();
+        batch.program(&program, 7, locate).unwrap();
+        program.clear();
+        program.store_dword(word.dword(0).unwrap(), 2).unwrap();
+        batch.program(&program, 8, locate).unwrap();
+        batch.wait_count(0x5000, 77, 9);
+        let later = batch.end_launch();
+        assert_eq!(later.start, launch.end);
+        let found = items(batch.words(later));
+        let tables: Vec<&Item> = found
+            .iter()
+            .filter(|item| matches!(item, Item::Table(_)))
+            .collect();
+        let table = |address| Item::Table(vec![address]);
+        assert_eq!(tables, [&table(0), &table(0x2000), &table(0x5000)]);
+        assert_eq!(
+            found.last(),
+            Some(&Item::Program(9, vec![[4 | 4 << 16, 0, 77]]))
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_located_is_not_added() {
+        let mut targets = Targets::new();
+        let word = targets.register("word", Role::Memory, 64);
+        let mut program = Program::new(&targets);
+        program.store_dword(word.dword(0).unwrap(), 1).unwrap();
+        let mut batch = Batch::default();
+        let refused = Error::State {
+            operation: "locate",
+            reason: String::new(),
+        };
+        let result = batch.program(&program, 1, |_| Err(refused.clone()));
+        assert_eq!(result, Err(refused));
+        assert_eq!(batch.len(), 0);
+    }
+}

@@ -1,0 +1,214 @@
+//! What a device can do in streams, found out by doing it once.
+#![allow(unsafe_code)] // calls the driver
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
+
+use super::batch::Batch;
+use super::driver::{check, is};
+use super::memops::{MemOp, store_dword, store_qword, wait};
+use super::word::Words;
+use super::{Capabilities, CudaContext};
+use crate::stream::Backoff;
+use crate::{Error, Result};
+
+/// No probe waits for what does not hold already: this long is for a device that is busy with the work of others.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Probed {
+    pub(super) capabilities: Capabilities,
+    /// What is not there, and why.
+    pub(super) findings: Vec<String>,
+}
+
+/// Tries what is promised. It blocks no stream but one of its own, and registers a page of host memory meanwhile.
+pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
+    let mut probed = Probed {
+        capabilities: promised,
+        findings: Vec::new(),
+    };
+    match Bench::new(context) {
+        Ok(bench) => bench.try_all(&mut probed),
+        Err(error) => {
+            let Capabilities {
+                memops,
+                kernels,
+                nor,
+                qwords,
+                flush,
+                ..
+            } = &mut probed.capabilities;
+            for (name, has) in [
+                ("memops", memops),
+                ("kernels", kernels),
+                ("nor", nor),
+                ("qwords", qwords),
+                ("flush", flush),
+            ] {
+                probed.findings.push(format!("{name}: {error}"));
+                *has = false;
+            }
+        }
+    }
+    let unknown = "iomemory: not probed; it takes the registers of a card, which the first endpoint brings that a GPU is to ring";
+    probed.findings.push(unknown.into());
+    probed
+}
+
+/// A stream, and words for it.
+struct Bench<'a> {
+    context: &'a CudaContext,
+    stream: CUstream,
+    words: ManuallyDrop<Words>,
+    /// The stream has not come to an end in time.
+    hangs: Cell<bool>,
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        if self.hangs.get() {
+            // It may still store to the words, and to unregister them would be to wait for it.
+            return;
+        }
+        // SAFETY: here alone.
+        unsafe { ManuallyDrop::drop(&mut self.words) };
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made by `Bench::new`, and used by nobody else.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn new(context: &'a CudaContext) -> Result<Bench<'a>> {
+        let _entered = context.enter()?;
+        let words = Words::new(context)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, which `Bench` destroys.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
+        })?;
+        Ok(Bench {
+            context,
+            stream: raw,
+            words: ManuallyDrop::new(words),
+            hangs: Cell::new(false),
+        })
+    }
+
+    fn try_all(&self, probed: &mut Probed) {
+        let Probed {
+            capabilities,
+            findings,
+        } = probed;
+        // Whether it is there, by a promise and a trial.
+        let mut found = |name: &str, has: &mut bool, trial: &dyn Fn() -> Result<()>| {
+            let result = if !*has {
+                Err("the driver says that the device has none".into())
+            } else if self.hangs.get() {
+                Err("not tried after what has not come to an end".into())
+            } else {
+                trial().map_err(|error| error.to_string())
+            };
+            if let Err(reason) = result {
+                findings.push(format!("{name}: {reason}"));
+                *has = false;
+            }
+        };
+        let done = self.words.done_at();
+        let status = self.words.status_at();
+        found("memops", &mut capabilities.memops, &|| {
+            self.execute(&mut [store_dword(done, 5)])?;
+            self.expect(5)?;
+            let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
+            self.execute(&mut [wait(done, 4, geq as u32), store_dword(done, 6)])?;
+            self.expect(6)
+        });
+        found("nor", &mut capabilities.nor, &|| {
+            let nor = Flags::CU_STREAM_WAIT_VALUE_NOR;
+            self.execute(&mut [wait(status, 1, nor as u32), store_dword(done, 7)])?;
+            self.expect(7)
+        });
+        found("qwords", &mut capabilities.qwords, &|| {
+            // `stop` and `done`, side by side and aligned.
+            self.execute(&mut [store_qword(done - 4, 8 << 32)])?;
+            self.expect(8)
+        });
+        found("flush", &mut capabilities.flush, &|| {
+            let flags =
+                Flags::CU_STREAM_WAIT_VALUE_GEQ as u32 | Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32;
+            self.execute(&mut [wait(done, 0, flags), store_dword(done, 9)])?;
+            self.expect(9)
+        });
+        found("kernels", &mut capabilities.kernels, &|| {
+            let mut batch = Batch::default();
+            batch.wait_count(status, 0, 1);
+            batch.count(10);
+            let launch = batch.end_launch();
+            let module = self.context.module()?;
+            let _entered = self.context.enter()?;
+            let words = batch.words(launch);
+            // SAFETY: the addresses are those of `words`, which stay until the stream is idle, or as long as the process.
+            unsafe { module.execute(self.stream, words, self.words.control_at())? };
+            self.wait()?;
+            self.expect(10)
+        });
+        let Capabilities {
+            memops,
+            nor,
+            qwords,
+            flush,
+            ..
+        } = capabilities;
+        for has in [nor, qwords, flush] {
+            *has &= *memops;
+        }
+    }
+
+    fn execute(&self, ops: &mut [MemOp]) -> Result<()> {
+        let _entered = self.context.enter()?;
+        // SAFETY: operations of the driver's layout, on words that stay until the stream is idle, or as long as the process.
+        check("cuStreamBatchMemOp", unsafe {
+            sys::cuStreamBatchMemOp_v2(self.stream, ops.len() as u32, ops.as_mut_ptr(), 0)
+        })?;
+        self.wait()
+    }
+
+    /// Until the stream is idle.
+    fn wait(&self) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let deadline = Instant::now() + BOUND;
+        let mut backoff = Backoff::new();
+        loop {
+            // SAFETY: a stream of the context.
+            match check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.stream) }) {
+                Err(error) if is(&error, CUresult::CUDA_ERROR_NOT_READY) => {}
+                other => return other,
+            }
+            if !backoff.pause_until(Some(deadline)) {
+                self.hangs.set(true);
+                return Err(Error::Timeout {
+                    operation: "what was tried on a stream",
+                    timeout: BOUND,
+                });
+            }
+        }
+    }
+
+    fn expect(&self, value: u32) -> Result<()> {
+        let found = self.words.done().load(Ordering::Acquire);
+        if found == value {
+            return Ok(());
+        }
+        Err(Error::State {
+            operation: "try a stream",
+            reason: format!("the word has {found} and should have {value}"),
+        })
+    }
+}
