@@ -17,7 +17,7 @@ use doorbell::region::{CacheConfig, DeviceCache, Kind, Reach};
 use doorbell::{
     Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
     Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work,
-    WorkError, stream_wait_value32,
+    WorkError, stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -648,7 +648,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
         ("cuStreamQuery", 0),
         ("cuStreamQuery", 1),
         ("cuStreamQuery", 2),
-        ("cuThreadExchangeStreamCaptureMode", 0),
+        ("cuCtxGetCurrent", 0),
         ("cuCtxGetCurrent", 1),
     ];
     const LEN: u64 = 300_000;
@@ -851,6 +851,13 @@ fn a_function_of_the_host_and_a_capture_do_not_stand_in_the_way() {
     transfer(&mut pair, &gpus, 1);
     let more = context.alloc(4096).unwrap();
     drop(more);
+    // Nor do a stream, what it maps, and questions to it, whoever asks them.
+    let beside = CudaStream::new(&context, "beside").unwrap();
+    let word = pair.region(64);
+    stream_write_value32(&beside, &word, 0, 5).unwrap();
+    beside.synchronize(SOON).unwrap();
+    assert_eq!((word.load_u32(0), beside.query()), (Ok(5), Ok(true)));
+    drop((word, beside));
     let mut graph = std::ptr::null_mut();
     // SAFETY: ends what was begun above.
     unsafe {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use super::capabilities::Capabilities;
+use super::capture::Unseen;
 use super::driver::{check, load};
 use super::module::Module;
 use super::probe::{Probed, probe};
@@ -221,7 +222,10 @@ impl CudaContext {
     /// # Errors
     /// [`Error::State`] if this library was built without them; [`Error::Cuda`].
     pub(super) fn module(&self) -> Result<&Module> {
-        let load = || self.enter().and_then(|_entered| Module::load());
+        let load = || {
+            let _unseen = Unseen::new();
+            self.enter().and_then(|_entered| Module::load())
+        };
         let module = self.inner.module.get_or_init(load);
         module.as_ref().map_err(Error::clone)
     }

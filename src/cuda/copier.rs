@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use super::CudaContext;
+use super::capture::Unseen;
 use super::context::Entered;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
@@ -432,28 +433,16 @@ impl CudaContext {
 
 /// As [`Entered`], for calls that have nothing to do with a graph that is being captured meanwhile, by whatever thread.
 pub(super) struct Quietly {
-    mode: CUstreamCaptureMode,
+    _unseen: Unseen,
     _entered: Entered,
 }
 
 impl Quietly {
     pub(super) fn enter(context: &CudaContext) -> Result<Quietly> {
         let entered = context.enter()?;
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges one value.
-        check("cuThreadExchangeStreamCaptureMode", unsafe {
-            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
-        })?;
         Ok(Quietly {
-            mode,
+            _unseen: Unseen::new(),
             _entered: entered,
         })
-    }
-}
-
-impl Drop for Quietly {
-    fn drop(&mut self) {
-        // SAFETY: gives the thread back what it had.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
     }
 }

@@ -169,6 +169,7 @@ impl Drop for Run {
         if !self.ours {
             return;
         }
+        let _unseen = Unseen::new();
         // A context that was destroyed has ended its registrations.
         if let Ok(_entered) = self.context.enter() {
             // SAFETY: registered by `register`, and nobody has an interest in it any more.

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use super::CudaContext;
 use super::batch::{Batch, LONG_WORDS};
-use super::capture::{forbid, is_captured};
+use super::capture::{Unseen, forbid, is_captured};
 use super::count::Count;
 use super::driver::{check, is};
 use super::graph::{Exec, params};
@@ -614,6 +614,8 @@ impl Shared {
         let _asking = lock(&self.asking);
         let _entered = self.context.enter().inspect_err(|error| self.note(error))?;
         forbid(self.raw, "query a CUDA stream").inspect_err(|error| self.note(error))?;
+        // A capture of any other stream would be broken off, too.
+        let _unseen = Unseen::new();
         // SAFETY: a stream of the context.
         match check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }) {
             Ok(()) => Ok(true),
