@@ -23,6 +23,28 @@ const PAGE: u64 = 4096;
 /// What [`CudaContext::alloc`] has made is freed when the last handle is gone, those of regions, and of work that uses them, included. Freeing
 /// waits for the GPU, as `cuMemFree` does; it is done in the thread that drops the last handle, unless that was a region's: then a thread of
 /// the library does it, some time later.
+///
+/// ```no_run
+/// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, Side};
+///
+/// # fn main() -> doorbell::Result<()> {
+/// let context = CudaContext::primary(0)?;
+/// let stream = CudaStream::new(&context, "transfers")?;
+/// let domain = Device::open("softcx")?.protection_domain();
+/// let (from, to) = (context.alloc(4096)?, context.alloc(4096)?);
+/// let from = Region::register_device(&domain, &from, Access::LOCAL_WRITE)?;
+/// let to = Region::register_device(&domain, &to, Access::ALL)?;
+/// let mut a = Endpoint::new(&domain, &EndpointConfig::default())?;
+/// let mut b = Endpoint::new(&domain, &EndpointConfig::default())?;
+/// a.connect(&b.address())?;
+/// b.connect(&a.address())?;
+/// // Behind the kernels that `from` is written by, and before those that read `to`.
+/// let remote = to.remote();
+/// a.stream_queue_write(&stream, &[from.slice(0, 4096)?], remote.addr, remote.rkey)?;
+/// a.stream_wait_cq(&stream, Side::Send)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
     /// Before the memory.

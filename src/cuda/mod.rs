@@ -3,6 +3,9 @@
 //! [`CudaStream`] is an [`Executor`](crate::Executor) over a `CUstream`, one of its own or somebody else's: a program becomes memory
 //! operations (`cuStreamBatchMemOp_v2`), and no thread of this process has a part in their execution. The driver is loaded when the first
 //! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
+//!
+//! [`DeviceBuffer`] is memory of a GPU, this library's or somebody else's; a [`Region`](crate::Region) takes it. Contexts, streams and memory of
+//! the crate `cudarc` become this library's and the other way round, so its version, 0.19, is part of this interface.
 
 mod batch;
 mod capabilities;
