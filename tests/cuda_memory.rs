@@ -1482,3 +1482,53 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     let freed = unsafe { sys::cuMemFree_v2(ptr) };
     assert_eq!(freed, sys::CUresult::CUDA_SUCCESS);
 }
+
+/// It takes the ten seconds that a copy is given.
+#[test]
+fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
+    let _alone = alone();
+    let test = "a_copy_that_does_not_end";
+    let (Some(context), Some(device)) = (context(test), copying(test)) else {
+        return;
+    };
+    let limit = Limit::new(test, BOUND);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let before = free_bytes(&context);
+    let gpu = Gpu::new(&pair, &context, 100_000);
+    let host = pair.region(100_000);
+    host.fill(0, 100_000, 8).unwrap();
+    let Some(fault) = Fault::new(test, "task:delay=14000000,nth=1") else {
+        return;
+    };
+    let source = [host.slice(0, 100_000).unwrap()];
+    let remote = gpu.region.remote();
+    let work = Work::write(&source, remote.addr, remote.rkey);
+    pair.a.post_send(&work).unwrap();
+    let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+    assert!(status(&refused).is_some(), "{refused}");
+    drop(fault);
+    // Nothing waits a second time.
+    let began = Instant::now();
+    for refused in [
+        gpu.buffer.copy_to_host(0, &mut [0]).err(),
+        gpu.buffer.copy_failure(),
+    ] {
+        assert!(
+            matches!(&refused, Some(Error::State { reason, .. }) if reason.contains("ended")),
+            "{refused:?}"
+        );
+    }
+    pair.reset();
+    pair.a.post_send(&work).unwrap();
+    assert!(pair.a.wait_cq(Side::Send, SOON).is_err());
+    assert!(began.elapsed() < Duration::from_secs(5));
+    pair.reset();
+    limit.step(1, BOUND);
+    let other = Gpu::new(&pair, &context, 100_000);
+    let remote = other.region.remote();
+    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    assert!(other.bytes(100_000).iter().all(|byte| *byte == 8));
+    // What is late comes to its end in memory that is still there, which is freed after it.
+    drop((gpu, other));
+    until("the memory is freed", || free_bytes(&context) >= before);
+}
