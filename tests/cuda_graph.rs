@@ -8,7 +8,8 @@ mod rig;
 mod standin;
 mod waived;
 
-use std::ptr::null_mut;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +21,7 @@ use doorbell::{
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, control, device, from_env};
-use standin::Fault;
+use standin::{Fault, is_standin};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(120);
@@ -255,6 +256,73 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
     forget_address(&bench.region);
 }
 
+/// What the next node of a captured stream comes after.
+fn place_in(stream: &CudaStream) -> sys::CUgraphNode {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut nodes, mut count) = (null(), 0);
+    // SAFETY: writes what is pointed to; the nodes are read before the next call.
+    unsafe {
+        ok(sys::cuCtxSetCurrent(stream.context().raw()));
+        ok(sys::cuStreamGetCaptureInfo_v2(
+            stream.raw(),
+            &mut status,
+            null_mut(),
+            null_mut(),
+            &mut nodes,
+            &mut count,
+        ));
+        assert_eq!(count, 1);
+        *nodes
+    }
+}
+
+#[test]
+fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() {
+    let _alone = alone();
+    let Some(mut bench) = Bench::new("shared_nodes", 64) else {
+        return;
+    };
+    let remote = bench.region.remote();
+    let work = Work::write_inline(b"12345678", remote.addr, remote.rkey);
+    let flag = bench.pair.region(4096);
+    let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
+    let stream = bench.stream.clone();
+    // What another stream does behind the first node may be what the wait is for: it must not come behind the wait.
+    graph.send(&mut bench.pair.a, &work).unwrap();
+    let sent = place_in(&stream);
+    graph.write_value32(&flag, 0, 1).unwrap();
+    assert_eq!(place_in(&stream), sent);
+    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    let waited = place_in(&stream);
+    assert_ne!(waited, sent);
+    graph.send(&mut bench.pair.a, &work).unwrap();
+    assert_eq!(place_in(&stream), waited);
+    let condition = Condition::GreaterOrEqual(1);
+    graph.wait_value32(&flag, 0, condition, SOON).unwrap();
+    let again = place_in(&stream);
+    assert_ne!(again, waited);
+    // Work of the application's comes between.
+    stream.spin(Duration::ZERO).unwrap();
+    let spun = place_in(&stream);
+    graph.write_value32(&flag, 64, 1).unwrap();
+    let last = place_in(&stream);
+    assert!(last != spun && last != again);
+    // No more than a node can have.
+    for _ in 0..300 {
+        graph.write_value32(&flag, 64, 1).unwrap();
+    }
+    assert_ne!(place_in(&stream), last);
+    graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    let mut graph = graph.instantiate().unwrap();
+    for _ in 0..3 {
+        bench.launch(&mut graph).unwrap();
+        bench.stream.synchronize(SOON).unwrap();
+        for ticket in graph.tickets() {
+            assert_eq!(ticket.status(), Status::Complete);
+        }
+    }
+}
+
 #[test]
 fn nodes_of_ours_and_of_the_application_make_one_graph() {
     let _alone = alone();
@@ -306,6 +374,11 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     let work = Work::write(&data, remote.addr + (1 << 15) + 1024, remote.rkey);
     graph.send(&mut bench.pair.a, &work).unwrap();
     graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
+    let sent = graph.last_node().unwrap();
+    graph
+        .send(&mut bench.pair.a, &work.signaled(false))
+        .unwrap();
+    assert_ne!(graph.last_node().unwrap(), sent, "somebody knows that node");
     let mut graph = graph.instantiate().unwrap();
     for _ in 0..20 {
         bench.region.fill(0, 1 << 16, 0).unwrap();
@@ -662,6 +735,63 @@ fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
     // All of it goes with work queued.
     bench.launch(&mut graph).unwrap();
     drop((graph, bench));
+}
+
+#[test]
+fn a_graph_that_is_dropped_stays_until_all_of_it_is_done() {
+    const TEST: &str = "stays_until_done";
+    let _alone = alone();
+    if !is_standin() {
+        waived(
+            TEST,
+            "a real driver is not to be asked for what is destroyed",
+        );
+        return;
+    }
+    let Some(mut bench) = Bench::new(TEST, 64) else {
+        return;
+    };
+    unsafe extern "C" fn wait(opened: *mut c_void) {
+        // SAFETY: of the test, which waits until the graph is destroyed.
+        let opened = unsafe { &*opened.cast::<AtomicBool>() };
+        while !opened.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let opened = AtomicBool::new(false);
+    let params = sys::CUDA_HOST_NODE_PARAMS {
+        fn_: Some(wait),
+        userData: (&raw const opened).cast_mut().cast(),
+    };
+    let (mut raw, mut leaf) = (null_mut(), null_mut());
+    // SAFETY: writes one handle.
+    ok(unsafe { sys::cuGraphCreate(&mut raw, 0) });
+    // SAFETY: the graph is destroyed at the end of the test.
+    let mut graph = unsafe { GraphBuilder::over(&bench.stream, raw) };
+    graph.write_value32(&bench.region, 0, 1).unwrap();
+    let written = graph.last_node().unwrap();
+    // Behind everything of ours but the end.
+    // SAFETY: a node of the graph.
+    ok(unsafe { sys::cuGraphAddHostNode(&mut leaf, raw, &written, 1, &params) });
+    let mut graph = graph.instantiate().unwrap();
+    bench.launch(&mut graph).unwrap();
+    let exec = graph.raw();
+    let exists = || {
+        let mut flags = 0;
+        // SAFETY: the stand-in minds no wrong handles.
+        let result = unsafe { sys::cuGraphExecGetFlags(exec, &mut flags) };
+        result == sys::CUresult::CUDA_SUCCESS
+    };
+    drop(graph);
+    std::thread::sleep(Duration::from_millis(100));
+    let (written, kept) = (bench.region.load_u32(0), exists());
+    opened.store(true, Ordering::Release);
+    assert_eq!((written, kept), (Ok(1), true));
+    while exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: nobody launches it any more.
+    ok(unsafe { sys::cuGraphDestroy(raw) });
 }
 
 /// Random graphs, launched and re-launched between operations that are queued as always: what arrives is what was sent, in order.

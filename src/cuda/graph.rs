@@ -125,7 +125,7 @@ impl Draft {
     fn add_node(
         &mut self,
         graph: CUgraph,
-        mut after: Vec<CUgraphNode>,
+        after: Vec<CUgraphNode>,
         programs: Vec<Submission>,
     ) -> Result<()> {
         let mut ops = if programs.is_empty() {
@@ -134,12 +134,6 @@ impl Draft {
             ops_of(&self.stream, &programs)?
         };
         let _entered = self.stream.context().enter()?;
-        // In a captured graph the last node may be one of another branch.
-        if let Some(last) = self.nodes.last()
-            && !after.contains(&last.raw)
-        {
-            after.push(last.raw);
-        }
         let params = params(self.stream.context(), &mut ops);
         let mut raw = null_mut();
         // SAFETY: writes one handle; the nodes are of the graph, which lives; the driver copies the operations.
