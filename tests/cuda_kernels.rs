@@ -1,15 +1,19 @@
 //! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names;
 //! without a driver its tests are WAIVED. With a GPU the kernels are those that nvcc has compiled.
 #![cfg(all(feature = "cuda", not(loom)))]
+#![allow(unsafe_code)] // launches a kernel of its own
 
 mod rig;
 #[path = "rig/standin.rs"]
 mod standin;
 mod waived;
 
+use std::ffi::c_void;
 use std::process::Command;
+use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::sys;
 use doorbell::cuda::Execution;
 use doorbell::{
     Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, Region,
@@ -382,5 +386,182 @@ fn what_fails_when_it_is_tried_is_not_there() {
         assert!(matches!(error, Error::State { .. }), "{error}");
     } else {
         Bench::new().works(&stream, 1);
+    }
+}
+
+/// A kernel of the application's that copies a word, and a place for it. As text, which drivers compile; the stand-in has a function of the
+/// name.
+struct Copier {
+    context: CudaContext,
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+    seen: *mut c_void,
+}
+
+const COPY: &std::ffi::CStr = c"
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry doorbell_test_copy(.param .u64 to, .param .u64 from)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u64 %rd2, [from];
+    ld.volatile.global.u32 %r1, [%rd2];
+    st.volatile.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+impl Copier {
+    fn new(context: &CudaContext) -> Copier {
+        let (mut module, mut function, mut seen) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: the context is kept; each call writes one handle, of which the first two are checked before they are used.
+        unsafe {
+            sys::cuCtxPushCurrent_v2(context.raw()).result().unwrap();
+            sys::cuModuleLoadData(&mut module, COPY.as_ptr().cast())
+                .result()
+                .unwrap();
+            sys::cuModuleGetFunction(&mut function, module, c"doorbell_test_copy".as_ptr())
+                .result()
+                .unwrap();
+            sys::cuMemAllocHost_v2(&mut seen, 4).result().unwrap();
+            sys::cuCtxPopCurrent_v2(&mut null_mut()).result().unwrap();
+        }
+        Copier {
+            context: context.clone(),
+            module,
+            function,
+            seen,
+        }
+    }
+
+    /// Queues a kernel that looks at the word.
+    fn look(&self, stream: &CudaStream, word: sys::CUdeviceptr) {
+        let mut to = 0;
+        // SAFETY: a word of the driver's, and two parameters of the kernel, which are copied.
+        unsafe {
+            self.seen.cast::<i32>().write_volatile(77);
+            sys::cuCtxPushCurrent_v2(self.context.raw())
+                .result()
+                .unwrap();
+            sys::cuMemHostGetDevicePointer_v2(&mut to, self.seen, 0)
+                .result()
+                .unwrap();
+            let (mut to, mut from) = (to, word);
+            let mut parameters = [
+                std::ptr::from_mut(&mut to).cast::<c_void>(),
+                std::ptr::from_mut(&mut from).cast(),
+            ];
+            sys::cuLaunchKernel(
+                self.function,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                stream.raw(),
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+            .result()
+            .unwrap();
+            sys::cuCtxPopCurrent_v2(&mut null_mut()).result().unwrap();
+        }
+    }
+
+    /// What it saw, once the stream is done.
+    fn seen(&self) -> i32 {
+        // SAFETY: of the driver's, until `self` is dropped.
+        unsafe { self.seen.cast::<i32>().read_volatile() }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; nothing of it is queued any more.
+        unsafe {
+            let _ = sys::cuCtxPushCurrent_v2(self.context.raw());
+            let _ = sys::cuModuleUnload(self.module);
+            let _ = sys::cuMemFreeHost(self.seen);
+            let _ = sys::cuCtxPopCurrent_v2(&mut null_mut());
+        }
+    }
+}
+
+#[test]
+fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
+    const WORK: i32 = -19;
+    let _alone = alone();
+    let Some(context) = context("a_kernel_behind_a_wait_sees") else {
+        return;
+    };
+    let copier = Copier::new(&context);
+    for execution in [Execution::MemoryOps, Execution::Kernel] {
+        let stream = CudaStream::new(&context, "status").unwrap();
+        let stream = stream.with_execution(execution).unwrap();
+        let word = stream.status_word();
+        let mut bench = Bench::new();
+        let good = |bench: &mut Bench| {
+            stream.clear_status();
+            bench.works(&stream, 1);
+            copier.look(&stream, word);
+            stream.synchronize(SOON).unwrap();
+            assert_eq!((copier.seen(), stream.status()), (0, 0), "{execution:?}");
+        };
+        let bad = |what: &str| {
+            copier.look(&stream, word);
+            // Which has the failures to report.
+            while stream.synchronize(SOON).is_err() {}
+            let seen = (copier.seen(), stream.status());
+            assert_eq!(seen, (WORK, WORK), "{what} {execution:?}");
+        };
+        for round in 0..20 {
+            good(&mut bench);
+            let region = bench.region.clone();
+            region.store_u32(64, 0).unwrap();
+            let condition = Condition::GreaterOrEqual(1);
+            stream_wait_value32(&stream, &region, 64, condition, SHORT).unwrap();
+            bad("a value that does not come");
+
+            good(&mut bench);
+            let a = &mut bench.pair.a;
+            let data = [region.slice(0, 64).unwrap()];
+            let remote = region.remote();
+            let nowhere = remote.rkey.wrapping_add(0x1000);
+            // Not before all is queued: an endpoint that has failed takes no more.
+            region.store_u32(256, 0).unwrap();
+            stream_wait_value32(&stream, &region, 256, condition, SOON).unwrap();
+            a.stream_queue_write(&stream, &data, remote.addr, nowhere)
+                .unwrap();
+            a.stream_wait_cq(&stream, Side::Send).unwrap();
+            region.store_u32(256, 1).unwrap();
+            bad("a completion in error");
+            bench.pair.reset();
+
+            good(&mut bench);
+            let b = &mut bench.pair.b;
+            let into = [region.slice(0, 16).unwrap()];
+            b.stream_queue_recv(&stream, 5, &into).unwrap();
+            let timeout = if round % 2 == 0 { SHORT } else { SOON };
+            b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+            if round % 2 != 0 {
+                b.abort();
+            }
+            bad("a receive that does not come");
+            bench.pair.reset();
+
+            // An endpoint whose operations are all done is none of the stream's.
+            good(&mut bench);
+            bench.pair.a.abort();
+            assert!(bench.pair.a.failure().is_some());
+            copier.look(&stream, word);
+            stream.synchronize(SOON).unwrap();
+            assert_eq!(copier.seen(), 0);
+            bench.pair.reset();
+        }
     }
 }

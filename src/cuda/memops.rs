@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::Capabilities;
-use crate::peer::{At, PeerOp, Program};
+use crate::peer::{At, PeerOp, Program, Role};
 use crate::{Error, Result};
 
 /// One operation of the driver.
@@ -92,6 +92,16 @@ pub(super) fn has_waits(program: &Program) -> bool {
             op,
             PeerOp::PollGeq { .. } | PeerOp::PollAnd { .. } | PeerOp::PollNor { .. }
         )
+    })
+}
+
+/// Whether one of its waits is for a completion as a NIC writes it.
+pub(super) fn waits_for_completion(program: &Program) -> bool {
+    program.ops().any(|op| match op {
+        PeerOp::PollGeq { at, .. } | PeerOp::PollAnd { at, .. } | PeerOp::PollNor { at, .. } => {
+            at.role == Role::Completions
+        }
+        _ => false,
     })
 }
 
@@ -195,7 +205,7 @@ fn lacking(what: &str) -> Error {
 #[allow(unsafe_code)] // reads the driver's unions
 mod tests {
     use super::*;
-    use crate::peer::{Fence, Role, Targets};
+    use crate::peer::{Fence, Targets};
 
     const ALL: Capabilities = Capabilities {
         memops: true,

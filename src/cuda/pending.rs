@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::count::Count;
 use super::graph::Exec;
 use super::word::{STATUS_WORK, Stop, Words};
 use crate::Error;
@@ -26,6 +27,8 @@ pub(super) enum What {
         /// How its wait is ended, if it has one.
         awaited: Option<Awaited>,
         released: Option<Released>,
+        /// The stream hears of the owner's failure.
+        listening: Option<Listening>,
     },
     Record(Record),
     /// A wait for another stream, whose words it keeps, or a count that somebody waits for.
@@ -36,6 +39,35 @@ pub(super) enum What {
     Launched {
         _exec: Arc<Exec>,
     },
+}
+
+/// While it lives, a stream hears of the failure of a program's owner.
+pub(super) struct Listening {
+    owner: Arc<dyn Owner>,
+    stream: u64,
+}
+
+impl Listening {
+    pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> Listening {
+        if let Some(attachments) = owner.attachments() {
+            attachments.alarm().enter(stream, || {
+                let count = Arc::clone(count);
+                Arc::new(move || count.words.note(STATUS_WORK))
+            });
+        }
+        Listening {
+            owner: Arc::clone(owner),
+            stream,
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Some(attachments) = self.owner.attachments() {
+            attachments.alarm().leave(self.stream);
+        }
+    }
 }
 
 /// A wait, as the process can end it.
@@ -144,7 +176,7 @@ pub(super) fn settle(
 ) -> Vec<Pending> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
-        if let Some(front) = queue.pop_front() {
+        if let Some(mut front) = queue.pop_front() {
             let outcome = front.outcome(words);
             if let (Outcome::Released, Some(cookie)) = (outcome, front.cookie()) {
                 released(cookie);
@@ -173,6 +205,7 @@ impl Pending {
             has_begun,
             awaited,
             released,
+            ..
         } = &mut self.what
         else {
             return;
@@ -218,20 +251,23 @@ impl Pending {
         }
     }
 
-    fn finish(&self, outcome: Outcome) {
-        match &self.what {
+    fn finish(&mut self, outcome: Outcome) {
+        match &mut self.what {
             What::Program {
                 owner,
                 cookie,
                 has_begun,
                 awaited,
                 released,
+                listening,
             } => {
-                if !has_begun {
+                // What fails from now on is none of the stream's.
+                *listening = None;
+                if !*has_begun {
                     owner.started(*cookie);
                 }
                 if let (Some(Awaited::Word(awaited)), Some(Released::Stored(stored))) =
-                    (awaited, released)
+                    (&*awaited, &*released)
                     && let Some(word) = word(&**owner, awaited.at)
                 {
                     stored.restore(word);

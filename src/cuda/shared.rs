@@ -18,9 +18,9 @@ use super::graph::{Exec, params};
 use super::letting_go::{Dropped, drop_elsewhere};
 use super::memops::{
     CALL_MAX, MemOp, flush_remote_writes, has_waits, is_executed, op_count, store_dword, translate,
-    wait_count,
+    wait_count, waits_for_completion,
 };
-use super::pending::{Awaited, Pending, What, settle};
+use super::pending::{Awaited, Listening, Pending, What, settle};
 use super::reach::Reach;
 use super::stream::Execution;
 use super::word::{STATUS_STREAM, Stop, Words};
@@ -79,6 +79,8 @@ pub(super) struct Queue {
     ops_end: usize,
     /// What NICs wrote before the waits of the kernel that is being made is to be flushed behind it: a kernel has no means for that.
     flush_behind: bool,
+    /// Kernels of the application look at the stream's status.
+    pub(super) is_watched: bool,
     /// The calls are for nodes of a graph: memory operations, and nothing else.
     of_graph: bool,
     entering: Vec<Pending>,
@@ -485,10 +487,14 @@ impl Shared {
                     waits.then_some(Awaited::Kernel)
                 }
             };
+            let listening = queue
+                .is_watched
+                .then(|| Listening::new(owner, self.id, &self.count));
             queue.entering.push(Pending {
                 after,
                 done: 0,
                 what: What::Program {
+                    listening,
                     owner: Arc::clone(owner),
                     cookie: submission.cookie,
                     has_begun: false,
@@ -512,7 +518,9 @@ impl Shared {
         let can = || is_executed(program, capabilities);
         // Without either the error is that of the memory operations, which says what is missing.
         let may = capabilities.kernels && !queue.of_graph;
-        if may && (queue.execution == Execution::Kernel || !can()) {
+        // Nothing else sees that a completion is one in error before what is behind the wait runs.
+        let looks = || queue.is_watched && waits_for_completion(program);
+        if may && (queue.execution == Execution::Kernel || looks() || !can()) {
             return Execution::Kernel;
         }
         Execution::MemoryOps

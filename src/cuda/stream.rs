@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use super::CudaContext;
 use super::capture::{forbid, is_captured};
@@ -128,6 +128,44 @@ impl CudaStream {
         }
         lock(&shared.queue).execution = execution;
         Ok(self)
+    }
+
+    /// The address on the device of a 32-bit word that says whether something before has failed, for kernels to read: 0, or a code of the C
+    /// interface, -19 (`DOORBELL_EWORK`) if an operation of this stream failed or its wait was ended before its condition held, -18
+    /// (`DOORBELL_EASYNC`) if the driver refused queued work, or the stream has failed. The first failure stays until
+    /// [`CudaStream::clear_status`]. The word is host memory, registered as long as there is a handle of the stream or work of it.
+    ///
+    /// The word is written before the wait ends that the failure ends, so a kernel that is queued behind the wait sees it. From the first call
+    /// of this method on
+    /// - a wait whose deadline passes, or whose endpoint fails or is aborted, ends after the word was written;
+    /// - a wait for a completion is executed by a kernel, where there are kernels: if the NIC has written a completion in error, it writes the
+    ///   word before what follows. Without kernels, and for waits in a graph, that is known to the processor only, up to some milliseconds
+    ///   later. On the proxy path the word is written before the completion is counted.
+    ///
+    /// It is also written for an endpoint that fails while the stream has not been seen to be done with its operations, which may be a
+    /// millisecond after it is. What is queued is not skipped: it is the kernel's to decide what a failure means to it.
+    #[must_use]
+    pub fn status_word(&self) -> CUdeviceptr {
+        let shared = self.shared();
+        let words = &shared.count.words;
+        let mut queue = lock(&shared.queue);
+        if !std::mem::replace(&mut queue.is_watched, true) {
+            // Nobody listened before.
+            words.status().store(0, Ordering::SeqCst);
+        }
+        words.status_at()
+    }
+
+    /// What [`CudaStream::status_word`] says.
+    #[must_use]
+    pub fn status(&self) -> i32 {
+        self.shared().count.words.status().load(Ordering::Acquire)
+    }
+
+    /// Takes note of later failures again, after one was noted.
+    pub fn clear_status(&self) {
+        let words = &self.shared().count.words;
+        words.status().store(0, Ordering::SeqCst);
     }
 
     /// The driver's handle.

@@ -23,6 +23,7 @@
 //! # Ok::<(), doorbell::Error>(())
 //! ```
 
+mod alarm;
 mod backoff;
 mod event;
 mod executor;

@@ -6,6 +6,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::alarm::Alarm;
 use crate::Result;
 use crate::peer::{TargetId, Targets};
 
@@ -84,15 +85,24 @@ pub unsafe trait Owner: Send + Sync {
 
 /// What executors keep with an owner of memory: a thing for each executor, or kind of executor, that asked for one.
 #[derive(Default)]
-pub struct Attachments(Mutex<Vec<(u64, Arc<dyn Any + Send + Sync>)>>);
+pub struct Attachments {
+    things: Mutex<Vec<(u64, Arc<dyn Any + Send + Sync>)>>,
+    /// Not with the others: to make one of those may wait for streams.
+    alarm: Alarm,
+}
 
 impl Attachments {
     /// Whether nothing is attached.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0
+        self.things
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .is_empty()
+    }
+
+    /// Those who hear of the owner's failure before its waits end.
+    pub(crate) fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 
     /// The thing of that key and type, made if there is none yet.
@@ -104,7 +114,7 @@ impl Attachments {
         key: u64,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Arc<T>> {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.things.lock().unwrap_or_else(PoisonError::into_inner);
         let found = entries.iter().filter(|(of, _)| *of == key);
         if let Some(thing) = found
             .map(|(_, thing)| Arc::clone(thing))

@@ -52,6 +52,8 @@ impl Shared {
                 cause,
             });
         }
+        // Before anybody learns of it who could let a wait go.
+        self.attachments.alarm().sound();
         // SeqCst, for the watchdog that is about to stop watching.
         self.has_failed.store(true, Ordering::SeqCst);
         drop(failure);
@@ -120,6 +122,10 @@ impl Shared {
             // A flush tells that something else has failed, and the completion that says what may be in the other queue.
             if found.flushed {
                 flushed.set(true);
+                // Not only with the failure: streams may wait for this to be counted.
+                if self.epoch.load(Ordering::Acquire) == epoch {
+                    self.attachments.alarm().sound();
+                }
             } else {
                 self.fail_in(epoch, found.wr_id, found.cause);
             }

@@ -119,6 +119,7 @@ impl Shared {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         *failure = None;
+        self.attachments.alarm().reset();
         self.has_failed.store(false, Ordering::Release);
         self.broken_down.store(false, Ordering::Release);
         Ok(())

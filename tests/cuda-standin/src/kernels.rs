@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::call::{CUresult, Outcome};
@@ -58,6 +59,12 @@ static KERNELS: &[Kernel] = &[
         parameters: &[8, 4],
         once: false,
         run: Run::Here(mark),
+    },
+    Kernel {
+        name: c"doorbell_test_copy",
+        parameters: &[8, 8],
+        once: true,
+        run: Run::Here(copy),
     },
     Kernel {
         name: c"doorbell_standin_wait",
@@ -186,5 +193,21 @@ fn mark(thread: &Thread) -> Outcome {
     // SAFETY: aligned and within the place, which keeps device memory alive; host memory is the program's to keep while it is
     // registered.
     unsafe { (place.address as *mut u32).write_volatile(thread.argument(1) as u32) };
+    Ok(())
+}
+
+/// `doorbell_test_copy(uint32_t *to, const uint32_t *from)`: a word. For the tests of who has the driver do something.
+fn copy(thread: &Thread) -> Outcome {
+    let [to, from] = [0, 1].map(|index| thread.argument(index));
+    let (into, out_of) = (thread.memory(to, 4)?, thread.memory(from, 4)?);
+    if !to.is_multiple_of(4) || !from.is_multiple_of(4) {
+        return Err(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS);
+    }
+    // SAFETY: aligned and within the places, as in `mark`.
+    unsafe {
+        let word = &*(out_of.address as *const AtomicU32);
+        (*(into.address as *const AtomicU32))
+            .store(word.load(Ordering::Acquire), Ordering::Release);
+    }
     Ok(())
 }
