@@ -84,6 +84,8 @@ pub(super) struct Queue {
     /// The calls are for nodes of a graph: memory operations, and nothing else.
     of_graph: bool,
     entering: Vec<Pending>,
+    /// Calls that the driver has taken so far.
+    pub(super) taken: u64,
 }
 
 struct Call {
@@ -331,7 +333,10 @@ impl Shared {
         for Call { what, issued } in &queue.calls {
             let result = self.give(what, &mut queue.ops, &queue.batch);
             match (result, given) {
-                (Ok(()), _) => given = Some(*issued),
+                (Ok(()), _) => {
+                    given = Some(*issued);
+                    queue.taken += 1;
+                }
                 (Err(error), None) => {
                     self.note(&error);
                     return Err(error);

@@ -267,6 +267,12 @@ impl CudaStream {
         self.shared().launch(exec, batch)
     }
 
+    /// How many calls of the driver have queued memory operations on it so far (`cuStreamBatchMemOp`), for who measures.
+    #[must_use]
+    pub fn driver_calls(&self) -> u64 {
+        lock(&self.shared().queue).taken
+    }
+
     fn shared(&self) -> &Shared {
         &self.handle.shared
     }

@@ -1,0 +1,50 @@
+//! What only a GPU can decide, and the figures: the program behind `check` in the bundle of `scripts/gpu-bundle`.
+//!
+//!     gpu_check [--short] [--bundle FOLDER] [--out FOLDER]
+//!
+//! Each step is a process of its own with a time limit, so that a hang on a GPU is a finding and not the end. One report for programs
+//! (`gpu-check.json`) and one for readers (`gpu-check.md`) come out; the exit status is 1 if a step failed. A figure that was missed is
+//! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged.
+#![allow(unsafe_code)] // calls the driver, as an application does
+
+mod facts;
+mod figures;
+mod gpu;
+mod report;
+mod steps;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use report::{Outcome, Report};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| {
+        let at = words.iter().position(|word| word == name)?;
+        words.get(at + 1).cloned()
+    };
+    let short = words.iter().any(|word| word == "--short");
+    if let Some(step) = value("--step") {
+        // The parent reads the result on stdout.
+        println!("{}", steps::run_here(&step, short));
+        return ExitCode::SUCCESS;
+    }
+    let bundle = value("--bundle").map_or_else(|| PathBuf::from("."), PathBuf::from);
+    let out = value("--out").map_or_else(|| PathBuf::from("."), PathBuf::from);
+    let mut report = Report::begin(short, out.clone());
+    steps::run_all(&bundle, short, &mut report);
+    match report.write() {
+        Ok(()) => {}
+        Err(error) => {
+            eprintln!("gpu_check: {}: {error}", out.display());
+            return ExitCode::from(2);
+        }
+    }
+    print!("{}", report.summary());
+    if report.has(Outcome::Failed) {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}

@@ -1,0 +1,300 @@
+//! The reports.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Who lends a GPU lends it for so long.
+const WHOLE: Duration = Duration::from_secs(470);
+/// Of the short form, which is for machines without one, and these may be small and busy.
+const WHOLE_SHORT: Duration = Duration::from_secs(1200);
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    /// A figure that is not reached.
+    Missed,
+    Waived,
+    Failed,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Outcome::Passed => "passed",
+            Outcome::Missed => "MISSED",
+            Outcome::Waived => "WAIVED",
+            Outcome::Failed => "FAILED",
+        }
+    }
+}
+
+/// A step and what came of it.
+pub struct Step {
+    pub name: String,
+    pub outcome: Outcome,
+    pub seconds: f64,
+    pub found: Value,
+    pub reason: String,
+    pub waived: Vec<String>,
+}
+
+impl Step {
+    fn new(outcome: Outcome, found: Value, reason: String) -> Step {
+        Step {
+            name: String::new(),
+            outcome,
+            seconds: 0.0,
+            found,
+            reason,
+            waived: Vec::new(),
+        }
+    }
+
+    /// It ended well: it is passed, unless a figure of it was missed.
+    pub fn found(found: Value) -> Step {
+        let outcome = if figures(&found).iter().all(|figure| figure["met"] == true) {
+            Outcome::Passed
+        } else {
+            Outcome::Missed
+        };
+        Step::new(outcome, found, String::new())
+    }
+
+    pub fn failed(reason: String) -> Step {
+        Step::new(Outcome::Failed, Value::Null, reason)
+    }
+
+    pub fn waived(reason: String) -> Step {
+        Step::new(Outcome::Waived, Value::Null, reason)
+    }
+}
+
+/// The figures in what was found.
+fn figures(found: &Value) -> Vec<&Value> {
+    let list = match found {
+        Value::Array(list) => list.iter().collect(),
+        one => vec![one],
+    };
+    list.into_iter()
+        .filter(|it| it.get("figure").is_some())
+        .collect()
+}
+
+pub struct Report {
+    began: Instant,
+    out: PathBuf,
+    short: bool,
+    standin: bool,
+    steps: Vec<Step>,
+}
+
+const STANDIN: &str = "The device is the stand-in for tests, and no GPU: no figure here means anything, and none was judged.";
+
+impl Report {
+    pub fn begin(short: bool, out: PathBuf) -> Report {
+        Report {
+            began: Instant::now(),
+            out,
+            short,
+            standin: std::env::var_os("DOORBELL_CUDA_STANDIN").is_some(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// Adds a step, and says so: the whole takes minutes.
+    pub fn add(&mut self, mut step: Step) {
+        // The device says it as well, whatever the environment says.
+        self.standin |= step.found["name"]
+            .as_str()
+            .is_some_and(|name| name.contains("stand-in"));
+        if self.standin && step.outcome == Outcome::Missed {
+            step.outcome = Outcome::Passed;
+        }
+        println!(
+            "{:<7} {:>6.1} s  {}",
+            step.outcome.name(),
+            step.seconds,
+            step.name
+        );
+        for line in step.reason.lines() {
+            println!("          {line}");
+        }
+        self.steps.push(step);
+        // What ends this program early takes no more than the step that it was in. The last of these calls is the one that reports errors.
+        let _ = self.write();
+    }
+
+    /// How long a step may take that would like to have that long; none if the time of the whole is up.
+    pub fn time_for(&self, wanted: Duration) -> Option<Duration> {
+        let whole = if self.short { WHOLE_SHORT } else { WHOLE };
+        let left = whole.checked_sub(self.began.elapsed())?;
+        Some(wanted.min(left))
+    }
+
+    pub fn has(&self, outcome: Outcome) -> bool {
+        self.count(outcome) > 0
+    }
+
+    fn count(&self, outcome: Outcome) -> usize {
+        self.steps
+            .iter()
+            .filter(|step| step.outcome == outcome)
+            .count()
+    }
+
+    /// Every WAIVED of a suite or of a step, once.
+    fn waived(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for step in &self.steps {
+            if step.outcome == Outcome::Waived {
+                all.push(format!("{}: {}", step.name, step.reason));
+            }
+            all.extend(
+                step.waived
+                    .iter()
+                    .map(|line| format!("{}: {line}", step.name)),
+            );
+        }
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// The last lines on the terminal.
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        for line in self.waived() {
+            let _ = writeln!(text, "WAIVED: {line}");
+        }
+        if self.standin {
+            let _ = writeln!(text, "{STANDIN}");
+        }
+        let [passed, missed, waived, failed] = [
+            Outcome::Passed,
+            Outcome::Missed,
+            Outcome::Waived,
+            Outcome::Failed,
+        ]
+        .map(|it| self.count(it));
+        let _ = writeln!(
+            text,
+            "{passed} passed, {missed} with a figure missed, {waived} waived, {failed} failed"
+        );
+        text
+    }
+
+    /// Both files.
+    pub fn write(&self) -> std::io::Result<()> {
+        let folder = &self.out;
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(
+            folder.join("gpu-check.json"),
+            format!("{:#}\n", self.json()),
+        )?;
+        std::fs::write(folder.join("gpu-check.md"), self.markdown())
+    }
+
+    fn json(&self) -> Value {
+        let steps = self.steps.iter().map(|step| {
+            json!({
+                "name": step.name,
+                "outcome": step.outcome.name(),
+                "seconds": step.seconds,
+                "found": step.found,
+                "reason": step.reason,
+                "waived": step.waived,
+            })
+        });
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "standin": self.standin,
+            "figures judged": !self.standin,
+            "short": self.short,
+            "seconds": self.began.elapsed().as_secs_f64(),
+            "processors": std::thread::available_parallelism().map_or(0, usize::from),
+            "steps": steps.collect::<Vec<_>>(),
+        })
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = String::from("# What `check` found\n\n");
+        if self.standin {
+            let _ = writeln!(text, "**{STANDIN}**\n");
+        }
+        if let Some(device) = self
+            .steps
+            .first()
+            .map(|step| &step.found)
+            .filter(|it| it.is_object())
+        {
+            let field = |name: &str| device[name].as_str().unwrap_or("").to_owned();
+            let _ = writeln!(
+                text,
+                "{}, CUDA {}. {}\n\n    {}\n",
+                field("name"),
+                field("cuda"),
+                field("module"),
+                field("capabilities")
+            );
+        }
+        let _ = writeln!(
+            text,
+            "## Figures\n\n| figure | value | is to be | |\n|---|---|---|---|"
+        );
+        for step in &self.steps {
+            for figure in figures(&step.found) {
+                let verdict = match (self.standin, figure["met"].as_bool()) {
+                    (true, _) => "not judged",
+                    (false, Some(true)) => "reached",
+                    _ => "**MISSED**",
+                };
+                let value = figure["value"].as_f64().unwrap_or(f64::NAN);
+                let limit = figure["limit"].as_f64().unwrap_or(f64::NAN);
+                let (name, how) = (
+                    figure["figure"].as_str().unwrap_or(""),
+                    figure["is to be"].as_str().unwrap_or(""),
+                );
+                let _ = writeln!(text, "| {name} | {value:.3} | {how} {limit} | {verdict} |");
+            }
+        }
+        let _ = writeln!(
+            text,
+            "\n## Steps\n\n| step | | s | found |\n|---|---|---|---|"
+        );
+        for step in &self.steps {
+            let found = match &step.found {
+                Value::Null => step.reason.lines().next().unwrap_or("").to_owned(),
+                Value::String(said) => said.clone(),
+                other => format!("`{other}`"),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.1} | {} |",
+                step.name,
+                step.outcome.name(),
+                step.seconds,
+                found.replace('|', "\\|")
+            );
+        }
+        let failed: Vec<&Step> = self
+            .steps
+            .iter()
+            .filter(|step| step.outcome == Outcome::Failed)
+            .collect();
+        if !failed.is_empty() {
+            text.push_str("\n## Failures\n");
+            for step in failed {
+                let _ = writeln!(text, "\n### {}\n\n```\n{}\n```", step.name, step.reason);
+            }
+        }
+        text.push_str("\n## WAIVED\n\n");
+        for line in self.waived() {
+            let _ = writeln!(text, "- {line}");
+        }
+        text
+    }
+}
