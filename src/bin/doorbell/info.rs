@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
             writeln!(out, "  cuda     {}", context.device_name())?;
             writeln!(out, "    {:?}", context.capabilities())?;
             for finding in context.findings() {
-                writeln!(out, "    not there: {finding}")?;
+                writeln!(out, "    {finding}")?;
             }
         }
         Err(error) => writeln!(out, "  cuda     none: {error}")?,
