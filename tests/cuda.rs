@@ -30,6 +30,7 @@ use waived::waived;
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
 const OUT_OF_MEMORY: u32 = 2;
+const OK: sys::CUresult = sys::CUresult::CUDA_SUCCESS;
 
 /// A stream of the kind that is asked for: `DOORBELL_TEST_STREAM`.
 fn new_stream(context: &CudaContext, name: &str) -> CudaStream {
@@ -319,6 +320,71 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
     stream.synchronize(SOON).unwrap();
     assert_eq!(received.status(), Status::Complete);
     assert_eq!(stored.status(), Status::Complete);
+}
+
+#[test]
+fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done() {
+    let _alone = alone();
+    let test = "captured_meanwhile";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let Bench { region, .. } = Bench::new();
+    let condition = Condition::GreaterOrEqual(1);
+    let waited = stream_wait_value32(&stream, &region, 0, condition, None).unwrap();
+    let waiting = stream.clone();
+    let synchronized = std::thread::spawn(move || waiting.synchronize(SOON));
+    std::thread::sleep(Duration::from_millis(50));
+    // By somebody else, as a framework would.
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: a stream of the context.
+    unsafe {
+        assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+        assert_eq!(sys::cuStreamBeginCapture_v2(stream.raw(), mode), OK);
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!synchronized.is_finished());
+    // SAFETY: as above; nobody has the graph.
+    unsafe {
+        assert_eq!(sys::cuStreamEndCapture(stream.raw(), &mut graph), OK);
+        assert_eq!(sys::cuGraphDestroy(graph), OK);
+    }
+    region.store_u32(0, 1).unwrap();
+    synchronized.join().unwrap().unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+}
+
+#[test]
+fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_used_again() {
+    let _alone = alone();
+    let test = "dropped_in_a_host_function";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    for round in 0..20 {
+        let mut bench = Bench::new();
+        bench.works(&stream, round + 1);
+        // Behind this, other work; and nobody has the endpoints but the function.
+        stream.launch_host(move || drop(bench)).unwrap();
+        let mut next = Bench::new();
+        next.works(&stream, round + 1);
+    }
+    // A stream whose last handle goes with a function queued stays until it has run.
+    let ran = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&ran);
+    let last = CudaStream::new(&context, "last").unwrap();
+    last.launch_host(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        set.store(true, Ordering::Release);
+    })
+    .unwrap();
+    drop((last, stream, context));
+    until("it has run", || ran.load(Ordering::Acquire));
 }
 
 #[test]

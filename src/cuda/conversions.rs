@@ -20,6 +20,27 @@ fn failed(call: &'static str, error: theirs::DriverError) -> Error {
     }
 }
 
+/// The thread's current context, which it has again when this is dropped: `cudarc` makes its own current, and leaves it so.
+struct Current(sys::CUcontext);
+
+impl Current {
+    fn keep() -> Result<Current> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle, null if there is none.
+        check("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&mut current)
+        })?;
+        Ok(Current(current))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // SAFETY: what was current before.
+        let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
+    }
+}
+
 impl CudaContext {
     /// A context of `cudarc`'s, which is kept as long as what is made with this handle.
     ///
@@ -41,15 +62,9 @@ impl CudaContext {
         if let Some(lender) = self.lender() {
             return Ok(Arc::clone(lender));
         }
-        // It makes the context the thread's current one, and leaves it so.
-        let mut current = std::ptr::null_mut();
-        // SAFETY: writes one handle, null if there is none.
-        check("cuCtxGetCurrent", unsafe {
-            sys::cuCtxGetCurrent(&mut current)
-        })?;
+        let current = Current::keep()?;
         let made = theirs::CudaContext::new(usize::try_from(self.device()).unwrap_or(usize::MAX));
-        // SAFETY: what was current before.
-        let _ = unsafe { sys::cuCtxSetCurrent(current) };
+        drop(current);
         let made = made.map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
         if made.cu_ctx() == self.raw() {
             return Ok(made);
@@ -140,6 +155,9 @@ impl DeviceBuffer {
         if stream.context().cu_ctx() != self.context().raw() {
             return Err(self);
         }
+        let Ok(_current) = Current::keep() else {
+            return Err(self);
+        };
         // It makes events for the slice, and panics if there are none.
         if stream.context().bind_to_thread().is_err() {
             return Err(self);

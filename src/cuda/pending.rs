@@ -302,11 +302,11 @@ impl Pending {
         }
     }
 
-    /// Lets a NIC without silicon of its own move on.
-    pub(super) fn progress(&self) -> bool {
+    /// Whose program it is.
+    pub(super) fn owner(&self) -> Option<&Arc<dyn Owner>> {
         match &self.what {
-            What::Program { owner, .. } => owner.progress(),
-            What::Record(_) | What::Passing { .. } | What::Launched { .. } => false,
+            What::Program { owner, .. } => Some(owner),
+            What::Record(_) | What::Passing { .. } | What::Launched { .. } => None,
         }
     }
 }

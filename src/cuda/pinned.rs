@@ -10,7 +10,9 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use super::CudaContext;
 use super::capture::Unseen;
 use super::driver::{check, is};
+use super::host_call::in_host_function;
 use crate::Result;
+use crate::proxy::drop_elsewhere;
 
 const PAGE: usize = 4096;
 
@@ -155,17 +157,28 @@ impl Drop for Pinned {
                 .extend(last.iter().map(|run| run.pages.clone()));
             last
         };
-        for run in last {
-            let pages = run.pages.clone();
-            drop(run);
-            known().leaving.retain(|leaving| *leaving != pages);
-            LEFT.notify_all();
+        let last: Vec<Leaving> = last.into_iter().map(Leaving).collect();
+        if in_host_function() {
+            // The driver is not to be called here. Whoever wants the pages again waits until they are unregistered.
+            drop_elsewhere(Box::new(last));
         }
     }
 }
 
-impl Drop for Run {
+/// A run of which nobody is left.
+struct Leaving(Run);
+
+impl Drop for Leaving {
     fn drop(&mut self) {
+        self.0.unregister();
+        let pages = &self.0.pages;
+        known().leaving.retain(|leaving| leaving != pages);
+        LEFT.notify_all();
+    }
+}
+
+impl Run {
+    fn unregister(&self) {
         if !self.ours {
             return;
         }

@@ -25,12 +25,16 @@ use super::reach::Reach;
 use super::stream::Execution;
 use super::word::{STATUS_STREAM, Stop, Words};
 use crate::peer::Program;
+use crate::proxy::drop_elsewhere as drop_owner_elsewhere;
 use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
-use crate::stream::{Fault, Mark, Progress, Submission, next_id};
+use crate::stream::{Fault, Mark, Owner, Progress, Submission, next_id};
 use crate::{Error, Result};
 
 /// How often the thread looks that tells owners what their programs have come to.
 const TICK: Duration = Duration::from_millis(1);
+
+/// How often the driver is asked what no count tells.
+const ASKING_TICK: Duration = Duration::from_millis(50);
 
 pub(super) struct Shared {
     pub(super) id: u64,
@@ -51,6 +55,7 @@ pub(super) struct Shared {
     asking: Mutex<()>,
     looks: AtomicU32,
     watched: Enlistment,
+    asked: Enlistment,
     /// The driver has said that nothing more will come of what is queued.
     pub(super) ended: AtomicBool,
     /// Set when the last handle went before the work.
@@ -188,6 +193,24 @@ pub(super) fn watch() -> Result<&'static Arc<Rounds<Shared>>> {
         .map_err(Error::clone)
 }
 
+/// The thread that asks the driver about streams. Not the one that ends waits: the driver may have it wait for another call, which waits for
+/// what is queued.
+fn asker() -> Result<&'static Arc<Rounds<Shared>>> {
+    static ASKER: OnceLock<Result<Arc<Rounds<Shared>>>> = OnceLock::new();
+    ASKER
+        .get_or_init(|| {
+            Rounds::start(
+                "doorbell-ask",
+                Placement::Anywhere,
+                Pace::every(ASKING_TICK),
+                Shared::ask,
+                |stream| drop_elsewhere(Dropped::Stream(stream)),
+            )
+        })
+        .as_ref()
+        .map_err(Error::clone)
+}
+
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -226,6 +249,7 @@ impl Shared {
             asking: Mutex::default(),
             looks: AtomicU32::new(0),
             watched: Enlistment::default(),
+            asked: Enlistment::default(),
             ended: AtomicBool::new(false),
             remaining: Mutex::default(),
             weak: weak.clone(),
@@ -423,8 +447,8 @@ impl Shared {
         // Not under the lock: an owner may be dropped with what was not entered.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
-            (queue.issued, queue.gate) = (issued, gate);
-            // The next wait has the number of one that was refused.
+            queue.issued = issued;
+            // Their numbers are not used again: one may have been opened already.
             lock(&self.gates).retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
         } else {
             // Empty: its space is for the next call.
@@ -642,11 +666,17 @@ impl Shared {
 
     /// An error of the driver: one that the context does not get over ends the stream.
     fn note(&self, error: &Error) {
-        const PASSING: [CUresult; 7] = [
+        // Of a call alone, and not of the context: what is queued goes on.
+        const PASSING: [CUresult; 12] = [
             CUresult::CUDA_ERROR_INVALID_VALUE,
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             CUresult::CUDA_ERROR_NOT_SUPPORTED,
             CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+            CUresult::CUDA_ERROR_NOT_FOUND,
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            CUresult::CUDA_ERROR_INVALID_IMAGE,
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
@@ -680,6 +710,11 @@ impl Shared {
         // The reason before the end: who sees that nothing more is to come finds why.
         dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
+        if let Some(last) = dropped.last() {
+            // Streams of other contexts may wait for the count of this one.
+            let words = &self.count.words;
+            words.done().store(last.done as u32, Ordering::Release);
+        }
         dropped.iter().for_each(Pending::wake);
         lock(&self.gates).clear();
         if !dropped.is_empty() {
@@ -693,6 +728,20 @@ impl Shared {
         {
             watch.enlist(self.weak.clone());
         }
+        if self.asked.come()
+            && let Ok(asker) = asker()
+        {
+            asker.enlist(self.weak.clone());
+        }
+    }
+
+    /// A question to the driver, by the thread that asks.
+    fn ask(&self) -> Turn {
+        if self.has_work() {
+            self.look_for_the_end();
+            return Turn::Waiting;
+        }
+        self.asked.leave(|| self.has_work())
     }
 
     /// A look at the stream, by the thread that looks.
@@ -707,7 +756,6 @@ impl Shared {
             self.discard();
         }
         if self.has_work() {
-            self.look_for_the_end();
             return Turn::Waiting;
         }
         if self.watched.leave(|| self.has_work()) == Turn::Waiting {
@@ -724,7 +772,7 @@ impl Shared {
     /// begun since it was asked about, so that is seldom done; most errors are known to the question alone.
     fn look_for_the_end(&self) {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        if looks.is_multiple_of(128) {
+        if looks.is_multiple_of(8) {
             let _ = self.is_idle();
             return;
         }
@@ -742,8 +790,20 @@ impl Shared {
         self.open_gates();
         drop(self.settle());
         // What the stream waits for may be a NIC that lives by those who wait.
-        let pending = lock(&self.pending);
-        pending.iter().take(8).any(Pending::progress)
+        let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
+        // Not under the lock, which the thread that ends waits takes: the NIC may have to copy.
+        for (place, pending) in owners.iter_mut().zip(lock(&self.pending).iter()) {
+            *place = pending.owner().cloned();
+        }
+        let mut moved = false;
+        for owner in owners.into_iter().flatten() {
+            moved = moved || owner.progress();
+            if Arc::strong_count(&owner) == 1 {
+                // It was finished meanwhile, and its memory is unregistered with it.
+                drop_owner_elsewhere(Box::new(owner));
+            }
+        }
+        moved
     }
 }
 

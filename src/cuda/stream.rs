@@ -181,27 +181,31 @@ impl CudaStream {
     }
 
     /// Queues a function of the host (`cuLaunchHostFunc`), which a thread of the driver calls in its turn. It must not call CUDA, nor wait
-    /// for work of a GPU. One that panics makes the stream fail: later calls report it.
+    /// for work of a GPU. One that panics makes the stream fail: later calls report it. The stream stays until it has run.
     ///
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch_host(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         let shared = self.shared();
         shared.check()?;
-        let _queue = lock(&shared.queue);
+        let Some(stream) = shared.weak.upgrade() else {
+            return shared.check();
+        };
+        let call = Box::new(HostCall {
+            stream,
+            function: Box::new(function),
+        });
+        let queue = lock(&shared.queue);
         let _entered = shared.context.enter()?;
         // A graph would call it once with each launch.
         forbid(shared.raw, "launch a function of the host")?;
-        let call = Box::new(HostCall {
-            stream: shared.weak.clone(),
-            id: shared.id,
-            function: Box::new(function),
-        });
         let data = Box::into_raw(call);
         // SAFETY: the driver calls the function once, with `data`, which is then its.
         let launched = check("cuLaunchHostFunc", unsafe {
             sys::cuLaunchHostFunc(shared.raw, Some(call_host), data.cast())
         });
+        // What it drops may be what queues here.
+        drop(queue);
         if launched.is_err() {
             // SAFETY: made above, and not given away.
             drop(unsafe { Box::from_raw(data) });
@@ -399,8 +403,12 @@ unsafe impl Executor for CudaStream {
                 });
             }
             turns = turns.wrapping_add(1);
-            if backoff.has_slept() && turns.is_multiple_of(16) && shared.is_idle().is_err() {
-                break;
+            if backoff.has_slept() && turns.is_multiple_of(16) {
+                // An error that is none of the stream's is no reason to take the work for done: a capture that has begun since, for one.
+                let _ = shared.is_idle();
+                if shared.ended.load(Ordering::Acquire) || shared.fault.is_sticky() {
+                    break;
+                }
             }
         }
         drop(shared.settle());
