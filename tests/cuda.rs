@@ -374,6 +374,21 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
         let mut next = Bench::new();
         next.works(&stream, round + 1);
     }
+    let bench = Bench::new();
+    stream_write_value32(&stream, &bench.region, 0, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    let start: *mut libc::c_void = bench.region.as_ptr().cast();
+    let is_registered = || {
+        let mut address = 0;
+        // SAFETY: writes one address; asks about another, whatever is there.
+        unsafe {
+            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+            sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) == OK
+        }
+    };
+    assert!(is_registered());
+    stream.launch_host(move || drop(bench)).unwrap();
+    until("it is unregistered", || !is_registered());
     // A stream whose last handle goes with a function queued stays until it has run.
     let ran = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&ran);
