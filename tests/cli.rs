@@ -330,8 +330,10 @@ fn a_device_that_is_not_there_is_named() {
                 String::from_utf8_lossy(&stderr),
             );
             assert_eq!(status.code(), Some(1), "`{line}`: {err}");
+            // Of a path; what a GPU can do is said of it all the same.
+            let mut words = out.split(|letter: char| !letter.is_alphanumeric());
             assert!(
-                !out.contains("listening") && !out.contains("direct"),
+                !out.contains("listening") && !words.any(|word| word == "direct"),
                 "`{line}`: {out}"
             );
             assert!(

@@ -41,6 +41,8 @@ pub enum Execution {
 /// - No thread of this process executes anything. One looks every millisecond how far the stream has come, for deadlines and for those
 ///   who wait for none of its calls; the calls of [`Executor`] look as well.
 /// - A wait whose deadline passes, or whose endpoint fails, is ended by a store to the word that it waits for.
+/// - Streams of one priority share the device's queues, 8 unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise: a wait may hold up a stream that
+///   shares its queue. Streams that wait for each other need queues of their own, or other priorities.
 /// - Memory that a GPU has mapped is unregistered when its owner, an endpoint or a region, is dropped; the driver may wait for the GPU then,
 ///   as it does where memory is freed. A thread that drops one should not be the one that a stream waits for.
 /// - When the last handle is dropped, what is queued is still executed, and the stream, if it is this library's own, is destroyed after
