@@ -12,8 +12,8 @@
  * the stream did before, kernels as well, before its own stores; what orders those among themselves are its fences. A count is ordered
  * after all.
  *
- * No wait is for ever. The host ends one by `release`; and if it has stopped looking (see `alive`), so does everything: what was
- * protected by the wait must not be sent.
+ * No wait is for ever. The host ends one by `release`; and if it has stopped looking (see `alive`), so does everything here: what was
+ * protected by the wait must not be sent. What the stream's memory operations execute behind it, they execute.
  */
 #ifndef DOORBELL_EXECUTE_H
 #define DOORBELL_EXECUTE_H

@@ -627,7 +627,9 @@ impl Shared {
             Some(Stop::Abandoned { .. }) => self.fault.stick(
                 "a kernel waited, and this process did not look at the stream for a minute".into(),
             ),
-            Some(Stop::Malformed) => self.fault.stick("a kernel cannot read a program".into()),
+            Some(Stop::Malformed { .. }) => {
+                self.fault.stick("a kernel cannot read a program".into())
+            }
         }
         settle(&mut pending, done, words, |cookie| {
             self.fault.pass(format!(

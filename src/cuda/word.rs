@@ -90,7 +90,7 @@ pub(super) enum Stop {
     /// Nobody looked at the stream for [`LEASE`].
     Abandoned { from: u64 },
     /// It could not read what it was given.
-    Malformed,
+    Malformed { from: u64 },
 }
 
 impl Words {
@@ -141,12 +141,12 @@ impl Words {
 
     pub(super) fn stop(&self) -> Option<Stop> {
         let stream = &self.page.control.stream;
-        match stream.stop.load(Ordering::Acquire) {
+        let stop = stream.stop.load(Ordering::Acquire);
+        let from = stream.stopped.load(Ordering::Acquire);
+        match stop {
             0 => None,
-            1 => Some(Stop::Abandoned {
-                from: stream.stopped.load(Ordering::Acquire),
-            }),
-            _ => Some(Stop::Malformed),
+            1 => Some(Stop::Abandoned { from }),
+            _ => Some(Stop::Malformed { from }),
         }
     }
 
