@@ -30,9 +30,15 @@ fn device() -> String {
 }
 
 fn run(line: &str) -> Output {
+    run_with_faults(line, "")
+}
+
+/// With a stand-in that fails by these rules.
+fn run_with_faults(line: &str, rules: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_doorbell"))
         .args(line.split_whitespace())
         .args(["--device", &device()])
+        .env("DOORBELL_CUDA_STANDIN_FAULTS", rules)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -103,10 +109,83 @@ fn messages_lie_in_the_gpus_memory_if_they_are_to() {
 }
 
 #[test]
+fn batches_of_the_loop_go_as_graphs() {
+    let test = "batches_of_the_loop_go_as_graphs";
+    if has_no_driver(test) {
+        return;
+    }
+    // One batch is one launch; and sizes and kernels change, so that there is more than one graph.
+    for batches in ["--steps 5 --batches 2", "--steps 40 --batches 1"] {
+        let line = format!(
+            "bench loop --stream cuda --graph --sizes 8,4K --kernel-us 0,5 --iterations 400 {batches}"
+        );
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 8, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-graph");
+            assert_eq!(row["iterations"], 400);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+    let output = run(&format!(
+        "bench loop {QUICK} --stream cuda --graph --loop async"
+    ));
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("stream=cuda-graph path="), "{said}");
+    assert!(said.contains(" graph=on"), "{said}");
+}
+
+#[test]
+fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
+    let test = "a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch";
+    if has_no_driver(test) {
+        return;
+    }
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    // Two cases, each of 2 batches to warm up and 8 that are measured, of 5 steps.
+    let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64,128 --kernel-us 0 --stream cuda --graph --loop async";
+    for (function, nth, is_made) in [
+        ("cuGraphInstantiateWithFlags", 2, true),
+        ("cuGraphInstantiateWithFlags", 3, false),
+        // The first of the second case: nothing is in flight.
+        ("cuGraphLaunch", 11, true),
+        ("cuGraphLaunch", 21, false),
+        // One more tries whether kernels are taken at all.
+        ("cuLaunchKernel", 1 + 10, true),
+        ("cuLaunchKernel", 1 + 11, false),
+    ] {
+        let output = run_with_faults(line, &format!("{function}:999,nth={nth}"));
+        let said = text(&output.stderr);
+        assert_eq!(
+            output.status.success(),
+            !is_made,
+            "{function} {nth}: {said}"
+        );
+        let where_it_fails = "loop, 128 bytes, kernel 0 us: warm-up: cu";
+        assert_eq!(
+            said.contains(where_it_fails),
+            is_made,
+            "{function} {nth}: {said}"
+        );
+    }
+}
+
+#[test]
 fn what_goes_not_together_is_said() {
     for (line, reason) in [
         ("--memory gpu", "--stream cuda"),
         ("--memory gpu --stream cuda --validate", "--memory host"),
+        ("--graph", "--graph goes with --stream cuda"),
+        ("--graph --stream cuda --op send", "--op write"),
+        ("--graph --stream cuda --validate", "without --validate"),
+        ("--graph --stream cuda --listen 127.0.0.1:0", "--listen"),
         ("--stream gpu", "possible values: host, cuda"),
     ] {
         let output = run(&format!("bench loop {line}"));

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use doorbell::{Device, Error, Event};
 
 use super::end::{End, Patience};
+use super::graph::Graph;
 use super::options::{Exchange, Plan};
 use super::pass::{Rig, Step};
 use super::row::{Loop, Setting};
@@ -72,6 +73,8 @@ pub struct Cast {
     script: Vec<(usize, Action)>,
     ground: Ground,
     streams: Vec<Stream>,
+    /// Of the asynchronous loop.
+    graph: Option<Graph>,
     /// Of the first stream.
     clock: Option<Clock>,
     /// For each slot of batches in flight, and one more for the end, the events of all streams.
@@ -135,9 +138,13 @@ impl Cast {
             let event = || Event::blocking().without_timing();
             streams.iter().map(|_| event()).collect()
         };
+        let script = script(plan, part);
+        // Only steps that are all alike can be repeated by a graph.
+        let is_repeated = script == [(0, Action::Send)];
         Ok(Cast {
             ends,
-            script: script(plan, part),
+            script,
+            graph: ground.graph(plan.steps).filter(|_| is_repeated),
             marks: (0..=plan.batches).map(events).collect(),
             clock: ground.clock(),
             ground: ground.clone(),
@@ -175,6 +182,9 @@ impl Cast {
 
     /// One step.
     fn step(&mut self, by: Loop, step: Step) -> doorbell::Result<()> {
+        if let (Loop::Async, Some(graph)) = (by, &mut self.graph) {
+            return graph.step(&mut self.ends[0], &step);
+        }
         let (index, size_bytes) = (step.index, step.size_bytes);
         let untimed = step.untimed();
         // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.

@@ -8,6 +8,8 @@ use doorbell::{
     Access, Address, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, RemoteRegion,
     Result, Side, Work,
 };
+#[cfg(feature = "cuda")]
+use doorbell::{GraphBuilder, GraphExec};
 
 use super::message::Messages;
 use super::options::{Op, Plan};
@@ -180,6 +182,68 @@ impl End {
 
     /// Transfers `size_bytes` and waits for the completion: by this thread, or on the stream.
     pub fn transfer(&mut self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
+        match by {
+            Loop::Sync => {
+                self.post(step, size_bytes, |endpoint, _, work| {
+                    endpoint.post_send(work).map(drop)
+                })?;
+                self.complete(Side::Send)
+            }
+            Loop::Async => self.post(step, size_bytes, |endpoint, stream, work| {
+                let stream = stream.executor();
+                endpoint.stream_queue_send(stream, work)?;
+                endpoint.stream_wait_cq(stream, Side::Send)?;
+                Ok(())
+            }),
+        }
+    }
+
+    /// Records kernel, transfer and the wait for its completion, so many times, into a graph. What was queued on the stream is done.
+    ///
+    /// # Errors
+    /// What the library refuses; [`Error::State`] if it is no stream of a GPU, or if steps differ from each other.
+    #[cfg(feature = "cuda")]
+    pub fn record(&mut self, step: &Step, steps: u64) -> Result<GraphExec> {
+        let refused = |reason: &str| Error::State {
+            operation: "bench",
+            reason: reason.into(),
+        };
+        if self.announced || self.no_kernel {
+            return Err(refused("a graph repeats a kernel and a bare write"));
+        }
+        self.post(step.index, step.size_bytes, |endpoint, stream, work| {
+            let Stream::Cuda(stream) = stream else {
+                return Err(refused("threads take no graph"));
+            };
+            let mut graph = GraphBuilder::capture(stream)?;
+            for _ in 0..steps {
+                stream.spin(step.kernel())?;
+                graph.send(endpoint, work)?;
+                graph.wait_cq(endpoint, Side::Send)?;
+            }
+            graph.instantiate()
+        })
+    }
+
+    /// Launches what [`End::record`] made.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    #[cfg(feature = "cuda")]
+    pub fn launch_graph(&mut self, graph: &mut GraphExec) -> Result<()> {
+        match &self.stream {
+            Stream::Cuda(stream) => graph.launch(stream, &mut [&mut self.endpoint]),
+            Stream::Host(_) => Ok(()),
+        }
+    }
+
+    /// Hands over what is to be transferred, and what it is queued on.
+    fn post<T>(
+        &mut self,
+        step: u64,
+        size_bytes: u64,
+        post: impl FnOnce(&mut Endpoint, &Stream, &Work<'_>) -> Result<T>,
+    ) -> Result<T> {
         let slices = [self.messages.leaving(size_bytes)?];
         let work = match self.op {
             Op::Send => Work::send(&slices),
@@ -193,18 +257,7 @@ impl End {
                 }
             }
         };
-        match by {
-            Loop::Sync => {
-                self.endpoint.post_send(&work)?;
-                self.complete(Side::Send)
-            }
-            Loop::Async => {
-                let stream = self.stream.executor();
-                self.endpoint.stream_queue_send(stream, &work)?;
-                self.endpoint.stream_wait_cq(stream, Side::Send)?;
-                Ok(())
-            }
-        }
+        post(&mut self.endpoint, &self.stream, &work)
     }
 
     /// Waits for the peer's message: by this thread, or on the stream.

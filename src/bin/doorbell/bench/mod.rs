@@ -4,6 +4,7 @@
 mod cast;
 mod clock;
 mod end;
+mod graph;
 mod link;
 mod message;
 mod nvtx;

@@ -50,6 +50,10 @@ pub struct Options {
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = MemoryKind::Host)]
     memory: MemoryKind,
 
+    /// Queue each batch of `bench loop` as one CUDA graph, with `--stream cuda`; the synchronous loop queues none, and is as without
+    #[arg(long)]
+    graph: bool,
+
     /// Which GPU, with `--stream cuda`
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
@@ -206,7 +210,44 @@ impl Options {
         if self.memory == MemoryKind::Gpu && self.validate {
             return Err("--validate goes with --memory host: functions of the host, which look at the bytes, must not call CUDA".into());
         }
+        self.check_graph(exchange)?;
         plan.check().map(|()| plan)
+    }
+
+    /// A graph repeats what it was recorded with, in one process.
+    fn check_graph(&self, exchange: Exchange) -> Result<(), String> {
+        let refusals = [
+            (
+                self.stream != StreamKind::Cuda,
+                "--graph goes with --stream cuda",
+            ),
+            (
+                exchange != Exchange::Loop,
+                "--graph goes with bench loop: a step of a pingpong is of two streams",
+            ),
+            (
+                self.place() != Place::Here,
+                "--graph goes without --listen and --connect: both ends are in this process",
+            ),
+            (
+                self.op != Op::Write,
+                "--graph goes with --op write: receives are posted by the application, and not by the graph",
+            ),
+            (
+                self.validate,
+                "--graph goes without --validate: functions of the host, which look at the bytes, are in no graph",
+            ),
+            (
+                self.no_kernel,
+                "--graph goes without --no-kernel: its kernels are in the graph",
+            ),
+            (
+                self.which == Which::Sync,
+                "--graph goes with --loop async or both: the synchronous loop queues no batches",
+            ),
+        ];
+        let refused = refusals.iter().find(|(refused, _)| self.graph && *refused);
+        refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
     }
 
     /// What streams are made from. No part of the plan, either.
@@ -214,7 +255,7 @@ impl Options {
     /// # Errors
     /// This build or this machine has none.
     pub fn ground(&self) -> anyhow::Result<Ground> {
-        Ground::new(self.stream, self.memory, self.gpu)
+        Ground::new(self.stream, self.memory, self.graph, self.gpu)
     }
 
     /// The name of the device. No part of the plan: the other process may have another one.
@@ -398,6 +439,50 @@ mod tests {
         let mut strange = plan("").unwrap();
         strange.sizes = serde_json::from_str("[0]").unwrap();
         assert!(strange.check().unwrap_err().contains("--sizes"));
+    }
+
+    #[test]
+    fn a_graph_goes_with_the_loop_of_writes_alone() {
+        let plan = |line: &str, exchange| {
+            let line = format!("--graph {line}");
+            options(&line).unwrap().plan(exchange)
+        };
+        assert!(plan("--stream cuda", Exchange::Loop).is_ok());
+        assert!(plan("--stream cuda --memory gpu --loop async", Exchange::Loop).is_ok());
+        for (line, exchange, reason) in [
+            ("", Exchange::Loop, "with --stream cuda"),
+            ("--stream cuda", Exchange::Pingpong, "with bench loop"),
+            (
+                "--stream cuda --listen a:1",
+                Exchange::Loop,
+                "without --listen and --connect",
+            ),
+            (
+                "--stream cuda --connect a:1",
+                Exchange::Loop,
+                "without --listen and --connect",
+            ),
+            ("--stream cuda --op send", Exchange::Loop, "with --op write"),
+            (
+                "--stream cuda --validate",
+                Exchange::Loop,
+                "without --validate",
+            ),
+            (
+                "--stream cuda --no-kernel --loop sync --kernel-us 0",
+                Exchange::Loop,
+                "without --no-kernel",
+            ),
+            (
+                "--stream cuda --loop sync",
+                Exchange::Loop,
+                "--loop async or both",
+            ),
+        ] {
+            let error = plan(line, exchange).unwrap_err();
+            assert!(error.contains("--graph goes with"), "{line}: {error}");
+            assert!(error.contains(reason), "{line}: {error}");
+        }
     }
 
     #[test]

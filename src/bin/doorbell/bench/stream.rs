@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use doorbell::{CudaContext, CudaStream, DeviceBuffer, Region, TimingEvent};
 use doorbell::{Executor, HostStream, Result};
 
+use super::graph::Graph;
 use super::pass::Step;
 
 /// Whose streams.
@@ -37,6 +38,8 @@ pub enum Ground {
         context: CudaContext,
         /// Where the messages lie.
         memory: MemoryKind,
+        /// Whether a batch is queued as one graph.
+        graph: bool,
     },
 }
 
@@ -45,17 +48,23 @@ impl Ground {
     ///
     /// # Errors
     /// This build or this machine has no such streams.
-    pub fn new(kind: StreamKind, memory: MemoryKind, gpu: u32) -> anyhow::Result<Ground> {
+    pub fn new(
+        kind: StreamKind,
+        memory: MemoryKind,
+        graph: bool,
+        gpu: u32,
+    ) -> anyhow::Result<Ground> {
         match kind {
             StreamKind::Host => Ok(Ground::Host),
             #[cfg(feature = "cuda")]
             StreamKind::Cuda => Ok(Ground::Cuda {
                 context: CudaContext::primary(gpu)?,
                 memory,
+                graph,
             }),
             #[cfg(not(feature = "cuda"))]
             StreamKind::Cuda => {
-                let _ = (memory, gpu);
+                let _ = (memory, graph, gpu);
                 anyhow::bail!("--stream cuda: this build is without the feature cuda")
             }
         }
@@ -66,6 +75,8 @@ impl Ground {
         match self {
             Ground::Host => "host",
             #[cfg(feature = "cuda")]
+            Ground::Cuda { graph: true, .. } => "cuda-graph",
+            #[cfg(feature = "cuda")]
             Ground::Cuda { .. } => "cuda",
         }
     }
@@ -75,15 +86,20 @@ impl Ground {
         match self {
             Ground::Host => None,
             #[cfg(feature = "cuda")]
-            Ground::Cuda { context, memory } => {
+            Ground::Cuda {
+                context,
+                memory,
+                graph,
+            } => {
                 let (major, minor) = context.driver_version();
                 let memory = match memory {
                     MemoryKind::Host => "host",
                     MemoryKind::Gpu => "gpu",
                 };
+                let graph = if *graph { " graph=on" } else { "" };
                 let name = context.device_name();
                 Some(format!(
-                    "gpu={name:?} driver=CUDA-{major}.{minor} memory={memory} times=device"
+                    "gpu={name:?} driver=CUDA-{major}.{minor} memory={memory} times=device{graph}"
                 ))
             }
         }
@@ -115,11 +131,24 @@ impl Ground {
             Ground::Cuda {
                 context,
                 memory: MemoryKind::Gpu,
+                ..
             } => {
                 let buffer: DeviceBuffer = context.alloc(len_bytes)?;
                 Region::register_device(domain, &buffer, doorbell::Access::ALL).map(Some)
             }
             _ => Ok(None),
+        }
+    }
+
+    /// What queues batches as graphs, if that is how.
+    pub fn graph(&self, steps: u64) -> Option<Graph> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Ground::Cuda { graph: true, .. } => Some(Graph::new(steps)),
+            _ => {
+                let _ = steps;
+                None
+            }
         }
     }
 

@@ -1,0 +1,71 @@
+//! A batch of the asynchronous loop as one CUDA graph.
+
+#[cfg(feature = "cuda")]
+use std::time::Duration;
+
+#[cfg(feature = "cuda")]
+use doorbell::GraphExec;
+use doorbell::Result;
+
+use super::end::End;
+use super::pass::Step;
+
+/// The graph of the case that is measured.
+#[cfg(feature = "cuda")]
+pub struct Graph {
+    /// Of a batch.
+    steps: u64,
+    recorded: Option<Recorded>,
+}
+
+/// No stream of this build takes graphs.
+#[cfg(not(feature = "cuda"))]
+pub enum Graph {}
+
+#[cfg(feature = "cuda")]
+struct Recorded {
+    exec: GraphExec,
+    size_bytes: u64,
+    kernel: Duration,
+}
+
+#[cfg(feature = "cuda")]
+impl Graph {
+    /// None yet, of batches of so many steps.
+    pub fn new(steps: u64) -> Graph {
+        Graph {
+            steps,
+            recorded: None,
+        }
+    }
+
+    /// Queues a whole batch with its first step, and with the others nothing: passes are of whole batches. A new case is recorded first;
+    /// its pass has only begun, so the stream is drained.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn step(&mut self, end: &mut End, step: &Step) -> Result<()> {
+        if !step.index.is_multiple_of(self.steps) {
+            return Ok(());
+        }
+        let (size_bytes, kernel) = (step.size_bytes, step.kernel());
+        let of_case = |graph: &Recorded| graph.size_bytes == size_bytes && graph.kernel == kernel;
+        let recorded = match self.recorded.take().filter(of_case) {
+            Some(recorded) => recorded,
+            None => Recorded {
+                exec: end.record(step, self.steps)?,
+                size_bytes,
+                kernel,
+            },
+        };
+        end.launch_graph(&mut self.recorded.insert(recorded).exec)
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+impl Graph {
+    /// As with the feature `cuda`.
+    pub fn step(&mut self, _: &mut End, _: &Step) -> Result<()> {
+        match *self {}
+    }
+}
