@@ -323,6 +323,40 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
 }
 
 #[test]
+fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
+    let _alone = alone();
+    let test = "error_of_one_call";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let mut bench = Bench::new();
+    for error in [2, 100, 701, 999] {
+        bench.region.store_u32(0, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        let waited = stream_wait_value32(&stream, &bench.region, 0, condition, None).unwrap();
+        let rule = format!("cuStreamBatchMemOp_v2:{error},nth=1;cuLaunchKernel:{error},nth=1");
+        let Some(fault) = Fault::new(test, &rule) else {
+            bench.region.store_u32(0, 1).unwrap();
+            return;
+        };
+        let refused = stream_write_value32(&stream, &bench.region, 4, 1);
+        assert!(
+            matches!(refused, Err(Error::Cuda { code, .. }) if code == error),
+            "{refused:?}"
+        );
+        drop(fault);
+        // What was queued before is not told to be lost: it is executed.
+        assert!(!waited.is_over());
+        bench.region.store_u32(0, 1).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(waited.status(), Status::Complete);
+        bench.works(&stream, 9);
+    }
+}
+
+#[test]
 fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done() {
     let _alone = alone();
     let test = "captured_meanwhile";

@@ -15,6 +15,7 @@ use super::capture::{Unseen, forbid, is_captured};
 use super::count::Count;
 use super::driver::{check, is};
 use super::graph::{Exec, params};
+use super::host_call::in_host_function;
 use super::letting_go::{Dropped, drop_elsewhere};
 use super::memops::{
     CALL_MAX, MemOp, flush_remote_writes, has_waits, is_executed, op_count, store_dword, translate,
@@ -666,30 +667,35 @@ impl Shared {
         }
     }
 
-    /// An error of the driver: one that the context does not get over ends the stream.
+    /// An error of the driver: one that the context does not get over ends the stream. The caller holds no lock that a look needs but `asking`.
     fn note(&self, error: &Error) {
-        // Of a call alone, and not of the context: what is queued goes on.
-        const PASSING: [CUresult; 12] = [
-            CUresult::CUDA_ERROR_INVALID_VALUE,
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-            CUresult::CUDA_ERROR_NOT_SUPPORTED,
-            CUresult::CUDA_ERROR_NOT_READY,
-            CUresult::CUDA_ERROR_NOT_PERMITTED,
-            CUresult::CUDA_ERROR_NOT_FOUND,
-            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-            CUresult::CUDA_ERROR_INVALID_IMAGE,
-            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
-        ];
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
             // Its owner has destroyed the stream. The driver still executes what is queued, which counts and can be released as ever.
             self.fault.stick(error.to_string());
-        } else if matches!(error, Error::Cuda { .. })
-            && !PASSING.iter().any(|passing| is(error, *passing))
-        {
+        } else if matches!(error, Error::Cuda { .. }) && !self.goes_on() {
             self.end(error);
+        }
+    }
+
+    /// Whether the driver still executes what is queued. An error that a context does not get over is returned by every later call; any other
+    /// one is of the call that returned it.
+    fn goes_on(&self) -> bool {
+        let Ok(_entered) = self.context.enter() else {
+            // The driver is not to be called from in here: nothing is known.
+            return in_host_function();
+        };
+        let _unseen = Unseen::new();
+        if is_captured(self.raw).is_ok_and(|captured| captured) {
+            return true;
+        }
+        // SAFETY: a stream of the context.
+        let query = check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) });
+        match query {
+            Ok(()) => true,
+            Err(error) => {
+                is(&error, CUresult::CUDA_ERROR_NOT_READY)
+                    || is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED)
+            }
         }
     }
 
