@@ -19,10 +19,10 @@ use cudarc::driver::sys;
 use doorbell::cuda::Execution;
 use doorbell::region::Access;
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, HostStream,
-    Region, Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, HostStream, Region, Side,
+    Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
-use rig::gpu::{alone, context};
+use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
 use standin::{Fault, is_standin};
 use waived::waived;
@@ -39,44 +39,6 @@ fn new_stream(context: &CudaContext, name: &str) -> CudaStream {
         return stream.with_execution(Execution::Kernel).unwrap();
     }
     stream
-}
-
-fn config() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 128,
-        ..EndpointConfig::default()
-    }
-}
-
-/// A pair with its memory, which transfers.
-struct Bench {
-    pair: Pair,
-    region: Region,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let pair = Pair::new(&device(), &config());
-        let region = pair.region(8192);
-        Bench { pair, region }
-    }
-
-    fn works(&mut self, stream: &dyn Executor, value: u8) {
-        let Bench { pair, region } = self;
-        region.fill(0, 512, value).unwrap();
-        region.fill(4096, 512, !value).unwrap();
-        let data = [region.slice(0, 512).unwrap()];
-        let remote = region.remote();
-        let to = remote.addr + 4096;
-        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
-        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
-        stream.synchronize(SOON).unwrap();
-        assert_eq!(
-            (sent.unwrap().status(), waited.status()),
-            (Status::Complete, Status::Complete)
-        );
-        assert!(region.is_filled_with(4096, 512, value).unwrap());
-    }
 }
 
 fn until(what: &str, holds: impl Fn() -> bool) {

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use doorbell::cuda::Execution;
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, EndpointConfig, Error, Event, Executor, Region,
-    Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, Side, Status, Ticket, Work,
+    stream_post_all, stream_wait_value32, stream_write_value32,
 };
-use rig::gpu::{alone, context};
-use rig::{Pair, SOON, device};
+use rig::SOON;
+use rig::gpu::{Bench, alone, context};
 use standin::{Fault, is_standin};
 use waived::waived;
 
@@ -36,41 +36,6 @@ fn by_kernel(context: &CudaContext, name: &str) -> CudaStream {
 fn with_fault<R>(test: &str, rule: &str, act: impl FnOnce() -> R) -> Option<R> {
     let _fault = Fault::new(test, rule)?;
     Some(act())
-}
-
-/// A pair with its memory, which transfers.
-struct Bench {
-    pair: Pair,
-    region: Region,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let config = EndpointConfig {
-            send_depth: 128,
-            ..EndpointConfig::default()
-        };
-        let pair = Pair::new(&device(), &config);
-        let region = pair.region(8192);
-        Bench { pair, region }
-    }
-
-    fn works(&mut self, stream: &dyn Executor, value: u8) {
-        let Bench { pair, region } = self;
-        region.fill(0, 512, value).unwrap();
-        region.fill(4096, 512, !value).unwrap();
-        let data = [region.slice(0, 512).unwrap()];
-        let remote = region.remote();
-        let to = remote.addr + 4096;
-        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
-        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
-        stream.synchronize(SOON).unwrap();
-        assert_eq!(
-            (sent.unwrap().status(), waited.status()),
-            (Status::Complete, Status::Complete)
-        );
-        assert!(region.is_filled_with(4096, 512, value).unwrap());
-    }
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Ends of what holds memory of a GPU, or memory that it has mapped: freeing and unregistering may wait for the GPU.
 
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::memory::DeviceBuffer;
 use super::pending::Pending;
 use super::shared::{Shared, watch};
+use crate::proxy;
 
 /// Gives up a handle between the turns of the thread that looks, so that it is not that thread which ends the stream: this may wait for
 /// the GPU, and who ends waits that take too long must not.
@@ -17,34 +17,29 @@ pub(super) fn let_go(inner: Arc<Shared>) {
     drop(last);
 }
 
-/// What is dropped by a thread of its own: the last handle of an owner unregisters its memory, and who has it may be the thread that looks,
-/// or another that must not wait.
+/// What is dropped by a thread that nobody waits for: the last handle of an owner unregisters its memory, and who has it may be the thread that
+/// looks, or another that must not wait.
 pub(super) enum Dropped {
-    Owners(#[allow(dead_code)] Vec<Pending>),
+    Owners(Vec<Pending>),
     Stream(Arc<Shared>),
     Memory(DeviceBuffer),
 }
 
-pub(super) fn drop_elsewhere(what: Dropped) {
-    static DROPPER: OnceLock<Option<Sender<Dropped>>> = OnceLock::new();
-    let dropper = DROPPER.get_or_init(|| {
-        let (sender, receiver) = channel();
-        std::thread::Builder::new()
-            .name("doorbell-drop".into())
-            .spawn(move || {
-                for dropped in receiver {
-                    match dropped {
-                        Dropped::Owners(owners) => drop(owners),
-                        Dropped::Stream(inner) => let_go(inner),
-                        Dropped::Memory(buffer) => drop(buffer),
-                    }
-                }
-            })
-            .ok()
-            .map(|_| sender)
-    });
-    // Without a thread it is dropped here.
-    if let Some(sender) = dropper {
-        let _ = sender.send(what);
+/// A stream's handle, given up as [`let_go`] does.
+struct LetGo(Option<Arc<Shared>>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        if let Some(inner) = self.0.take() {
+            let_go(inner);
+        }
     }
+}
+
+pub(super) fn drop_elsewhere(what: Dropped) {
+    proxy::drop_elsewhere(match what {
+        Dropped::Owners(owners) => Box::new(owners),
+        Dropped::Stream(inner) => Box::new(LetGo(Some(inner))),
+        Dropped::Memory(buffer) => Box::new(buffer),
+    });
 }

@@ -3,8 +3,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use doorbell::CudaContext;
+use doorbell::{CudaContext, EndpointConfig, Executor, Region, Side, Status};
 
+use super::{Pair, SOON, device};
 use crate::waived::waived;
 
 /// One test at a time: what the driver is told to fail at, it does for all.
@@ -22,5 +23,45 @@ pub fn context(test: &str) -> Option<CudaContext> {
             waived(test, &format!("{error}"));
             None
         }
+    }
+}
+
+/// Room for what these tests queue at once.
+pub fn config() -> EndpointConfig {
+    EndpointConfig {
+        send_depth: 128,
+        ..EndpointConfig::default()
+    }
+}
+
+/// A pair with its memory, which transfers.
+pub struct Bench {
+    pub pair: Pair,
+    pub region: Region,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        let pair = Pair::new(&device(), &config());
+        let region = pair.region(8192);
+        Bench { pair, region }
+    }
+
+    /// A write on the stream arrives.
+    pub fn works(&mut self, stream: &dyn Executor, value: u8) {
+        let Bench { pair, region } = self;
+        region.fill(0, 512, value).unwrap();
+        region.fill(4096, 512, !value).unwrap();
+        let data = [region.slice(0, 512).unwrap()];
+        let remote = region.remote();
+        let to = remote.addr + 4096;
+        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+        let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(
+            (sent.unwrap().status(), waited.status()),
+            (Status::Complete, Status::Complete)
+        );
+        assert!(region.is_filled_with(4096, 512, value).unwrap());
     }
 }
