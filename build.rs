@@ -15,11 +15,16 @@ fn main() {
 }
 
 fn shim() {
-    for file in ["shim.c", "doorbell_peer.h", "doorbell_wqe.h"] {
-        println!("cargo::rerun-if-changed=cuda/{file}");
+    for file in [
+        "cuda/shim.c",
+        "include/doorbell/peer.h",
+        "include/doorbell/wqe.h",
+    ] {
+        println!("cargo::rerun-if-changed={file}");
     }
     cc::Build::new()
         .file("cuda/shim.c")
+        .include("include")
         .std("c11")
         // Always optimised: the emitter is on the hot path of debug builds' tests as well, and gets the same code in all of them.
         .opt_level(2)
@@ -38,8 +43,12 @@ const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
 /// has the reason.
 fn kernels() {
-    for file in ["kernels.cu", "doorbell_execute.h", "doorbell_peer.h"] {
-        println!("cargo::rerun-if-changed=cuda/{file}");
+    for file in [
+        "cuda/kernels.cu",
+        "include/doorbell/execute.h",
+        "include/doorbell/peer.h",
+    ] {
+        println!("cargo::rerun-if-changed={file}");
     }
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
@@ -93,7 +102,9 @@ fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
         .chain([(newest, format!("compute_{newest}"))]);
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
-    command.arg(image).arg("cuda/kernels.cu");
+    command
+        .arg(image)
+        .args(["-I", "include", "cuda/kernels.cu"]);
     for (number, code) in codes {
         command.arg(format!("-gencode=arch=compute_{number},code={code}"));
     }

@@ -2,7 +2,7 @@
  * The kernels of the feature `cuda`. build.rs compiles them, where there is nvcc, and src/cuda/module.rs holds what comes of it. Each has
  * one thread. None may loop without a bound: a kernel that does not end takes its context with it.
  */
-#include "doorbell_execute.h"
+#include <doorbell/execute.h>
 
 /* Takes that long: work, as far as who measures is concerned. */
 extern "C" __global__ void doorbell_spin(uint64_t ns)

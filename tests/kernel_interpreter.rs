@@ -1,4 +1,4 @@
-//! The interpreter that kernels are made of, `cuda/doorbell_execute.h`, on the processor: what no stream can be made to show, and, by
+//! The interpreter that kernels are made of, `include/doorbell/execute.h`, on the processor: what no stream can be made to show, and, by
 //! ThreadSanitizer, that it and its host have no data race.
 
 mod waived;
@@ -15,7 +15,7 @@ const PROGRAM: &str = r#"
 #include <stdlib.h>
 #include <unistd.h>
 #define DBL_PAUSE(turn) (sched_yield(), 0)
-#include "doorbell_execute.h"
+#include <doorbell/execute.h>
 
 #define CHECK(condition)                                                                                               \
 	do {                                                                                                           \
@@ -230,7 +230,7 @@ fn compile_and_run(name: &str, sanitizer: &[&str]) -> Option<()> {
     std::fs::create_dir_all(&folder).unwrap();
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
     std::fs::write(&source, PROGRAM).unwrap();
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
     let compiled = Command::new("cc")
         .args([
             "-std=gnu11",

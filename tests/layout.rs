@@ -70,7 +70,7 @@ fn rust_lies_as_c() {
 
 /// What a program would do with the headers, in the common part of the three languages.
 const USER: &str = r#"
-#include "doorbell_wqe.h"
+#include <doorbell/wqe.h>
 #include <stdio.h>
 
 static int same(const uint8_t *bytes, const char *hex, unsigned length)
@@ -136,7 +136,7 @@ fn directory() -> PathBuf {
 }
 
 fn headers() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
 }
 
 /// Compiles the user with that compiler and runs it; or says why the test is waived.
@@ -214,8 +214,8 @@ fn headers_with_the_qualifiers_of_cuda() {
 
 /// Kernels that call every function of the headers; they are compiled for the device, and a GPU to run them is not needed.
 const KERNELS: &str = r#"
-#include <doorbell_wqe.h>
-#include <doorbell_peer.h>
+#include <doorbell/wqe.h>
+#include <doorbell/peer.h>
 extern "C" __global__ void emit(uint8_t *ring, uint32_t mask, uint32_t index, const struct dbl_wr *wr, uint64_t *doorbell)
 {
 	*doorbell = dbl_wqe_emit(ring, mask, index, wr, doorbell);

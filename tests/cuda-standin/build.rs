@@ -3,15 +3,15 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
-    for file in ["doorbell_execute.h", "doorbell_peer.h"] {
-        println!("cargo::rerun-if-changed=../../cuda/{file}");
+    for file in ["execute.h", "peer.h"] {
+        println!("cargo::rerun-if-changed=../../include/doorbell/{file}");
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its threads outlive a `dlclose`, as the driver's do.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     cc::Build::new()
         .file("src/kernels.c")
-        .include("../../cuda")
+        .include("../../include")
         .opt_level(2)
         .warnings_into_errors(true)
         .compile("doorbell_standin_kernels");

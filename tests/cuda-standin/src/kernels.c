@@ -17,7 +17,7 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 /* The library's own interpreter, as a GPU runs it. */
 #define DBL_REACH(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
-#include "doorbell_execute.h"
+#include <doorbell/execute.h>
 
 enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
 

@@ -18,7 +18,7 @@
 #ifndef DOORBELL_EXECUTE_H
 #define DOORBELL_EXECUTE_H
 
-#include "doorbell_peer.h"
+#include "peer.h"
 
 /* What a batch can hold: a send or a wait; many. Each is the one parameter of a kernel, which the driver copies with the launch. */
 #define DBL_BATCH_SHORT_WORDS 62

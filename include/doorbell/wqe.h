@@ -10,10 +10,10 @@
 
 #include <string.h>
 
-#include "doorbell_peer.h"
+#include "peer.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "doorbell_wqe.h is written for little-endian hosts"
+#error "doorbell/wqe.h is written for little-endian hosts"
 #endif
 
 #ifdef __cplusplus
