@@ -44,6 +44,12 @@
  *   They may grow at their end in later versions. The field is the size that your header has; the functions that fill such
  *   a struct set it. What a later library knows beyond that takes its default.
  *
+ * CUDA
+ *   Calls with CUDA's own types take them as they are, without CUDA's headers: `struct CUstream_st *` is CUstream and
+ *   cudaStream_t, and a `uint64_t` is a CUdeviceptr. They work in the context that is current in the calling thread, which
+ *   the runtime API makes with its first call. Every library has them; one that was built without the feature `cuda` gives
+ *   DOORBELL_EFEATURE. DOORBELL_ESTATE if there is no driver, or no current context.
+ *
  * Panics of the Rust code do not cross this interface: they become DOORBELL_EPANIC.
  */
 #ifndef DOORBELL_H
@@ -55,6 +61,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* CUDA's, known by name only. */
+struct CUstream_st;
 
 /* ------------------------------------------------------------------------------------------------------- version */
 
@@ -112,8 +121,10 @@ enum doorbell_error {
 	DOORBELL_EMALFORMED = -21,
 	/* A process of the group is no longer there. No function of this header returns it yet. */
 	DOORBELL_ERANK = -22,
-	/* The CUDA driver refused; the text has its function and its code. No function of this header returns it yet. */
-	DOORBELL_ECUDA = -23
+	/* The CUDA driver refused; the text has its function and its code. */
+	DOORBELL_ECUDA = -23,
+	/* The library was built without the feature that the call needs; the text names it. */
+	DOORBELL_EFEATURE = -24
 };
 
 /* What ended an endpoint: doorbell_failure.cause. */
@@ -266,6 +277,25 @@ int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_
 			     doorbell_region **region);
 
 /*
+ * Allocates memory of the GPU of the current context (cuMemAlloc), and registers it in the best way there is. What is in it
+ * is not known. It is freed after doorbell_region_destroy, when no work in flight needs it any more, by a thread of the
+ * library. DOORBELL_ESTATE if the device does not reach such memory; the text has the reason of each way.
+ * Threads: any.
+ */
+int doorbell_region_alloc_device(const doorbell_domain *domain, uint64_t len_bytes, uint32_t access_flags,
+				 doorbell_region **region);
+
+/*
+ * Registers memory of a GPU that the caller has allocated, of the current context or device. Errors as of
+ * doorbell_region_alloc_device; DOORBELL_ESTATE, too, if it is no device memory, or managed memory, or if its allocation ends
+ * before. It must stay valid as with doorbell_region_register. To keep order is the caller's: a synchronous copy into memory
+ * of a pool (cudaMallocAsync) may return before the bytes are there.
+ * Threads: any.
+ */
+int doorbell_region_register_device(const doorbell_domain *domain, uint64_t device_pointer, uint64_t len_bytes,
+				    uint32_t access_flags, doorbell_region **region);
+
+/*
  * Takes the region from the device. When this returns, the device does not touch the memory any more; work in flight that
  * names it fails. 1 if the region was registered, 0 if it no longer was. The handle remains, to be destroyed. Before the
  * caller frees the memory, doorbell_stream_wait_value32 and its like must be done with the region, too.
@@ -281,7 +311,8 @@ int doorbell_region_destroy(doorbell_region *region);
 
 /*
  * The first byte; NULL if the call fails. It is the region's, and valid as long as its handle. The device, and through it a
- * peer, may write there at any time.
+ * peer, may write there at any time. Of a GPU's memory it is the address on the GPU, which the processor does not reach: the
+ * words of such a region are DOORBELL_ESTATE to doorbell_stream_wait_value32 and its like.
  * Threads: any.
  */
 void *doorbell_region_pointer(const doorbell_region *region);
@@ -488,7 +519,7 @@ int doorbell_channel_destroy(doorbell_channel *channel);
 /* An in-order queue of work with the semantics of a CUDA stream. */
 typedef struct doorbell_stream doorbell_stream;
 
-/* A kernel of a host stream. It must return: no longjmp, no pthread_exit, no C++ exception out of it. */
+/* A kernel of the processor. It must return: no longjmp, no pthread_exit, no C++ exception out of it. */
 typedef void (*doorbell_kernel)(void *argument);
 
 /*
@@ -498,6 +529,59 @@ typedef void (*doorbell_kernel)(void *argument);
  * Threads: any.
  */
 int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_stream **stream);
+
+/* What executes the operations of a CUDA stream. */
+enum doorbell_execution {
+	/* The driver's memory operations (cuStreamBatchMemOp), and a kernel where the device lacks one that is needed. */
+	DOORBELL_EXECUTION_MEMORY_OPS = 0,
+	/* A kernel of one thread, which takes a place on the GPU while it waits. DOORBELL_ESTATE without kernels. */
+	DOORBELL_EXECUTION_KERNEL = 1
+};
+
+/* How a CUDA stream is used. Begin with doorbell_cuda_stream_config_init. */
+typedef struct doorbell_cuda_stream_config {
+	uint32_t struct_size;
+	uint32_t execution; /* DOORBELL_EXECUTION_*; default DOORBELL_EXECUTION_MEMORY_OPS */
+	const char *name;   /* for errors; NULL, the default, is "cuda" */
+} doorbell_cuda_stream_config;
+
+/*
+ * Fills a configuration with the defaults: doorbell_cuda_stream_config_init(&config, sizeof config).
+ * Threads: any.
+ */
+int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32_t struct_size);
+
+/*
+ * Makes a stream of a CUstream or cudaStream_t, which stays the caller's: operations have their place in its order, like
+ * kernels that anybody launches on it. A `config` of NULL is the defaults. It is not destroyed before the handle is and
+ * what was queued is done. NULL as the `cuda_stream` is the legacy default stream of the current context, whose waits hold up
+ * every blocking stream; cudaStreamPerThread is DOORBELL_ESTATE. While the stream is captured, calls that queue are
+ * DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_cuda_stream_config *config,
+				doorbell_stream **stream);
+
+/*
+ * The address on the device of a 32-bit word that says whether something before has failed, for kernels to read: 0,
+ * DOORBELL_EWORK if an operation of this stream failed or its wait was ended, or DOORBELL_EASYNC if the stream has failed.
+ * The first failure stays until doorbell_stream_clear_status, and is there before the wait ends that it ends; from the first
+ * call of this function on. The word is there as long as the handle. CUDA streams only, else DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_stream_status_word(doorbell_stream *stream, uint64_t *device_address);
+
+/*
+ * What the status word says at this moment. CUDA streams only, else DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_stream_status(const doorbell_stream *stream, int *status);
+
+/*
+ * Sets the status word to 0, for the next failure. CUDA streams only, else DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_stream_clear_status(doorbell_stream *stream);
 
 /*
  * Ends the handle. What is queued is still executed, without anybody waiting for it, as with cudaStreamDestroy: arguments of
@@ -509,7 +593,8 @@ int doorbell_stream_destroy(doorbell_stream *stream);
 /*
  * Queues a call of `kernel(argument)` in the stream's thread. What `argument` points to stays the caller's, who keeps it
  * valid until the kernel has run. A kernel whose stream failed or was aborted before its turn is never called. A kernel may
- * queue work, on its own stream too, but not wait for that stream: DOORBELL_ESTATE.
+ * queue work, on its own stream too, but not wait for that stream: DOORBELL_ESTATE. On a CUDA stream it runs in a thread of
+ * the driver (cuLaunchHostFunc), and may neither call CUDA nor anything that does: no call with a CUDA stream.
  * Threads: any.
  */
 int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void *argument);
@@ -531,7 +616,8 @@ int doorbell_stream_query(doorbell_stream *stream);
 
 /*
  * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
- * Endpoints whose operations were discarded have failed.
+ * Endpoints whose operations were discarded have failed. Host streams only, else DOORBELL_ESTATE: what a GPU has is not taken
+ * back; doorbell_endpoint_abort ends the waits of an endpoint.
  * Threads: any.
  */
 int doorbell_stream_abort(doorbell_stream *stream);
@@ -585,8 +671,9 @@ int doorbell_event_query(const doorbell_event *event);
 int doorbell_event_synchronize(const doorbell_event *event, int64_t timeout_ms);
 
 /*
- * Nanoseconds between the moments when the streams passed two events. DOORBELL_ESTATE if one was not passed or takes no time,
- * or if `end` passed first.
+ * Nanoseconds between the moments when the streams passed two events, by the processor's clock. A CUDA stream's are those
+ * when the library saw it, a millisecond later at most, and known after doorbell_stream_synchronize: for times of the GPU
+ * itself there is cudaEventElapsedTime. DOORBELL_ESTATE if one was not passed or takes no time, or if `end` passed first.
  * Threads: any.
  */
 int doorbell_event_elapsed_ns(const doorbell_event *start, const doorbell_event *end, uint64_t *elapsed_ns);

@@ -67,7 +67,7 @@ pub use bounce::{Bounce, BounceConfig, CopyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaContext, CudaStream, DeviceBuffer, TimingEvent};
+pub use cuda::{CudaContext, CudaStream, DeviceBuffer, Execution, TimingEvent};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

@@ -450,6 +450,11 @@ fn header() -> Interface {
                 assert_eq!(tokens[end], *name);
                 at = end + 2;
             }
+            // Another library's, which no Rust type of ours stands for.
+            (["struct", name], ";") => {
+                assert!(!name.starts_with("doorbell_"), "{name}");
+                at = open + 1;
+            }
             (["typedef", "struct", name, again], ";") => {
                 assert_eq!(name, again);
                 interface.handles.insert((*name).to_owned());
@@ -503,8 +508,13 @@ fn c_type(tokens: &[String]) -> String {
         [first, rest @ ..] if first == "const" => (true, rest),
         _ => (false, tokens),
     };
+    let (tagged, tokens) = match tokens {
+        [first, rest @ ..] if first == "struct" => (true, rest),
+        _ => (false, tokens),
+    };
     let (base, stars) = tokens.split_first().expect("a type has a name");
     let base = match base.as_str() {
+        cuda if tagged && cuda.starts_with("CU") => cuda,
         "char" => "c_char",
         "int" => "c_int",
         "void" => "c_void",

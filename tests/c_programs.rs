@@ -28,6 +28,24 @@ fn misuse_is_an_error_and_breaks_nothing() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
+/// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
+#[test]
+fn what_is_cudas_is_taken_as_it_is() {
+    let test = "what_is_cudas_is_taken_as_it_is";
+    let source = root().join("tests/c/cuda.c");
+    let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
+    let program = build(&source, "cuda", &[&has_cuda]);
+    let output = run(&mut Command::new(program));
+    if let Some(reason) = output.strip_prefix("no driver: ") {
+        assert!(
+            std::env::var_os("DOORBELL_CUDA_STANDIN").is_none(),
+            "{reason}"
+        );
+        return waived::waived(test, reason.trim_end());
+    }
+    assert_eq!(output, "done\n");
+}
+
 #[test]
 fn the_first_program_of_the_readme_runs() {
     let program = build(&root().join("examples/first.c"), "first", &[]);

@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
 
 use super::capabilities::Capabilities;
 use super::capture::Unseen;
@@ -14,6 +14,12 @@ use super::driver::{check, load};
 use super::module::Module;
 use super::probe::{Probed, probe};
 use crate::{Error, Result};
+
+/// `CU_STREAM_LEGACY` of `cuda.h`.
+const LEGACY: usize = 1;
+
+/// `CU_STREAM_PER_THREAD` of `cuda.h`.
+const PER_THREAD: usize = 2;
 
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
 #[derive(Clone)]
@@ -133,6 +139,36 @@ impl CudaContext {
         let context = Self::current();
         drop(entered);
         context
+    }
+
+    /// The context of a stream that somebody has made: a `CUstream`, which is a `cudaStream_t`. Null is the legacy default stream of the calling
+    /// thread's current context. The context stays its owner's, as that of [`CudaContext::current`].
+    ///
+    /// # Errors
+    /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, by which every thread that looks at it means another stream.
+    ///
+    /// # Safety
+    /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone.
+    pub unsafe fn of_stream(raw: CUstream) -> Result<CudaContext> {
+        load()?;
+        match raw.addr() {
+            0 | LEGACY => return Self::current(),
+            PER_THREAD => {
+                return Err(Error::State {
+                    operation: "use of a CUDA stream",
+                    reason:
+                        "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all".into(),
+                });
+            }
+            _ => {}
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a stream, by the caller's promise; writes one handle.
+        check("cuStreamGetCtx", unsafe {
+            sys::cuStreamGetCtx(raw, &mut context)
+        })?;
+        // SAFETY: the caller's promise about the context.
+        unsafe { Self::from_raw(context) }
     }
 
     /// The handle of the context that is known already, or a new one.

@@ -25,6 +25,10 @@ pub(super) enum Failure {
     Busy { argument: &'static str },
     /// The library panicked, now or in an earlier call that had this object.
     Panic { reason: String },
+    /// The library was built without what the call needs.
+    #[cfg_attr(feature = "cuda", allow(dead_code))]
+    // there is nothing that a library with everything lacks
+    Feature { feature: &'static str },
     /// What the library says.
     Library(Error),
 }
@@ -56,6 +60,7 @@ impl Failure {
             Failure::Handle { .. } => error::DOORBELL_EHANDLE,
             Failure::Busy { .. } => error::DOORBELL_EBUSY,
             Failure::Panic { .. } => error::DOORBELL_EPANIC,
+            Failure::Feature { .. } => error::DOORBELL_EFEATURE,
             Failure::Library(error) => error::code(error),
         }
     }
@@ -72,6 +77,9 @@ impl fmt::Display for Failure {
             }
             Failure::Panic { reason } => {
                 write!(f, "a bug of the library: it panicked: {reason}")
+            }
+            Failure::Feature { feature } => {
+                write!(f, "this library was built without the feature `{feature}`")
             }
             Failure::Library(error) => error.fmt(f),
         }

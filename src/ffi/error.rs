@@ -66,6 +66,8 @@ codes! {
     DOORBELL_ERANK = -22;
     /// [`Error::Cuda`].
     DOORBELL_ECUDA = -23;
+    /// The library was built without what the call needs.
+    DOORBELL_EFEATURE = -24;
 }
 
 /// The code of an error of the library.

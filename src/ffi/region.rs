@@ -9,7 +9,9 @@ use crate::ffi::argument::{choice, out, out_handle};
 use crate::ffi::boundary::{Failure, guard, guard_or};
 use crate::ffi::device::doorbell_domain;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Access, Region};
+use crate::{Access, ProtectionDomain, Region};
+#[cfg(feature = "cuda")]
+use crate::{CudaContext, DeviceBuffer};
 
 /// The device may write on behalf of this side: receives, results of reads and atomics.
 pub const DOORBELL_ACCESS_LOCAL_WRITE: u32 = 1;
@@ -102,6 +104,90 @@ pub unsafe extern "C" fn doorbell_region_register(
         let inner = unsafe { Region::register(&domain.inner, start, len_bytes, rights) }?;
         Ok(place.set(doorbell_region { inner }))
     })
+}
+
+/// Allocates memory of a GPU, and registers it.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_alloc_device(
+    domain: *const doorbell_domain,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let inner = alloc_device(&domain.inner, len_bytes, access(access_flags)?)?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Registers memory of a GPU that is the caller's.
+///
+/// # Safety
+/// As the header says of pointers, and of the memory: it stays until all that holds it is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_register_device(
+    domain: *const doorbell_domain,
+    device_pointer: u64,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        if device_pointer == 0 {
+            return Err(Failure::null("device_pointer"));
+        }
+        let rights = access(access_flags)?;
+        // SAFETY: the caller's promise about the memory.
+        let inner = unsafe { register_device(&domain.inner, device_pointer, len_bytes, rights) }?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn alloc_device(
+    domain: &ProtectionDomain,
+    len_bytes: u64,
+    access: Access,
+) -> Result<Region, Failure> {
+    let buffer = CudaContext::current()?.alloc(len_bytes)?;
+    Ok(Region::register_device(domain, &buffer, access)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn alloc_device(_: &ProtectionDomain, _: u64, _: Access) -> Result<Region, Failure> {
+    Err(Failure::Feature { feature: "cuda" })
+}
+
+/// # Safety
+/// As [`DeviceBuffer::from_raw`] of the memory.
+#[cfg(feature = "cuda")]
+unsafe fn register_device(
+    domain: &ProtectionDomain,
+    device_pointer: u64,
+    len_bytes: u64,
+    access: Access,
+) -> Result<Region, Failure> {
+    let context = CudaContext::current()?;
+    // SAFETY: the caller's promise.
+    let buffer = unsafe { DeviceBuffer::from_raw(&context, device_pointer, len_bytes) }?;
+    Ok(Region::register_device(domain, &buffer, access)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+unsafe fn register_device(
+    _: &ProtectionDomain,
+    _: u64,
+    _: u64,
+    _: Access,
+) -> Result<Region, Failure> {
+    Err(Failure::Feature { feature: "cuda" })
 }
 
 /// Takes a region from its device.

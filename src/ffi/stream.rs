@@ -4,18 +4,33 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::ffi::argument::{out_handle, text, timeout};
+use crate::ffi::argument::{
+    Growing, choice, out, out_handle, read_struct, text, timeout, write_struct,
+};
 use crate::ffi::boundary::{Failure, guard};
 use crate::ffi::event::doorbell_event;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Executor, HostStream};
+#[cfg(feature = "cuda")]
+use crate::{CudaContext, CudaStream, Execution};
+use crate::{Error, Executor, HostStream};
+
+/// Memory operations of the driver, and a kernel for what they lack.
+pub const DOORBELL_EXECUTION_MEMORY_OPS: u32 = 0;
+/// A kernel of one thread.
+pub const DOORBELL_EXECUTION_KERNEL: u32 = 1;
 
 /// A kernel of a host stream.
 pub type doorbell_kernel = Option<unsafe extern "C" fn(*mut c_void)>;
 
-/// A stream. One kind so far; the calls that every kind has go through [`doorbell_stream::executor`].
-pub struct doorbell_stream {
-    pub(super) host: HostStream,
+/// A `CUstream`, which is a `cudaStream_t`: the driver's own type, known by its name.
+#[allow(non_camel_case_types)]
+pub enum CUstream_st {}
+
+/// A stream. The calls that every kind has go through [`doorbell_stream::executor`].
+pub enum doorbell_stream {
+    Host(HostStream),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaStream),
 }
 
 impl Handle for doorbell_stream {
@@ -25,9 +40,53 @@ impl Handle for doorbell_stream {
 impl doorbell_stream {
     #[inline]
     pub(super) fn executor(&self) -> &dyn Executor {
-        &self.host
+        match self {
+            doorbell_stream::Host(host) => host,
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Cuda(cuda) => cuda,
+        }
+    }
+
+    /// What only the streams of a GPU have.
+    #[cfg(feature = "cuda")]
+    pub(super) fn cuda(&self, operation: &'static str) -> Result<&CudaStream, Failure> {
+        match self {
+            doorbell_stream::Host(_) => Err(of_a_gpu(operation)),
+            doorbell_stream::Cuda(cuda) => Ok(cuda),
+        }
     }
 }
+
+#[cold]
+fn of_a_gpu(operation: &'static str) -> Failure {
+    let reason = "it is a host stream; doorbell_stream_create_cuda makes those of a GPU".into();
+    Failure::Library(Error::State { operation, reason })
+}
+
+/// How a CUDA stream is used.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct doorbell_cuda_stream_config {
+    pub struct_size: u32,
+    pub execution: u32,
+    pub name: *const c_char,
+}
+
+// SAFETY: repr(C), two 4-byte fields and a pointer, without padding, integers and a raw pointer, and the size first.
+unsafe impl Growing for doorbell_cuda_stream_config {
+    const BYTES_FIRST: usize = 8 + size_of::<*const c_char>();
+
+    fn defaults() -> doorbell_cuda_stream_config {
+        doorbell_cuda_stream_config {
+            struct_size: size_of::<doorbell_cuda_stream_config>() as u32,
+            execution: DOORBELL_EXECUTION_MEMORY_OPS,
+            name: std::ptr::null(),
+        }
+    }
+}
+
+const _: () =
+    assert!(size_of::<doorbell_cuda_stream_config>() == doorbell_cuda_stream_config::BYTES_FIRST);
 
 /// A kernel with its argument, on its way to the stream's thread.
 struct Call {
@@ -70,8 +129,167 @@ pub unsafe extern "C" fn doorbell_stream_create_host(
             0 => HostStream::new(name),
             _ => HostStream::with_capacity(name, capacity as usize),
         }?;
-        Ok(place.set(doorbell_stream { host }))
+        Ok(place.set(doorbell_stream::Host(host)))
     })
+}
+
+/// Fills a configuration with the defaults.
+///
+/// # Safety
+/// As the header says of pointers; `struct_size` bytes are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_cuda_stream_config_init(
+    config: *mut doorbell_cuda_stream_config,
+    struct_size: u32,
+) -> c_int {
+    guard(|| {
+        let defaults = doorbell_cuda_stream_config::defaults();
+        // SAFETY: the caller's promise about structs and their sizes.
+        unsafe { write_struct(defaults, config, struct_size, "config") }
+    })
+}
+
+/// Makes a stream of a `CUstream`.
+///
+/// # Safety
+/// As the header says of pointers, and of the stream: it is one, and stays until what was queued is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_create_cuda(
+    cuda_stream: *mut CUstream_st,
+    config: *const doorbell_cuda_stream_config,
+    stream: *mut *mut doorbell_stream,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about places for handles, structs and their sizes, and texts.
+        let (place, by_kernel, name) = unsafe {
+            let place = out_handle(stream, "stream")?;
+            let config = if config.is_null() {
+                doorbell_cuda_stream_config::defaults()
+            } else {
+                read_struct(config, "config")?
+            };
+            let by_kernel = match config.execution {
+                DOORBELL_EXECUTION_MEMORY_OPS => false,
+                DOORBELL_EXECUTION_KERNEL => true,
+                other => return Err(choice("execution", other, DOORBELL_EXECUTION_KERNEL)),
+            };
+            let name = if config.name.is_null() {
+                "cuda"
+            } else {
+                text(config.name, "name")?
+            };
+            (place, by_kernel, name)
+        };
+        // SAFETY: the caller's promise about the stream.
+        Ok(place.set(unsafe { over(cuda_stream, by_kernel, name) }?))
+    })
+}
+
+/// # Safety
+/// As [`doorbell_stream_create_cuda`] of the stream.
+#[cfg(feature = "cuda")]
+unsafe fn over(
+    raw: *mut CUstream_st,
+    by_kernel: bool,
+    name: &str,
+) -> Result<doorbell_stream, Failure> {
+    // SAFETY: the caller's promise.
+    let stream = unsafe {
+        let context = CudaContext::of_stream(raw.cast())?;
+        CudaStream::from_raw(&context, raw.cast(), name)?
+    };
+    Ok(doorbell_stream::Cuda(match by_kernel {
+        true => stream.with_execution(Execution::Kernel)?,
+        false => stream,
+    }))
+}
+
+#[cfg(not(feature = "cuda"))]
+unsafe fn over(_: *mut CUstream_st, _: bool, _: &str) -> Result<doorbell_stream, Failure> {
+    Err(Failure::Feature { feature: "cuda" })
+}
+
+/// Where kernels read whether something before has failed.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_status_word(
+    stream: *mut doorbell_stream,
+    device_address: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, stream) = unsafe {
+            (
+                out(device_address, "device_address")?,
+                get(stream, "stream")?,
+            )
+        };
+        place.write(status_word(stream)?);
+        Ok(0)
+    })
+}
+
+/// What the status word says.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_status(
+    stream: *const doorbell_stream,
+    status: *mut c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, stream) = unsafe { (out(status, "status")?, get(stream, "stream")?) };
+        place.write(self::status(stream)?);
+        Ok(0)
+    })
+}
+
+/// Takes note of later failures again.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_clear_status(stream: *mut doorbell_stream) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        clear_status(unsafe { get(stream, "stream") }?)?;
+        Ok(0)
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn status_word(stream: &doorbell_stream) -> Result<u64, Failure> {
+    Ok(stream.cuda("status word of a stream")?.status_word())
+}
+
+#[cfg(feature = "cuda")]
+fn status(stream: &doorbell_stream) -> Result<c_int, Failure> {
+    Ok(stream.cuda("status of a stream")?.status())
+}
+
+#[cfg(feature = "cuda")]
+fn clear_status(stream: &doorbell_stream) -> Result<(), Failure> {
+    stream.cuda("status of a stream")?.clear_status();
+    Ok(())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn status_word(_: &doorbell_stream) -> Result<u64, Failure> {
+    Err(of_a_gpu("status word of a stream"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn status(_: &doorbell_stream) -> Result<c_int, Failure> {
+    Err(of_a_gpu("status of a stream"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn clear_status(_: &doorbell_stream) -> Result<(), Failure> {
+    Err(of_a_gpu("status of a stream"))
 }
 
 /// Destroys the handle of a stream.
@@ -99,7 +317,11 @@ pub unsafe extern "C" fn doorbell_stream_launch(
         let stream = unsafe { get(stream, "stream") }?;
         let kernel = kernel.ok_or_else(|| Failure::null("kernel"))?;
         let call = Call { kernel, argument };
-        stream.host.launch(move || call.run())?;
+        match stream {
+            doorbell_stream::Host(host) => host.launch(move || call.run()),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Cuda(cuda) => cuda.launch_host(move || call.run()),
+        }?;
         Ok(0)
     })
 }
@@ -143,7 +365,16 @@ pub unsafe extern "C" fn doorbell_stream_abort(stream: *mut doorbell_stream) -> 
     guard(|| {
         // SAFETY: the caller's promise about handles.
         let stream = unsafe { get(stream, "stream") }?;
-        stream.host.abort();
+        match stream {
+            doorbell_stream::Host(host) => host.abort(),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Cuda(_) => {
+                return Err(Failure::Library(Error::State {
+                    operation: "abort of a stream",
+                    reason: "what a GPU has is not taken back; doorbell_endpoint_abort ends the waits of an endpoint".into(),
+                }));
+            }
+        }
         Ok(0)
     })
 }
@@ -193,7 +424,7 @@ mod tests {
     fn a_kernel_that_panics_is_an_error_of_its_stream() {
         let host = HostStream::new("panics").unwrap();
         host.launch(|| panic!("in a kernel")).unwrap();
-        let stream = create(doorbell_stream { host });
+        let stream = create(doorbell_stream::Host(host));
         // SAFETY: a handle that is used as it should be.
         unsafe {
             for _ in 0..2 {

@@ -1,0 +1,225 @@
+/* CUDA's own streams and memory in C: WITH_CUDA says whether the library was built with the feature. */
+#include "driver.h"
+#include "expect.h"
+
+enum { BYTES = 8192, HALF = BYTES / 2 };
+
+static void without_the_feature(struct rig *rig)
+{
+	doorbell_stream *stream = rig->stream;
+	doorbell_region *region = rig->region;
+
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_cuda(NULL, NULL, &stream));
+	EXPECT(stream == NULL);
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_alloc_device(rig->domain, 8, 0, &region));
+	EXPECT(region == NULL);
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_register_device(rig->domain, 64, 8, 0, &region));
+}
+
+/* What needs no CUDA is the same in every build. */
+static void everywhere(struct rig *rig)
+{
+	doorbell_cuda_stream_config config;
+	doorbell_stream *stream;
+	doorbell_region *region;
+	uint64_t word = 1;
+	int status = 1;
+
+	memset(&config, 0xff, sizeof config);
+	WORKS(doorbell_cuda_stream_config_init(&config, sizeof config));
+	EXPECT(config.struct_size == sizeof config && config.execution == DOORBELL_EXECUTION_MEMORY_OPS && !config.name);
+	config.execution = 2;
+	FAILS(DOORBELL_ERANGE, "`execution`", doorbell_stream_create_cuda(NULL, &config, &stream));
+	config.execution = DOORBELL_EXECUTION_KERNEL;
+	config.name = "\xff";
+	FAILS(DOORBELL_EINVAL, "UTF-8", doorbell_stream_create_cuda(NULL, &config, &stream));
+	config.struct_size = 3;
+	FAILS(DOORBELL_EINVAL, "struct_size of 3", doorbell_stream_create_cuda(NULL, &config, &stream));
+	FAILS(DOORBELL_ERANGE, "`access_flags`", doorbell_region_alloc_device(rig->domain, 8, 16, &region));
+	FAILS(DOORBELL_EINVAL, "`device_pointer`", doorbell_region_register_device(rig->domain, 0, 8, 0, &region));
+	/* What only a GPU's streams have. */
+	FAILS(DOORBELL_ESTATE, "doorbell_stream_create_cuda", doorbell_stream_status_word(rig->stream, &word));
+	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_status(rig->stream, &status));
+	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_clear_status(rig->stream));
+	EXPECT(word == 1 && status == 1);
+}
+
+static void note(void *argument)
+{
+	++*(int *)argument;
+}
+
+static void transfers(const struct driver *driver, struct rig *rig, doorbell_stream *stream, doorbell_region *memory,
+		      unsigned char value)
+{
+	static unsigned char bytes[BYTES];
+	const uint64_t start = (uint64_t)(uintptr_t)doorbell_region_pointer(memory);
+	const doorbell_slice from = {memory, 0, HALF};
+	doorbell_event *before, *after;
+	doorbell_ticket *sent, *waited;
+	doorbell_remote remote;
+	uint64_t elapsed_ns = 0;
+	int called = 0, i;
+
+	EXPECT(start != 0);
+	memset(bytes, value, HALF);
+	memset(bytes + HALF, 0, HALF);
+	DRIVER(driver->to_device(start, bytes, BYTES));
+	WORKS(doorbell_region_remote(memory, &remote));
+	EXPECT(remote.addr == start && remote.len_bytes == BYTES);
+	WORKS(doorbell_event_create(0, &before));
+	WORKS(doorbell_event_create(DOORBELL_EVENT_BLOCKING, &after));
+	WORKS(doorbell_stream_record(stream, before));
+	WORKS(doorbell_stream_queue_write(stream, rig->a, &from, 1, remote.addr + HALF, remote.rkey, &sent));
+	WORKS(doorbell_stream_wait_cq(stream, rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT, &waited));
+	WORKS(doorbell_stream_launch(stream, note, &called));
+	WORKS(doorbell_stream_record(stream, after));
+	WORKS(doorbell_event_synchronize(after, SOON_MS));
+	EXPECT(called == 1);
+	WORKS(doorbell_stream_synchronize(stream, SOON_MS));
+	WORKS(doorbell_event_elapsed_ns(before, after, &elapsed_ns));
+	GIVES(1, doorbell_stream_query(stream));
+	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(sent, NULL));
+	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(waited, NULL));
+	memset(bytes, 0, BYTES);
+	DRIVER(driver->to_host(bytes, start, BYTES));
+	for (i = 0; i < BYTES; i++)
+		EXPECT(bytes[i] == value);
+	WORKS(doorbell_ticket_destroy(sent));
+	WORKS(doorbell_ticket_destroy(waited));
+	WORKS(doorbell_event_destroy(before));
+	WORKS(doorbell_event_destroy(after));
+}
+
+/* A wait that does not come true ends the endpoint and is in the status word, on the GPU as well. */
+static void failures_are_in_the_status_word(const struct driver *driver, struct rig *rig, doorbell_stream *stream)
+{
+	doorbell_ticket *waited;
+	doorbell_failure failure;
+	uint64_t word = 0;
+	uint32_t control = 0;
+	int status = 1, on_device = 1, code;
+
+	WORKS(doorbell_stream_status_word(stream, &word));
+	EXPECT(word != 0);
+	WORKS(doorbell_stream_status(stream, &status));
+	DRIVER(driver->to_host(&on_device, word, sizeof on_device));
+	EXPECT(status == 0 && on_device == 0);
+	WORKS(doorbell_post_recv(rig->b, 7, &(doorbell_slice){rig->region, 0, 8}, 1, NULL));
+	WORKS(doorbell_stream_wait_cq(stream, rig->b, DOORBELL_SIDE_RECV, 50, &waited));
+	/* At most one call reports it; the ticket does for sure. */
+	code = doorbell_stream_synchronize(stream, SOON_MS);
+	EXPECT(code == 0 || code == DOORBELL_EASYNC);
+	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(waited, &failure));
+	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE && failure.timeout_ms == 50);
+	EXPECT(doorbell_endpoint_path(rig->b, &control, NULL, 0) > 0);
+	/* Where this thread waits for the stream, the stream has not waited. */
+	if (control != DOORBELL_CONTROL_SYNC) {
+		WORKS(doorbell_stream_status(stream, &status));
+		DRIVER(driver->to_host(&on_device, word, sizeof on_device));
+		EXPECT(status == DOORBELL_EWORK && on_device == DOORBELL_EWORK);
+	}
+	WORKS(doorbell_stream_clear_status(stream));
+	WORKS(doorbell_stream_status(stream, &status));
+	DRIVER(driver->to_host(&on_device, word, sizeof on_device));
+	EXPECT(status == 0 && on_device == 0);
+	WORKS(doorbell_ticket_destroy(waited));
+	WORKS(doorbell_endpoint_reset(rig->a));
+	WORKS(doorbell_endpoint_reset(rig->b));
+	rig_connect(rig);
+}
+
+static void on_streams(const struct driver *driver, struct rig *rig, doorbell_region *own, doorbell_region *lent)
+{
+	const uint32_t executions[] = {DOORBELL_EXECUTION_MEMORY_OPS, DOORBELL_EXECUTION_KERNEL};
+	unsigned i;
+
+	for (i = 0; i < 2; i++) {
+		struct CUstream_st *raw;
+		doorbell_stream *stream;
+		doorbell_cuda_stream_config config;
+
+		WORKS(doorbell_cuda_stream_config_init(&config, sizeof config));
+		config.execution = executions[i];
+		config.name = "of the test";
+		/* CU_STREAM_NON_BLOCKING */
+		DRIVER(driver->stream_create(&raw, 1));
+		WORKS(doorbell_stream_create_cuda(raw, &config, &stream));
+		transfers(driver, rig, stream, own, (unsigned char)(3 + i));
+		transfers(driver, rig, stream, lent, (unsigned char)(5 + i));
+		failures_are_in_the_status_word(driver, rig, stream);
+		FAILS(DOORBELL_ESTATE, "doorbell_endpoint_abort", doorbell_stream_abort(stream));
+		transfers(driver, rig, stream, own, (unsigned char)(7 + i));
+		WORKS(doorbell_stream_destroy(stream));
+		DRIVER(driver->stream_destroy(raw));
+	}
+	{
+		/* The default stream, with the defaults; and that of each thread, which is none for a library with threads. */
+		doorbell_stream *stream;
+		WORKS(doorbell_stream_create_cuda(NULL, NULL, &stream));
+		transfers(driver, rig, stream, own, 9);
+		WORKS(doorbell_stream_destroy(stream));
+		FAILS(DOORBELL_ESTATE, "each thread",
+		      doorbell_stream_create_cuda((struct CUstream_st *)(uintptr_t)2, NULL, &stream));
+		EXPECT(stream == NULL);
+	}
+}
+
+static int with_the_feature(struct rig *rig)
+{
+	struct driver driver;
+	struct CUctx_st *context;
+	doorbell_stream *stream;
+	doorbell_region *own, *lent;
+	uint64_t memory;
+	int device;
+
+	if (!driver_load(&driver))
+		return 0;
+	FAILS(DOORBELL_ESTATE, "context", doorbell_stream_create_cuda(NULL, NULL, &stream));
+	FAILS(DOORBELL_ESTATE, "context", doorbell_region_alloc_device(rig->domain, 8, 0, &own));
+	FAILS(DOORBELL_ESTATE, "context", doorbell_region_register_device(rig->domain, 64, 8, 0, &own));
+	DRIVER(driver.device_get(&device, 0));
+	DRIVER(driver.ctx_retain(&context, device));
+	DRIVER(driver.ctx_set(context));
+	DRIVER(driver.alloc(&memory, BYTES));
+	FAILS(DOORBELL_ERANGE, "`len_bytes`", doorbell_region_alloc_device(rig->domain, 0, 0, &own));
+	if (strncmp(rig_device_name(), "softcx", 6) == 0) {
+		WORKS(doorbell_region_alloc_device(rig->domain, BYTES, DOORBELL_ACCESS_ALL, &own));
+		WORKS(doorbell_region_register_device(rig->domain, memory, BYTES, DOORBELL_ACCESS_ALL, &lent));
+		EXPECT((uint64_t)(uintptr_t)doorbell_region_pointer(lent) == memory);
+		FAILS(DOORBELL_ESTATE, "processor", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
+		{
+			doorbell_region *none;
+			FAILS(DOORBELL_ESTATE, "bytes at",
+			      doorbell_region_register_device(rig->domain, memory, (uint64_t)1 << 50, 0, &none));
+			EXPECT(none == NULL);
+		}
+	} else {
+		/* Whether a NIC reaches a GPU's memory is the machine's: here it is about the streams. */
+		WORKS(doorbell_region_alloc(rig->domain, BYTES, DOORBELL_ACCESS_ALL, &own));
+		WORKS(doorbell_region_alloc(rig->domain, BYTES, DOORBELL_ACCESS_ALL, &lent));
+	}
+	on_streams(&driver, rig, own, lent);
+	WORKS(doorbell_region_destroy(own));
+	WORKS(doorbell_region_destroy(lent));
+	DRIVER(driver.free(memory));
+	return 1;
+}
+
+int main(void)
+{
+	struct rig rig;
+	int ran = 1;
+
+	rig_make(&rig);
+	everywhere(&rig);
+	if (WITH_CUDA)
+		ran = with_the_feature(&rig);
+	else
+		without_the_feature(&rig);
+	rig_end(&rig);
+	if (ran)
+		puts("done");
+	return 0;
+}
