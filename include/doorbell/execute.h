@@ -18,6 +18,7 @@
 #ifndef DOORBELL_EXECUTE_H
 #define DOORBELL_EXECUTE_H
 
+#include "access.h"
 #include "peer.h"
 
 /* What a batch can hold: a send or a wait; many. Each is the one parameter of a kernel, which the driver copies with the launch. */
@@ -79,48 +80,7 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 /* Nobody ends a kernel but itself. */
 #define DBL_PAUSE(turn) 0
 
-static __device__ uint32_t dbl_load_dword(const void *from)
-{
-	uint32_t value;
-	asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-	return value;
-}
-
-static __device__ uint64_t dbl_load_qword(const void *from)
-{
-	uint64_t value;
-	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-	return value;
-}
-
-static __device__ void dbl_store_dword(void *to, uint32_t value)
-{
-	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
-}
-
-/* Also what rings a NIC: .mmio is neither merged with its neighbours nor split, and is done exactly once. */
-static __device__ void dbl_store_qword(void *to, uint64_t value)
-{
-	asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
-}
-
-/* Sequentially consistent: stores before loads as well. */
-static __device__ void dbl_fence_system(void)
-{
-	__threadfence_system();
-}
-
-/* Nanoseconds of the clock that all of a GPU have. It steps by up to a microsecond. */
-static __device__ uint64_t dbl_now_ns(void)
-{
-	uint64_t now;
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-	return now;
-}
-
 #else
-
-#include <time.h>
 
 #define DBL_EXECUTOR static
 /* Whoever includes this may have addresses of another kind; null where there is nothing. */
@@ -131,38 +91,6 @@ static __device__ uint64_t dbl_now_ns(void)
 #ifndef DBL_PAUSE
 #define DBL_PAUSE(turn) 0
 #endif
-
-static uint32_t dbl_load_dword(const void *from)
-{
-	return __atomic_load_n((const uint32_t *)from, __ATOMIC_ACQUIRE);
-}
-
-static uint64_t dbl_load_qword(const void *from)
-{
-	return __atomic_load_n((const uint64_t *)from, __ATOMIC_ACQUIRE);
-}
-
-static void dbl_store_dword(void *to, uint32_t value)
-{
-	__atomic_store_n((uint32_t *)to, value, __ATOMIC_RELAXED);
-}
-
-static void dbl_store_qword(void *to, uint64_t value)
-{
-	__atomic_store_n((uint64_t *)to, value, __ATOMIC_RELAXED);
-}
-
-static void dbl_fence_system(void)
-{
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-
-static uint64_t dbl_now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 #endif
 

@@ -3,7 +3,7 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
-    for file in ["execute.h", "peer.h"] {
+    for file in ["execute.h", "access.h", "peer.h"] {
         println!("cargo::rerun-if-changed=../../include/doorbell/{file}");
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
