@@ -45,8 +45,12 @@ const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
 fn kernels() {
     for file in [
         "cuda/kernels.cu",
+        "include/doorbell.h",
+        "include/doorbell/access.h",
+        "include/doorbell/device.cuh",
         "include/doorbell/execute.h",
         "include/doorbell/peer.h",
+        "include/doorbell/trigger.h",
     ] {
         println!("cargo::rerun-if-changed={file}");
     }

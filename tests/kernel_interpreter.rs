@@ -183,6 +183,26 @@ int main(void)
 	run(NULL);
 	CHECK(out[0] == 0 && out[1] == 0 && control.done == 2 && control.stopped == 1);
 
+	/* Bounded by who executes: a wait that is not met in time, and one that is. */
+	for (at = 0; at < 2; at++) {
+		struct dbl_run run;
+		begin("a bound", 60000);
+		wait_and_stores(DBL_ROLE_MEMORY);
+		memset(&run, 0, sizeof(run));
+		run.control = &control;
+		run.start_ns = dbl_now_ns();
+		run.timeout_ns = 30000000;
+		word = at;
+		CHECK(dbl_execute_bounded(words, word_count, &run) == DBL_END_DONE);
+		CHECK(run.waited && !run.failed && control.done == 2);
+		if (at == 0) {
+			CHECK(dbl_now_ns() - run.start_ns > 30000000 && run.stopped == DBL_STOP_TIMED_OUT);
+			CHECK(control.stop == DBL_STOP_TIMED_OUT && control.stopped == 1 && out[0] == 0 && out[1] == 0);
+			CHECK(control.status == DBL_STATUS_WORK);
+		} else
+			CHECK(!run.stopped && control.stop == 0 && out[0] == 5 && out[1] == 6);
+	}
+
 	begin("a block", 60000);
 	table();
 	program(1, 4);

@@ -234,14 +234,86 @@ extern "C" __global__ void poll(const uint32_t *word, int *satisfied)
 }
 "#;
 
+/// What an application's kernels do with `device.cuh`, and a file that uses none of it.
+const DEVICE: &str = r#"
+#include <doorbell/device.cuh>
+#include <doorbell/device.cuh>
+#ifndef UNUSED
+extern "C" __global__ void thread(const __grid_constant__ doorbell_trigger trigger, int *code)
+{
+	*code = doorbell_trigger_thread(&trigger, 1000000);
+}
+extern "C" __global__ void warp(const __grid_constant__ doorbell_trigger trigger, int *codes)
+{
+	codes[threadIdx.x] = doorbell_trigger_warp(&trigger, 1000000);
+}
+extern "C" __global__ void block(const __grid_constant__ doorbell_trigger trigger, int *codes)
+{
+	codes[threadIdx.x] = doorbell_trigger_block(&trigger, 1000000);
+}
+extern "C" __global__ void values(uint32_t *word, const int32_t *status, int *code)
+{
+	doorbell_kernel_write_value32(word, 1);
+	*code = doorbell_kernel_wait_value32(word + 1, DOORBELL_WAIT_GEQ, 2, 1000000, status);
+}
+#endif
+"#;
+
+/// The machine's code, and not PTX alone: what `ptxas` cannot make of the assembly is found here, for each architecture.
+#[test]
+fn device_header_in_cuda() {
+    let test = "headers_in_cuda, device.cuh";
+    let Some(nvcc) = nvcc() else {
+        return waived(test, "nvcc is not installed");
+    };
+    let source = directory().join("device_header.cu");
+    std::fs::write(&source, DEVICE).unwrap();
+    for (architecture, options) in [
+        ("sm_75", &[][..]),
+        ("sm_80", &[]),
+        ("sm_86", &[]),
+        ("sm_89", &[]),
+        ("sm_90", &[]),
+        ("sm_75", &["-DUNUSED"]),
+    ] {
+        let cubin = directory().join("device_header.cubin");
+        let output = Command::new(&nvcc)
+            .args(["-std=c++17", "-Werror", "all-warnings", "-cubin"])
+            .args(["-Xptxas", "-Werror", "-arch", architecture])
+            .args(options)
+            .arg("-I")
+            .arg(headers())
+            .arg(&source)
+            .arg("-o")
+            .arg(&cubin)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{architecture}: {said}");
+        let code = std::fs::read(&cubin).unwrap();
+        for kernel in ["thread", "warp", "block", "values"] {
+            let section = format!(".text.{kernel}\0");
+            let is_there = code
+                .windows(section.len())
+                .any(|bytes| bytes == section.as_bytes());
+            assert_eq!(is_there, options.is_empty(), "{architecture}: {kernel}");
+        }
+    }
+}
+
+/// As build.rs is told of it; `scripts/setup-cuda` brings one.
+fn nvcc() -> Option<String> {
+    let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
+    let is_there = Command::new(&nvcc).arg("--version").output().is_ok();
+    is_there.then_some(nvcc)
+}
+
 #[test]
 fn headers_in_cuda() {
     let test = "headers_in_cuda";
-    // As build.rs is told of it; `scripts/setup-cuda` brings one.
-    let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
-    if Command::new(&nvcc).arg("--version").output().is_err() {
+    let Some(nvcc) = nvcc() else {
         return waived(test, "nvcc is not installed");
-    }
+    };
     let source = directory().join("headers_in_cuda.cu");
     let ptx = directory().join("headers_in_cuda.ptx");
     std::fs::write(&source, KERNELS).unwrap();

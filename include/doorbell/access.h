@@ -129,7 +129,12 @@ DBL_DEVICE void dbl_fence_system(void)
 DBL_DEVICE uint64_t dbl_now_ns(void)
 {
 	struct timespec now;
+#ifdef CLOCK_MONOTONIC
 	clock_gettime(CLOCK_MONOTONIC, &now);
+#else
+	/* C11 alone. */
+	timespec_get(&now, TIME_UTC);
+#endif
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 

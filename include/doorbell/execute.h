@@ -12,7 +12,7 @@
  * the stream did before, kernels as well, before its own stores; what orders those among themselves are its fences. A count is ordered
  * after all.
  *
- * No wait is for ever. The host ends one by `release`; and if it has stopped looking (see `alive`), so does everything here: what was
+ * No wait is for ever. The host ends one by `release`; who executes may bound it by a time of its own; and if it has stopped looking (see `alive`), so does everything here: what was
  * protected by the wait must not be sent. What the stream's memory operations execute behind it, they execute.
  */
 #ifndef DOORBELL_EXECUTE_H
@@ -37,7 +37,8 @@ struct dbl_item_head {
 /* Why nothing is executed any more: dbl_control.stop. */
 enum dbl_stop {
 	DBL_STOP_ABANDONED = 1, /* the host has not looked for the length of the lease */
-	DBL_STOP_MALFORMED = 2  /* an item or a unit makes no sense */
+	DBL_STOP_MALFORMED = 2, /* an item or a unit makes no sense */
+	DBL_STOP_TIMED_OUT = 3  /* a wait took longer than who executes it would wait */
 };
 
 /* A failure, as kernels find it in dbl_control.status: DOORBELL_EWORK of doorbell.h. */
@@ -49,7 +50,9 @@ struct dbl_control {
 	uint64_t release;  /* waits of the programs up to this number end, held or not */
 	uint64_t alive;    /* changes while the host looks at the stream */
 	uint64_t lease_ns; /* how long it may not change while there is a wait */
-	uint64_t host[13];
+	uint32_t failures; /* how many the host has found, or caused by ending waits; goes round */
+	uint32_t reserved;
+	uint64_t host[12];
 	/* The stream writes. */
 	uint64_t released; /* the number of the last program of which a wait was released */
 	uint64_t stopped;  /* the number of the first program that was not executed, if `stop` is not 0 */
@@ -64,6 +67,7 @@ struct dbl_control {
 DBL_STATIC_ASSERT(sizeof(struct dbl_item_head) == 8, "a head is a word");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, alive) == 8, "alive");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, lease_ns) == 16, "lease_ns");
+DBL_STATIC_ASSERT(offsetof(struct dbl_control, failures) == 24, "failures");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, released) == 128, "released");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, stopped) == 136, "stopped");
 DBL_STATIC_ASSERT(offsetof(struct dbl_control, stop) == 144, "stop");
@@ -73,7 +77,8 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 
 #ifdef __CUDACC__
 
-#define DBL_EXECUTOR static __device__
+/* Inline, for who includes this and uses a part. */
+#define DBL_EXECUTOR static inline __device__
 
 /* Addresses of GPUs are good, or end the context. */
 #define DBL_REACH(address, len_bytes) ((void *)(address))
@@ -82,7 +87,7 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 
 #else
 
-#define DBL_EXECUTOR static
+#define DBL_EXECUTOR static inline
 /* Whoever includes this may have addresses of another kind; null where there is nothing. */
 #ifndef DBL_REACH
 #define DBL_REACH(address, len_bytes) ((void *)(uintptr_t)(address))
@@ -100,7 +105,18 @@ enum dbl_end {
 	DBL_END_STOPPED = 1,     /* by what dbl_control.stop says: from here on only counts are executed */
 	DBL_END_PAUSED = 2,      /* DBL_PAUSE said so */
 	DBL_END_UNREACHABLE = 3, /* DBL_REACH had nothing */
-	DBL_END_MALFORMED = 4
+	DBL_END_MALFORMED = 4,
+	DBL_END_TIMED_OUT = 5 /* a wait, by the bound of who executes */
+};
+
+/* An execution: what it is bounded by, and what it has come to. */
+struct dbl_run {
+	struct dbl_control *control;
+	uint64_t start_ns;
+	uint64_t timeout_ns; /* of all of it, from the start on; all ones: only the host ends its waits */
+	uint32_t waited;     /* there was a wait */
+	uint32_t failed;     /* a completion in error, or a wait that the host has ended */
+	uint32_t stopped;    /* enum dbl_stop, or 0; only counts are executed from then on */
 };
 
 DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
@@ -111,12 +127,13 @@ DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
 }
 
 /* Waits as `unit` says for the word at `at`. */
-DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, uint64_t number,
-				   struct dbl_control *control)
+DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, uint64_t number, struct dbl_run *run)
 {
+	struct dbl_control *control = run->control;
 	uint64_t seen = 0, since_ns = 0, now_ns, alive;
 	uint32_t turn, word;
 
+	run->waited = 1;
 	for (turn = 0;; turn++) {
 		word = dbl_load_dword(at);
 		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value))
@@ -125,10 +142,13 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 		if (turn % 16 == 15) {
 			if (dbl_load_qword(&control->release) >= number) {
 				dbl_store_qword(&control->released, number);
+				run->failed = 1;
 				return DBL_END_DONE;
 			}
 			alive = dbl_load_qword(&control->alive);
 			now_ns = dbl_now_ns();
+			if (run->timeout_ns != UINT64_MAX && now_ns - run->start_ns > run->timeout_ns)
+				return DBL_END_TIMED_OUT;
 			if (turn == 15 || alive != seen) {
 				seen = alive;
 				since_ns = now_ns;
@@ -141,14 +161,16 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 	}
 	/* The opcode of a CQE is in the word that has the owner bit (mlx5dv.h: MLX5_CQE_REQ_ERR, MLX5_CQE_RESP_ERR). Known here before
 	 * any kernel behind the wait runs, and to the host some time later. */
-	if (unit->role == DBL_ROLE_COMPLETIONS && (word >> 28 == 13 || word >> 28 == 14))
+	if (unit->role == DBL_ROLE_COMPLETIONS && (word >> 28 == 13 || word >> 28 == 14)) {
 		dbl_note(control, DBL_STATUS_WORK);
+		run->failed = 1;
+	}
 	return DBL_END_DONE;
 }
 
 /* Executes the units of a program. `table` has `target_count` addresses. */
 DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t unit_count, const uint64_t *table,
-				      uint32_t target_count, uint64_t number, struct dbl_control *control)
+				      uint32_t target_count, uint64_t number, struct dbl_run *run)
 {
 	uint32_t at, word, len_bytes, payload;
 	enum dbl_end end;
@@ -179,7 +201,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t uni
 			dbl_store_qword(place, unit->value);
 			break;
 		case DBL_COPY_BLOCK:
-			payload = (len_bytes + sizeof(*unit) - 1) / sizeof(*unit);
+			payload = (len_bytes + (uint32_t)sizeof(*unit) - 1) / (uint32_t)sizeof(*unit);
 			if (len_bytes % 8 != 0 || payload >= unit_count - at)
 				return DBL_END_MALFORMED;
 			/* Ascending, as the BlueFlame buffer of a NIC wants it. */
@@ -189,7 +211,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t uni
 		case DBL_POLL_GEQ:
 		case DBL_POLL_AND:
 		case DBL_POLL_NOR:
-			end = dbl_wait(unit, place, number, control);
+			end = dbl_wait(unit, place, number, run);
 			if (end != DBL_END_DONE)
 				return end;
 			break;
@@ -200,12 +222,12 @@ DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t uni
 	return DBL_END_DONE;
 }
 
-/* Executes a batch of `word_count` words. DONE, though it may have been stopped: that is for the host to find; PAUSED or UNREACHABLE. */
-DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count, struct dbl_control *control)
+/* Executes a batch of `word_count` words. DONE, though it may have been stopped, as `run` says; PAUSED or UNREACHABLE. */
+DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t word_count, struct dbl_run *run)
 {
+	struct dbl_control *control = run->control;
 	const uint64_t *table = words;
 	uint32_t at, body_words, target_count = 0;
-	int stopped = dbl_load_dword(&control->stop) != 0;
 
 	for (at = 0; at < word_count; at += 1 + body_words) {
 		const struct dbl_item_head *head = (const struct dbl_item_head *)&words[at];
@@ -221,22 +243,23 @@ DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count
 			table = body;
 			target_count = head->count;
 		} else if (head->kind == DBL_ITEM_PROGRAM) {
-			if (!stopped)
+			if (!run->stopped)
 				end = dbl_program((const struct dbl_unit *)(body + 1), head->count, table, target_count,
-						  body[0], control);
+						  body[0], run);
 		} else if (head->kind == DBL_ITEM_COUNT) {
 			dbl_fence_system();
 			dbl_store_dword(&control->done, (uint32_t)body[0]);
 		} else
 			end = DBL_END_MALFORMED;
-		if (end == DBL_END_STOPPED || end == DBL_END_MALFORMED) {
+		if (end == DBL_END_STOPPED || end == DBL_END_MALFORMED || end == DBL_END_TIMED_OUT) {
+			run->stopped = end == DBL_END_STOPPED	? DBL_STOP_ABANDONED :
+				       end == DBL_END_MALFORMED ? DBL_STOP_MALFORMED :
+								  DBL_STOP_TIMED_OUT;
 			dbl_store_qword(&control->stopped, head->kind == DBL_ITEM_PROGRAM ? body[0] : 0);
 			/* The reason behind what it is about. */
 			dbl_fence_system();
-			dbl_store_dword(&control->stop,
-					end == DBL_END_STOPPED ? DBL_STOP_ABANDONED : DBL_STOP_MALFORMED);
+			dbl_store_dword(&control->stop, run->stopped);
 			dbl_note(control, DBL_STATUS_WORK);
-			stopped = 1;
 			if (end == DBL_END_MALFORMED && head->kind != DBL_ITEM_PROGRAM)
 				return DBL_END_DONE;
 		} else if (end != DBL_END_DONE) {
@@ -244,6 +267,19 @@ DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count
 		}
 	}
 	return DBL_END_DONE;
+}
+
+/* The same for a stream, whose waits the host alone ends. */
+DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count, struct dbl_control *control)
+{
+	struct dbl_run run;
+
+	run.control = control;
+	run.start_ns = 0;
+	run.timeout_ns = UINT64_MAX;
+	run.waited = run.failed = 0;
+	run.stopped = dbl_load_dword(&control->stop);
+	return dbl_execute_bounded(words, word_count, &run);
 }
 
 #endif

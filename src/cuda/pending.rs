@@ -236,9 +236,10 @@ impl Pending {
             return Outcome::Done;
         };
         match (words.stop(), released) {
-            (Some(Stop::Abandoned { from } | Stop::Malformed { from }), _) if from <= self.done => {
-                Outcome::Discarded
-            }
+            (
+                Some(Stop::Abandoned { from } | Stop::Malformed { from } | Stop::TimedOut { from }),
+                _,
+            ) if from <= self.done => Outcome::Discarded,
             (_, Some(Released::Stored(_))) => Outcome::Released,
             // It may have found its condition to hold just before.
             (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,

@@ -631,6 +631,9 @@ impl Shared {
             Some(Stop::Malformed { .. }) => {
                 self.fault.stick("a kernel cannot read a program".into())
             }
+            Some(Stop::TimedOut { .. }) => self
+                .fault
+                .stick("a kernel has given up a wait, and with it what came behind".into()),
         }
         settle(&mut pending, done, words, |cookie| {
             self.fault.pass(format!(

@@ -50,6 +50,7 @@ struct OfHost {
     release: AtomicU64,
     alive: AtomicU64,
     lease_ns: AtomicU64,
+    failures: AtomicU32,
 }
 
 #[repr(C, align(128))]
@@ -76,6 +77,7 @@ const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Control, host.alive) == 8);
     assert!(offset_of!(Control, host.lease_ns) == 16);
+    assert!(offset_of!(Control, host.failures) == 24);
     assert!(offset_of!(Control, stream.released) == 128);
     assert!(offset_of!(Control, stream.stopped) == 136);
     assert!(offset_of!(Control, stream.stop) == 144);
@@ -91,6 +93,8 @@ pub(super) enum Stop {
     Abandoned { from: u64 },
     /// It could not read what it was given.
     Malformed { from: u64 },
+    /// A wait took longer than the application's kernel would wait.
+    TimedOut { from: u64 },
 }
 
 impl Words {
@@ -146,12 +150,16 @@ impl Words {
         match stop {
             0 => None,
             1 => Some(Stop::Abandoned { from }),
+            3 => Some(Stop::TimedOut { from }),
             _ => Some(Stop::Malformed { from }),
         }
     }
 
-    /// Notes a failure for kernels, unless there is one.
+    /// Notes a failure for kernels: the first one in the status, and that there is one more.
     pub(super) fn note(&self, status: i32) {
+        // Release: before any store that lets a wait of a kernel end.
+        let failures = &self.page.control.host.failures;
+        failures.fetch_add(1, Ordering::Release);
         // SeqCst: before any store that lets the stream go on.
         let word = self.status();
         let _ = word.compare_exchange(0, status, Ordering::SeqCst, Ordering::Relaxed);

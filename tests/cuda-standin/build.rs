@@ -3,8 +3,14 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
-    for file in ["execute.h", "access.h", "peer.h"] {
-        println!("cargo::rerun-if-changed=../../include/doorbell/{file}");
+    for file in [
+        "doorbell.h",
+        "doorbell/access.h",
+        "doorbell/execute.h",
+        "doorbell/peer.h",
+        "doorbell/trigger.h",
+    ] {
+        println!("cargo::rerun-if-changed=../../include/{file}");
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its threads outlive a `dlclose`, as the driver's do.

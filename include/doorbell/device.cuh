@@ -1,0 +1,14 @@
+/*
+ * Doorbell for kernels: header-only, for nvcc and sm_75 or newer. All functions are `static inline __device__`; each is bounded, and has a
+ * status code of doorbell.h.
+ *
+ *   trigger.h   kernels that ring operations which the host has prepared
+ *
+ * No kernel's code says which path is in force: over a ConnectX, the software ConnectX and the proxy it is the same.
+ */
+#ifndef DOORBELL_DEVICE_CUH
+#define DOORBELL_DEVICE_CUH
+
+#include "trigger.h"
+
+#endif
