@@ -50,6 +50,11 @@
  *   the runtime API makes with its first call. Every library has them; one that was built without the feature `cuda` gives
  *   DOORBELL_EFEATURE. DOORBELL_ESTATE if there is no driver, or no current context.
  *
+ * What the Rust interface has beyond this
+ *   Names, depths and lengths that a program has given itself are not to be had back. Memory of a region is read and written
+ *   through its pointer, that of a GPU by CUDA, and events that take the GPU's own time are CUDA's. Executors, copy engines
+ *   and bytecode of one's own, and faults of the software ConnectX for tests, are for Rust programs.
+ *
  * Panics of the Rust code do not cross this interface: they become DOORBELL_EPANIC.
  */
 #ifndef DOORBELL_H
@@ -64,6 +69,9 @@ extern "C" {
 
 /* CUDA's, known by name only. */
 struct CUstream_st;
+struct CUgraph_st;
+struct CUgraphNode_st;
+struct CUgraphExec_st;
 
 /* ------------------------------------------------------------------------------------------------------- version */
 
@@ -119,7 +127,7 @@ enum doorbell_error {
 	DOORBELL_ESYSTEM = -20,
 	/* Bytes or a text make no sense: an address, a greeting of a stranger. */
 	DOORBELL_EMALFORMED = -21,
-	/* A process of the group is no longer there. No function of this header returns it yet. */
+	/* A process of the group is no longer there; the text has its rank. */
 	DOORBELL_ERANK = -22,
 	/* The CUDA driver refused; the text has its function and its code. */
 	DOORBELL_ECUDA = -23,
@@ -226,6 +234,20 @@ int doorbell_device_close(doorbell_device *device);
 int doorbell_device_progress(const doorbell_device *device);
 
 /*
+ * What the device is and which ways its doorbells can take, a line each: DOORBELL_CONTROL_* by name, best first, with what
+ * speaks for it or why it cannot be. Makes an endpoint for each, and drops it. A text buffer.
+ * Threads: any.
+ */
+int doorbell_device_describe(const doorbell_device *device, char *text, size_t capacity);
+
+/*
+ * What this library was built with, which devices there are, and what the GPU of the current context, or else the first one,
+ * can do and lacks, with reasons: for people, and for reports of what does not work. A text buffer.
+ * Threads: any.
+ */
+int doorbell_describe(char *text, size_t capacity);
+
+/*
  * Makes a protection domain.
  * Threads: any.
  */
@@ -269,6 +291,14 @@ int doorbell_region_alloc(const doorbell_domain *domain, uint64_t len_bytes, uin
 			  doorbell_region **region);
 
 /*
+ * As doorbell_region_alloc, in huge pages where the system has set some aside, or else with the kernel asked to make huge
+ * pages of ordinary ones. That there are none is no error.
+ * Threads: any.
+ */
+int doorbell_region_alloc_huge(const doorbell_domain *domain, uint64_t len_bytes, uint32_t access_flags,
+			       doorbell_region **region);
+
+/*
  * Registers memory of the caller's. It must stay valid until the region is destroyed and all work that names it is done,
  * waits for and stores of its words on streams included.
  * Threads: any.
@@ -294,6 +324,24 @@ int doorbell_region_alloc_device(const doorbell_domain *domain, uint64_t len_byt
  */
 int doorbell_region_register_device(const doorbell_domain *domain, uint64_t device_pointer, uint64_t len_bytes,
 				    uint32_t access_flags, doorbell_region **region);
+
+/*
+ * Registers a part of a dmabuf of another device's memory, from `offset` on, which work requests and peers name by the
+ * address `iova`; not 0. The kernel holds the dmabuf: `fd` may be closed after the call. DOORBELL_ESTATE if the device has
+ * none of this, DOORBELL_ESYSTEM if the kernel refuses. The processor does not reach the memory through the region.
+ * Threads: any.
+ */
+int doorbell_region_register_dmabuf(const doorbell_domain *domain, int fd, uint64_t offset, uint64_t len_bytes,
+				    uint64_t iova, uint32_t access_flags, doorbell_region **region);
+
+/*
+ * Registers memory of another device by its address there, which the kernel finds by a module such as nvidia-peermem. It must
+ * stay valid as with doorbell_region_register. DOORBELL_ESTATE if the device has none of this, or if the kernel does not know
+ * whose memory it is. For memory of CUDA there is doorbell_region_register_device, which tries all ways.
+ * Threads: any.
+ */
+int doorbell_region_register_peermem(const doorbell_domain *domain, uint64_t address, uint64_t len_bytes,
+				     uint32_t access_flags, doorbell_region **region);
 
 /*
  * Takes the region from the device. When this returns, the device does not touch the memory any more; work in flight that
@@ -322,6 +370,36 @@ void *doorbell_region_pointer(const doorbell_region *region);
  * Threads: any.
  */
 uint64_t doorbell_region_len_bytes(const doorbell_region *region);
+
+/* How a device reaches the memory of a region. */
+enum doorbell_region_kind {
+	/* It is memory of this process. */
+	DOORBELL_REGION_HOST = 0,
+	/* Another device's, which its driver exported as a dmabuf. */
+	DOORBELL_REGION_DMABUF = 1,
+	/* Another device's, found by its address. */
+	DOORBELL_REGION_PEERMEM = 2,
+	/* A GPU's, which the software NIC has the GPU copy. */
+	DOORBELL_REGION_COPIED = 3
+};
+
+/*
+ * How the device reaches the memory: DOORBELL_REGION_*.
+ * Threads: any.
+ */
+int doorbell_region_kind(const doorbell_region *region);
+
+/*
+ * The size of the huge pages that were set aside for the memory, in bytes; 0 if there are none, or it is not known.
+ * Threads: any.
+ */
+uint64_t doorbell_region_page_bytes(const doorbell_region *region);
+
+/*
+ * The key by which work requests of this side name the region, for who writes them himself.
+ * Threads: any.
+ */
+int doorbell_region_lkey(const doorbell_region *region, uint32_t *lkey);
 
 /*
  * What a peer needs to know.
@@ -435,7 +513,8 @@ int doorbell_endpoint_reset(doorbell_endpoint *endpoint);
 
 /*
  * Fails the endpoint: releases every wait of a stream for it, and flushes what is in flight. reset and connect bring it back.
- * Threads: one at a time for endpoint.
+ * Another thread may be in a call with the endpoint, which then ends with DOORBELL_EWORK if it waits.
+ * Threads: any.
  */
 int doorbell_endpoint_abort(doorbell_endpoint *endpoint);
 
@@ -509,10 +588,142 @@ int doorbell_channel_exchange(doorbell_channel *channel, const void *message, si
 			      size_t capacity, int64_t timeout_ms);
 
 /*
+ * Sends the peer a message of up to 1 MiB.
+ * Threads: one at a time for channel.
+ */
+int doorbell_channel_send(doorbell_channel *channel, const void *message, size_t len_bytes, int64_t timeout_ms);
+
+/*
+ * Receives a message, which must fit `capacity`, else DOORBELL_ERANGE. Its length in bytes. DOORBELL_ESTATE if the peer is
+ * gone.
+ * Threads: one at a time for channel.
+ */
+int doorbell_channel_receive(doorbell_channel *channel, void *message, size_t capacity, int64_t timeout_ms);
+
+/*
  * Ends a connection. NULL is allowed.
  * Threads: alone with channel.
  */
 int doorbell_channel_destroy(doorbell_channel *channel);
+
+/* -------------------------------------------------------------------------------------------------------- groups */
+
+/*
+ * The processes of a job, of which this is one. A group fails as a whole: when a rank ends that has not left, or its group is
+ * destroyed without doorbell_group_leave, every other one is told. Its calls give DOORBELL_ERANK from then on, with that
+ * rank in the text, and all endpoints of the group are aborted.
+ */
+typedef struct doorbell_group doorbell_group;
+
+/* How a group is joined. Begin with doorbell_group_config_init. */
+typedef struct doorbell_group_config {
+	uint32_t struct_size;
+	uint32_t rank;            /* of this process, from 0 */
+	uint32_t size;            /* of the group, up to 65536; default 0: the launcher says rank, size, address and token */
+	uint32_t token_len_bytes; /* of `token` */
+	int64_t timeout_ms;       /* of joining, and of each exchange where DOORBELL_DEFAULT_TIMEOUT is given; default 60000 */
+	const char *address;      /* where rank 0 listens, such as "10.0.0.1:7471" */
+	const void *token;        /* bytes that all ranks have and strangers do not */
+	const doorbell_endpoint_config *endpoint; /* how endpoints are made; NULL, the default, is their defaults */
+} doorbell_group_config;
+
+/*
+ * Fills a configuration with the defaults: doorbell_group_config_init(&config, sizeof config).
+ * Threads: any.
+ */
+int doorbell_group_config_init(doorbell_group_config *config, uint32_t struct_size);
+
+/*
+ * Joins a group, whose endpoints are of `domain`; waits until rank 0 is there, who hosts it. A `config` of NULL is the
+ * defaults. What the launcher says is read from the environment: DOORBELL_RANK and DOORBELL_SIZE, or the variables of
+ * torchrun, Open MPI, MPICH, Slurm or PMIx; DOORBELL_MASTER_ADDR, DOORBELL_MASTER_PORT and DOORBELL_TOKEN go before theirs.
+ * DOORBELL_ESTATE if one is missing or the group has another token or size; DOORBELL_EMALFORMED for one that makes no
+ * sense, or if who answers is no group; DOORBELL_ETIMEOUT if nobody answers.
+ * Threads: any.
+ */
+int doorbell_group_join(const doorbell_domain *domain, const doorbell_group_config *config, doorbell_group **group);
+
+/*
+ * Joins the launcher's group with the device DOORBELL_DEVICE of the environment, or "softcx" where that is not set.
+ * Threads: any.
+ */
+int doorbell_group_from_env(doorbell_group **group);
+
+/*
+ * Leaves the group: the end of this process is no failure from now on. Rank 0 waits until all others have left. The handle is
+ * gone, on an error as well: DOORBELL_ERANK if a rank failed before, DOORBELL_ETIMEOUT. A barrier before this makes sure
+ * that nothing is under way.
+ * Threads: alone with group.
+ */
+int doorbell_group_leave(doorbell_group *group);
+
+/*
+ * Ends the handle of a group that was not left, which is a failure to the others. NULL is allowed.
+ * Threads: alone with group.
+ */
+int doorbell_group_destroy(doorbell_group *group);
+
+/*
+ * The number of this process.
+ * Threads: any.
+ */
+int doorbell_group_rank(const doorbell_group *group);
+
+/*
+ * How many processes there are.
+ * Threads: any.
+ */
+int doorbell_group_size(const doorbell_group *group);
+
+/*
+ * The domain of the group's endpoints, in which regions for them are made: a handle of its own, to be destroyed.
+ * Threads: any.
+ */
+int doorbell_group_domain(const doorbell_group *group, doorbell_domain **domain);
+
+/*
+ * The endpoint that is connected with rank `peer`, once; it is the caller's, to be destroyed. Waits until the peer's process
+ * has joined: its program need not do anything. DOORBELL_ESTATE if it was given before, or for this process's own rank.
+ * Threads: any.
+ */
+int doorbell_group_endpoint(const doorbell_group *group, uint32_t peer, doorbell_endpoint **endpoint);
+
+/*
+ * Waits until every rank has come here. DOORBELL_ETIMEOUT; DOORBELL_ERANK if a rank has ended, or has left;
+ * DOORBELL_EBUSY while another thread is in a barrier or gathering of this group.
+ * Threads: any.
+ */
+int doorbell_group_barrier(const doorbell_group *group, int64_t timeout_ms);
+
+/*
+ * Remembers up to 64 KiB under a key of up to 256 bytes, in place of what was there.
+ * Threads: any.
+ */
+int doorbell_group_set(const doorbell_group *group, const char *key, const void *value, size_t len_bytes,
+		       int64_t timeout_ms);
+
+/*
+ * The value under a key, which must fit `capacity`, else DOORBELL_ERANGE; waits until some rank has set it. Its length.
+ * Threads: any.
+ */
+int doorbell_group_get(const doorbell_group *group, const char *key, void *value, size_t capacity,
+		       int64_t timeout_ms);
+
+/*
+ * Gives every rank the values of all, by rank: `values` has room for as many as there are ranks. All are `len_bytes` long, up
+ * to 64 KiB, else DOORBELL_EMALFORMED. DOORBELL_EBUSY while another thread is in a barrier or gathering of this group.
+ * Threads: any.
+ */
+int doorbell_group_gather(const doorbell_group *group, const void *value, size_t len_bytes, void *values,
+			  int64_t timeout_ms);
+
+/*
+ * 0 if the group is whole, or DOORBELL_ERANK, and the first rank that failed goes to `rank`, which may be NULL. An endpoint
+ * may notice before: with a `wait_for_word` of 1, for who has seen an operation fail, this waits for the word, up to two
+ * seconds.
+ * Threads: any.
+ */
+int doorbell_group_check(const doorbell_group *group, uint32_t wait_for_word, uint32_t *rank);
 
 /* ------------------------------------------------------------------------------------------------------- streams */
 
@@ -947,6 +1158,19 @@ int doorbell_prepared_destroy(doorbell_prepared *prepared);
  */
 int doorbell_prepared_disassemble(const doorbell_prepared *prepared, char *text, size_t capacity);
 
+/*
+ * A ticket of a prepared operation, before a stream has it: DOORBELL_STATUS_PREPARED.
+ * Threads: one at a time for prepared.
+ */
+int doorbell_prepared_ticket(const doorbell_prepared *prepared, doorbell_ticket **ticket);
+
+/*
+ * The WQE of a prepared work request, in the bytes of the device's format, for people who look: the number of bytes, which
+ * must fit `capacity`, else DOORBELL_ERANGE. 0 for receives and waits, and once the endpoint was reset.
+ * Threads: one at a time for prepared.
+ */
+int doorbell_prepared_wqe(const doorbell_prepared *prepared, void *bytes, size_t capacity);
+
 /* ----------------------------------------------------------------------------------------------- words of memory */
 
 /* When a word lets a wait go, as with cuStreamWaitValue32. */
@@ -1058,6 +1282,146 @@ int doorbell_ticket_details(const doorbell_ticket *ticket, doorbell_details *det
  * Threads: alone with ticket.
  */
 int doorbell_ticket_destroy(doorbell_ticket *ticket);
+
+/* -------------------------------------------------------------------------------------------------------- graphs */
+
+/*
+ * CUDA graphs with operations in them, launched again and again. What is recorded is not the stores, but the operations: each
+ * launch prepares them anew and changes what the nodes store and poll. So such a graph is launched by these calls only.
+ */
+
+/* Records operations, one after the other. It stays in the thread that made it: elsewhere its calls are DOORBELL_ESTATE. */
+typedef struct doorbell_graph_builder doorbell_graph_builder;
+
+/* A graph that can be launched. */
+typedef struct doorbell_graph doorbell_graph;
+
+/*
+ * Begins to capture a CUDA stream (cuStreamBeginCapture): what anybody queues on it from now on is in the graph. Until it is
+ * instantiated, other calls of this library that queue on the stream are DOORBELL_ESTATE.
+ * Threads: any.
+ */
+int doorbell_graph_builder_capture(doorbell_stream *stream, doorbell_graph_builder **builder);
+
+/*
+ * Adds nodes to a CUgraph that the caller makes and keeps, with what is added, until builder and graph are destroyed and the
+ * last launch is done. `stream` is one of the context that the nodes will run in.
+ * Threads: any.
+ */
+int doorbell_graph_builder_over(doorbell_stream *stream, struct CUgraph_st *graph, doorbell_graph_builder **builder);
+
+/*
+ * Lets the next operation come after these nodes as well. DOORBELL_ESTATE if a stream is captured: its order counts.
+ * Threads: one at a time for builder.
+ */
+int doorbell_graph_builder_after(doorbell_graph_builder *builder, struct CUgraphNode_st *const *nodes, size_t count);
+
+/*
+ * The node of the last operation, for others to come after: 1, or 0 if there is none. The next operation has a new node.
+ * Threads: one at a time for builder.
+ */
+int doorbell_graph_builder_last_node(doorbell_graph_builder *builder, struct CUgraphNode_st **node);
+
+/*
+ * Adds a work request, with the same slices, address and immediate data in each launch; inline bytes are copied now. Errors
+ * as of doorbell_prepare_send, and nothing was recorded then.
+ * Threads: one at a time for builder, one at a time for endpoint.
+ */
+int doorbell_graph_builder_send(doorbell_graph_builder *builder, doorbell_endpoint *endpoint,
+				const doorbell_work *work);
+
+/*
+ * Adds a receive.
+ * Threads: one at a time for builder, one at a time for endpoint.
+ */
+int doorbell_graph_builder_recv(doorbell_graph_builder *builder, doorbell_endpoint *endpoint, uint64_t wr_id,
+				const doorbell_slice *slices, uint32_t slice_count);
+
+/*
+ * Adds a wait for the next completion of a queue at the time of each launch.
+ * Threads: one at a time for builder, one at a time for endpoint.
+ */
+int doorbell_graph_builder_wait_cq(doorbell_graph_builder *builder, doorbell_endpoint *endpoint, uint32_t queue_side,
+				   int64_t timeout_ms);
+
+/*
+ * Adds a wait for a word, as doorbell_stream_wait_value32; the value is the same in each launch.
+ * Threads: one at a time for builder.
+ */
+int doorbell_graph_builder_wait_value32(doorbell_graph_builder *builder, const doorbell_region *region, uint64_t offset,
+					uint32_t wait_condition, uint32_t value, int64_t timeout_ms);
+
+/*
+ * Adds a store to a word, as doorbell_stream_write_value32.
+ * Threads: one at a time for builder.
+ */
+int doorbell_graph_builder_write_value32(doorbell_graph_builder *builder, const doorbell_region *region,
+					 uint64_t offset, uint32_t value);
+
+/*
+ * Ends the recording; the graph is armed for its first launch. The builder is gone, on an error of CUDA's as well.
+ * Threads: alone with builder.
+ */
+int doorbell_graph_builder_instantiate(doorbell_graph_builder *builder, doorbell_graph **graph);
+
+/*
+ * Ends a recording without a graph; what it has prepared is cancelled. NULL is allowed.
+ * Threads: alone with builder.
+ */
+int doorbell_graph_builder_destroy(doorbell_graph_builder *builder);
+
+/*
+ * Arms the graph, if it is not, and launches it. `endpoints` are those that were recorded, in any order; others among them are
+ * not minded. If the launch is refused, the graph is armed; if it could not be armed, it is as it was.
+ * Threads: one at a time for graph, one at a time for endpoints.
+ */
+int doorbell_graph_launch(doorbell_graph *graph, doorbell_stream *stream, doorbell_endpoint *const *endpoints,
+			  size_t count);
+
+/*
+ * Launches what is armed, once. DOORBELL_ESTATE if it is not, or the stream is of another context; DOORBELL_EWORK if an
+ * endpoint has failed. It is armed as before then.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_launch_armed(doorbell_graph *graph, doorbell_stream *stream);
+
+/*
+ * Prepares the operations of the next launch, while earlier ones may still be running. DOORBELL_ESTATE if that is done,
+ * DOORBELL_EFOREIGN if an endpoint is missing, DOORBELL_EFULL: nothing is prepared then.
+ * Threads: one at a time for graph, one at a time for endpoints.
+ */
+int doorbell_graph_arm(doorbell_graph *graph, doorbell_endpoint *const *endpoints, size_t count);
+
+/*
+ * Takes the preparation back, so that other work can be posted before the next launch. DOORBELL_EFOREIGN if an endpoint is
+ * missing.
+ * Threads: one at a time for graph, one at a time for endpoints.
+ */
+int doorbell_graph_disarm(doorbell_graph *graph, doorbell_endpoint *const *endpoints, size_t count);
+
+/*
+ * 1 if the next launch is prepared, 0 if not.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_is_armed(const doorbell_graph *graph);
+
+/*
+ * A ticket of the last launch, by the place of its operation in the recording, from 0: 1, or 0 and NULL if there is none.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_ticket(const doorbell_graph *graph, size_t index, doorbell_ticket **ticket);
+
+/*
+ * The CUgraphExec, for tools that show it. To launch it by other means is to ring for work that is done.
+ * Threads: one at a time for graph.
+ */
+int doorbell_graph_raw(const doorbell_graph *graph, struct CUgraphExec_st **raw);
+
+/*
+ * Ends the handle; launches that are queued or running go on. What was armed is cancelled. NULL is allowed.
+ * Threads: alone with graph.
+ */
+int doorbell_graph_destroy(doorbell_graph *graph);
 
 #ifdef __cplusplus
 }

@@ -76,10 +76,11 @@ pub use endpoint::{
 pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
-pub use group::{Group, GroupConfig, Place, Store};
+pub use group::{Group, GroupConfig, Place, Store, Token};
 pub use mlx5::Opcode;
 pub use region::{
-    Access, Counters, Device, Faults, ProtectionDomain, Region, RegionCache, RemoteRegion, Slice,
+    Access, Counters, Device, Faults, Kind as RegionKind, PageSize, ProtectionDomain, Region,
+    RegionCache, RemoteRegion, Slice,
 };
 pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

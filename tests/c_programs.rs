@@ -28,6 +28,50 @@ fn misuse_is_an_error_and_breaks_nothing() {
     assert_eq!(run(&mut Command::new(program)), "done\n");
 }
 
+#[test]
+fn what_is_asked_for_less_often_is_there() {
+    let program = build(&root().join("tests/c/details.c"), "details", &[]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+#[test]
+fn groups_meet_and_fail_as_a_whole() {
+    let program = build(&root().join("tests/c/groups.c"), "groups", &[]);
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DOORBELL_MASTER")) {
+        command.env_remove(name);
+    }
+    assert_eq!(run(&mut command), "done\n");
+}
+
+/// A job as a launcher starts it: processes that know their place by their environment.
+#[test]
+fn a_group_is_joined_from_the_environment() {
+    let program = build(&root().join("tests/c/groups.c"), "launched", &[]);
+    let port = {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().port().to_string()
+    };
+    let device = std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into());
+    let ranks: Vec<_> = (0..3)
+        .map(|rank: u32| {
+            let mut command = Command::new(&program);
+            command.arg("launched").envs([
+                ("DOORBELL_RANK", rank.to_string().as_str()),
+                ("DOORBELL_SIZE", "3"),
+                ("DOORBELL_MASTER_ADDR", "127.0.0.1"),
+                ("DOORBELL_MASTER_PORT", &port),
+                ("DOORBELL_TOKEN", "of the test"),
+                ("DOORBELL_DEVICE", &device),
+            ]);
+            std::thread::spawn(move || run(&mut command))
+        })
+        .collect();
+    for rank in ranks {
+        assert_eq!(rank.join().unwrap(), "done\n");
+    }
+}
+
 /// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
 #[test]
 fn what_is_cudas_is_taken_as_it_is() {

@@ -169,6 +169,14 @@ fn exports(lib: &str) -> BTreeMap<String, String> {
             }
         }
     }
+    // Those that the root gives another name.
+    for at in 1..tokens.len().saturating_sub(1) {
+        if tokens[at].text == "as"
+            && let Some(room) = exports.remove(&tokens[at - 1].text)
+        {
+            exports.insert(tokens[at + 1].text.clone(), room);
+        }
+    }
     exports
 }
 

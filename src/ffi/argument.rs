@@ -1,7 +1,7 @@
 //! What the pointers and numbers of a call mean.
 #![allow(unsafe_code)] // reads and writes through the pointers of C
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -141,6 +141,38 @@ pub(super) unsafe fn write_text(
         unsafe {
             place.copy_from_nonoverlapping(whole.as_ptr().cast(), fits);
             place.add(fits).write(0);
+        }
+    }
+    Ok(c_int::try_from(whole.len()).unwrap_or(c_int::MAX))
+}
+
+/// Writes bytes, all or none. Gives their count.
+///
+/// # Safety
+/// The pointer is null, or good for writes of `capacity` bytes.
+pub(super) unsafe fn write_bytes(
+    whole: &[u8],
+    place: *mut c_void,
+    capacity: usize,
+    argument: &'static str,
+) -> Result<c_int, Failure> {
+    if place.is_null() && capacity > 0 {
+        return Err(Failure::null(argument));
+    }
+    if whole.len() > capacity {
+        return Err(Failure::Library(Error::Range {
+            argument: "capacity",
+            value: capacity as u64,
+            min: whole.len() as u64,
+            max: u64::MAX,
+        }));
+    }
+    if !whole.is_empty() {
+        // SAFETY: not null, as there is capacity, and within it by the caller's promise; our own bytes do not overlap it.
+        unsafe {
+            place
+                .cast::<u8>()
+                .copy_from_nonoverlapping(whole.as_ptr(), whole.len());
         }
     }
     Ok(c_int::try_from(whole.len()).unwrap_or(c_int::MAX))

@@ -4,10 +4,12 @@
 
 use std::ffi::{c_char, c_int};
 
+#[cfg(feature = "cuda")]
+use crate::CudaContext;
 use crate::ffi::argument::{choice, out_handle, text, write_text};
 use crate::ffi::boundary::guard;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Device, ProtectionDomain};
+use crate::{Control, Device, Endpoint, EndpointConfig, ProtectionDomain};
 
 /// A NIC.
 pub struct doorbell_device {
@@ -91,6 +93,75 @@ pub unsafe extern "C" fn doorbell_device_progress(device: *const doorbell_device
         // SAFETY: the caller's promise about handles.
         let device = unsafe { get(device, "device") }?;
         Ok(device.inner.progress().into())
+    })
+}
+
+/// What a device is, and which ways its doorbells can take.
+///
+/// # Safety
+/// As the header says of handles and text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_device_describe(
+    device: *const doorbell_device,
+    text: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let device = &unsafe { get(device, "device") }?.inner;
+        let mut whole = format!("{}\n", device.name());
+        let domain = device.protection_domain();
+        for control in Control::ALL {
+            let config = EndpointConfig {
+                control: Some(control),
+                ..EndpointConfig::default()
+            };
+            let way = match Endpoint::new(&domain, &config) {
+                Ok(endpoint) => endpoint.path().to_string(),
+                Err(error) => format!("not {control}: {error}"),
+            };
+            whole += &format!("{way}\n");
+        }
+        // SAFETY: the caller's promise about text buffers.
+        unsafe { write_text(&whole, text, capacity) }
+    })
+}
+
+/// What this library and this machine have.
+///
+/// # Safety
+/// As the header says of text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_describe(text: *mut c_char, capacity: usize) -> c_int {
+    guard(|| {
+        let mut whole = format!("doorbell {}\n", env!("CARGO_PKG_VERSION"));
+        for (feature, is_there) in [
+            ("verbs", cfg!(feature = "verbs")),
+            ("cuda", cfg!(feature = "cuda")),
+        ] {
+            let with = if is_there { "with" } else { "without" };
+            whole += &format!("{with} the feature {feature}\n");
+        }
+        for name in Device::list() {
+            whole += &format!("device {name}\n");
+        }
+        #[cfg(feature = "cuda")]
+        {
+            // What is current, or what a program would get that asks for nothing else.
+            let context = CudaContext::current().or_else(|_| CudaContext::primary(0));
+            match context {
+                Ok(context) => {
+                    whole += &format!("GPU {}\n", context.device_name());
+                    whole += &format!("{:?}\n", context.capabilities());
+                    for finding in context.findings() {
+                        whole += &format!("{finding}\n");
+                    }
+                }
+                Err(error) => whole += &format!("no GPU: {error}\n"),
+            }
+        }
+        // SAFETY: the caller's promise about text buffers.
+        unsafe { write_text(&whole, text, capacity) }
     })
 }
 

@@ -14,7 +14,7 @@ use crate::ffi::device::doorbell_domain;
 use crate::ffi::error::doorbell_failure;
 use crate::ffi::handle::{Handle, destroy, get};
 use crate::ffi::region::access;
-use crate::{Address, Control, Endpoint, EndpointConfig};
+use crate::{AbortHandle, Address, Control, Endpoint, EndpointConfig};
 
 /// The stream rings the device itself.
 pub const DOORBELL_CONTROL_DIRECT: u32 = 0;
@@ -36,6 +36,8 @@ const _: () = assert!(DOORBELL_ADDRESS_TEXT_BYTES == 2 * Address::BYTES + 1);
 pub struct doorbell_endpoint {
     /// Never waited for: C programs that use an endpoint in two threads at once are told so.
     inner: Mutex<Endpoint>,
+    /// Past the lock: who aborts may do so because the thread that has it does not come back.
+    abort: AbortHandle,
 }
 
 impl Handle for doorbell_endpoint {
@@ -43,6 +45,13 @@ impl Handle for doorbell_endpoint {
 }
 
 impl doorbell_endpoint {
+    pub(super) fn new(endpoint: Endpoint) -> doorbell_endpoint {
+        doorbell_endpoint {
+            abort: endpoint.abort_handle(),
+            inner: Mutex::new(endpoint),
+        }
+    }
+
     /// The endpoint, for this thread alone.
     #[inline]
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, Endpoint>, Failure> {
@@ -117,7 +126,7 @@ const _: () =
     assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST);
 
 impl doorbell_endpoint_config {
-    fn to_config(self) -> Result<EndpointConfig, Failure> {
+    pub(super) fn to_config(self) -> Result<EndpointConfig, Failure> {
         let byte = |argument, value: u32| {
             u8::try_from(value).map_err(|_| choice(argument, value, u8::MAX.into()))
         };
@@ -149,6 +158,20 @@ impl doorbell_endpoint_config {
             control,
         })
     }
+}
+
+/// What a pointer to a configuration means: null is the defaults.
+///
+/// # Safety
+/// As [`read_struct`].
+pub(super) unsafe fn config_or_default(
+    config: *const doorbell_endpoint_config,
+) -> Result<EndpointConfig, Failure> {
+    if config.is_null() {
+        return Ok(EndpointConfig::default());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { read_struct(config, "config") }?.to_config()
 }
 
 /// The address of an endpoint.
@@ -188,14 +211,10 @@ pub unsafe extern "C" fn doorbell_endpoint_create(
         // SAFETY: the caller's promise about handles and places for them.
         let (place, domain) =
             unsafe { (out_handle(endpoint, "endpoint")?, get(domain, "domain")?) };
-        let config = if config.is_null() {
-            EndpointConfig::default()
-        } else {
-            // SAFETY: the caller's promise about structs and their sizes.
-            unsafe { read_struct(config, "config") }?.to_config()?
-        };
-        let inner = Mutex::new(Endpoint::new(&domain.inner, &config)?);
-        Ok(place.set(doorbell_endpoint { inner }))
+        // SAFETY: the caller's promise about structs and their sizes.
+        let config = unsafe { config_or_default(config) }?;
+        let endpoint = Endpoint::new(&domain.inner, &config)?;
+        Ok(place.set(doorbell_endpoint::new(endpoint)))
     })
 }
 
@@ -331,7 +350,7 @@ pub unsafe extern "C" fn doorbell_endpoint_abort(endpoint: *mut doorbell_endpoin
     guard(|| {
         // SAFETY: the caller's promise about handles.
         let endpoint = unsafe { get(endpoint, "endpoint") }?;
-        endpoint.lock()?.abort();
+        endpoint.abort.abort();
         Ok(0)
     })
 }

@@ -87,19 +87,27 @@ pub(super) unsafe fn destroy<T: Handle>(
     if handle.is_null() {
         return Ok(());
     }
+    // SAFETY: the caller's promise.
+    unsafe { take(handle, argument) }.map(drop)
+}
+
+/// Takes an object back from C.
+///
+/// # Safety
+/// As [`destroy`].
+pub(super) unsafe fn take<T: Handle>(handle: *mut T, argument: &'static str) -> Result<T, Failure> {
+    if handle.is_null() {
+        return Err(Failure::null(argument));
+    }
     if !cfg!(debug_assertions) {
         // SAFETY: of `create`, by the caller's promise.
-        drop(unsafe { Box::from_raw(handle) });
-        return Ok(());
+        return Ok(*unsafe { Box::from_raw(handle) });
     }
     let mut locked = register();
     locked.check::<T>(handle as usize, argument)?;
     locked.known.insert(handle as usize, (T::NAME, false));
-    // The drop may take as long as it likes, and call back.
-    drop(locked);
-    // SAFETY: of `create`, and nobody else gets past the check above any more.
-    unsafe { handle.drop_in_place() };
-    let mut locked = register();
+    // SAFETY: of `create`, and nobody else gets past the check above any more: the memory is given back as such, without the object.
+    let object = unsafe { handle.read() };
     locked
         .ended
         .push_back((handle as usize, Layout::new::<T>()));
@@ -110,7 +118,8 @@ pub(super) unsafe fn destroy<T: Handle>(
         // SAFETY: allocated by a box of this layout, and empty since it was put here.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(oldest), layout) };
     }
-    Ok(())
+    // Its drop may take as long as it likes, and call back: after the lock.
+    Ok(object)
 }
 
 #[cfg(test)]

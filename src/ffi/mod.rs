@@ -6,7 +6,7 @@
 //! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
-//!   `rendezvous`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`.
+//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`.
 
 mod argument;
 mod boundary;
@@ -15,6 +15,8 @@ mod device;
 mod endpoint;
 mod error;
 mod event;
+mod graph;
+mod group;
 mod handle;
 mod queue;
 mod region;

@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // exports functions to C, and takes its pointers
 #![allow(non_camel_case_types)] // the names are the header's
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::ffi::argument::{
-    DOORBELL_DEFAULT_TIMEOUT, array, out_handle, side, timeout, write_text,
+    DOORBELL_DEFAULT_TIMEOUT, array, out_handle, side, timeout, write_bytes, write_text,
 };
 use crate::ffi::boundary::{Failure, guard};
 use crate::ffi::endpoint::{doorbell_endpoint, try_lock};
@@ -50,7 +50,10 @@ impl doorbell_prepared {
 }
 
 /// The deadline of a wait on an endpoint.
-fn wait_timeout(endpoint: &Endpoint, timeout_ms: i64) -> Result<Option<Duration>, Failure> {
+pub(super) fn wait_timeout(
+    endpoint: &Endpoint,
+    timeout_ms: i64,
+) -> Result<Option<Duration>, Failure> {
     match timeout_ms {
         DOORBELL_DEFAULT_TIMEOUT => Ok(endpoint.config().wait_timeout),
         _ => timeout(timeout_ms),
@@ -391,5 +394,45 @@ pub unsafe extern "C" fn doorbell_prepared_disassemble(
         held.put_back(operation);
         // SAFETY: the caller's promise about text buffers.
         unsafe { write_text(&disassembly, text, capacity) }
+    })
+}
+
+/// The ticket of a prepared operation.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_prepared_ticket(
+    prepared: *const doorbell_prepared,
+    ticket: *mut *mut doorbell_ticket,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, held) = unsafe { (out_handle(ticket, "ticket")?, get(prepared, "prepared")?) };
+        let operation = held.take()?;
+        let ticket = operation.ticket();
+        held.put_back(operation);
+        Ok(place.set(doorbell_ticket::new(ticket)))
+    })
+}
+
+/// The WQE of a prepared operation.
+///
+/// # Safety
+/// As the header says of handles; `bytes` has room for `capacity`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_prepared_wqe(
+    prepared: *const doorbell_prepared,
+    bytes: *mut c_void,
+    capacity: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let held = unsafe { get(prepared, "prepared") }?;
+        let operation = held.take()?;
+        let wqe = operation.wqe();
+        held.put_back(operation);
+        // SAFETY: the caller's promise about the place.
+        unsafe { write_bytes(&wqe.unwrap_or_default(), bytes, capacity, "bytes") }
     })
 }

@@ -3,13 +3,14 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
 use crate::ffi::argument::{choice, out, out_handle};
 use crate::ffi::boundary::{Failure, guard, guard_or};
 use crate::ffi::device::doorbell_domain;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Access, ProtectionDomain, Region};
+use crate::{Access, PageSize, ProtectionDomain, Region, RegionKind};
 #[cfg(feature = "cuda")]
 use crate::{CudaContext, DeviceBuffer};
 
@@ -23,6 +24,15 @@ pub const DOORBELL_ACCESS_REMOTE_READ: u32 = 4;
 pub const DOORBELL_ACCESS_REMOTE_ATOMIC: u32 = 8;
 /// All of them.
 pub const DOORBELL_ACCESS_ALL: u32 = 15;
+
+/// Memory of this process.
+pub const DOORBELL_REGION_HOST: c_int = 0;
+/// By the dmabuf that another device's driver exported.
+pub const DOORBELL_REGION_DMABUF: c_int = 1;
+/// By its address on another device.
+pub const DOORBELL_REGION_PEERMEM: c_int = 2;
+/// By copies of the GPU's.
+pub const DOORBELL_REGION_COPIED: c_int = 3;
 
 /// The rights of these flags.
 pub(super) fn access(flags: u32) -> Result<Access, Failure> {
@@ -102,6 +112,74 @@ pub unsafe extern "C" fn doorbell_region_register(
         let rights = access(access_flags)?;
         // SAFETY: the caller's promise about the memory; a C program has no Rust references into it.
         let inner = unsafe { Region::register(&domain.inner, start, len_bytes, rights) }?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Allocates and registers memory in huge pages.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_alloc_huge(
+    domain: *const doorbell_domain,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let inner = Region::alloc_huge(&domain.inner, len_bytes, access(access_flags)?)?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Registers a part of a dmabuf.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_register_dmabuf(
+    domain: *const doorbell_domain,
+    fd: c_int,
+    offset: u64,
+    len_bytes: u64,
+    iova: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let rights = access(access_flags)?;
+        if fd < 0 {
+            return Err(Failure::argument("fd", format!("{fd} is no descriptor")));
+        }
+        // SAFETY: not -1; it stays open for the call by the caller's promise, and is the kernel's to judge.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let inner = Region::register_dmabuf(&domain.inner, fd, offset, len_bytes, iova, rights)?;
+        Ok(place.set(doorbell_region { inner }))
+    })
+}
+
+/// Registers memory of another device by its address.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_register_peermem(
+    domain: *const doorbell_domain,
+    address: u64,
+    len_bytes: u64,
+    access_flags: u32,
+    region: *mut *mut doorbell_region,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+        let rights = access(access_flags)?;
+        let inner = Region::register_peermem(&domain.inner, address, len_bytes, rights)?;
         Ok(place.set(doorbell_region { inner }))
     })
 }
@@ -236,6 +314,57 @@ pub unsafe extern "C" fn doorbell_region_len_bytes(region: *const doorbell_regio
         // SAFETY: the caller's promise about handles.
         let region = unsafe { get(region, "region") }?;
         Ok(region.inner.len_bytes())
+    })
+}
+
+/// How the device reaches the memory of a region.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_kind(region: *const doorbell_region) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        Ok(match region.inner.kind() {
+            RegionKind::Host => DOORBELL_REGION_HOST,
+            RegionKind::Dmabuf => DOORBELL_REGION_DMABUF,
+            RegionKind::Peermem => DOORBELL_REGION_PEERMEM,
+            RegionKind::Copied => DOORBELL_REGION_COPIED,
+        })
+    })
+}
+
+/// The pages that the memory of a region is in.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_page_bytes(region: *const doorbell_region) -> u64 {
+    guard_or(0, || {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        Ok(match region.inner.page_size() {
+            PageSize::Huge(bytes) => bytes,
+            PageSize::Unknown | PageSize::Ordinary | PageSize::Advised => 0,
+        })
+    })
+}
+
+/// The key by which work requests of this side name a region.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_lkey(
+    region: *const doorbell_region,
+    lkey: *mut u32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, region) = unsafe { (out(lkey, "lkey")?, get(region, "region")?) };
+        place.write(region.inner.lkey());
+        Ok(0)
     })
 }
 

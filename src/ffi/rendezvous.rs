@@ -5,11 +5,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
-use crate::ffi::argument::{array, finite_timeout, out_handle, text, write_text};
+use crate::ffi::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
 use crate::ffi::boundary::{Failure, guard};
 use crate::ffi::endpoint::try_lock;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Channel, Error, Listener};
+use crate::{Channel, Listener};
 
 /// Waits for peers.
 pub struct doorbell_listener {
@@ -138,24 +138,55 @@ pub unsafe extern "C" fn doorbell_channel_exchange(
         }
         let timeout = finite_timeout(timeout_ms)?;
         let received = try_lock(&channel.inner, "channel")?.exchange(message, timeout)?;
-        if received.len() > capacity {
-            return Err(Failure::Library(Error::Range {
-                argument: "capacity",
-                value: capacity as u64,
-                min: received.len() as u64,
-                max: u64::MAX,
-            }));
+        // SAFETY: the caller's promise about the place.
+        unsafe { write_bytes(&received, answer, capacity, "answer") }
+    })
+}
+
+/// Sends a message.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_channel_send(
+    channel: *mut doorbell_channel,
+    message: *const c_void,
+    len_bytes: usize,
+    timeout_ms: i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and arrays.
+        let (channel, message) = unsafe {
+            let message = array(message.cast::<u8>(), len_bytes, "message")?;
+            (get(channel, "channel")?, message)
+        };
+        let timeout = finite_timeout(timeout_ms)?;
+        try_lock(&channel.inner, "channel")?.send(message, timeout)?;
+        Ok(0)
+    })
+}
+
+/// Receives a message.
+///
+/// # Safety
+/// As the header says of handles; `message` has room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_channel_receive(
+    channel: *mut doorbell_channel,
+    message: *mut c_void,
+    capacity: usize,
+    timeout_ms: i64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let channel = unsafe { get(channel, "channel") }?;
+        if message.is_null() && capacity > 0 {
+            return Err(Failure::null("message"));
         }
-        if !received.is_empty() {
-            // SAFETY: not null, as there is capacity, and within it by the caller's promise; our own bytes do not overlap it.
-            unsafe {
-                answer
-                    .cast::<u8>()
-                    .copy_from_nonoverlapping(received.as_ptr(), received.len());
-            }
-        }
-        // At most 1 MiB, by the library.
-        Ok(received.len() as c_int)
+        let timeout = finite_timeout(timeout_ms)?;
+        let received = try_lock(&channel.inner, "channel")?.receive(timeout)?;
+        // SAFETY: the caller's promise about the place.
+        unsafe { write_bytes(&received, message, capacity, "message") }
     })
 }
 

@@ -29,6 +29,12 @@ pub struct doorbell_ticket {
     inner: Ticket,
 }
 
+impl doorbell_ticket {
+    pub(super) fn new(inner: Ticket) -> doorbell_ticket {
+        doorbell_ticket { inner }
+    }
+}
+
 impl Handle for doorbell_ticket {
     const NAME: &'static str = "doorbell_ticket";
 }

@@ -18,7 +18,7 @@ pub const DOORBELL_WAIT_AND: u32 = 1;
 /// The word lacks a bit that the value lacks.
 pub const DOORBELL_WAIT_NOR: u32 = 2;
 
-fn condition(condition: u32, value: u32) -> Result<Condition, Failure> {
+pub(super) fn condition(condition: u32, value: u32) -> Result<Condition, Failure> {
     match condition {
         DOORBELL_WAIT_GEQ => Ok(Condition::GreaterOrEqual(value)),
         DOORBELL_WAIT_AND => Ok(Condition::And(value)),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::endpoint::{Endpoint, EndpointConfig};
@@ -39,7 +39,8 @@ impl Default for GroupConfig {
 /// not left, the group has failed: all endpoints are aborted, so that every wait ends, and every call here names that rank.
 #[derive(Debug)]
 pub struct Group {
-    endpoints: BTreeMap<u32, Endpoint>,
+    /// Locked by nobody: what takes them has the group alone, and the lock lets others share the rest of it.
+    endpoints: Mutex<BTreeMap<u32, Endpoint>>,
     mesh: Arc<Mesh>,
     store: Store,
     timeout: Duration,
@@ -68,7 +69,7 @@ impl Group {
         let watch = Watch(Arc::clone(&mesh));
         let store = Store::join_with(place, config.timeout, Box::new(watch))?;
         Ok(Group {
-            endpoints: BTreeMap::new(),
+            endpoints: Mutex::default(),
             mesh,
             store,
             timeout: config.timeout,
@@ -101,6 +102,31 @@ impl Group {
     /// [`Error::Range`] for a rank that there is not; [`Error::State`] for this one; [`Error::Timeout`] if the other one has not come;
     /// [`Error::Rank`] if the group has failed; those of [`Endpoint::new`] and [`Endpoint::connect`].
     pub fn endpoint(&mut self, peer: u32) -> Result<&mut Endpoint> {
+        self.check_peer(peer)?;
+        let endpoints = self.endpoints.get_mut();
+        match endpoints
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(peer)
+        {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let endpoint = self.mesh.take(self.store.client(), peer, self.timeout)?;
+                Ok(entry.insert(endpoint))
+            }
+        }
+    }
+
+    /// The endpoint that is connected with another rank, to be the caller's from now on; waits for it. It is aborted with the others if the group
+    /// fails. Calls may come from several threads.
+    ///
+    /// # Errors
+    /// As [`Group::endpoint`]; [`Error::State`] if it was given away before, by either call.
+    pub fn take_endpoint(&self, peer: u32) -> Result<Endpoint> {
+        self.check_peer(peer)?;
+        self.mesh.take(self.store.client(), peer, self.timeout)
+    }
+
+    fn check_peer(&self, peer: u32) -> Result<()> {
         if peer >= self.size() {
             return Err(Error::Range {
                 argument: "peer",
@@ -115,14 +141,7 @@ impl Group {
                 reason: format!("rank {peer} is this process"),
             });
         }
-        self.check()?;
-        match self.endpoints.entry(peer) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => {
-                let endpoint = self.mesh.take(self.store.client(), peer, self.timeout)?;
-                Ok(entry.insert(endpoint))
-            }
-        }
+        self.check()
     }
 
     /// Waits until every rank has come here.

@@ -82,6 +82,12 @@ impl Mesh {
                     }
                 }
                 Some(Link::Failed(error)) => return Err(error.clone()),
+                Some(Link::Taken) => {
+                    return Err(Error::State {
+                        operation: "endpoint of the group",
+                        reason: format!("that of rank {peer} was given away"),
+                    });
+                }
                 _ => {}
             }
             (state, _) = self

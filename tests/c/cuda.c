@@ -8,12 +8,17 @@ static void without_the_feature(struct rig *rig)
 {
 	doorbell_stream *stream = rig->stream;
 	doorbell_region *region = rig->region;
+	doorbell_graph_builder *builder;
 
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_cuda(NULL, NULL, &stream));
 	EXPECT(stream == NULL);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_alloc_device(rig->domain, 8, 0, &region));
 	EXPECT(region == NULL);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_register_device(rig->domain, 64, 8, 0, &region));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
+	      doorbell_graph_builder_over(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
+	EXPECT(builder == NULL);
 }
 
 /* What needs no CUDA is the same in every build. */
@@ -165,6 +170,111 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 	}
 }
 
+enum { LAUNCHES = 40 };
+
+/* A capture with transfers in it, launched again and again. */
+static void graphs(const struct driver *driver, struct rig *rig)
+{
+	const doorbell_slice from = {rig->region, 0, 64}, to = {rig->region, 4096, 64};
+	unsigned char *memory = doorbell_region_pointer(rig->region);
+	doorbell_endpoint *endpoints[2], *twice[2];
+	struct CUgraphExec_st *raw_exec = NULL;
+	struct CUgraphNode_st *node = NULL;
+	struct CUgraph_st *raw_graph;
+	struct CUstream_st *raw;
+	doorbell_graph_builder *builder, *other;
+	doorbell_stream *stream;
+	doorbell_graph *graph;
+	doorbell_ticket *ticket;
+	doorbell_work work;
+	uint32_t control, last;
+	int i;
+
+	endpoints[0] = rig->b;
+	endpoints[1] = rig->a;
+	DRIVER(driver->stream_create(&raw, 1));
+	WORKS(doorbell_stream_create_cuda(raw, NULL, &stream));
+	EXPECT(doorbell_endpoint_path(rig->a, &control, NULL, 0) > 0);
+	FAILS(DOORBELL_ESTATE, "host stream", doorbell_graph_builder_capture(rig->stream, &builder));
+	EXPECT(builder == NULL);
+	WORKS(doorbell_graph_builder_capture(stream, &builder));
+	FAILS(DOORBELL_ECUDA, "", doorbell_graph_builder_capture(stream, &other));
+	FAILS(DOORBELL_ESTATE, "", doorbell_stream_write_value32(stream, rig->region, 8192, 1, NULL));
+	work = doorbell_work_send(&from, 1);
+	if (control == DOORBELL_CONTROL_SYNC) {
+		FAILS(DOORBELL_ESTATE, "calling thread", doorbell_graph_builder_send(builder, rig->a, &work));
+		WORKS(doorbell_graph_builder_destroy(builder));
+		WORKS(doorbell_stream_destroy(stream));
+		DRIVER(driver->stream_destroy(raw));
+		return;
+	}
+	WORKS(doorbell_graph_builder_recv(builder, rig->b, 7, &to, 1));
+	WORKS(doorbell_graph_builder_send(builder, rig->a, &work));
+	WORKS(doorbell_graph_builder_wait_cq(builder, rig->b, DOORBELL_SIDE_RECV, SOON_MS));
+	WORKS(doorbell_graph_builder_wait_cq(builder, rig->a, DOORBELL_SIDE_SEND, DOORBELL_DEFAULT_TIMEOUT));
+	WORKS(doorbell_graph_builder_write_value32(builder, rig->region, 8192, 9));
+	WORKS(doorbell_graph_builder_wait_value32(builder, rig->region, 8192, DOORBELL_WAIT_GEQ, 9, SOON_MS));
+	FAILS(DOORBELL_ESTATE, "order", doorbell_graph_builder_after(builder, &node, 1));
+	FAILS(DOORBELL_ERANGE, "`side`", doorbell_graph_builder_wait_cq(builder, rig->a, 3, 0));
+	GIVES(1, doorbell_graph_builder_last_node(builder, &node));
+	EXPECT(node != NULL);
+	WORKS(doorbell_graph_builder_instantiate(builder, &graph));
+	GIVES(1, doorbell_graph_is_armed(graph));
+	GIVES(0, doorbell_graph_ticket(graph, 0, &ticket));
+	EXPECT(ticket == NULL);
+	WORKS(doorbell_graph_raw(graph, &raw_exec));
+	EXPECT(raw_exec != NULL);
+	FAILS(DOORBELL_ESTATE, "host stream", doorbell_graph_launch_armed(graph, rig->stream));
+	for (i = 0; i < LAUNCHES; i++) {
+		memset(memory, i + 1, 64);
+		WORKS(doorbell_graph_launch(graph, stream, endpoints, 2));
+		WORKS(doorbell_stream_synchronize(stream, SOON_MS));
+		EXPECT(memory[4096] == i + 1 && memory[4096 + 63] == i + 1);
+	}
+	memcpy(&last, memory + 8192, sizeof last);
+	EXPECT(last == 9);
+	for (i = 0; i < 6; i++) {
+		GIVES(1, doorbell_graph_ticket(graph, (size_t)i, &ticket));
+		GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(ticket, NULL));
+		WORKS(doorbell_ticket_destroy(ticket));
+	}
+	GIVES(0, doorbell_graph_ticket(graph, 6, &ticket));
+	GIVES(0, doorbell_graph_is_armed(graph));
+	FAILS(DOORBELL_ESTATE, "not armed", doorbell_graph_launch_armed(graph, stream));
+	FAILS(DOORBELL_EFOREIGN, "`endpoints`", doorbell_graph_arm(graph, endpoints, 1));
+	twice[0] = twice[1] = rig->a;
+	FAILS(DOORBELL_EBUSY, "`endpoint`", doorbell_graph_arm(graph, twice, 2));
+	GIVES(0, doorbell_graph_is_armed(graph));
+	/* Armed and disarmed leaves no trace; armed and launched transfers. */
+	WORKS(doorbell_graph_arm(graph, endpoints, 2));
+	FAILS(DOORBELL_ESTATE, "armed", doorbell_graph_arm(graph, endpoints, 2));
+	WORKS(doorbell_graph_disarm(graph, endpoints, 2));
+	WORKS(doorbell_graph_arm(graph, endpoints, 2));
+	memset(memory, 0x5a, 64);
+	WORKS(doorbell_graph_launch_armed(graph, stream));
+	WORKS(doorbell_stream_synchronize(stream, SOON_MS));
+	EXPECT(memory[4096] == 0x5a);
+	WORKS(doorbell_graph_destroy(graph));
+
+	/* A graph that the program makes itself. */
+	DRIVER(driver->graph_create(&raw_graph, 0));
+	FAILS(DOORBELL_EINVAL, "`graph`", doorbell_graph_builder_over(stream, NULL, &builder));
+	WORKS(doorbell_graph_builder_over(stream, raw_graph, &builder));
+	WORKS(doorbell_graph_builder_write_value32(builder, rig->region, 8192, 10));
+	GIVES(1, doorbell_graph_builder_last_node(builder, &node));
+	WORKS(doorbell_graph_builder_after(builder, &node, 1));
+	WORKS(doorbell_graph_builder_wait_value32(builder, rig->region, 8192, DOORBELL_WAIT_GEQ, 10, SOON_MS));
+	WORKS(doorbell_graph_builder_instantiate(builder, &graph));
+	WORKS(doorbell_graph_launch(graph, stream, NULL, 0));
+	WORKS(doorbell_stream_synchronize(stream, SOON_MS));
+	memcpy(&last, memory + 8192, sizeof last);
+	EXPECT(last == 10);
+	WORKS(doorbell_graph_destroy(graph));
+	DRIVER(driver->graph_destroy(raw_graph));
+	WORKS(doorbell_stream_destroy(stream));
+	DRIVER(driver->stream_destroy(raw));
+}
+
 static int with_the_feature(struct rig *rig)
 {
 	struct driver driver;
@@ -201,6 +311,7 @@ static int with_the_feature(struct rig *rig)
 		WORKS(doorbell_region_alloc(rig->domain, BYTES, DOORBELL_ACCESS_ALL, &lent));
 	}
 	on_streams(&driver, rig, own, lent);
+	graphs(&driver, rig);
 	WORKS(doorbell_region_destroy(own));
 	WORKS(doorbell_region_destroy(lent));
 	DRIVER(driver.free(memory));

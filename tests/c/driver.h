@@ -9,6 +9,7 @@
 
 struct CUctx_st;
 struct CUstream_st;
+struct CUgraph_st;
 
 struct driver {
 	void *library;
@@ -22,6 +23,8 @@ struct driver {
 	int (*alloc)(uint64_t *pointer, size_t len_bytes);
 	int (*free)(uint64_t pointer);
 	int (*to_device)(uint64_t to, const void *from, size_t len_bytes);
+	int (*graph_create)(struct CUgraph_st **graph, unsigned flags);
+	int (*graph_destroy)(struct CUgraph_st *graph);
 	int (*to_host)(void *to, uint64_t from, size_t len_bytes);
 };
 
@@ -66,6 +69,8 @@ static inline int driver_load(struct driver *driver)
 	driver_find(driver, "cuMemFree_v2", &driver->free);
 	driver_find(driver, "cuMemcpyHtoD_v2", &driver->to_device);
 	driver_find(driver, "cuMemcpyDtoH_v2", &driver->to_host);
+	driver_find(driver, "cuGraphCreate", &driver->graph_create);
+	driver_find(driver, "cuGraphDestroy", &driver->graph_destroy);
 	if (driver->init(0) != 0 || device_count(&count) != 0 || count == 0) {
 		printf("no driver: it has no device\n");
 		return 0;

@@ -1,0 +1,194 @@
+/* Groups: in one process by threads, or one rank of a launcher's job with the argument "launched". */
+#define _POSIX_C_SOURCE 200809L
+
+#include "expect.h"
+
+#include <pthread.h>
+
+enum { RANKS = 3, CHUNK = 64 };
+
+/* Each rank writes its number into the memory of the one after it, and a value goes round by the store. */
+static void goes_round(doorbell_group *group)
+{
+	const uint32_t rank = (uint32_t)doorbell_group_rank(group), size = (uint32_t)doorbell_group_size(group);
+	const uint32_t next = (rank + 1) % size, before = (rank + size - 1) % size;
+	doorbell_endpoint *to_next, *from_before, *again;
+	doorbell_domain *domain;
+	doorbell_region *region;
+	doorbell_remote own, *all;
+	doorbell_completion completion;
+	doorbell_work work;
+	unsigned char *memory;
+	char key[32];
+	uint32_t value = 7 * rank, got = 0, failed = 99;
+
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_region_alloc(domain, 2 * CHUNK, DOORBELL_ACCESS_ALL, &region));
+	memory = doorbell_region_pointer(region);
+	memset(memory, (int)rank + 1, CHUNK);
+	WORKS(doorbell_region_remote(region, &own));
+	all = calloc(size, sizeof *all);
+	EXPECT(all);
+	WORKS(doorbell_group_gather(group, &own, sizeof own, all, DOORBELL_DEFAULT_TIMEOUT));
+	EXPECT(memcmp(&all[rank], &own, sizeof own) == 0);
+
+	FAILS(DOORBELL_ESTATE, "this process", doorbell_group_endpoint(group, rank, &again));
+	FAILS(DOORBELL_ERANGE, "`peer`", doorbell_group_endpoint(group, size, &again));
+	WORKS(doorbell_group_endpoint(group, next, &to_next));
+	if (next != before)
+		WORKS(doorbell_group_endpoint(group, before, &from_before));
+	else
+		from_before = NULL;
+	FAILS(DOORBELL_ESTATE, "given away", doorbell_group_endpoint(group, next, &again));
+	EXPECT(again == NULL);
+	GIVES(1, doorbell_endpoint_is_connected(to_next));
+	{
+		const doorbell_slice slice = {region, 0, CHUNK};
+		work = doorbell_work_write(&slice, 1, all[next].addr + CHUNK, all[next].rkey);
+		WORKS(doorbell_post_send(to_next, &work, NULL));
+		WORKS(doorbell_wait_cq(to_next, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	}
+	snprintf(key, sizeof key, "value %u", rank);
+	WORKS(doorbell_group_set(group, key, &value, sizeof value, SOON_MS));
+	snprintf(key, sizeof key, "value %u", before);
+	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_group_get(group, key, &got, 1, SOON_MS));
+	GIVES(sizeof got, doorbell_group_get(group, key, &got, sizeof got, SOON_MS));
+	EXPECT(got == 7 * before);
+	FAILS(DOORBELL_ETIMEOUT, "", doorbell_group_get(group, "nobody's", &got, sizeof got, 20));
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	EXPECT(memory[CHUNK] == before + 1 && memory[2 * CHUNK - 1] == before + 1);
+	WORKS(doorbell_group_check(group, 0, &failed));
+	EXPECT(failed == 99);
+
+	free(all);
+	WORKS(doorbell_endpoint_destroy(to_next));
+	WORKS(doorbell_endpoint_destroy(from_before));
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+}
+
+struct rank {
+	pthread_t thread;
+	uint32_t number;
+	int fails;
+	const char *address;
+	doorbell_domain *domain;
+};
+
+static void *member(void *argument)
+{
+	const struct rank *rank = argument;
+	doorbell_group_config config;
+	doorbell_endpoint_config endpoint_config;
+	doorbell_group *group;
+	doorbell_endpoint *endpoint;
+	uint32_t failed = 99;
+
+	WORKS(doorbell_group_config_init(&config, sizeof config));
+	EXPECT(config.size == 0 && config.timeout_ms == 60000 && !config.endpoint);
+	WORKS(doorbell_endpoint_config_init(&endpoint_config, sizeof endpoint_config));
+	endpoint_config.send_depth = 16;
+	config.rank = rank->number;
+	config.size = RANKS;
+	config.address = rank->address;
+	config.token = "secret";
+	config.token_len_bytes = 6;
+	config.timeout_ms = SOON_MS;
+	config.endpoint = &endpoint_config;
+	WORKS(doorbell_group_join(rank->domain, &config, &group));
+	if (!rank->fails) {
+		goes_round(group);
+		WORKS(doorbell_group_leave(group));
+		return NULL;
+	}
+	/* The last rank ends without leaving: the others hear of it, and their endpoints end. */
+	if (rank->number == RANKS - 1) {
+		WORKS(doorbell_group_endpoint(group, 0, &endpoint));
+		WORKS(doorbell_group_barrier(group, SOON_MS));
+		WORKS(doorbell_endpoint_destroy(endpoint));
+		WORKS(doorbell_group_destroy(group));
+		return NULL;
+	}
+	WORKS(doorbell_group_barrier(group, SOON_MS));
+	if (rank->number == 0) {
+		GIVES(DOORBELL_ERANK, doorbell_group_check(group, 1, &failed));
+		EXPECT(failed == RANKS - 1);
+	}
+	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_barrier(group, SOON_MS));
+	GIVES(DOORBELL_ERANK, doorbell_group_check(group, 0, NULL));
+	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_endpoint(group, RANKS - 1, &endpoint));
+	FAILS(DOORBELL_ERANK, "rank 2", doorbell_group_leave(group));
+	return NULL;
+}
+
+static void in_this_process(doorbell_domain *domain, int fails)
+{
+	struct rank ranks[RANKS];
+	doorbell_listener *free_port;
+	char address[64];
+	uint32_t i;
+
+	/* A port that was free a moment ago. */
+	WORKS(doorbell_listener_create("127.0.0.1:0", &free_port));
+	EXPECT(doorbell_listener_address(free_port, address, sizeof address) > 0);
+	WORKS(doorbell_listener_destroy(free_port));
+	for (i = 0; i < RANKS; i++) {
+		ranks[i].number = i;
+		ranks[i].fails = fails;
+		ranks[i].address = address;
+		ranks[i].domain = domain;
+		EXPECT(pthread_create(&ranks[i].thread, NULL, member, &ranks[i]) == 0);
+	}
+	for (i = 0; i < RANKS; i++)
+		EXPECT(pthread_join(ranks[i].thread, NULL) == 0);
+}
+
+static void what_is_refused(doorbell_domain *domain)
+{
+	doorbell_group_config config;
+	doorbell_group *group;
+
+	WORKS(doorbell_group_config_init(&config, sizeof config));
+	config.rank = 1;
+	FAILS(DOORBELL_EINVAL, "the launcher", doorbell_group_join(domain, &config, &group));
+	EXPECT(group == NULL);
+	config.size = 1;
+	FAILS(DOORBELL_EINVAL, "`address`", doorbell_group_join(domain, &config, &group));
+	config.address = "127.0.0.1:1";
+	FAILS(DOORBELL_ERANGE, "`rank`", doorbell_group_join(domain, &config, &group));
+	config.size = 2;
+	config.address = "nowhere";
+	FAILS(DOORBELL_EMALFORMED, "port", doorbell_group_join(domain, &config, &group));
+	config.address = "127.0.0.1:1";
+	config.timeout_ms = DOORBELL_NO_TIMEOUT;
+	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_group_join(domain, &config, &group));
+	config.timeout_ms = 50;
+	FAILS(DOORBELL_ETIMEOUT, "", doorbell_group_join(domain, &config, &group));
+	/* No launcher's variables are set here. */
+	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_join(domain, NULL, &group));
+	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_from_env(&group));
+}
+
+int main(int argc, char **argv)
+{
+	doorbell_device *device;
+	doorbell_domain *domain;
+
+	if (argc > 1 && strcmp(argv[1], "launched") == 0) {
+		doorbell_group *group;
+		WORKS(doorbell_group_from_env(&group));
+		goes_round(group);
+		WORKS(doorbell_group_leave(group));
+		puts("done");
+		return 0;
+	}
+	WORKS(doorbell_device_open(rig_device_name(), &device));
+	WORKS(doorbell_domain_create(device, &domain));
+	what_is_refused(domain);
+	in_this_process(domain, 0);
+	in_this_process(domain, 1);
+	WORKS(doorbell_domain_destroy(domain));
+	WORKS(doorbell_device_close(device));
+	puts("done");
+	return 0;
+}
