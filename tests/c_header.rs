@@ -6,32 +6,128 @@ mod waived;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use c_toolchain::{build, compiler, has, library, root, run, scratch, succeed};
 
+/// Each header that C and C++ programs include, alone and twice.
+const HEADERS: &[&str] = &["doorbell.h"];
+
 #[test]
 fn it_is_c11_and_cpp17_and_can_be_included_twice() {
     let test = "it_is_c11_and_cpp17_and_can_be_included_twice";
-    for (name, standard, extension) in [("cc", "c11", "c"), ("g++", "c++17", "cpp")] {
+    let c = ["-Wstrict-prototypes", "-Wc++-compat"];
+    let cpp = ["-Woverloaded-virtual", "-Wextra-semi"];
+    for (name, standard, extension, more) in [
+        ("cc", "c11", "c", &c[..]),
+        ("gcc", "c11", "c", &c),
+        ("gcc", "c17", "c", &c),
+        ("clang", "c11", "c", &c),
+        ("g++", "c++17", "cpp", &cpp),
+        ("clang++", "c++17", "cpp", &cpp),
+        ("clang++", "c++20", "cpp", &cpp),
+    ] {
         if !has(name) {
             waived::waived(test, &format!("{name} is not installed"));
             continue;
         }
+        for source in included_twice(&format!("{name}_{standard}.{extension}")) {
+            let mut command = compiler(name, standard);
+            command.args(["-Wconversion", "-Wshadow", "-Wundef", "-fsyntax-only"]);
+            succeed(command.args(more).arg(source));
+        }
+    }
+}
+
+/// Programs of nothing but includes, as files of that ending.
+fn included_twice(ending: &str) -> Vec<PathBuf> {
+    let mut sources = Vec::new();
+    for header in HEADERS {
         for (file, other) in [("alone", ""), ("with_others", "#include <stdio.h>\n")] {
-            let source = scratch(&format!("header_{file}.{extension}"));
-            let twice = "#include <doorbell.h>\n#include <doorbell.h>\n";
+            let source = scratch(&format!("header_{file}_{ending}"));
+            let twice = format!("#include <{header}>\n#include <{header}>\n");
             fs::write(
                 &source,
                 format!("{twice}{other}int main(void) {{ return 0; }}\n"),
             )
             .unwrap();
-            let mut command = compiler(name, standard);
-            command.args(["-Wconversion", "-Wshadow", "-fsyntax-only"]);
-            succeed(command.arg(source));
+            sources.push(source);
         }
     }
+    sources
+}
+
+/// In a program of CUDA's, whose types are there before or after; as host code, and with device code beside it.
+#[test]
+fn it_is_cuda() {
+    let test = "it_is_cuda";
+    let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
+    if !has(&nvcc) {
+        return waived::waived(test, "nvcc is not installed");
+    }
+    let program = "#include <doorbell.h>\n#include <cuda_runtime.h>\n#include <doorbell.h>\n\
+        __global__ void kernel(const int *status, int *seen) { *seen = *status; }\n\
+        int queue(cudaStream_t stream, doorbell_stream **made) {\n\
+        doorbell_work work = doorbell_work_send_inline(\"x\", 1);\n\
+        if (work.opcode != DOORBELL_OP_SEND) return 1;\n\
+        return doorbell_stream_create_cuda(stream, nullptr, made);\n}\n\
+        int over(cudaGraph_t graph, cudaGraphNode_t *node, doorbell_stream *stream, doorbell_graph_builder **builder) {\n\
+        if (doorbell_graph_builder_last_node(*builder, node) < 0) return 1;\n\
+        return doorbell_graph_builder_over(stream, graph, builder);\n}\n";
+    let first = "#include <cuda_runtime.h>\n#include <doorbell.h>\n\
+        int exec(const doorbell_graph *graph, cudaGraphExec_t *exec) { return doorbell_graph_raw(graph, exec); }\n";
+    for (name, text) in [("header_before.cu", program), ("header_behind.cu", first)] {
+        let source = scratch(name);
+        fs::write(&source, text).unwrap();
+        let mut command = Command::new(&nvcc);
+        command.args(["-std=c++17", "-arch", "sm_75", "-Werror", "all-warnings"]);
+        command.args(["-Xcompiler", "-Wall,-Wextra,-Werror", "-c", "-I"]);
+        command.arg(root().join("include")).arg(&source);
+        succeed(command.arg("-o").arg(scratch(&format!("{name}.o"))));
+    }
+}
+
+/// That a function of the header can be called is seen by calling it: the test programs use every one of them.
+#[test]
+fn every_function_is_called_from_c() {
+    let test = "every_function_is_called_from_c";
+    if !has("nm") {
+        return waived::waived(test, "nm is not installed");
+    }
+    let mut called = BTreeSet::new();
+    let mut programs = 0;
+    for folder in ["tests/c", "examples"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let source = entry.unwrap().path();
+            if source.extension().is_none_or(|extension| extension != "c") {
+                continue;
+            }
+            let name = source.file_stem().unwrap().to_string_lossy().into_owned();
+            let object = scratch(&format!("called_{name}.o"));
+            let mut command = compiler("cc", "c11");
+            command.args(["-DDEBUG_LIBRARY=1", "-DWITH_CUDA=1", "-c"]);
+            succeed(command.arg(source).arg("-o").arg(&object));
+            let undefined = succeed(
+                Command::new("nm")
+                    .args(["--undefined-only", "--format=posix"])
+                    .arg(object),
+            );
+            let names = undefined.lines().filter_map(|line| line.split(' ').next());
+            called.extend(
+                names
+                    .filter(|name| name.starts_with("doorbell_"))
+                    .map(str::to_owned),
+            );
+            programs += 1;
+        }
+    }
+    assert!(programs > 5, "only {programs} programs were read");
+    let declared: BTreeSet<String> = header().functions.into_keys().collect();
+    let never: Vec<_> = declared.difference(&called).collect();
+    assert!(never.is_empty(), "no C program calls {never:?}");
+    let unknown: Vec<_> = called.difference(&declared).collect();
+    assert!(unknown.is_empty(), "the header does not have {unknown:?}");
 }
 
 #[test]
