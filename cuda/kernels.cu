@@ -2,14 +2,29 @@
  * The kernels of the feature `cuda`. build.rs compiles them, where there is nvcc, and src/cuda/module.rs holds what comes of it. Each has
  * one thread. None may loop without a bound: a kernel that does not end takes its context with it.
  */
-#include <doorbell/execute.h>
+#include <doorbell/device.cuh>
 
-/* Takes that long: work, as far as who measures is concerned. */
-extern "C" __global__ void doorbell_spin(uint64_t ns)
+static __device__ void spin(uint64_t ns)
 {
 	const uint64_t start = dbl_now_ns();
 	while (dbl_now_ns() - start < ns)
 		;
+}
+
+/* Takes that long: work, as far as who measures is concerned. */
+extern "C" __global__ void doorbell_spin(uint64_t ns)
+{
+	spin(ns);
+}
+
+/* A kernel of an application, in small: it works that long, and then rings itself. The code of the trigger goes to `code`, if it is not null. */
+extern "C" __global__ void doorbell_step(const __grid_constant__ doorbell_trigger trigger, uint64_t work_ns, uint64_t timeout_ns,
+					 int32_t *code)
+{
+	spin(work_ns);
+	const int found = doorbell_trigger_thread(&trigger, timeout_ns);
+	if (code)
+		dbl_store_dword(code, (uint32_t)found);
 }
 
 template <uint32_t WORDS> struct batch {

@@ -15,6 +15,7 @@
 //! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
 //! | do so on a stream of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
+//! | have a kernel of the application ring (feature `cuda`) | `cuda`: `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
 //! | register and transfer the memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
 //! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
@@ -67,7 +68,9 @@ pub use bounce::{Bounce, BounceConfig, CopyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaContext, CudaStream, DeviceBuffer, Execution, TimingEvent};
+pub use cuda::{
+    CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent, Trigger,
+};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,

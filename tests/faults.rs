@@ -25,7 +25,8 @@ use doorbell::{
 
 use deaf::DeafStream;
 use rig::{
-    Limit, Pair, Random, SOON, Stream, control, device, from_env, has_no_queue, is_cuda, stream,
+    Limit, Pair, Random, SOON, Stream, by_trigger, control, device, from_env, has_no_queue,
+    is_cuda, stream,
 };
 
 const WORKERS: u64 = 6;
@@ -163,13 +164,17 @@ impl Bench {
         let hasty = Pair::new(&device, &hasty());
         let can_hang = device.set_frozen(false);
         let has_queues = control(&device) != Control::Sync;
-        let has_standin = is_cuda() && std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
+        // It is the application that launches the kernels which execute triggers.
+        let has_standin =
+            is_cuda() && !by_trigger() && std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
         let faults = FAULTS.into_iter();
         Bench {
             faults: faults
                 .filter(|fault| can_hang || !BY_THE_DEVICE.contains(fault))
                 .filter(|fault| has_queues || !IN_A_QUEUE.contains(fault))
                 .filter(|fault| has_standin || !BY_THE_DRIVER.contains(fault))
+                // That is of the stream of an application, whose kernels are not launched then.
+                .filter(|fault| !by_trigger() || *fault != Fault::KernelPanics)
                 // Streams of a GPU have no such call.
                 .filter(|fault| !is_cuda() || *fault != Fault::StreamAborted)
                 .collect(),

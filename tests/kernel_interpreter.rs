@@ -242,14 +242,248 @@ int main(void)
 }
 "#;
 
-fn compile_and_run(name: &str, sanitizer: &[&str]) -> Option<()> {
+/// Triggers, by threads that stand for kernels: what each has stored before is plain memory, so that ThreadSanitizer sees what orders it.
+const TRIGGERS: &str = r#"
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#define DBL_PAUSE(turn) (sched_yield(), 0)
+#include <doorbell/trigger.h>
+
+#define CHECK(condition)                                                                                               \
+	do {                                                                                                           \
+		if (!(condition)) {                                                                                    \
+			fprintf(stderr, "%s:%d: %s\n", test, __LINE__, #condition);                                    \
+			exit(1);                                                                                       \
+		}                                                                                                      \
+	} while (0)
+
+enum { COUNT = 4000, THREADS = 4, SECOND = 1000000000 };
+
+static const char *test = "order";
+static struct dbl_control control;
+static uint64_t turn;
+static uint32_t word, out;
+static uint32_t data[COUNT]; /* Not atomic. */
+static struct doorbell_trigger triggers[COUNT];
+static uint32_t next, executed[COUNT];
+
+/* One program: a wait for `word` if there is one, then a store of `value`; and a count. */
+static struct doorbell_trigger trigger(uint64_t number, uint32_t awaited, uint32_t value)
+{
+	struct doorbell_trigger made;
+	struct dbl_unit units[2], *unit = units;
+	uint32_t count = awaited ? 2 : 1;
+
+	memset(&made, 0, sizeof(made));
+	memset(units, 0, sizeof(units));
+	made.control = (uintptr_t)&control;
+	made.turn = (uintptr_t)&turn;
+	made.number = number;
+	made.failures = control.failures;
+	made.words[0] = DBL_ITEM_TABLE | 2 << 8;
+	made.words[1] = (uintptr_t)&word;
+	made.words[2] = (uintptr_t)&out;
+	made.words[3] = DBL_ITEM_PROGRAM | count << 8;
+	made.words[4] = number + 1;
+	if (awaited) {
+		unit->kind = DBL_POLL_GEQ;
+		unit->role = DBL_ROLE_MEMORY;
+		unit->len_bytes = 4;
+		unit->value = awaited;
+		unit++;
+	}
+	unit->kind = DBL_STORE_DWORD;
+	unit->len_bytes = 4;
+	unit->target = 1;
+	unit->value = value;
+	memcpy(&made.words[5], units, count * sizeof(*units));
+	made.words[5 + 3 * count] = DBL_ITEM_COUNT;
+	made.words[6 + 3 * count] = number + 1;
+	made.word_count = 7 + 3 * count;
+	return made;
+}
+
+static void begin(const char *name)
+{
+	test = name;
+	memset(&control, 0, sizeof(control));
+	control.lease_ns = 60ull * SECOND;
+	turn = 0;
+	word = out = next = 0;
+}
+
+/* Takes the triggers in an order of its own and executes each; some twice. */
+static void *kernel(void *argument)
+{
+	uint32_t at, place, code, seed = (uint32_t)(uintptr_t)argument;
+
+	for (;;) {
+		place = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+		if (place >= COUNT)
+			return NULL;
+		/* Neighbours change places: who is early waits, for it has another thread before it. */
+		at = place ^ 1;
+		data[at] = at;
+		code = (uint32_t)doorbell_trigger_thread(&triggers[at], 50ull * SECOND);
+		CHECK(code == DOORBELL_OK);
+		/* All before it were executed, and what was stored before them is here. */
+		if (at > 0)
+			CHECK(data[at - 1] == at - 1);
+		__atomic_fetch_add(&executed[at], 1, __ATOMIC_RELAXED);
+		seed = seed * 1664525 + 1013904223;
+		if (seed % 4 == 0)
+			CHECK(doorbell_trigger_thread(&triggers[at], SECOND) == DOORBELL_ESTATE);
+	}
+}
+
+static void *twice(void *trigger)
+{
+	return (void *)(intptr_t)doorbell_trigger_thread((struct doorbell_trigger *)trigger, SECOND);
+}
+
+static void *signaller(void *unused)
+{
+	uint32_t at;
+	(void)unused;
+	for (at = 0; at < COUNT; at++) {
+		data[at] = 2 * at;
+		doorbell_kernel_write_value32(&word, at + 1);
+	}
+	return NULL;
+}
+
+static void *fail_and_let_go(void *unused)
+{
+	(void)unused;
+	usleep(20000);
+	/* As the host: the failure is counted before the wait goes on. */
+	__atomic_fetch_add(&control.failures, 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void *release(void *unused)
+{
+	(void)unused;
+	usleep(20000);
+	__atomic_store_n(&control.release, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static pthread_t start(void *(*function)(void *), void *argument)
+{
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, function, argument))
+		abort();
+	return thread;
+}
+
+int main(void)
+{
+	pthread_t threads[THREADS];
+	void *codes[2];
+	uint64_t start_ns;
+	uint32_t at;
+	struct doorbell_trigger first, second;
+
+	begin("order");
+	for (at = 0; at < COUNT; at++)
+		triggers[at] = trigger(at, 0, at + 1);
+	for (at = 0; at < THREADS; at++)
+		threads[at] = start(kernel, (void *)(uintptr_t)at);
+	for (at = 0; at < THREADS; at++)
+		pthread_join(threads[at], NULL);
+	for (at = 0; at < COUNT; at++)
+		CHECK(executed[at] == 1);
+	CHECK(out == COUNT && control.done == COUNT && turn == 2 * COUNT && control.stop == 0);
+
+	begin("twice at once");
+	for (at = 0; at < 500; at++) {
+		first = trigger(at, 0, at + 1);
+		threads[0] = start(twice, &first);
+		threads[1] = start(twice, &first);
+		pthread_join(threads[0], &codes[0]);
+		pthread_join(threads[1], &codes[1]);
+		CHECK((intptr_t)codes[0] + (intptr_t)codes[1] == DOORBELL_ESTATE);
+		CHECK(out == at + 1 && turn == 2 * (at + 1));
+	}
+
+	begin("values");
+	threads[0] = start(signaller, NULL);
+	for (at = 0; at < COUNT; at++) {
+		CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, at + 1, 50ull * SECOND, NULL) == DOORBELL_OK);
+		CHECK(data[at] == 2 * at);
+	}
+	pthread_join(threads[0], NULL);
+	start_ns = dbl_now_ns();
+	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 20000000, &control.status) == DOORBELL_ETIMEOUT);
+	CHECK(dbl_now_ns() - start_ns > 20000000);
+	control.status = DOORBELL_EWORK;
+	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, SECOND, &control.status) == DOORBELL_EWORK);
+	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_NOR, 0, SECOND, &control.status) == DOORBELL_OK);
+	CHECK(doorbell_kernel_wait_value32(&word, 3, 0, SECOND, NULL) == DOORBELL_EINVAL);
+
+	begin("not its turn");
+	first = trigger(0, 0, 7);
+	second = trigger(1, 0, 8);
+	CHECK(doorbell_trigger_thread(&second, 20000000) == DOORBELL_ETIMEOUT);
+	CHECK(turn == 0 && out == 0 && control.done == 0 && control.stop == 0);
+	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_OK && doorbell_trigger_thread(&second, 0) == DOORBELL_OK);
+	CHECK(out == 8 && control.done == 2);
+
+	begin("gives up");
+	first = trigger(0, 1, 7);
+	second = trigger(1, 0, 8);
+	CHECK(doorbell_trigger_thread(&first, 20000000) == DOORBELL_ETIMEOUT);
+	CHECK(control.stop == DBL_STOP_TIMED_OUT && control.stopped == 1 && control.done == 1 && out == 0);
+	CHECK(doorbell_trigger_thread(&first, SECOND) == DOORBELL_ESTATE);
+	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_EWORK);
+	CHECK(out == 0 && control.done == 2 && control.stopped == 1);
+
+	begin("a failure that the host finds");
+	first = trigger(0, 1, 7);
+	threads[0] = start(fail_and_let_go, NULL);
+	CHECK(doorbell_trigger_thread(&first, 50ull * SECOND) == DOORBELL_EWORK);
+	pthread_join(threads[0], NULL);
+	CHECK(out == 7 && control.stop == 0 && control.released == 0);
+	/* Not of one that is taken later, nor of one that waits for nothing. */
+	second = trigger(1, 1, 8);
+	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_OK);
+	second = trigger(2, 0, 9);
+	second.failures--;
+	CHECK(doorbell_trigger_thread(&second, SECOND) == DOORBELL_OK && out == 9);
+
+	begin("a wait that is released");
+	first = trigger(0, 1, 7);
+	threads[0] = start(release, NULL);
+	CHECK(doorbell_trigger_thread(&first, 50ull * SECOND) == DOORBELL_EWORK);
+	pthread_join(threads[0], NULL);
+	CHECK(out == 7 && control.released == 1 && control.stop == 0);
+
+	begin("nothing, and nonsense");
+	memset(&first, 0, sizeof(first));
+	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_OK);
+	first = trigger(0, 0, 7);
+	first.word_count = DOORBELL_TRIGGER_WORDS + 1;
+	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_EINVAL && turn == 0);
+	first = trigger(0, 0, 7);
+	first.words[3] = 9;
+	CHECK(doorbell_trigger_thread(&first, 0) == DOORBELL_EWORK && control.stop == DBL_STOP_MALFORMED && out == 0);
+	return 0;
+}
+"#;
+
+fn compile_and_run(name: &str, text: &str, sanitizer: &[&str]) -> Option<()> {
     let folder = std::env::temp_dir().join(format!(
         "doorbell-interpreter-{name}-{}",
         std::process::id()
     ));
     std::fs::create_dir_all(&folder).unwrap();
     let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    std::fs::write(&source, PROGRAM).unwrap();
+    std::fs::write(&source, text).unwrap();
     let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
     let compiled = Command::new("cc")
         .args([
@@ -304,7 +538,7 @@ fn compile_and_run(name: &str, sanitizer: &[&str]) -> Option<()> {
 
 #[test]
 fn the_interpreter_waits_stops_and_goes_on_as_its_control_block_says() {
-    if compile_and_run("plain", &[]).is_none() {
+    if compile_and_run("plain", PROGRAM, &[]).is_none() {
         waived("the_interpreter_waits", "there is no C compiler");
     }
 }
@@ -313,9 +547,27 @@ fn the_interpreter_waits_stops_and_goes_on_as_its_control_block_says() {
 fn the_interpreter_and_its_host_have_no_data_race() {
     // What the fences order is atomics: gcc warns that its sanitizer knows nothing of fences, and it need not.
     let flags = ["-fsanitize=thread", "-Wno-tsan"];
-    if compile_and_run("tsan", &flags).is_none() {
+    if compile_and_run("tsan", PROGRAM, &flags).is_none() {
         waived(
             "the_interpreter_and_its_host",
+            "there is no ThreadSanitizer",
+        );
+    }
+}
+
+#[test]
+fn triggers_are_executed_once_and_in_order_within_their_bounds() {
+    if compile_and_run("triggers", TRIGGERS, &[]).is_none() {
+        waived("triggers_are_executed_once", "there is no C compiler");
+    }
+}
+
+#[test]
+fn threads_that_execute_triggers_have_no_data_race() {
+    let flags = ["-fsanitize=thread", "-Wno-tsan"];
+    if compile_and_run("triggers_tsan", TRIGGERS, &flags).is_none() {
+        waived(
+            "threads_that_execute_triggers",
             "there is no ThreadSanitizer",
         );
     }

@@ -18,6 +18,8 @@
 #ifndef DOORBELL_EXECUTE_H
 #define DOORBELL_EXECUTE_H
 
+#include <string.h>
+
 #include "access.h"
 #include "peer.h"
 
@@ -168,8 +170,25 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 	return DBL_END_DONE;
 }
 
+/* Words as what they stand for. Copied, since to a compiler they are of another type. */
+DBL_EXECUTOR struct dbl_unit dbl_unit_of(const uint64_t *words)
+{
+	struct dbl_unit unit;
+	memcpy(&unit, words, sizeof(unit));
+	return unit;
+}
+
+DBL_EXECUTOR struct dbl_item_head dbl_item_head_of(const uint64_t *words)
+{
+	struct dbl_item_head head;
+	memcpy(&head, words, sizeof(head));
+	return head;
+}
+
+#define DBL_UNIT_WORDS ((uint32_t)(sizeof(struct dbl_unit) / sizeof(uint64_t)))
+
 /* Executes the units of a program. `table` has `target_count` addresses. */
-DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t unit_count, const uint64_t *table,
+DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count, const uint64_t *table,
 				      uint32_t target_count, uint64_t number, struct dbl_run *run)
 {
 	uint32_t at, word, len_bytes, payload;
@@ -178,30 +197,30 @@ DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t uni
 
 	dbl_fence_system();
 	for (at = 0; at < unit_count; at += 1 + payload) {
-		const struct dbl_unit *unit = &units[at];
-		const uint64_t *bytes = (const uint64_t *)(unit + 1);
+		const struct dbl_unit unit = dbl_unit_of(units + DBL_UNIT_WORDS * at);
+		const uint64_t *bytes = units + DBL_UNIT_WORDS * (at + 1);
 
 		payload = 0;
-		if (unit->kind == DBL_FENCE) {
+		if (unit.kind == DBL_FENCE) {
 			/* The strongest of what its bits may ask for. */
 			dbl_fence_system();
 			continue;
 		}
-		len_bytes = unit->kind == DBL_STORE_QWORD ? 8 : unit->kind == DBL_COPY_BLOCK ? unit->len_bytes : 4;
-		if (unit->target >= target_count || table[unit->target] == 0)
+		len_bytes = unit.kind == DBL_STORE_QWORD ? 8 : unit.kind == DBL_COPY_BLOCK ? unit.len_bytes : 4;
+		if (unit.target >= target_count || table[unit.target] == 0)
 			return DBL_END_MALFORMED;
-		place = (uint8_t *)DBL_REACH(table[unit->target] + unit->offset, len_bytes);
+		place = (uint8_t *)DBL_REACH(table[unit.target] + unit.offset, len_bytes);
 		if (!place)
 			return DBL_END_UNREACHABLE;
-		switch (unit->kind) {
+		switch (unit.kind) {
 		case DBL_STORE_DWORD:
-			dbl_store_dword(place, (uint32_t)unit->value);
+			dbl_store_dword(place, (uint32_t)unit.value);
 			break;
 		case DBL_STORE_QWORD:
-			dbl_store_qword(place, unit->value);
+			dbl_store_qword(place, unit.value);
 			break;
 		case DBL_COPY_BLOCK:
-			payload = (len_bytes + (uint32_t)sizeof(*unit) - 1) / (uint32_t)sizeof(*unit);
+			payload = (len_bytes + (uint32_t)sizeof(unit) - 1) / (uint32_t)sizeof(unit);
 			if (len_bytes % 8 != 0 || payload >= unit_count - at)
 				return DBL_END_MALFORMED;
 			/* Ascending, as the BlueFlame buffer of a NIC wants it. */
@@ -211,7 +230,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const struct dbl_unit *units, uint32_t uni
 		case DBL_POLL_GEQ:
 		case DBL_POLL_AND:
 		case DBL_POLL_NOR:
-			end = dbl_wait(unit, place, number, run);
+			end = dbl_wait(&unit, place, number, run);
 			if (end != DBL_END_DONE)
 				return end;
 			break;
@@ -230,23 +249,23 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 	uint32_t at, body_words, target_count = 0;
 
 	for (at = 0; at < word_count; at += 1 + body_words) {
-		const struct dbl_item_head *head = (const struct dbl_item_head *)&words[at];
+		const struct dbl_item_head head = dbl_item_head_of(&words[at]);
 		const uint64_t *body = &words[at + 1];
 		enum dbl_end end = DBL_END_DONE;
 
-		body_words = head->kind == DBL_ITEM_TABLE   ? head->count :
-			     head->kind == DBL_ITEM_PROGRAM ? 1 + 3 * (uint32_t)head->count :
+		body_words = head.kind == DBL_ITEM_TABLE   ? head.count :
+			     head.kind == DBL_ITEM_PROGRAM ? 1 + 3 * (uint32_t)head.count :
 							      1;
 		if (body_words >= word_count - at)
 			end = DBL_END_MALFORMED;
-		else if (head->kind == DBL_ITEM_TABLE) {
+		else if (head.kind == DBL_ITEM_TABLE) {
 			table = body;
-			target_count = head->count;
-		} else if (head->kind == DBL_ITEM_PROGRAM) {
+			target_count = head.count;
+		} else if (head.kind == DBL_ITEM_PROGRAM) {
 			if (!run->stopped)
-				end = dbl_program((const struct dbl_unit *)(body + 1), head->count, table, target_count,
+				end = dbl_program(body + 1, head.count, table, target_count,
 						  body[0], run);
-		} else if (head->kind == DBL_ITEM_COUNT) {
+		} else if (head.kind == DBL_ITEM_COUNT) {
 			dbl_fence_system();
 			dbl_store_dword(&control->done, (uint32_t)body[0]);
 		} else
@@ -255,12 +274,12 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 			run->stopped = end == DBL_END_STOPPED	? DBL_STOP_ABANDONED :
 				       end == DBL_END_MALFORMED ? DBL_STOP_MALFORMED :
 								  DBL_STOP_TIMED_OUT;
-			dbl_store_qword(&control->stopped, head->kind == DBL_ITEM_PROGRAM ? body[0] : 0);
+			dbl_store_qword(&control->stopped, head.kind == DBL_ITEM_PROGRAM ? body[0] : 0);
 			/* The reason behind what it is about. */
 			dbl_fence_system();
 			dbl_store_dword(&control->stop, run->stopped);
 			dbl_note(control, DBL_STATUS_WORK);
-			if (end == DBL_END_MALFORMED && head->kind != DBL_ITEM_PROGRAM)
+			if (end == DBL_END_MALFORMED && head.kind != DBL_ITEM_PROGRAM)
 				return DBL_END_DONE;
 		} else if (end != DBL_END_DONE) {
 			return end;

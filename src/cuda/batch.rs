@@ -11,6 +11,9 @@ use crate::peer::{At, Kind, PeerOp, Program, UNIT_BYTES, UNIT_LIMIT, Unit};
 pub(super) const SHORT_WORDS: usize = 62;
 pub(super) const LONG_WORDS: usize = 2046;
 
+/// What a trigger takes: DOORBELL_TRIGGER_WORDS of the C interface.
+pub(super) const TRIGGER_WORDS: usize = 60;
+
 const UNIT_WORDS: usize = UNIT_BYTES / 8;
 
 const ITEM_TABLE: u64 = 1;
@@ -30,15 +33,48 @@ pub(super) struct Batch {
 impl Batch {
     /// How many words a program may take, with a table of its own.
     pub(super) fn words_of(program: &Program) -> usize {
-        1 + UNIT_LIMIT + 2 + UNIT_WORDS * program.len()
+        let mut targets = [None; UNIT_LIMIT];
+        let mut count = 0;
+        for at in program.ops().filter_map(|op| place(&op)) {
+            let known = targets.iter().take(count);
+            if known.clone().any(|known| *known == Some(at.target)) {
+                continue;
+            }
+            if let Some(free) = targets.get_mut(count) {
+                *free = Some(at.target);
+                count += 1;
+            }
+        }
+        1 + count + 2 + UNIT_WORDS * program.len()
     }
 
     /// Those of a count.
     pub(super) const COUNT_WORDS: usize = 2;
 
+    /// Those of a wait of the stream's own.
+    pub(super) const WAIT_WORDS: usize = 2 + 2 + UNIT_WORDS;
+
     /// Words of the launch that is being made.
     pub(super) fn len(&self) -> usize {
         self.words.len() - self.start
+    }
+
+    /// Words of all launches.
+    pub(super) fn len_of_all(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Where those of the launch that is being made begin.
+    pub(super) fn start(&self) -> usize {
+        self.start
+    }
+
+    /// What was added since there were that many words goes again, ends of launches included.
+    pub(super) fn go_back(&mut self, words: usize, start: usize) {
+        self.words.truncate(words);
+        self.start = start;
+        // The next program brings one.
+        self.table.clear();
     }
 
     /// Adds a program; `locate` gives the device's address of an op, and by `number` its waits can be ended.

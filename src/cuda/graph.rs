@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 use super::capture::Unseen;
 use super::driver::check;
 use super::memops::{MemOp, has_waits};
-use super::shared::Queue;
+use super::queue::Queue;
 use super::{CudaContext, CudaStream};
 use crate::stream::Submission;
 use crate::{Error, Result};

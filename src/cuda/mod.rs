@@ -4,6 +4,8 @@
 //! operations (`cuStreamBatchMemOp_v2`), and no thread of this process has a part in their execution. The driver is loaded when the first
 //! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
 //!
+//! [`KernelStream`] is an executor whose programs are executed by kernels of the application: a [`Trigger`] is what they are given.
+//!
 //! [`DeviceBuffer`] is memory of a GPU, this library's or somebody else's; a [`Region`](crate::Region) takes it. Contexts, streams and memory of
 //! the crate `cudarc` become this library's and the other way round, so its version, 0.19, is part of this interface.
 
@@ -18,6 +20,7 @@ mod count;
 mod driver;
 mod graph;
 mod host_call;
+mod kernel_stream;
 mod letting_go;
 mod memops;
 mod memory;
@@ -25,17 +28,22 @@ mod module;
 mod pending;
 mod pinned;
 mod probe;
+mod queue;
 mod reach;
 mod shared;
 mod stream;
+mod submit;
 mod timing;
+mod trigger;
 mod word;
 
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
 pub(crate) use copy_stream::{CopyStream, Way};
 pub(crate) use graph::{Draft, Exec};
+pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, HeldBuffer};
 pub use stream::{CudaStream, Execution};
 pub use timing::TimingEvent;
+pub use trigger::Trigger;

@@ -29,6 +29,7 @@ const MISSING: Option<&str> = option_env!("DOORBELL_NO_KERNELS");
 pub(super) struct Module {
     raw: CUmodule,
     pub(super) spin: Kernel,
+    pub(super) step: Kernel,
     execute_short: Kernel,
     execute_long: Kernel,
 }
@@ -59,6 +60,7 @@ impl Module {
         let mut module = Module {
             raw,
             spin: Kernel(null_mut()),
+            step: Kernel(null_mut()),
             execute_short: Kernel(null_mut()),
             execute_long: Kernel(null_mut()),
         };
@@ -71,6 +73,7 @@ impl Module {
 
     fn find(&mut self) -> Result<()> {
         self.spin = function(self.raw, c"doorbell_spin")?;
+        self.step = function(self.raw, c"doorbell_step")?;
         self.execute_short = function(self.raw, c"doorbell_execute_short")?;
         self.execute_long = function(self.raw, c"doorbell_execute_long")?;
         Ok(())

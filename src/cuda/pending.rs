@@ -167,11 +167,12 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 }
 
 /// Tells everyone who is to be told when the stream has counted to `done`; before that, `released` hears the cookies of those whose wait was
-/// ended. Returns owners to be let go, which may take a while.
+/// ended. Of a stream that is `aborted` every wait is. Returns owners to be let go, which may take a while.
 pub(super) fn settle(
     queue: &mut VecDeque<Pending>,
     done: u64,
     words: &Words,
+    aborted: bool,
     released: impl Fn(u64),
 ) -> Vec<Pending> {
     let mut over = Vec::new();
@@ -191,14 +192,14 @@ pub(super) fn settle(
         if pending.after > done || Some(pending.done) != current {
             break;
         }
-        pending.begin(words);
+        pending.begin(words, aborted);
     }
     over
 }
 
 impl Pending {
     /// The stream has come to it, and has not finished it.
-    fn begin(&mut self, words: &Words) {
+    fn begin(&mut self, words: &Words, aborted: bool) {
         let What::Program {
             owner,
             cookie,
@@ -214,7 +215,8 @@ impl Pending {
             owner.started(*cookie);
         }
         let Some(awaited) = awaited else { return };
-        if released.is_some() || owner.ends_waits() || !owner.released(*cookie) {
+        let ends = || !owner.ends_waits() && owner.released(*cookie);
+        if released.is_some() || !(aborted || ends()) {
             return;
         }
         // Before the wait ends: kernels behind it see it.

@@ -2,15 +2,14 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
 use super::CudaContext;
-use super::batch::{Batch, LONG_WORDS};
+use super::batch::Batch;
 use super::capture::{Unseen, forbid, is_captured};
 use super::count::Count;
 use super::driver::{check, is};
@@ -18,17 +17,17 @@ use super::graph::{Exec, params};
 use super::host_call::in_host_function;
 use super::letting_go::{Dropped, drop_elsewhere};
 use super::memops::{
-    CALL_MAX, MemOp, flush_remote_writes, has_waits, is_executed, op_count, store_dword, translate,
-    wait_count, waits_for_completion,
+    MemOp, has_waits, is_executed, store_dword, translate, wait_count, waits_for_completion,
 };
 use super::pending::{Awaited, Listening, Pending, What, settle};
+use super::queue::{Call, Given, Queue};
 use super::reach::Reach;
 use super::stream::Execution;
 use super::word::{STATUS_STREAM, Stop, Words};
 use crate::peer::Program;
 use crate::proxy::drop_elsewhere as drop_owner_elsewhere;
 use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
-use crate::stream::{Fault, Mark, Owner, Progress, Submission, next_id};
+use crate::stream::{Backoff, Fault, Mark, Owner, Progress, Submission, next_id};
 use crate::{Error, Result};
 
 /// How often the thread looks that tells owners what their programs have come to.
@@ -59,6 +58,10 @@ pub(super) struct Shared {
     asked: Enlistment,
     /// The driver has said that nothing more will come of what is queued.
     pub(super) ended: AtomicBool,
+    /// Every wait that the stream comes to is ended.
+    pub(super) aborted: AtomicBool,
+    /// What is to be done when the stream has counted to this never will be.
+    pub(super) cut: AtomicU64,
     /// Set when the last handle went before the work.
     remaining: Mutex<Option<Arc<Shared>>>,
     pub(super) weak: Weak<Shared>,
@@ -68,113 +71,6 @@ pub(super) struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
-
-/// What the next calls of the driver need.
-#[derive(Default)]
-pub(super) struct Queue {
-    /// Counts that stores of the stream will have made when it is done with everything.
-    pub(super) issued: u64,
-    pub(super) gate: u32,
-    /// What programs are executed by, where there is a choice.
-    pub(super) execution: Execution,
-    ops: Vec<MemOp>,
-    batch: Batch,
-    /// The calls of the driver that `ops` and `batch` are given by; a program is in one of them.
-    calls: Vec<Call>,
-    /// Where in `ops` the last call of them ends.
-    ops_end: usize,
-    /// What NICs wrote before the waits of the kernel that is being made is to be flushed behind it: a kernel has no means for that.
-    flush_behind: bool,
-    /// Kernels of the application look at the stream's status.
-    pub(super) is_watched: bool,
-    /// The calls are for nodes of a graph: memory operations, and nothing else.
-    of_graph: bool,
-    entering: Vec<Pending>,
-    /// Calls that the driver has taken so far.
-    pub(super) taken: u64,
-}
-
-struct Call {
-    what: Given,
-    /// What the stream will have counted to.
-    issued: u64,
-}
-
-/// What a call gives to the driver.
-enum Given {
-    /// In `ops`.
-    MemoryOps(Range<usize>),
-    /// In `batch`.
-    Kernel(Range<usize>),
-}
-
-impl Queue {
-    /// For a node of a graph, which is memory operations.
-    pub(super) fn for_node() -> Queue {
-        Queue {
-            of_graph: true,
-            ..Queue::default()
-        }
-    }
-
-    /// What it holds, if one call of the driver can take it.
-    pub(super) fn into_one_call(mut self) -> Option<Vec<MemOp>> {
-        self.end_call();
-        (self.calls.len() == 1).then_some(self.ops)
-    }
-
-    /// What the call that is being made is executed by, if there is one.
-    fn current(&self) -> Option<Execution> {
-        if self.batch.len() > 0 {
-            Some(Execution::Kernel)
-        } else {
-            (self.ops.len() > self.ops_end).then_some(Execution::MemoryOps)
-        }
-    }
-
-    /// Whether a program, and counts around it, fit the call that is being made.
-    fn fits(&self, by: Execution, program: &Program) -> bool {
-        if self.current().is_some_and(|current| current != by) {
-            return false;
-        }
-        match by {
-            Execution::MemoryOps => {
-                self.ops.len() - self.ops_end + op_count(program) + 2 <= CALL_MAX
-            }
-            Execution::Kernel => {
-                let words = Batch::words_of(program) + 2 * Batch::COUNT_WORDS;
-                self.batch.len() + words <= LONG_WORDS
-            }
-        }
-    }
-
-    /// What was added since the last call is one.
-    fn end_call(&mut self) {
-        let what = match self.current() {
-            Some(Execution::MemoryOps) => Given::MemoryOps(self.ops_end..self.ops.len()),
-            Some(Execution::Kernel) => Given::Kernel(self.batch.end_launch()),
-            None => return,
-        };
-        self.ops_end = self.ops.len();
-        let issued = self.issued;
-        self.calls.push(Call { what, issued });
-        if std::mem::take(&mut self.flush_behind) {
-            self.ops.push(flush_remote_writes());
-            let what = Given::MemoryOps(self.ops_end..self.ops.len());
-            self.ops_end = self.ops.len();
-            self.calls.push(Call { what, issued });
-        }
-    }
-
-    fn clear(&mut self) {
-        self.ops.clear();
-        self.batch.clear();
-        self.calls.clear();
-        self.ops_end = 0;
-        self.flush_behind = false;
-        self.of_graph = false;
-    }
-}
 
 /// The thread that looks at streams.
 pub(super) fn watch() -> Result<&'static Arc<Rounds<Shared>>> {
@@ -252,6 +148,8 @@ impl Shared {
             watched: Enlistment::default(),
             asked: Enlistment::default(),
             ended: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+            cut: AtomicU64::new(u64::MAX),
             remaining: Mutex::default(),
             weak: weak.clone(),
         }))
@@ -381,6 +279,13 @@ impl Shared {
         Ok(())
     }
 
+    /// Enters what was made for kernels of the application, which [`KernelStream::take`](super::KernelStream::take) hands out.
+    fn issue_to_kernels(&self, queue: &mut Queue) -> Result<()> {
+        lock(&self.pending).extend(queue.entering.drain(..));
+        self.ensure_watched();
+        Ok(())
+    }
+
     /// One call of the driver.
     fn give(&self, what: &Given, ops: &mut [MemOp], batch: &Batch) -> Result<()> {
         match what {
@@ -433,7 +338,13 @@ impl Shared {
         &self,
         prepare: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
     ) -> Result<()> {
-        self.queue_by(prepare, Shared::issue)
+        self.queue_by(prepare, |shared, queue| {
+            if queue.for_kernels {
+                shared.issue_to_kernels(queue)
+            } else {
+                shared.issue(queue)
+            }
+        })
     }
 
     fn queue_by(
@@ -442,16 +353,16 @@ impl Shared {
         issue: impl FnOnce(&Shared, &mut Queue) -> Result<()>,
     ) -> Result<()> {
         let mut queue = lock(&self.queue);
-        let (issued, gate) = (queue.issued, queue.gate);
+        let kept = queue.keep();
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
-        queue.clear();
         // Not under the lock: an owner may be dropped with what was not entered.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
-            queue.issued = issued;
+            let gate = queue.go_back(&kept);
             // Their numbers are not used again: one may have been opened already.
             lock(&self.gates).retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
         } else {
+            queue.settle();
             // Empty: its space is for the next call.
             queue.entering = refused;
             return result;
@@ -470,8 +381,8 @@ impl Shared {
         let last = batch.len().wrapping_sub(1);
         let mut after = queue.issued;
         let mut grouped = queue.entering.len();
-        // Whether the call that is being made has counted.
-        let mut counted = false;
+        // Whether the call that is being made has counted, and nothing comes between. What is made for kernels ends with a count each time.
+        let mut counted = queue.for_kernels && queue.current().is_some();
         for (at, submission) in batch.enumerate() {
             submission.check()?;
             let owner = &submission.owner;
@@ -484,6 +395,7 @@ impl Shared {
             };
             let program = &submission.program;
             let by = self.means(queue, program);
+            queue.check_len(program)?;
             let waits = has_waits(program);
             if !queue.fits(by, program) {
                 // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
@@ -513,7 +425,8 @@ impl Shared {
                 Execution::Kernel => {
                     // By the count behind it, which a program that waits has to itself.
                     queue.batch.program(program, queue.issued + 1, locate)?;
-                    queue.flush_behind |= waits && self.context.capabilities().flush;
+                    queue.flush_behind |=
+                        waits && self.context.capabilities().flush && !queue.for_kernels;
                     waits.then_some(Awaited::Kernel)
                 }
             };
@@ -544,6 +457,9 @@ impl Shared {
 
     /// What executes a program.
     fn means(&self, queue: &Queue, program: &Program) -> Execution {
+        if queue.for_kernels {
+            return Execution::Kernel;
+        }
         let capabilities = self.context.capabilities();
         let can = || is_executed(program, capabilities);
         // Without either the error is that of the memory operations, which says what is missing.
@@ -558,6 +474,9 @@ impl Shared {
 
     /// What executes the stream's own steps, where they are in no call with others.
     fn own_means(&self, queue: &Queue) -> Execution {
+        if queue.for_kernels {
+            return Execution::Kernel;
+        }
         let capabilities = self.context.capabilities();
         let wanted = queue.execution == Execution::Kernel || !capabilities.memops;
         if capabilities.kernels && !queue.of_graph && wanted {
@@ -635,7 +554,8 @@ impl Shared {
                 .fault
                 .stick("a kernel has given up a wait, and with it what came behind".into()),
         }
-        settle(&mut pending, done, words, |cookie| {
+        let aborted = self.aborted.load(Ordering::Acquire);
+        settle(&mut pending, done, words, aborted, |cookie| {
             self.fault.pass(format!(
                 "the wait of program {cookie} was released before its condition held"
             ));
@@ -710,8 +630,8 @@ impl Shared {
         self.ensure_watched();
     }
 
-    /// After [`Shared::end`]: those who are not finished never will be.
-    fn discard(&self) {
+    /// Those who are not finished never will be.
+    pub(super) fn discard(&self) {
         let reason = Error::Asynchronous {
             stream: self.name.clone(),
             reason: self.fault.sticky_reason().unwrap_or_default(),
@@ -763,7 +683,13 @@ impl Shared {
         if !over.is_empty() {
             drop_elsewhere(Dropped::Owners(over));
         }
-        if self.ended.load(Ordering::Acquire) {
+        let cut = self.cut.load(Ordering::Acquire);
+        let is_cut = || {
+            lock(&self.pending)
+                .front()
+                .is_some_and(|next| next.done > cut)
+        };
+        if self.ended.load(Ordering::Acquire) || is_cut() {
             self.discard();
         }
         if self.has_work() {
@@ -794,6 +720,28 @@ impl Shared {
         if let Err(error) = asked {
             self.note(&error);
         }
+    }
+
+    /// Waits until the stream has counted to that, or will never. False: it has not by the deadline.
+    pub(super) fn wait_until(&self, target: u64, deadline: Option<Instant>) -> bool {
+        let mut backoff = Backoff::new();
+        let mut turns = 0_u32;
+        while !self.progress.reached(target) {
+            if self.turn() {
+                backoff.reset();
+            } else if !backoff.pause_until(deadline) {
+                return false;
+            }
+            turns = turns.wrapping_add(1);
+            if backoff.has_slept() && turns.is_multiple_of(16) {
+                // An error that is none of the stream's is no reason to take the work for done: a capture that has begun since, for one.
+                let _ = self.is_idle();
+                if self.ended.load(Ordering::Acquire) || self.fault.is_sticky() {
+                    break;
+                }
+            }
+        }
+        true
     }
 
     /// One turn of a wait for the stream.

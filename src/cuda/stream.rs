@@ -16,9 +16,12 @@ use super::graph::Exec;
 use super::host_call::{HostCall, call_host};
 use super::letting_go::let_go;
 use super::memops::MemOp;
+use super::module::Module;
 use super::pending::What;
-use super::shared::{Queue, Shared, lock};
-use crate::stream::{Backoff, Event, Executor, Mark, Record, Submission, forbid_on};
+use super::queue::Queue;
+use super::shared::{Shared, lock};
+use super::trigger::Trigger;
+use crate::stream::{Event, Executor, Submission, forbid_on};
 use crate::{Error, Result};
 
 /// What executes the programs of a CUDA stream.
@@ -54,8 +57,31 @@ pub struct CudaStream {
     handle: Arc<Handle>,
 }
 
-struct Handle {
+pub(super) struct Handle {
     shared: ManuallyDrop<Arc<Shared>>,
+}
+
+impl Handle {
+    /// A stream of that context, of this library's own, which does not wait for the legacy default stream.
+    pub(super) fn new(context: &CudaContext, name: String) -> Result<Handle> {
+        let entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, which `Shared` destroys.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
+        })?;
+        drop(entered);
+        Self::over(context, raw, true, name)
+    }
+
+    fn over(context: &CudaContext, raw: CUstream, owned: bool, name: String) -> Result<Handle> {
+        let shared = ManuallyDrop::new(Shared::new(context, raw, owned, name)?);
+        Ok(Handle { shared })
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
 }
 
 impl Drop for Handle {
@@ -76,14 +102,8 @@ impl CudaStream {
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<CudaStream> {
-        let entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `Shared` destroys.
-        check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
-        })?;
-        drop(entered);
-        Self::over(context, raw, true, name.into())
+        let handle = Arc::new(Handle::new(context, name.into())?);
+        Ok(CudaStream { handle })
     }
 
     /// A stream that somebody else has made: a `CUstream`, which is a `cudaStream_t`. It stays theirs.
@@ -113,8 +133,7 @@ impl CudaStream {
     }
 
     fn over(context: &CudaContext, raw: CUstream, owned: bool, name: String) -> Result<CudaStream> {
-        let shared = ManuallyDrop::new(Shared::new(context, raw, owned, name)?);
-        let handle = Arc::new(Handle { shared });
+        let handle = Arc::new(Handle::over(context, raw, owned, name)?);
         Ok(CudaStream { handle })
     }
 
@@ -220,23 +239,54 @@ impl CudaStream {
     /// # Errors
     /// [`Error::State`] if this library was built without kernels, and those of [`Executor::submit`].
     pub fn spin(&self, time: Duration) -> Result<()> {
+        let ns = ns_of(time);
+        self.launch(|module, raw| {
+            // SAFETY: its one parameter, a `uint64_t`.
+            unsafe { module.spin.launch(raw, [std::ptr::from_ref(&ns).cast()]) }
+        })
+    }
+
+    /// Queues a kernel of one thread that takes that long and then executes a trigger, with that bound: an application's kernel in small, for
+    /// tests and for who measures. The code of the trigger goes to `code` on the device, an `int32_t`, unless that is 0.
+    ///
+    /// # Errors
+    /// As [`CudaStream::spin`].
+    ///
+    /// # Safety
+    /// The trigger is one of a [`KernelStream`](super::KernelStream) of this context that has a handle, or work, until the kernel is done, and
+    /// was not given up; `code` is 0 or memory that stays as long.
+    pub unsafe fn step(
+        &self,
+        work: Duration,
+        trigger: &Trigger,
+        timeout: Duration,
+        code: CUdeviceptr,
+    ) -> Result<()> {
+        let (work_ns, timeout_ns) = (ns_of(work), ns_of(timeout));
+        let parameters = [
+            std::ptr::from_ref(trigger).cast(),
+            std::ptr::from_ref(&work_ns).cast(),
+            std::ptr::from_ref(&timeout_ns).cast(),
+            std::ptr::from_ref(&code).cast(),
+        ];
+        // SAFETY: its parameters, a `struct doorbell_trigger`, two `uint64_t` and an address; what they name is by this function's contract.
+        self.launch(|module, raw| unsafe { module.step.launch(raw, parameters) })
+    }
+
+    /// Queues a kernel of the library's.
+    fn launch(&self, launch: impl FnOnce(&Module, CUstream) -> Result<()>) -> Result<()> {
         let shared = self.shared();
         shared.check()?;
-        let kernel = &shared.context.module()?.spin;
-        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let launch = || {
-            // SAFETY: its one parameter, a `uint64_t`.
-            unsafe { kernel.launch(shared.raw, [std::ptr::from_ref(&ns).cast()]) }
-        };
+        let module = shared.context.module()?;
         let entered = shared.context.enter()?;
         if is_captured(shared.raw)? {
             // The graph has a context of its own, and nothing is counted in it.
-            return launch();
+            return launch(module, shared.raw);
         }
         drop(entered);
         shared.queue(|shared, queue| {
             let _entered = shared.context.enter()?;
-            launch()?;
+            launch(module, shared.raw)?;
             // Counted, so that the stream has its context, and with it the kernel, until this is done.
             let after = queue.issued;
             shared.count_for(queue, after, What::Passing { _mark: None });
@@ -284,6 +334,10 @@ impl CudaStream {
     }
 }
 
+fn ns_of(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaStream")
@@ -305,66 +359,19 @@ unsafe impl Executor for CudaStream {
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
-        let shared = self.shared();
-        if batch.is_empty() {
-            return shared.check();
-        }
-        shared.queue(|shared, queue| shared.prepare(queue, batch.iter()))?;
-        batch.clear();
-        Ok(())
+        self.shared().submit(batch)
     }
 
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
-        let one = std::slice::from_ref(&submission);
-        let queued = self
-            .shared()
-            .queue(|shared, queue| shared.prepare(queue, one.iter()));
-        queued.map_err(|error| (submission, error))
+        self.shared().submit_one(submission)
     }
 
     fn record(&self, event: &Event) -> Result<()> {
-        let shared = self.shared();
-        let (record, number) = event.begin_record();
-        let mut position = 0;
-        shared.queue(|shared, queue| {
-            let after = queue.issued;
-            shared.count_for(queue, after, What::Record(record));
-            position = queue.issued;
-            Ok(())
-        })?;
-        let progress = Arc::clone(&shared.progress);
-        Record::announce(event, number, Mark { progress, position });
-        Ok(())
+        self.shared().record(event)
     }
 
     fn wait_event(&self, event: &Event) -> Result<()> {
-        let shared = self.shared();
-        let Some(mark) = event.mark() else {
-            return shared.check();
-        };
-        if mark.progress.stream == shared.id || mark.is_reached() {
-            return shared.check();
-        }
-        if let Some(word) = mark.progress.device_word() {
-            // The word is that of another stream's count, whose memory the event keeps: so must this stream, until it has passed.
-            return shared.queue(|shared, queue| {
-                let after = queue.issued;
-                shared.wait_for_count(queue, word, mark.position as u32);
-                shared.count_for(queue, after, What::Passing { _mark: Some(mark) });
-                Ok(())
-            });
-        }
-        // Nothing that a GPU could look at: the thread that looks lets it pass.
-        shared.queue(|shared, queue| {
-            queue.gate = queue.gate.wrapping_add(1);
-            let gate = queue.gate;
-            shared.wait_for_count(queue, shared.count.words.gate_at(), gate);
-            let after = queue.issued;
-            shared.count_for(queue, after, What::Passing { _mark: None });
-            // Before the driver has it. If it is refused, the gate is opened in vain, and the next one has its number.
-            lock(&shared.gates).push_back((queue.gate, mark));
-            Ok(())
-        })
+        self.shared().wait_event(event)
     }
 
     fn query(&self) -> Result<bool> {
@@ -393,25 +400,11 @@ unsafe impl Executor for CudaStream {
             target = queue.issued;
             Ok(())
         })?;
-        let mut backoff = Backoff::new();
-        let mut turns = 0_u32;
-        while !shared.progress.reached(target) {
-            if shared.turn() {
-                backoff.reset();
-            } else if !backoff.pause_until(deadline) {
-                return Err(Error::Timeout {
-                    operation: "stream synchronize",
-                    timeout: timeout.unwrap_or(Duration::MAX),
-                });
-            }
-            turns = turns.wrapping_add(1);
-            if backoff.has_slept() && turns.is_multiple_of(16) {
-                // An error that is none of the stream's is no reason to take the work for done: a capture that has begun since, for one.
-                let _ = shared.is_idle();
-                if shared.ended.load(Ordering::Acquire) || shared.fault.is_sticky() {
-                    break;
-                }
-            }
+        if !shared.wait_until(target, deadline) {
+            return Err(Error::Timeout {
+                operation: "stream synchronize",
+                timeout: timeout.unwrap_or(Duration::MAX),
+            });
         }
         drop(shared.settle());
         shared.check()

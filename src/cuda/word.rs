@@ -165,6 +165,12 @@ impl Words {
         let _ = word.compare_exchange(0, status, Ordering::SeqCst, Ordering::Relaxed);
     }
 
+    /// How many failures were noted; it goes round.
+    pub(super) fn failures(&self) -> u32 {
+        let failures = &self.page.control.host.failures;
+        failures.load(Ordering::Acquire)
+    }
+
     /// 0, or the first failure.
     pub(super) fn status(&self) -> &AtomicI32 {
         &self.page.control.both.status

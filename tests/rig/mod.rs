@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::waived::waived;
 #[allow(unused_imports)] // Reason: each test uses a part.
-pub use stream::{Stream, by_kernel, is_cuda, queueing, stream};
+pub use stream::{Stream, by_kernel, by_trigger, is_cuda, queueing, stream};
 
 use doorbell::{Access, Control, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
 

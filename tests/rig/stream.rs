@@ -1,5 +1,5 @@
 //! The stream that the tests of the public interface queue on: `DOORBELL_TEST_STREAM` is `host`, which it also is if it is not set, `cuda`,
-//! or `cuda-kernel`.
+//! `cuda-kernel`, or `cuda-trigger`: kernels of an application execute what is queued, one after the other on a CUDA stream.
 #![allow(unsafe_code)] // implements an unsafe trait by delegation
 #![allow(dead_code)] // Reason: each test uses a part.
 
@@ -7,13 +7,44 @@ use std::time::Duration;
 
 use doorbell::stream::Submission;
 #[cfg(feature = "cuda")]
-use doorbell::{CudaContext, CudaStream, cuda::Execution};
+use doorbell::{CudaContext, CudaStream, KernelStream, cuda::Execution};
 use doorbell::{Error, Event, Executor, HostStream, Result};
 
 pub enum Stream {
     Host(HostStream),
     #[cfg(feature = "cuda")]
     Cuda(CudaStream),
+    #[cfg(feature = "cuda")]
+    Triggered(Triggered),
+}
+
+/// Each step that is queued is a trigger, or several, of a kernel that is launched at once.
+#[cfg(feature = "cuda")]
+pub struct Triggered {
+    kernels: KernelStream,
+    cuda: CudaStream,
+    /// Held from a step to its launch.
+    launching: std::sync::Mutex<()>,
+}
+
+#[cfg(feature = "cuda")]
+impl Triggered {
+    fn step<R>(&self, queue: impl FnOnce(&KernelStream) -> R) -> R {
+        let launching = self.launching.lock();
+        let queued = queue(&self.kernels);
+        while let Ok(Some(trigger)) = self.kernels.take() {
+            let bound = Duration::from_secs(3600);
+            // SAFETY: of this context; what is taken stays until it is executed.
+            let launched = unsafe { self.cuda.step(Duration::ZERO, &trigger, bound, 0) };
+            if launched.is_err() {
+                self.cuda.synchronize(None).ok();
+                // SAFETY: the stream is done, and this trigger, which no kernel has, is the last one.
+                unsafe { self.kernels.discard_taken() }.unwrap();
+            }
+        }
+        drop(launching);
+        queued
+    }
 }
 
 /// A new stream.
@@ -31,6 +62,15 @@ pub fn stream(name: &str) -> Stream {
             let stream = CudaStream::new(&context, name).unwrap();
             Stream::Cuda(stream.with_execution(Execution::Kernel).unwrap())
         }
+        #[cfg(feature = "cuda")]
+        "cuda-trigger" => {
+            let context = CudaContext::primary(0).unwrap();
+            Stream::Triggered(Triggered {
+                kernels: KernelStream::new(&context, name).unwrap(),
+                cuda: CudaStream::new(&context, name).unwrap(),
+                launching: std::sync::Mutex::default(),
+            })
+        }
         other => panic!("DOORBELL_TEST_STREAM={other}"),
     }
 }
@@ -43,6 +83,11 @@ pub fn is_cuda() -> bool {
 /// Whether their programs are executed by a kernel.
 pub fn by_kernel() -> bool {
     kind() == "cuda-kernel"
+}
+
+/// Whether they are executed by kernels of an application.
+pub fn by_trigger() -> bool {
+    kind() == "cuda-trigger"
 }
 
 /// The call of the driver by which programs are queued, and the name of its symbol.
@@ -65,6 +110,8 @@ impl Stream {
             Stream::Host(stream) => stream.launch(kernel),
             #[cfg(feature = "cuda")]
             Stream::Cuda(stream) => stream.launch_host(kernel),
+            #[cfg(feature = "cuda")]
+            Stream::Triggered(stream) => stream.cuda.launch_host(kernel),
         }
     }
 
@@ -73,7 +120,7 @@ impl Stream {
         match self {
             Stream::Host(stream) => Some(stream),
             #[cfg(feature = "cuda")]
-            Stream::Cuda(_) => None,
+            Stream::Cuda(_) | Stream::Triggered(_) => None,
         }
     }
 
@@ -82,6 +129,16 @@ impl Stream {
             Stream::Host(stream) => stream,
             #[cfg(feature = "cuda")]
             Stream::Cuda(stream) => stream,
+            #[cfg(feature = "cuda")]
+            Stream::Triggered(stream) => &stream.kernels,
+        }
+    }
+
+    fn step<R>(&self, queue: impl FnOnce(&dyn Executor) -> R) -> R {
+        match self {
+            #[cfg(feature = "cuda")]
+            Stream::Triggered(stream) => stream.step(|kernels| queue(kernels)),
+            _ => queue(self.executor()),
         }
     }
 }
@@ -97,26 +154,37 @@ unsafe impl Executor for Stream {
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
-        self.executor().submit(batch)
+        self.step(|stream| stream.submit(batch))
     }
 
+    #[allow(clippy::result_large_err)] // Reason: as the trait has it.
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
-        self.executor().submit_one(submission)
+        self.step(|stream| stream.submit_one(submission))
     }
 
     fn record(&self, event: &Event) -> Result<()> {
-        self.executor().record(event)
+        self.step(|stream| stream.record(event))
     }
 
     fn wait_event(&self, event: &Event) -> Result<()> {
-        self.executor().wait_event(event)
+        self.step(|stream| stream.wait_event(event))
     }
 
     fn query(&self) -> Result<bool> {
+        #[cfg(feature = "cuda")]
+        if let Stream::Triggered(stream) = self
+            && !stream.cuda.query()?
+        {
+            return Ok(false);
+        }
         self.executor().query()
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Stream::Triggered(stream) = self {
+            stream.cuda.synchronize(timeout)?;
+        }
         self.executor().synchronize(timeout)
     }
 }

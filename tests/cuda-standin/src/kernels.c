@@ -17,7 +17,7 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 /* The library's own interpreter, as a GPU runs it. */
 #define DBL_REACH(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
-#include <doorbell/execute.h>
+#include <doorbell/trigger.h>
 
 enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
 
@@ -30,6 +30,33 @@ int doorbell_execute(const void *const arguments[], uint64_t thread)
     (void)thread;
     if (!control || dbl_execute(batch + 2, (uint32_t)batch[1], control) == DBL_END_UNREACHABLE)
         return ILLEGAL_ADDRESS;
+    return SUCCESS;
+}
+
+/* doorbell_step(trigger, work_ns, timeout_ns, code) */
+int doorbell_step(const void *const arguments[], uint64_t thread)
+{
+    const struct doorbell_trigger *trigger = arguments[0];
+    uint64_t work_ns, timeout_ns, address, start_ns = dbl_now_ns();
+    uint32_t turn;
+    int32_t *code = NULL;
+    int found;
+
+    (void)thread;
+    memcpy(&work_ns, arguments[1], sizeof work_ns);
+    memcpy(&timeout_ns, arguments[2], sizeof timeout_ns);
+    memcpy(&address, arguments[3], sizeof address);
+    if (address && !(code = doorbell_cuda_standin_reach(address, sizeof *code)))
+        return ILLEGAL_ADDRESS;
+    for (turn = 0; dbl_now_ns() - start_ns < work_ns && !doorbell_cuda_standin_over(); turn++)
+        /* A GPU would not take a core of the CPU. */
+        if (work_ns - (dbl_now_ns() - start_ns) > 200000)
+            doorbell_cuda_standin_pause(turn);
+    found = doorbell_trigger_thread(trigger, timeout_ns);
+    if (found == DOORBELL_EINVAL)
+        return ILLEGAL_ADDRESS;
+    if (code)
+        dbl_store_dword(code, (uint32_t)found);
     return SUCCESS;
 }
 

@@ -31,6 +31,7 @@ enum Run {
 
 unsafe extern "C" {
     fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
+    fn doorbell_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
 }
 
@@ -53,6 +54,13 @@ static KERNELS: &[Kernel] = &[
         parameters: &[16384],
         once: true,
         run: Run::C(doorbell_execute),
+    },
+    // A `struct doorbell_trigger`, two times, an address.
+    Kernel {
+        name: c"doorbell_step",
+        parameters: &[512, 8, 8, 8],
+        once: true,
+        run: Run::C(doorbell_step),
     },
     Kernel {
         name: c"doorbell_standin_mark",

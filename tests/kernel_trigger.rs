@@ -1,0 +1,796 @@
+//! Triggers: operations that kernels of the application ring, beside what the suites of the public interface show with
+//! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a
+//! GPU it is the library's own, `doorbell_step`.
+#![cfg(all(feature = "cuda", not(loom)))]
+#![allow(unsafe_code)] // launches kernels that execute triggers
+
+mod rig;
+mod waived;
+
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig, Error, Event,
+    Executor, KernelStream, Side, Status, Ticket, Trigger, Work, stream_post_all,
+    stream_wait_value32, stream_write_value32,
+};
+use rig::gpu::{Bench, alone, config, context};
+use rig::{Pair, Random, SOON, control, device, from_env};
+use waived::waived;
+
+const OK: i32 = 0;
+const ESTATE: i32 = -16;
+const ETIMEOUT: i32 = -17;
+const EWORK: i32 = -19;
+const NOT_RUN: i32 = 77;
+
+const BOUND: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(30);
+
+/// An application: a stream of its own, whose kernels execute triggers, and a place for their codes.
+struct Application {
+    context: CudaContext,
+    stream: CudaStream,
+    codes: DeviceBuffer,
+}
+
+impl Application {
+    fn new(context: &CudaContext) -> Application {
+        let application = Application {
+            context: context.clone(),
+            stream: CudaStream::new(context, "application").unwrap(),
+            codes: context.alloc(4 * 64).unwrap(),
+        };
+        application.forget_codes();
+        application
+    }
+
+    fn kernels(&self) -> KernelStream {
+        KernelStream::new(&self.context, "kernels").unwrap()
+    }
+
+    fn launch(&self, trigger: &Trigger, bound: Duration, place: u64) {
+        let code = self.codes.ptr() + 4 * place;
+        // SAFETY: of a stream of this context; the tests keep it, or what it has queued, until the kernel is done, and the codes are kept here.
+        unsafe { self.stream.step(Duration::ZERO, trigger, bound, code) }.unwrap();
+    }
+
+    fn code(&self, place: u64) -> i32 {
+        let mut bytes = [0; 4];
+        self.codes.copy_to_host(4 * place, &mut bytes).unwrap();
+        i32::from_ne_bytes(bytes)
+    }
+
+    fn forget_codes(&self) {
+        let bytes = NOT_RUN.to_ne_bytes().repeat(64);
+        self.codes.copy_from_host(0, &bytes).unwrap();
+    }
+
+    /// Has kernels execute all that is queued, one after the other; their codes, and how long it took.
+    fn execute_within(&self, kernels: &KernelStream, bound: Duration) -> (Vec<i32>, Duration) {
+        let triggers = take_all(kernels);
+        self.forget_codes();
+        let start = Instant::now();
+        for (place, trigger) in triggers.iter().enumerate() {
+            self.launch(trigger, bound, place as u64);
+        }
+        self.stream.synchronize(SOON).unwrap();
+        let codes = (0..triggers.len()).map(|place| self.code(place as u64));
+        (codes.collect(), start.elapsed())
+    }
+
+    fn execute(&self, kernels: &KernelStream) -> Vec<i32> {
+        self.execute_within(kernels, BOUND).0
+    }
+}
+
+fn take_all(kernels: &KernelStream) -> Vec<Trigger> {
+    std::iter::from_fn(|| kernels.take().unwrap()).collect()
+}
+
+fn is_sync(test: &str) -> bool {
+    let is_sync = control(&device()) == Control::Sync;
+    if is_sync {
+        waived(test, "on the sync path no kernel rings");
+    }
+    is_sync
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < BOUND, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn write(bench: &mut Bench, stream: &dyn Executor, value: u8) -> [Ticket; 2] {
+    let Bench { pair, region } = bench;
+    region.fill(0, 512, value).unwrap();
+    region.fill(4096, 512, !value).unwrap();
+    let data = [region.slice(0, 512).unwrap()];
+    let remote = region.remote();
+    let to = remote.addr + 4096;
+    let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+    let waited = pair.a.stream_wait_cq(stream, Side::Send);
+    [sent.unwrap(), waited.unwrap()]
+}
+
+fn is_complete(ticket: &Ticket) -> bool {
+    ticket.status() == Status::Complete
+}
+
+fn cause(ticket: &Ticket) -> Option<Cause> {
+    match ticket.status() {
+        Status::Failed(error) => Some(error.cause),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
+    let _alone = alone();
+    let test = "a_kernel_rings_what_was_prepared";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    assert!(kernels.take().unwrap().is_none());
+    for round in 0..50 {
+        let tickets = write(&mut bench, &kernels, round);
+        // In one trigger, and nothing is rung before a kernel has it.
+        let trigger = kernels.take().unwrap().unwrap();
+        assert!(kernels.take().unwrap().is_none());
+        assert_eq!(trigger.number(), u64::from(round));
+        assert_eq!(kernels.query(), Ok(false));
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(
+            tickets
+                .iter()
+                .all(|ticket| ticket.status() == Status::Queued)
+        );
+        assert!(bench.region.is_filled_with(4096, 512, !round).unwrap());
+        application.forget_codes();
+        application.launch(&trigger, BOUND, 0);
+        application.stream.synchronize(SOON).unwrap();
+        assert_eq!(application.code(0), OK);
+        assert!(bench.region.is_filled_with(4096, 512, round).unwrap());
+        kernels.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete));
+        assert_eq!(kernels.query(), Ok(true));
+    }
+}
+
+/// Past the ends of the rings, with as many operations in a trigger as there are places, and more than one trigger takes.
+#[test]
+fn thousands_in_a_row_arrive_once_and_in_order() {
+    let _alone = alone();
+    let test = "thousands_in_a_row";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    let mut random = Random(from_env("DOORBELL_SEED", 6));
+    let (mut posted, mut triggers) = (0_u64, 0);
+    while posted < 2000 {
+        let count = 1 + random.below(24);
+        let mut tickets = vec![];
+        let a = &mut bench.pair.a;
+        for _ in 0..count {
+            tickets.push(a.stream_queue_send(&kernels, &Work::nop()).unwrap());
+        }
+        for _ in 0..count {
+            tickets.push(a.stream_wait_cq(&kernels, Side::Send).unwrap());
+        }
+        let codes = application.execute(&kernels);
+        assert!(codes.iter().all(|code| *code == OK), "{codes:?}");
+        triggers += codes.len();
+        kernels.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete), "{posted}");
+        posted += count;
+        write(&mut bench, &kernels, posted as u8);
+        assert_eq!(application.execute(&kernels), [OK]);
+        assert!(
+            bench
+                .region
+                .is_filled_with(4096, 512, posted as u8)
+                .unwrap()
+        );
+        triggers += 1;
+    }
+    assert!(triggers > 300, "{triggers}");
+}
+
+#[test]
+fn triggers_of_many_endpoints_are_executed_as_they_were_queued() {
+    let _alone = alone();
+    let test = "triggers_of_many_endpoints";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let device = device();
+    let mut pairs: Vec<Pair> = (0..12).map(|_| Pair::new(&device, &config())).collect();
+    let regions: Vec<_> = pairs.iter().map(|pair| pair.region(4096)).collect();
+    for round in 1..=40_u32 {
+        let mut batch = vec![];
+        for (pair, region) in pairs.iter_mut().zip(&regions) {
+            region.store_u32(0, round).unwrap();
+            let data = [region.slice(0, 4).unwrap()];
+            let remote = region.remote();
+            let work = Work::write(&data, remote.addr + 64, remote.rkey);
+            batch.push(pair.a.prepare_send(&work).unwrap());
+        }
+        for pair in &mut pairs {
+            batch.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
+        }
+        let tickets = stream_post_all(&kernels, &mut batch).unwrap();
+        let codes = application.execute(&kernels);
+        // More than a trigger takes.
+        assert!(
+            codes.len() > 1 && codes.iter().all(|code| *code == OK),
+            "{codes:?}"
+        );
+        kernels.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete));
+        assert!(
+            regions
+                .iter()
+                .all(|region| region.load_u32(64) == Ok(round))
+        );
+    }
+}
+
+#[test]
+fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
+    let _alone = alone();
+    let test = "two_kernel_streams_and_a_stream";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let applications = [(); 2].map(|()| Application::new(&context));
+    let kernels = applications.each_ref().map(Application::kernels);
+    let stream = CudaStream::new(&context, "stream").unwrap();
+    let mut bench = Bench::new();
+    let mut random = Random(from_env("DOORBELL_SEED", 7));
+    let region = bench.region.clone();
+    let remote = region.remote();
+    for round in 0..60_u32 {
+        let count = 12;
+        let mut tickets = vec![];
+        let mut triggers = [vec![], vec![]];
+        for step in 0..count {
+            let value = round * count + step + 1;
+            region.store_u32(8 * u64::from(step), value).unwrap();
+            let data = [region.slice(8 * u64::from(step), 4).unwrap()];
+            // All to one word: the last one stays.
+            let to = remote.addr + 4096;
+            let which = random.below(3) as usize;
+            let on: &dyn Executor = if which < 2 { &kernels[which] } else { &stream };
+            tickets.push(
+                bench
+                    .pair
+                    .a
+                    .stream_queue_write(on, &data, to, remote.rkey)
+                    .unwrap(),
+            );
+            if which < 2 {
+                triggers[which].extend(take_all(&kernels[which]));
+            }
+        }
+        for _ in 0..count {
+            tickets.push(bench.pair.a.stream_wait_cq(&stream, Side::Send).unwrap());
+        }
+        // The one that is launched last may have the first turn.
+        for at in [round as usize % 2, 1 - round as usize % 2] {
+            applications[at].forget_codes();
+            for (place, trigger) in triggers[at].iter().enumerate() {
+                applications[at].launch(trigger, BOUND, place as u64);
+            }
+        }
+        for (application, triggers) in applications.iter().zip(&triggers) {
+            application.stream.synchronize(SOON).unwrap();
+            let codes = (0..triggers.len()).map(|place| application.code(place as u64));
+            assert!(codes.into_iter().all(|code| code == OK));
+        }
+        stream.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete), "{round}");
+        assert_eq!(region.load_u32(4096), Ok((round + 1) * count));
+    }
+}
+
+/// Each failure reaches the kernel that waits as a code, long before its bound, and the owner as it does on every stream.
+#[test]
+fn every_failure_reaches_the_kernel_that_waits() {
+    let _alone = alone();
+    let test = "every_failure_reaches_the_kernel";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let fails = |kernels: &KernelStream, what: &str| {
+        let (codes, took) = application.execute_within(kernels, BOUND);
+        assert_eq!(codes.last(), Some(&EWORK), "{what}: {codes:?}");
+        assert!(took < BOUND / 2, "{what} took {took:?}");
+        until(what, || kernels.query() == Ok(true));
+        assert_eq!(kernels.status(), EWORK, "{what}");
+        kernels.clear_status();
+    };
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    for round in 0..8 {
+        let works = |bench: &mut Bench| {
+            write(bench, &kernels, round);
+            assert_eq!(application.execute(&kernels), [OK]);
+            assert!(bench.region.is_filled_with(4096, 512, round).unwrap());
+        };
+        works(&mut bench);
+
+        let region = bench.region.clone();
+        let data = [region.slice(0, 64).unwrap()];
+        let remote = region.remote();
+        let nowhere = remote.rkey.wrapping_add(0x1000);
+        let a = &mut bench.pair.a;
+        a.stream_queue_write(&kernels, &data, remote.addr, nowhere)
+            .unwrap();
+        let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
+        fails(&kernels, "a completion in error");
+        assert!(matches!(cause(&waited), Some(Cause::Completion { .. })));
+        bench.pair.reset();
+        works(&mut bench);
+
+        let b = &mut bench.pair.b;
+        let into = [region.slice(0, 16).unwrap()];
+        b.stream_queue_recv(&kernels, 5, &into).unwrap();
+        let late = b.stream_wait_cq_for(&kernels, Side::Recv, Some(SHORT));
+        fails(&kernels, "a deadline");
+        assert!(matches!(cause(&late.unwrap()), Some(Cause::Deadline(_))));
+        bench.pair.reset();
+        works(&mut bench);
+
+        let b = &mut bench.pair.b;
+        b.stream_queue_recv(&kernels, 5, &into).unwrap();
+        let aborted = b.stream_wait_cq_for(&kernels, Side::Recv, SOON).unwrap();
+        let handle = b.abort_handle();
+        let aborting = std::thread::spawn(move || {
+            std::thread::sleep(SHORT);
+            handle.abort();
+        });
+        fails(&kernels, "an abort");
+        aborting.join().unwrap();
+        assert!(cause(&aborted).is_some());
+        bench.pair.reset();
+        works(&mut bench);
+
+        region.store_u32(1024, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        let never = stream_wait_value32(&kernels, &region, 1024, condition, Some(SHORT)).unwrap();
+        fails(&kernels, "a value that does not come");
+        assert!(matches!(cause(&never), Some(Cause::Deadline(_))));
+        works(&mut bench);
+    }
+}
+
+#[test]
+fn a_dead_peer_reaches_the_kernel_that_waits() {
+    let _alone = alone();
+    let test = "a_dead_peer_reaches_the_kernel";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let hasty = EndpointConfig {
+        timeout: 8,
+        retry_count: 1,
+        ..config()
+    };
+    for _ in 0..3 {
+        let kernels = application.kernels();
+        let Pair { mut a, b, domain } = Pair::new(&device(), &hasty);
+        let region = doorbell::Region::alloc(&domain, 8192, doorbell::region::Access::ALL).unwrap();
+        let data = [region.slice(0, 64).unwrap()];
+        let remote = region.remote();
+        drop(b);
+        a.stream_queue_write(&kernels, &data, remote.addr + 4096, remote.rkey)
+            .unwrap();
+        let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
+        let (codes, took) = application.execute_within(&kernels, BOUND);
+        assert_eq!(codes, [EWORK]);
+        assert!(took < BOUND / 2, "{took:?}");
+        until("the owner", || waited.is_over());
+        assert!(cause(&waited).is_some());
+    }
+}
+
+#[test]
+fn a_full_queue_is_told_when_it_is_posted_to() {
+    let _alone = alone();
+    let test = "a_full_queue_is_told";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    let mut sent = 0;
+    let error = loop {
+        match bench.pair.a.stream_queue_send(&kernels, &Work::nop()) {
+            Ok(_) => sent += 1,
+            Err(error) => break error,
+        }
+        assert!(sent < 10_000);
+    };
+    assert!(matches!(error, Error::QueueFull { .. }), "{error}");
+    for _ in 0..sent {
+        bench.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap();
+    }
+    let mut codes = vec![];
+    while let Some(trigger) = kernels.take().unwrap() {
+        application.launch(&trigger, BOUND, 0);
+        application.stream.synchronize(SOON).unwrap();
+        codes.push(application.code(0));
+    }
+    assert!(codes.iter().all(|code| *code == OK), "{codes:?}");
+    kernels.synchronize(SOON).unwrap();
+    write(&mut bench, &kernels, 9);
+    assert_eq!(application.execute(&kernels), [OK]);
+}
+
+/// A kernel that gives up a wait: nothing behind it is executed, and everyone hears of it.
+#[test]
+fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
+    let _alone = alone();
+    let test = "a_kernel_that_gives_up";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let mut bench = Bench::new();
+    let region = bench.region.clone();
+    for _ in 0..5 {
+        let kernels = application.kernels();
+        region.store_u32(1024, 0).unwrap();
+        region.store_u32(1088, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        let wait = stream_wait_value32(&kernels, &region, 1024, condition, SOON).unwrap();
+        let behind = stream_write_value32(&kernels, &region, 1088, 1).unwrap();
+        let first = kernels.take().unwrap().unwrap();
+        let [sent, waited] = write(&mut bench, &kernels, 3);
+        let second = kernels.take().unwrap().unwrap();
+        application.forget_codes();
+        let start = Instant::now();
+        application.launch(&first, SHORT, 0);
+        application.launch(&second, SHORT, 1);
+        application.launch(&first, SHORT, 2);
+        application.stream.synchronize(SOON).unwrap();
+        let took = start.elapsed();
+        assert!(took > SHORT && took < BOUND / 2, "{took:?}");
+        let codes = [0, 1, 2].map(|place| application.code(place));
+        assert_eq!(codes, [ETIMEOUT, EWORK, ESTATE]);
+        let error = kernels.synchronize(SOON).unwrap_err();
+        assert!(
+            matches!(&error, Error::Asynchronous { reason, .. } if reason.contains("given up")),
+            "{error}"
+        );
+        until("the owners", || {
+            [&wait, &behind, &sent, &waited]
+                .iter()
+                .all(|ticket| ticket.is_over())
+        });
+        for ticket in [&wait, &behind, &sent, &waited] {
+            assert_eq!(cause(ticket), Some(Cause::Discarded), "{ticket:?}");
+        }
+        assert_eq!(region.load_u32(1088), Ok(0));
+        assert!(region.is_filled_with(4096, 512, !3).unwrap());
+        // It is over; another one goes on.
+        assert!(kernels.take().is_err());
+        assert!(stream_write_value32(&kernels, &region, 1088, 1).is_err());
+        bench.pair.reset();
+        let kernels = application.kernels();
+        write(&mut bench, &kernels, 4);
+        assert_eq!(application.execute(&kernels), [OK]);
+    }
+}
+
+#[test]
+fn a_trigger_is_executed_once_and_in_its_turn() {
+    let _alone = alone();
+    let test = "a_trigger_is_executed_once";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    let first_tickets = write(&mut bench, &kernels, 1);
+    let first = kernels.take().unwrap().unwrap();
+    let second_tickets = write(&mut bench, &kernels, 2);
+    let second = kernels.take().unwrap().unwrap();
+    let start = Instant::now();
+    application.launch(&second, SHORT, 0);
+    application.stream.synchronize(SOON).unwrap();
+    assert!(start.elapsed() > SHORT);
+    // Nothing has happened.
+    assert_eq!(application.code(0), ETIMEOUT);
+    assert!(
+        second_tickets
+            .iter()
+            .all(|ticket| ticket.status() == Status::Queued)
+    );
+    for (place, trigger) in [&first, &first, &second, &first, &second]
+        .into_iter()
+        .enumerate()
+    {
+        application.launch(trigger, BOUND, place as u64);
+    }
+    application.stream.synchronize(SOON).unwrap();
+    let codes = [0, 1, 2, 3, 4].map(|place| application.code(place));
+    assert_eq!(codes, [OK, ESTATE, OK, ESTATE, ESTATE]);
+    kernels.synchronize(SOON).unwrap();
+    assert!(first_tickets.iter().chain(&second_tickets).all(is_complete));
+
+    // Kernels of two streams: the second waits for the first.
+    let other = Application::new(&context);
+    for round in 0..50 {
+        write(&mut bench, &kernels, round);
+        let first = kernels.take().unwrap().unwrap();
+        write(&mut bench, &kernels, round);
+        let second = kernels.take().unwrap().unwrap();
+        other.launch(&second, BOUND, 0);
+        application.launch(&first, BOUND, 0);
+        application.stream.synchronize(SOON).unwrap();
+        other.stream.synchronize(SOON).unwrap();
+        assert_eq!((application.code(0), other.code(0)), (OK, OK));
+    }
+}
+
+#[test]
+fn what_no_kernel_will_execute_is_given_up() {
+    let _alone = alone();
+    let test = "what_no_kernel_will_execute";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let mut bench = Bench::new();
+    for round in 0..4 {
+        let kernels = application.kernels();
+        write(&mut bench, &kernels, round);
+        assert_eq!(application.execute(&kernels), [OK]);
+        let taken = write(&mut bench, &kernels, round);
+        let trigger = kernels.take().unwrap().unwrap();
+        let queued = write(&mut bench, &kernels, round);
+        let event = Event::new();
+        kernels.record(&event).unwrap();
+        // Nobody knows yet that it will not be executed.
+        let error = kernels.synchronize(Some(SHORT)).unwrap_err();
+        assert!(matches!(error, Error::State { .. }), "{error}");
+        std::thread::sleep(SHORT);
+        assert!(
+            taken
+                .iter()
+                .chain(&queued)
+                .all(|ticket| ticket.status() == Status::Queued)
+        );
+        // SAFETY: none is launched but the one below, which is told.
+        unsafe { kernels.discard_taken() }.unwrap();
+        let tickets = || taken.iter().chain(&queued);
+        until("all is over", || tickets().all(Ticket::is_over));
+        assert!(tickets().all(|ticket| cause(ticket) == Some(Cause::Discarded)));
+        assert!(event.synchronize(SOON).is_err());
+        application.launch(&trigger, SHORT, 0);
+        application.stream.synchronize(SOON).unwrap();
+        assert_eq!(application.code(0), ESTATE);
+        assert!(kernels.synchronize(SOON).is_err());
+        bench.pair.reset();
+    }
+}
+
+#[test]
+fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
+    let _alone = alone();
+    let test = "an_abort_ends_every_wait";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let bench = Bench::new();
+    let region = bench.region.clone();
+    for _ in 0..5 {
+        let kernels = application.kernels();
+        let wait = |offset| {
+            region.store_u32(offset, 0).unwrap();
+            let condition = Condition::GreaterOrEqual(1);
+            stream_wait_value32(&kernels, &region, offset, condition, SOON).unwrap()
+        };
+        let taken: Vec<Ticket> = (0..8).map(|at| wait(64 * at)).collect();
+        application.forget_codes();
+        let triggers = take_all(&kernels);
+        for (place, trigger) in triggers.iter().enumerate() {
+            application.launch(trigger, BOUND, place as u64);
+        }
+        let queued = wait(1024);
+        let start = Instant::now();
+        std::thread::sleep(SHORT);
+        kernels.abort();
+        application.stream.synchronize(SOON).unwrap();
+        assert!(start.elapsed() < BOUND / 2);
+        for place in 0..triggers.len() {
+            assert_eq!(application.code(place as u64), EWORK);
+        }
+        until("all is over", || {
+            taken.iter().all(Ticket::is_over) && queued.is_over()
+        });
+        assert!(taken.iter().all(|ticket| cause(ticket).is_some()));
+        assert_eq!(cause(&queued), Some(Cause::Discarded));
+        assert!(kernels.take().is_err());
+    }
+}
+
+#[test]
+fn handles_go_in_any_order_and_what_was_taken_is_executed() {
+    let _alone = alone();
+    let test = "handles_go_in_any_order";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    for round in 0..12_u8 {
+        let mut bench = Bench::new();
+        let kernels = application.kernels();
+        let region = bench.region.clone();
+        let taken = write(&mut bench, &kernels, round);
+        let trigger = kernels.take().unwrap().unwrap();
+        let queued = (round % 2 == 0).then(|| write(&mut bench, &kernels, round));
+        region.fill(4096, 512, !round).unwrap();
+        match round % 3 {
+            0 => drop(kernels),
+            1 => drop((bench, kernels)),
+            _ => drop((kernels, bench)),
+        }
+        application.forget_codes();
+        application.launch(&trigger, BOUND, 0);
+        application.stream.synchronize(SOON).unwrap();
+        // An endpoint that is dropped fails what it has in flight.
+        if round % 3 == 0 {
+            assert_eq!(application.code(0), OK);
+            assert!(region.is_filled_with(4096, 512, round).unwrap());
+        } else {
+            assert_ne!(application.code(0), NOT_RUN);
+        }
+        until("what was taken is over", || {
+            taken.iter().all(Ticket::is_over)
+        });
+        if let Some(queued) = queued {
+            until("what was not taken is over", || {
+                queued.iter().all(Ticket::is_over)
+            });
+            assert!(!queued.iter().any(is_complete));
+        }
+    }
+}
+
+#[test]
+fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
+    let _alone = alone();
+    let test = "kernels_and_streams_wait_for_each_other";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let stream = CudaStream::new(&context, "stream").unwrap();
+    let host = doorbell::HostStream::new("host").unwrap();
+    let mut bench = Bench::new();
+    let region = bench.region.clone();
+    for round in 1..=40_u32 {
+        // The stream's value, the kernel's write, the stream again.
+        let condition = Condition::GreaterOrEqual(round);
+        stream_wait_value32(&kernels, &region, 1024, condition, SOON).unwrap();
+        write(&mut bench, &kernels, round as u8);
+        stream_write_value32(&kernels, &region, 1088, round).unwrap();
+        let after = Event::new();
+        kernels.record(&after).unwrap();
+        stream.wait_event(&after).unwrap();
+        let seen = stream_wait_value32(&stream, &region, 1088, condition, SOON).unwrap();
+        let done = Event::new();
+        stream.record(&done).unwrap();
+        // A stream of the host, which nothing on a GPU can look at, and one that it can.
+        let gate = Event::new();
+        host.launch(|| std::thread::sleep(Duration::from_millis(3)))
+            .unwrap();
+        host.record(&gate).unwrap();
+        kernels.wait_event(&gate).unwrap();
+        kernels.wait_event(&done).unwrap();
+        let last = stream_write_value32(&kernels, &region, 1152, round).unwrap();
+        let triggers = take_all(&kernels);
+        for (place, trigger) in triggers.iter().enumerate() {
+            application.launch(trigger, BOUND, place as u64);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(region.load_u32(1088), Ok(round - 1));
+        region.store_u32(1024, round).unwrap();
+        application.stream.synchronize(SOON).unwrap();
+        for place in 0..triggers.len() {
+            assert_eq!(application.code(place as u64), OK);
+        }
+        stream.synchronize(SOON).unwrap();
+        kernels.synchronize(SOON).unwrap();
+        assert!(is_complete(&seen) && is_complete(&last));
+        assert_eq!(region.load_u32(1152), Ok(round));
+        assert!(region.is_filled_with(4096, 512, round as u8).unwrap());
+    }
+}
+
+/// What is refused when it is queued leaves what was queued before as it was.
+#[test]
+fn what_is_refused_is_not_in_the_trigger() {
+    let _alone = alone();
+    let test = "what_is_refused_is_not_in_the_trigger";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    let other = Bench::new();
+    for round in 0..10 {
+        let tickets = write(&mut bench, &kernels, round);
+        // Memory that another context's process has none of: a target table that is not the owner's.
+        let region = &other.region;
+        assert!(stream_write_value32(&kernels, region, 8192, 1).is_err());
+        assert!(stream_write_value32(&kernels, region, 2, 1).is_err());
+        let a = &mut bench.pair.a;
+        let data = [region.slice(0, 64).unwrap()];
+        assert!(a.stream_queue_write(&kernels, &data, 0, 0).is_err());
+        assert_eq!(application.execute(&kernels), [OK]);
+        kernels.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete));
+    }
+}
+
+/// On the sync path an operation is carried out where it is posted, once what was taken is executed.
+#[test]
+fn on_the_sync_path_nothing_is_left_to_a_kernel() {
+    let _alone = alone();
+    let test = "on_the_sync_path";
+    let Some(context) = context(test) else { return };
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let config = EndpointConfig {
+        control: Some(Control::Sync),
+        ..config()
+    };
+    let pair = Pair::new(&device(), &config);
+    let region = pair.region(8192);
+    let mut bench = Bench { pair, region };
+    stream_write_value32(&kernels, &bench.region, 1024, 7).unwrap();
+    // Which nobody has taken: this would wait for ever.
+    let error = bench.pair.a.stream_queue_send(&kernels, &Work::nop());
+    assert!(matches!(error, Err(Error::State { .. })), "{error:?}");
+    assert_eq!(application.execute(&kernels), [OK]);
+    let tickets = write(&mut bench, &kernels, 5);
+    assert!(kernels.take().unwrap().is_none());
+    assert!(tickets.iter().all(is_complete));
+    assert!(bench.region.is_filled_with(4096, 512, 5).unwrap());
+    assert_eq!(bench.region.load_u32(1024), Ok(7));
+}
