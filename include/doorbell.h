@@ -4,11 +4,14 @@
  * The C interface of the library, for C11 and C++17. `examples/loop.c` is a whole program that uses it.
  *
  * Linking
- *   cargo build --release    makes target/release/libdoorbell.a and target/release/libdoorbell.so
- *   static:   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
- *   shared:   cc -I include program.c -L target/release -ldoorbell -Wl,-rpath,$PWD/target/release
+ *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a and doorbell.pc
+ *   shared:   cc program.c $(pkg-config --cflags --libs doorbell)
+ *   static:   cc program.c $(pkg-config --cflags --libs --static doorbell | sed s/-ldoorbell/-l:libdoorbell.a/)
+ *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), and PkgConfig::DOORBELL; see examples/cmake
+ *   Or from the build's own folder, where the libraries have no version:
+ *   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   With the feature `verbs`, the static library needs -lrdmacm -lmlx5 -libverbs before these.
- *   The system libraries are those that `cargo rustc --lib --crate-type staticlib -- --print native-static-libs` prints.
+ *   Until 1.0 another minor version is another interface: the soname is libdoorbell.so.0.1.
  *
  * Results
  *   A call that returns `int` gives 0 or a positive number when it succeeds, and one of the negative DOORBELL_E* codes when
