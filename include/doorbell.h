@@ -1426,6 +1426,62 @@ int doorbell_graph_raw(const doorbell_graph *graph, struct CUgraphExec_st **raw)
  */
 int doorbell_graph_destroy(doorbell_graph *graph);
 
+/* --------------------------------------------------------------------------------------------------- kernel queues */
+
+/*
+ * The send queue of an endpoint, lent to kernels, which make work requests and ring the device themselves, or have it rung by a
+ * thread of the library, as the endpoint's path says. What they call is in doorbell/queue.h and doorbell/device.cuh.
+ */
+typedef struct doorbell_kernel_queue doorbell_kernel_queue;
+
+/* The queue as kernels see it: defined in doorbell/queue.h. */
+typedef struct doorbell_queue doorbell_queue;
+
+/* Whose kernels. */
+enum doorbell_kernels {
+	/* Threads of this process. */
+	DOORBELL_KERNELS_HOST = 0,
+	/* Kernels of the GPU whose context is current in the calling thread. */
+	DOORBELL_KERNELS_CUDA = 1
+};
+
+/* Local memory, as kernels name it. */
+typedef struct doorbell_local {
+	uint64_t addr;
+	uint64_t len_bytes;
+	uint32_t lkey;
+	uint32_t reserved; /* 0 */
+} doorbell_local;
+
+/*
+ * Lends the send queue of a connected endpoint to kernels (DOORBELL_KERNELS_*). Until it is reset, sends of the endpoint itself are
+ * DOORBELL_ESTATE; receives go on. DOORBELL_ESTATE if sends are prepared, in flight or not collected, or if its path is
+ * DOORBELL_CONTROL_SYNC; DOORBELL_ECUDA if the driver does not map the queue to the GPU.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_kernel_queue_create(doorbell_endpoint *endpoint, uint32_t kernels, doorbell_kernel_queue **queue);
+
+/*
+ * Writes what kernels need, to be passed to them by value; it is good as long as the queue. `view_bytes` is
+ * sizeof(struct doorbell_queue); DOORBELL_EINVAL if the library's differs: its headers are of another version.
+ * Threads: any.
+ */
+int doorbell_kernel_queue_view(const doorbell_kernel_queue *queue, doorbell_queue *view, size_t view_bytes);
+
+/*
+ * The address and key by which kernels name a slice. Its region is held as long as the queue: nothing else holds it for work
+ * requests of kernels.
+ * Threads: any.
+ */
+int doorbell_kernel_queue_local(const doorbell_kernel_queue *queue, const doorbell_slice *slice, doorbell_local *local);
+
+/*
+ * Ends the loan; the caller sees to it that no kernel uses the queue any more. doorbell_endpoint_reset then gives the endpoint its
+ * send queue back. NULL is allowed.
+ * Threads: alone with queue.
+ */
+int doorbell_kernel_queue_destroy(doorbell_kernel_queue *queue);
+
 #ifdef __cplusplus
 }
 #endif

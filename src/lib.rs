@@ -18,6 +18,7 @@
 //! | have a kernel of the application ring (feature `cuda`) | `cuda`: `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
 //! | register and transfer the memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
 //! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
+//! | let threads of a GPU make and ring work requests themselves | [`KernelQueue`], `include/doorbell/queue.h` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
 //! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
@@ -52,6 +53,7 @@ mod ffi;
 #[cfg(feature = "cuda")]
 pub mod graph;
 pub mod group;
+pub mod kernel_queue;
 pub mod mlx5;
 mod nic;
 pub mod peer;
@@ -80,6 +82,7 @@ pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 pub use group::{Group, GroupConfig, Place, Store, Token};
+pub use kernel_queue::{KernelQueue, QueueView};
 pub use mlx5::Opcode;
 pub use region::{
     Access, Counters, Device, Faults, Kind as RegionKind, PageSize, ProtectionDomain, Region,

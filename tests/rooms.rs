@@ -30,6 +30,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
     ("graph", &["cuda", "endpoint", "region", "stream"]),
+    // The send queue of an endpoint, mapped to a GPU.
+    ("kernel_queue", &["cuda", "endpoint", "region"]),
     // A user of the public interface.
     ("bounce", &["cuda", "endpoint", "region", "stream"]),
     // rdma_cm connects endpoints, and finds the attributes of their steps.

@@ -29,11 +29,11 @@ DBL_DEVICE uint64_t dbl_load_qword(const void *from)
 	return value;
 }
 
-/* Relaxed. */
-DBL_DEVICE uint64_t dbl_load_qword_relaxed(const void *from)
+/* Relaxed: several of them may be under way at once. */
+DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 {
-	uint64_t value;
-	asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+	uint32_t value;
+	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
 	return value;
 }
 
@@ -96,9 +96,9 @@ DBL_DEVICE uint64_t dbl_load_qword(const void *from)
 	return __atomic_load_n((const uint64_t *)from, __ATOMIC_ACQUIRE);
 }
 
-DBL_DEVICE uint64_t dbl_load_qword_relaxed(const void *from)
+DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 {
-	return __atomic_load_n((const uint64_t *)from, __ATOMIC_RELAXED);
+	return __atomic_load_n((const uint32_t *)from, __ATOMIC_RELAXED);
 }
 
 DBL_DEVICE void dbl_store_dword(void *to, uint32_t value)

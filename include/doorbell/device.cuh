@@ -3,12 +3,14 @@
  * status code of doorbell.h.
  *
  *   trigger.h   kernels that ring operations which the host has prepared
+ *   queue.h     kernels that make work requests themselves
  *
  * No kernel's code says which path is in force: over a ConnectX, the software ConnectX and the proxy it is the same.
  */
 #ifndef DOORBELL_DEVICE_CUH
 #define DOORBELL_DEVICE_CUH
 
+#include "queue.h"
 #include "trigger.h"
 
 #endif

@@ -173,7 +173,16 @@ static inline DBL_HD void dbl_wqe_copy(uint8_t *ring, uint32_t wqebb_mask, uint3
 				       uint32_t wqebbs)
 {
 	for (;;) {
+#ifdef __CUDA_ARCH__
+		/* The ring is aligned, which a kernel's memcpy does not know: it would copy byte by byte. */
+		ulonglong2 *to = (ulonglong2 *)(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES);
+		to[0] = make_ulonglong2(wqe[0], wqe[1]);
+		to[1] = make_ulonglong2(wqe[2], wqe[3]);
+		to[2] = make_ulonglong2(wqe[4], wqe[5]);
+		to[3] = make_ulonglong2(wqe[6], wqe[7]);
+#else
 		memcpy(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES, wqe, DBL_WQEBB_BYTES);
+#endif
 		if (--wqebbs == 0)
 			return;
 		wqe += DBL_WQEBB_BYTES / 8;

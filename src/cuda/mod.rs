@@ -44,6 +44,7 @@ pub(crate) use graph::{Draft, Exec};
 pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, HeldBuffer};
+pub(crate) use pinned::Pinned;
 pub use stream::{CudaStream, Execution};
 pub use timing::TimingEvent;
 pub use trigger::Trigger;

@@ -23,6 +23,7 @@ const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DE
 const IO_FLAGS: u32 = FLAGS | sys::CU_MEMHOSTREGISTER_IOMEMORY;
 
 /// Consecutive pages that were registered by one call.
+#[derive(Debug)]
 struct Run {
     context: CudaContext,
     pages: Range<usize>,
@@ -51,7 +52,8 @@ fn known() -> MutexGuard<'static, Known> {
 }
 
 /// A span of host memory that stays registered as long as this lives.
-pub(super) struct Pinned {
+#[derive(Debug)]
+pub(crate) struct Pinned {
     runs: Vec<Arc<Run>>,
     /// What is to be added to an address of the span to have the device's.
     offset: u64,
@@ -65,7 +67,7 @@ impl Pinned {
     ///
     /// # Safety
     /// The memory is mapped, and stays so as long as this lives.
-    pub(super) unsafe fn new(
+    pub(crate) unsafe fn new(
         context: &CudaContext,
         start: usize,
         len_bytes: usize,
@@ -119,7 +121,7 @@ impl Pinned {
     }
 
     /// The device's address of an address of the span.
-    pub(super) fn device_address(&self, address: usize) -> CUdeviceptr {
+    pub(crate) fn device_address(&self, address: usize) -> CUdeviceptr {
         (address as u64).wrapping_add(self.offset)
     }
 

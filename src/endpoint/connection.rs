@@ -152,6 +152,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
     pub fn reset(&mut self) -> Result<()> {
+        self.shared.lanes[0].check_loan_over("reset")?;
         let _closing = self.shared.close(QUIESCE)?;
         self.shared.start_over()?;
         self.send.reset();

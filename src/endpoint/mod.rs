@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod deadline;
 mod ledger;
+mod lent;
 mod path;
 mod prepared;
 mod queue;
@@ -33,6 +34,9 @@ pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
 pub(crate) use connection::Life;
 pub(crate) use deadline::{Deadline, system};
+pub(crate) use lent::Lent;
+#[cfg(feature = "cuda")]
+pub(crate) use lent::fresh_mark;
 pub use path::Path;
 #[cfg(feature = "cuda")]
 pub(crate) use prepared::graph_post_all;

@@ -6,7 +6,8 @@
 //! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
-//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`.
+//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`,
+//!   `kernel_queue`.
 
 mod argument;
 mod boundary;
@@ -18,6 +19,7 @@ mod event;
 mod graph;
 mod group;
 mod handle;
+mod kernel_queue;
 mod queue;
 mod region;
 mod rendezvous;

@@ -203,6 +203,13 @@ impl CqRing {
         record.store((index & 0xff_ffff).to_be(), Ordering::Release);
     }
 
+    /// How far the NIC was told that CQEs are read: the low 24 bits of the running index, which say the lap as well.
+    pub fn consumer_index(&self) -> u32 {
+        // SAFETY: valid and aligned (contract of `new`).
+        let record = unsafe { AtomicU32::from_ptr(self.record) };
+        u32::from_be(record.load(Ordering::Acquire))
+    }
+
     /// Lets a stream go that waits for the CQE of that index: writes a synthetic error CQE there (vendor syndrome 0xdb), unless the NIC
     /// was first. Gives whether it was written. Legal only once the NIC writes no more to this queue: it would race with it.
     pub fn release_waiter(&self, index: u32, syndrome: Syndrome) -> bool {

@@ -17,5 +17,5 @@ pub(crate) use crate::soft::{Attributes, Pages, State};
 pub(crate) use crate::verbs::{Step, Steps};
 pub(crate) use device::{Device, Domain};
 pub(crate) use memory::MemoryRegion;
-pub(crate) use queue_pair::{QueuePair, QueuePairConfig};
+pub(crate) use queue_pair::{QueueMemory, QueuePair, QueuePairConfig};
 pub(crate) use remote::{RemoteQueuePair, Unreadable};

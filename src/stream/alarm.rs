@@ -21,7 +21,6 @@ impl Alarm {
     }
 
     /// A program of the owner is about to be queued on that stream. Where the owner has failed already, it is told at once.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn enter(&self, stream: u64, ring: impl FnOnce() -> Ring) {
         let mut streams = self.streams();
         let at = match streams.iter().position(|(of, ..)| *of == stream) {
@@ -41,7 +40,6 @@ impl Alarm {
     }
 
     /// It is over, or was not queued.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn leave(&self, stream: u64) {
         let mut streams = self.streams();
         let Some(at) = streams.iter().position(|(of, ..)| *of == stream) else {

@@ -11,7 +11,7 @@ use crate::endpoint::prepared::{Kind, Operation, Prepared};
 use crate::endpoint::shared::{Shared, timeout_ns};
 use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
-use crate::endpoint::{Side, Work};
+use crate::endpoint::{Control, Lent, Side, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::{Fence, Program};
@@ -251,6 +251,26 @@ impl Endpoint {
         prepared.live = false;
     }
 
+    /// Lends the send queue to kernels. It comes back by a reset, once they are done with it.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if anything is under way in the queue, or if nobody
+    /// could ring for a kernel.
+    pub(crate) fn lend_send(&mut self, with_board: bool) -> Result<Lent> {
+        self.shared.check_alive()?;
+        self.check_state("lend the send queue to kernels", State::ReadyToSend)?;
+        if self.shared.path.control == Control::Sync {
+            return Err(Error::State {
+                operation: "lend the send queue to kernels",
+                reason: "on the path `sync` it is the calling thread that rings".into(),
+            });
+        }
+        self.roll_back_cancelled(Side::Send)?;
+        self.reap()?;
+        let first = self.send.producer_index();
+        Lent::new(&self.shared, first, self.config.send_depth, with_board)
+    }
+
     /// What becomes of an operation for whom it is to be kept.
     #[inline]
     pub(super) fn prepared(&self, operation: Operation) -> Prepared {
@@ -361,6 +381,7 @@ impl Endpoint {
         if lane.has_room() {
             Ok(())
         } else {
+            lane.check_not_lent("prepare_send")?;
             Err(lane.full())
         }
     }

@@ -164,6 +164,9 @@ impl Shared {
             return false;
         };
         let bell = &bells.bells[side as usize];
+        if self.lane(side).is_lent() {
+            self.trigger_for_kernels(side, bell);
+        }
         if self.rung(side) == bell.told.load(Ordering::Relaxed) {
             return false;
         }
@@ -172,6 +175,24 @@ impl Shared {
             Err(TryLockError::Poisoned(_ringing)) => self.ring(side, bell),
             Err(TryLockError::WouldBlock) => false,
         }
+    }
+
+    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it.
+    #[cold]
+    fn trigger_for_kernels(&self, side: Side, bell: &Bell) {
+        let Ok(_ringing) = bell.ringing.try_lock() else {
+            return;
+        };
+        let Some((upto, doorbell)) = self.lane(side).submitted(self.rung(side)) else {
+            return;
+        };
+        let at = bell.place(upto.wrapping_sub(1));
+        bell.records[at].store((upto & 0xffff).to_be(), Ordering::Relaxed);
+        if let Some(uar) = bell.uars.get(at) {
+            uar.store(doorbell, Ordering::Relaxed);
+        }
+        self.lane(side).queued.store(upto, Ordering::Release);
+        self.words.rung[side as usize].store(upto, Ordering::Release);
     }
 
     /// Tells the device of what was triggered, after whoever is at it.

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::{Shared, end_elsewhere};
+use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::side::{Found, Lane, Wait};
 use crate::endpoint::watchdog::Watched;
@@ -92,6 +93,10 @@ impl Shared {
             self.qp.progress();
             self.reap_fully();
             let flushed = self.lanes.iter().all(|lane| {
+                if lane.is_lent() {
+                    // Nothing of it is in the ledger; kernels learn of the failure, not of each request's end.
+                    return true;
+                }
                 let left = self.rung(lane.side).wrapping_sub(lane.ledger.done());
                 left.cast_signed() <= 0
             });
@@ -147,7 +152,15 @@ impl Shared {
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
-        if self.qp.overrun() {
+        let lent = self.lane(Side::Send).error_before_kernels();
+        if let Some(cqe) = lent {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            self.fail_in(epoch, Some(cqe.wqe_counter.into()), cause);
+        } else if self.qp.overrun() {
             self.fail_in(epoch, None, Cause::Overrun);
         } else if self.qp.state() == State::Error {
             // A completion that says why was written before the state was set.

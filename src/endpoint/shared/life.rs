@@ -74,6 +74,11 @@ impl Shared {
         Ok(entered)
     }
 
+    /// Who entered and stayed is done.
+    pub(in crate::endpoint) fn leave_stream(&self) {
+        self.on_streams.leave();
+    }
+
     /// Lets no more operations through to streams, and waits until they are done with those that they have.
     pub(in crate::endpoint) fn close(self: &Arc<Self>, timeout: Duration) -> Result<Closing> {
         self.closing.store(true, Ordering::SeqCst);

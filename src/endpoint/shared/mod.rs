@@ -273,6 +273,10 @@ impl Shared {
         &self.lanes[side as usize]
     }
 
+    pub(super) fn attachments(&self) -> &Attachments {
+        &self.attachments
+    }
+
     pub(super) fn targets_id(&self) -> u64 {
         self.targets.id()
     }

@@ -4,6 +4,7 @@
 //! a poll, each completion once. `freed`: given back to the device, which may write there again.
 
 mod held;
+mod loan;
 mod reaper;
 mod standing;
 
@@ -17,6 +18,7 @@ use crate::{Error, Result};
 
 use super::words::{NewLine, Words};
 pub(super) use held::{Held, Work};
+use loan::Loan;
 use reaper::Cursor;
 pub(super) use reaper::Found;
 use standing::WaitWord;
@@ -95,6 +97,9 @@ pub(super) struct Lane {
     pub(super) consumed: AtomicU32,
     /// When a stream began to wait for its turn behind another stream; 0 while none does.
     pub(super) turn_started_ns: AtomicU64,
+    /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
+    loan: Mutex<Loan>,
+    is_lent: AtomicBool,
 }
 
 impl Lane {
@@ -139,6 +144,8 @@ impl Lane {
             failed_at: AtomicU64::new(u64::MAX),
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
+            loan: Mutex::default(),
+            is_lent: AtomicBool::new(false),
             outcomes: (0..slots).map(outcome).collect(),
             records: (0..cq.cqe_count()).map(record).collect(),
             known: (0..cq.cqe_count())
@@ -198,6 +205,9 @@ impl Lane {
         // application has not collected stays in the completion queue, too.
         // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
         // arrived, too. So one may be counted twice, and none is missed.
+        if self.is_lent() {
+            return false;
+        }
         let in_flight = self.ledger.in_flight();
         let freed = self.freed.load(Ordering::Acquire);
         let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
@@ -368,7 +378,8 @@ impl Lane {
 
     /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
     pub(super) fn next_cqe(&self) -> u32 {
-        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.catch_up(&mut cursor);
         cursor
             .silent_from
             .unwrap_or_else(|| self.cq.next_index(cursor.freed))
@@ -378,6 +389,7 @@ impl Lane {
     /// tells it again how far they are read.
     pub(super) fn enter_silence(&self) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.catch_up(&mut cursor);
         cursor.silent_from = Some(self.cq.next_index(cursor.freed));
         self.cq.set_consumer_index(cursor.freed);
     }
@@ -390,6 +402,7 @@ impl Lane {
             freed: next_cqe,
             ..Cursor::default()
         };
+        self.clear_loan();
         self.ledger.clear();
         self.cq.reset_at(next_cqe);
         for counter in [

@@ -106,6 +106,9 @@ impl Lane {
                     == cqe.wqe_counter
         });
         let mut wr_id = None;
+        if in_flight == 0 && !ours {
+            self.count_for_kernels(index, cqe);
+        }
         if let Some(ahead) = own {
             for count in 0..=ahead {
                 let seq = done.wrapping_add(count);

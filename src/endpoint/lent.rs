@@ -1,0 +1,259 @@
+//! A send queue that is lent to kernels: they write its work requests, and this side of it, where there is one, rings and counts.
+//!
+//! `include/doorbell/queue.h` is the kernels' side, and has the protocol.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use crate::endpoint::shared::Shared;
+use crate::nic::QueueMemory;
+use crate::stream::next_id;
+use crate::{Error, Result, WorkError};
+
+/// DOORBELL_EWORK of the C interface.
+const STATUS_WORK: i32 = -19;
+
+/// `struct dbl_queue_control` of `include/doorbell/queue.h`, on a page of its own, for GPUs to map.
+#[derive(Debug, Default)]
+#[repr(C, align(4096))]
+pub(crate) struct Control {
+    status: AtomicI32,
+    completed: AtomicU32,
+}
+
+/// The slots' marks and doorbells, on pages of their own.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct Marks([AtomicU32; 1024]);
+
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct Doorbells([AtomicU64; 512]);
+
+/// What kernels write with the work requests, one for each slot.
+#[derive(Debug)]
+pub(crate) struct Board {
+    marks: Box<[Marks]>,
+    doorbells: Box<[Doorbells]>,
+}
+
+impl Board {
+    fn new(slots: u32, first: u32) -> Board {
+        let pages = |in_page: u32| 0..slots.div_ceil(in_page);
+        let board = Board {
+            marks: pages(1024)
+                .map(|_| Marks([const { AtomicU32::new(0) }; 1024]))
+                .collect(),
+            doorbells: pages(512)
+                .map(|_| Doorbells([const { AtomicU64::new(0) }; 512]))
+                .collect(),
+        };
+        for slot in 0..slots {
+            let at = first.wrapping_add(slot);
+            board
+                .mark(at, slots)
+                .store(fresh_mark(at, slots), Ordering::Relaxed);
+        }
+        board
+    }
+
+    fn mark(&self, at: u32, slots: u32) -> &AtomicU32 {
+        let at = (at & (slots - 1)) as usize;
+        &self.marks[at / 1024].0[at % 1024]
+    }
+
+    fn doorbell(&self, at: u32, slots: u32) -> &AtomicU64 {
+        let at = (at & (slots - 1)) as usize;
+        &self.doorbells[at / 512].0[at % 512]
+    }
+
+    /// Where marks and doorbells lie, and their bytes.
+    pub(crate) fn memory(&self) -> [(usize, usize); 2] {
+        [
+            (self.marks.as_ptr().addr(), size_of_val(&*self.marks)),
+            (
+                self.doorbells.as_ptr().addr(),
+                size_of_val(&*self.doorbells),
+            ),
+        ]
+    }
+}
+
+/// What the mark of a slot is before it is submitted with that count: that of the lap before.
+pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
+    at.wrapping_sub(slots).wrapping_add(1)
+}
+
+/// What kernels and this process share of a lent queue.
+#[derive(Debug)]
+pub(crate) struct Line {
+    control: Box<Control>,
+    /// In this process's memory where the host rings, or where the kernels are threads of it.
+    board: Option<Board>,
+    slots: u32,
+    capacity: u32,
+    /// The running counts that it begins with.
+    first: u32,
+    first_completion: u32,
+    /// Whether the host rings, and counts completions.
+    rings: bool,
+}
+
+impl Line {
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    pub(crate) fn board(&self) -> Option<&Board> {
+        self.board.as_ref()
+    }
+
+    /// Slots of the ring, a power of two, and how many may be in flight.
+    pub(crate) fn slots(&self) -> (u32, u32) {
+        (self.slots, self.capacity)
+    }
+
+    /// The running counts that the queue begins with: of slots, and of completions.
+    pub(crate) fn first(&self) -> (u32, u32) {
+        (self.first, self.first_completion)
+    }
+
+    pub(crate) fn host_rings(&self) -> bool {
+        self.rings
+    }
+
+    /// How far slots are submitted in a row from `from` on, at most as many as can be in flight, and the doorbell of the last one.
+    pub(super) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
+        let board = self.board.as_ref()?;
+        let mut upto = from;
+        while upto.wrapping_sub(from) < self.capacity {
+            // Acquire: the work request and its doorbell were written before the mark.
+            let mark = board.mark(upto, self.slots).load(Ordering::Acquire);
+            let next = upto.wrapping_add(1);
+            if mark != next {
+                break;
+            }
+            upto = next;
+        }
+        let last = upto.wrapping_sub(1);
+        let doorbell = board.doorbell(last, self.slots).load(Ordering::Relaxed);
+        (upto != from).then_some((upto, doorbell))
+    }
+
+    /// Counts a completion, which tells by its 16 bits of all slots up to its own.
+    pub(super) fn complete(&self, wqe_counter: u16) {
+        let completed = self.control.completed.load(Ordering::Relaxed);
+        let slots = u32::from(wqe_counter.wrapping_sub(completed as u16)) + 1;
+        // One that says more is not of this queue's.
+        if slots <= self.capacity {
+            // Release: what the device wrote before the completion.
+            let completed = completed.wrapping_add(slots);
+            self.control.completed.store(completed, Ordering::Release);
+        }
+    }
+
+    fn fail(&self) {
+        let _ = self.control.status.compare_exchange(
+            0,
+            STATUS_WORK,
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// The send queue of an endpoint, as long as it is lent. The endpoint gets it back by a reset.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    line: Arc<Line>,
+    shared: Arc<Shared>,
+    /// By which the endpoint's alarm knows it.
+    id: u64,
+}
+
+impl Lent {
+    /// Lends a queue in which nothing is under way, and whose next slot has that running count. A `board` in the process's memory is made where
+    /// the host rings, or on request.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        first: u32,
+        depth: u32,
+        with_board: bool,
+    ) -> Result<Lent> {
+        let entered = shared.enter_stream()?;
+        let rings = shared.bells().is_some();
+        let memory = shared.qp.memory();
+        let slots = memory.send_wqebbs;
+        let capacity = depth.min(slots).min(memory.cqes[0]);
+        let lane = &shared.lanes[0];
+        let first_completion = lane.completion_to_lend()?;
+        let line = Arc::new(Line {
+            control: Box::default(),
+            board: (rings || with_board).then(|| Board::new(slots, first)),
+            slots,
+            capacity,
+            first,
+            first_completion,
+            rings,
+        });
+        line.control.completed.store(first, Ordering::Relaxed);
+        let id = next_id();
+        let alarmed = Arc::clone(&line);
+        shared
+            .attachments()
+            .alarm()
+            .enter(id, || Arc::new(move || alarmed.fail()));
+        lane.lend(&line);
+        if rings {
+            // Behind nothing: from here on the trigger counts slots.
+            lane.queued.store(first, Ordering::Release);
+            shared.set_rung(lane.side, first);
+        }
+        shared.activate();
+        entered.stay();
+        Ok(Lent {
+            line,
+            shared: Arc::clone(shared),
+            id,
+        })
+    }
+
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
+    }
+
+    /// Where the parts of the queue lie.
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        self.shared.qp.memory()
+    }
+
+    pub(crate) fn qpn(&self) -> u32 {
+        self.shared.qp.qpn()
+    }
+
+    /// The failure of the endpoint, if it has failed. Looks first.
+    pub(crate) fn failure(&self) -> Option<WorkError> {
+        self.shared.look_for_failure();
+        self.shared.failure()
+    }
+
+    /// Fails unless memory of that domain is memory for this queue.
+    pub(crate) fn check_region(&self, region: &crate::region::Region) -> Result<()> {
+        self.shared.domain.check_same(region.domain(), "slice")?;
+        if region.is_registered() {
+            return Ok(());
+        }
+        Err(Error::State {
+            operation: "name memory to a kernel queue",
+            reason: "the region is deregistered".into(),
+        })
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.shared.lanes[0].end_loan();
+        self.shared.attachments().alarm().leave(self.id);
+        self.shared.leave_stream();
+    }
+}

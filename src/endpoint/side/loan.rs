@@ -1,0 +1,157 @@
+//! A queue that is lent to kernels, as reaper, poster and watchdog see it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::{Cursor, Lane};
+use crate::endpoint::lent::Line;
+use crate::mlx5::Cqe;
+use crate::{Error, Result};
+
+/// Whose the queue is.
+#[derive(Debug, Default)]
+pub(super) enum Loan {
+    /// The endpoint's own.
+    #[default]
+    None,
+    Lent(Arc<Line>),
+    /// It was lent, and its counts are not the endpoint's any more.
+    Over(Arc<Line>),
+}
+
+impl Loan {
+    fn line(&self) -> Option<&Arc<Line>> {
+        match self {
+            Loan::None => None,
+            Loan::Lent(line) | Loan::Over(line) => Some(line),
+        }
+    }
+}
+
+impl Lane {
+    fn loan(&self) -> MutexGuard<'_, Loan> {
+        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The running index of the next completion.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the queue is lent already, or anything is under way in it: a work request, or a completion that nobody has collected.
+    pub(in crate::endpoint) fn completion_to_lend(&self) -> Result<u32> {
+        self.check_not_lent("lend the send queue to kernels")?;
+        let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let reason = if self.ledger.in_flight() != 0 {
+            format!(
+                "{} work requests are prepared or in flight",
+                self.ledger.in_flight()
+            )
+        } else if cursor.seen != cursor.freed {
+            format!(
+                "{} completions are not collected",
+                cursor.seen.wrapping_sub(cursor.freed)
+            )
+        } else {
+            return Ok(cursor.freed);
+        };
+        Err(Error::State {
+            operation: "lend the send queue to kernels",
+            reason,
+        })
+    }
+
+    /// Lends the queue, whose completions are for kernels to read, or, where the host counts them, for them to hear of.
+    pub(in crate::endpoint) fn lend(&self, line: &Arc<Line>) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.loan() = Loan::Lent(Arc::clone(line));
+        self.is_lent.store(true, Ordering::Release);
+        self.room.store(0, Ordering::Relaxed);
+        if !line.host_rings() {
+            // As if the queue were full of what nobody collects: the reaper looks no further.
+            cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
+            self.taken.store(cursor.freed, Ordering::Release);
+        }
+    }
+
+    /// The kernels are done with it.
+    pub(in crate::endpoint) fn end_loan(&self) {
+        let mut loan = self.loan();
+        if let Loan::Lent(line) = std::mem::take(&mut *loan) {
+            *loan = Loan::Over(line);
+        }
+    }
+
+    /// Whether it is lent, or was: it is the endpoint's again after a reset.
+    #[inline]
+    pub(in crate::endpoint) fn is_lent(&self) -> bool {
+        self.is_lent.load(Ordering::Acquire)
+    }
+
+    /// Fails if the queue is lent, or was.
+    pub(in crate::endpoint) fn check_not_lent(&self, operation: &'static str) -> Result<()> {
+        let reason = match &*self.loan() {
+            Loan::None => return Ok(()),
+            Loan::Lent(_) => "its send queue is lent to kernels",
+            Loan::Over(_) => "its send queue was lent to kernels: reset it first",
+        };
+        Err(Error::State {
+            operation,
+            reason: reason.into(),
+        })
+    }
+
+    /// Fails while kernels have the queue, which must not change under them.
+    pub(in crate::endpoint) fn check_loan_over(&self, operation: &'static str) -> Result<()> {
+        match &*self.loan() {
+            Loan::None | Loan::Over(_) => Ok(()),
+            Loan::Lent(_) => Err(Error::State {
+                operation,
+                reason: "its send queue is lent to kernels: drop the kernel queue first".into(),
+            }),
+        }
+    }
+
+    /// The endpoint's again, all of it new.
+    pub(super) fn clear_loan(&self) {
+        *self.loan() = Loan::None;
+        self.is_lent.store(false, Ordering::Release);
+    }
+
+    /// Whose work requests kernels submit for the host to ring.
+    pub(in crate::endpoint) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
+        match &*self.loan() {
+            Loan::Lent(line) => line.submitted(from),
+            Loan::None | Loan::Over(_) => None,
+        }
+    }
+
+    /// A completion of a work request that is not in the ledger: of a kernel's, if the queue is lent.
+    #[cold]
+    pub(super) fn count_for_kernels(&self, index: u32, cqe: &Cqe) {
+        if let Some(line) = self.loan().line() {
+            if !cqe.opcode.is_error() {
+                line.complete(cqe.wqe_counter);
+            }
+            // Nobody else collects it.
+            self.taken.store(index.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// The cursor as far as the kernels have come that read completions themselves, as the device was told.
+    pub(super) fn catch_up(&self, cursor: &mut Cursor) {
+        if self.loan().line().is_some_and(|line| !line.host_rings()) {
+            cursor.freed = self.cq.consumer_index();
+            cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
+        }
+    }
+
+    /// The first completion in error of those that kernels have not read, or have left where it is. Where the host counts, the reaper finds it.
+    pub(in crate::endpoint) fn error_before_kernels(&self) -> Option<Cqe> {
+        if !self.is_lent() || self.loan().line().is_none_or(|line| line.host_rings()) {
+            return None;
+        }
+        let first = self.cq.consumer_index();
+        (0..self.cq.cqe_count())
+            .map_while(|ahead| self.cq.cqe(first.wrapping_add(ahead)))
+            .find(|cqe| cqe.opcode.is_error())
+    }
+}

@@ -1,0 +1,59 @@
+//! A lent queue on a GPU.
+#![allow(unsafe_code)] // promises that memory stays mapped
+
+use super::{QueueView, state_words};
+use crate::Result;
+use crate::cuda::{CudaContext, DeviceBuffer, Pinned};
+use crate::endpoint::{Lent, fresh_mark};
+
+/// Bytes of `struct dbl_queue_state`, behind which doorbells and marks lie where the kernels ring.
+const STATE_BYTES: usize = 512;
+
+/// What kernels use of it.
+#[derive(Debug)]
+#[expect(dead_code, reason = "kept for kernels, who have its address")]
+pub(super) struct OnGpu {
+    mapped: Vec<Pinned>,
+    memory: DeviceBuffer,
+}
+
+impl OnGpu {
+    pub(super) fn new(context: &CudaContext, lent: &Lent, view: &mut QueueView) -> Result<OnGpu> {
+        let mut mapped = Vec::new();
+        view.reach(lent, |address, len_bytes| {
+            // SAFETY: memory of the queue, which lives longer than this: `KernelQueue` drops this first.
+            let pinned = unsafe { Pinned::new(context, address, len_bytes)? };
+            let reached = pinned.device_address(address);
+            mapped.push(pinned);
+            Ok(reached)
+        })?;
+        let line = lent.line();
+        let (first, completion) = line.first();
+        let mut bytes: Vec<u8> = words(&state_words(first, completion));
+        debug_assert_eq!(bytes.len(), STATE_BYTES);
+        let (slots, _) = line.slots();
+        let has_board = line.board().is_some();
+        if !has_board {
+            bytes.resize(STATE_BYTES + 8 * slots as usize, 0);
+            // By their place in the ring, which need not begin at the first.
+            let mut marks = vec![0; slots as usize];
+            for ahead in 0..slots {
+                let at = first.wrapping_add(ahead);
+                marks[(at & (slots - 1)) as usize] = fresh_mark(at, slots);
+            }
+            bytes.extend(words(&marks));
+        }
+        let memory = context.alloc(bytes.len() as u64)?;
+        memory.copy_from_host(0, &bytes)?;
+        view.state = memory.ptr();
+        if !has_board {
+            view.doorbells = memory.ptr() + STATE_BYTES as u64;
+            view.marks = view.doorbells + 8 * u64::from(slots);
+        }
+        Ok(OnGpu { mapped, memory })
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}

@@ -1,0 +1,128 @@
+//! Send queues whose work requests kernels make: threads of a GPU, or of this process, any number of them at once.
+//!
+//! [`KernelQueue::new`] lends the send queue of a connected endpoint. What kernels do with its [`QueueView`] stands in
+//! `include/doorbell/queue.h`, which is C and CUDA: they reserve slots, write puts, gets, atomics and signals, ring, and poll; on the proxy
+//! path a thread of this library rings. The endpoint keeps its receive queue, and its failure is the kernels' failure: every call there ends
+//! with a code.
+//!
+//! Work requests name memory by keys, and nothing holds a region for them: [`KernelQueue::local`] does as long as the queue is there.
+
+#![allow(unsafe_code)] // has memory mapped to GPUs that it holds
+
+#[cfg(feature = "cuda")]
+mod gpu;
+mod view;
+
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, PoisonError};
+
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaContext;
+use crate::endpoint::{Endpoint, Lent};
+use crate::region::{Region, Slice};
+use crate::{Result, WorkError};
+#[cfg(feature = "cuda")]
+use gpu::OnGpu;
+pub use view::QueueView;
+
+/// The send queue of an endpoint, lent to kernels.
+///
+/// While it is lent, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
+/// nothing checks; a reset then gives the endpoint its send queue back. The endpoint may be dropped before.
+#[derive(Debug)]
+pub struct KernelQueue {
+    view: QueueView,
+    /// Before the memory that it maps.
+    _place: Place,
+    held: Mutex<Vec<Region>>,
+    lent: Lent,
+}
+
+/// Where what the threads share lies.
+#[derive(Debug)]
+#[expect(dead_code, reason = "kept for kernels, who have its address")]
+enum Place {
+    Host(Box<State>),
+    #[cfg(feature = "cuda")]
+    Gpu(OnGpu),
+}
+
+/// `struct dbl_queue_state`.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct State([AtomicU32; 128]);
+
+/// The words of `struct dbl_queue_state` as a queue begins that has come to these counts.
+fn state_words(slot: u32, completion: u32) -> [u32; 128] {
+    let mut words = [0; 128];
+    // reserved, rung, completed, cq_index
+    for (at, value) in [(0, slot), (33, slot), (64, slot), (97, completion)] {
+        words[at] = value;
+    }
+    words
+}
+
+impl KernelQueue {
+    /// Lends the endpoint's send queue to threads of this process.
+    ///
+    /// # Errors
+    /// [`Error::Work`](crate::Error::Work) if the endpoint has failed; [`Error::State`](crate::Error::State) if it is not connected, if sends of
+    /// its own are prepared, in flight or not collected, if its queue is lent already, or if its path is `sync`.
+    pub fn new(endpoint: &mut Endpoint) -> Result<KernelQueue> {
+        let lent = endpoint.lend_send(true)?;
+        let (slot, completion) = lent.line().first();
+        let state = Box::new(State(state_words(slot, completion).map(AtomicU32::new)));
+        let mut view = QueueView::new(&lent);
+        view.reach(&lent, |address, _| Ok(address as u64))?;
+        view.state = std::ptr::from_ref(&*state).addr() as u64;
+        Ok(KernelQueue {
+            view,
+            _place: Place::Host(state),
+            held: Mutex::default(),
+            lent,
+        })
+    }
+
+    /// Lends the endpoint's send queue to kernels of a GPU: what they share lies in its memory, and the queue is mapped to it.
+    ///
+    /// # Errors
+    /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), of memory that the driver does not map among them.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(context: &CudaContext, endpoint: &mut Endpoint) -> Result<KernelQueue> {
+        let lent = endpoint.lend_send(false)?;
+        let mut view = QueueView::new(&lent);
+        let place = OnGpu::new(context, &lent, &mut view)?;
+        Ok(KernelQueue {
+            view,
+            _place: Place::Gpu(place),
+            held: Mutex::default(),
+            lent,
+        })
+    }
+
+    /// What kernels need: to be passed by value.
+    pub fn view(&self) -> QueueView {
+        self.view
+    }
+
+    /// The address and the local key by which kernels name a part of a region, which is held as long as this.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`](crate::Error::Foreign) for a region of another protection domain; [`Error::State`](crate::Error::State) if it is
+    /// deregistered.
+    pub fn local(&self, slice: &Slice<'_>) -> Result<(u64, u32)> {
+        let region = slice.region;
+        self.lent.check_region(region)?;
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.iter().any(|held| held.is(region)) {
+            held.push(region.clone());
+        }
+        Ok((region.as_ptr() as u64 + slice.offset, region.lkey()))
+    }
+
+    /// The failure of the endpoint, if it has failed: what kernels know as `DOORBELL_EWORK`. The number of a work request is the low 16 bits
+    /// of its slot.
+    pub fn failure(&self) -> Option<WorkError> {
+        self.lent.failure()
+    }
+}

@@ -1,0 +1,73 @@
+//! A lent queue as kernels see it.
+#![allow(unsafe_code)] // says that it may be a parameter of kernels
+
+use crate::Result;
+use crate::endpoint::Lent;
+
+/// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Good as long as the
+/// [`KernelQueue`](super::KernelQueue).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct QueueView {
+    pub(super) state: u64,
+    pub(super) control: u64,
+    pub(super) marks: u64,
+    pub(super) doorbells: u64,
+    pub(super) ring: u64,
+    pub(super) record: u64,
+    pub(super) uar: [u64; 2],
+    pub(super) completions: u64,
+    pub(super) cq_record: u64,
+    slot_mask: u32,
+    cqe_mask: u32,
+    capacity: u32,
+    qpn: u32,
+}
+
+const _: () = assert!(size_of::<QueueView>() == 96);
+
+// SAFETY: plain values without padding.
+#[cfg(feature = "cuda")]
+unsafe impl cudarc::driver::DeviceRepr for QueueView {}
+
+impl QueueView {
+    /// The numbers, without addresses.
+    pub(super) fn new(lent: &Lent) -> QueueView {
+        let (slots, capacity) = lent.line().slots();
+        QueueView {
+            slot_mask: slots - 1,
+            cqe_mask: lent.memory().cqes[0] - 1,
+            capacity,
+            qpn: lent.qpn(),
+            ..QueueView::default()
+        }
+    }
+
+    /// Fills in where the parts are that lie in this process's memory, as `reach` gives their addresses and lengths another form.
+    pub(super) fn reach(
+        &mut self,
+        lent: &Lent,
+        mut reach: impl FnMut(usize, usize) -> Result<u64>,
+    ) -> Result<()> {
+        let line = lent.line();
+        let memory = lent.memory();
+        self.control = reach(std::ptr::from_ref(line.control()).addr(), 4096)?;
+        if let Some(board) = line.board() {
+            let [marks, doorbells] = board.memory();
+            self.marks = reach(marks.0, marks.1)?;
+            self.doorbells = reach(doorbells.0, doorbells.1)?;
+        }
+        self.ring = reach(memory.send_ring.addr(), memory.send_wqebbs as usize * 64)?;
+        if line.host_rings() {
+            return Ok(());
+        }
+        // The record's second word is the send queue's.
+        self.record = reach(memory.record.addr(), 8)? + 4;
+        for (place, uar) in self.uar.iter_mut().zip(memory.uar) {
+            *place = reach(uar.addr(), 8)?;
+        }
+        self.completions = reach(memory.cqs[0].addr(), memory.cqes[0] as usize * 64)?;
+        self.cq_record = reach(memory.cq_records[0].addr(), 4)?;
+        Ok(())
+    }
+}

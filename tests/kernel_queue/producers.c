@@ -1,0 +1,542 @@
+/*
+ * Threads of a CPU in the place of kernels: the code of doorbell/queue.h, by as many threads as one likes, over a queue of the software
+ * ConnectX. tests/kernel_queue.rs compiles it, with and without ThreadSanitizer, and says what it is to do:
+ *
+ *     producers load    THREADS OPERATIONS DEPTH CONTROL   adds and signals in batches of random lengths: none lost, doubled or torn
+ *     producers WHAT    0 0 DEPTH CONTROL                  one thing that goes wrong; see `cases`
+ *
+ * CONTROL is 0 or 1, direct or proxy. The last line it prints is "ok", or it exits with 1.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <doorbell.h>
+
+static doorbell_device *device;
+
+/* A thread that waits lends its time to the engine of the software NIC. */
+#define DBL_TURN() ((void)(doorbell_device_progress(device) == 1 || sched_yield()))
+
+/* What ThreadSanitizer cannot see, for the NIC and the host's threads are not compiled with it: a slot is used again after it was submitted. */
+#define DBL_SLOTS_FREED(queue, from, upto)                                                                             \
+	do {                                                                                                           \
+		uint32_t freed_;                                                                                       \
+		for (freed_ = (from); freed_ != (upto); freed_++)                                                      \
+			(void)dbl_load_dword(dbl_queue_mark((queue), freed_));                                         \
+	} while (0)
+
+#include <doorbell/queue.h>
+
+#define SECOND 1000000000ull
+
+#define CHECK(condition)                                                                                               \
+	do {                                                                                                           \
+		if (!(condition)) {                                                                                    \
+			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, doorbell_last_error());     \
+			exit(1);                                                                                       \
+		}                                                                                                      \
+	} while (0)
+
+static doorbell_domain *domain;
+static doorbell_endpoint *ends[2];
+static doorbell_region *local_region, *remote_region;
+static doorbell_kernel_queue *kernel_queue;
+static struct doorbell_queue queue;
+static doorbell_local local;
+static doorbell_remote remote;
+static uint32_t thread_count, operation_count, depth, control;
+
+static void connect_ends(void)
+{
+	doorbell_address addresses[2];
+	int end;
+
+	for (end = 0; end < 2; end++)
+		CHECK(doorbell_endpoint_address(ends[end], &addresses[end]) == 0);
+	for (end = 0; end < 2; end++)
+		CHECK(doorbell_endpoint_connect(ends[end], &addresses[1 - end]) == 0);
+}
+
+static void lend(void)
+{
+	const doorbell_slice slice = {local_region, 0, doorbell_region_len_bytes(local_region)};
+
+	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &kernel_queue) == 0);
+	CHECK(doorbell_kernel_queue_view(kernel_queue, &queue, sizeof(queue)) == 0);
+	CHECK(doorbell_kernel_queue_local(kernel_queue, &slice, &local) == 0);
+	CHECK((queue.record == 0) == (control == DOORBELL_CONTROL_PROXY));
+}
+
+static void set_up(uint64_t local_bytes, uint64_t remote_bytes)
+{
+	doorbell_endpoint_config config;
+	const char *name = getenv("DOORBELL_TEST_DEVICE");
+	int end;
+
+	CHECK(doorbell_device_open(name ? name : "softcx", &device) == 0);
+	CHECK(doorbell_domain_create(device, &domain) == 0);
+	CHECK(doorbell_endpoint_config_init(&config, sizeof(config)) == 0);
+	config.send_depth = depth;
+	config.control = control + 1;
+	/* 4.096 us * 2^10, twice: a dead peer is noticed soon. */
+	config.timeout = 10;
+	config.retry_count = 1;
+	for (end = 0; end < 2; end++)
+		CHECK(doorbell_endpoint_create(domain, &config, &ends[end]) == 0);
+	connect_ends();
+	CHECK(doorbell_region_alloc(domain, local_bytes, DOORBELL_ACCESS_ALL, &local_region) == 0);
+	CHECK(doorbell_region_alloc(domain, remote_bytes, DOORBELL_ACCESS_ALL, &remote_region) == 0);
+	CHECK(doorbell_region_remote(remote_region, &remote) == 0);
+	lend();
+}
+
+static void tear_down(void)
+{
+	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_endpoint_destroy(ends[0]) == 0);
+	CHECK(doorbell_endpoint_destroy(ends[1]) == 0);
+	CHECK(doorbell_region_destroy(local_region) == 0);
+	CHECK(doorbell_region_destroy(remote_region) == 0);
+	CHECK(doorbell_domain_destroy(domain) == 0);
+	CHECK(doorbell_device_close(device) == 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ load */
+
+/*
+ * Each operation has a number. An add of 1 to the word at 0 brings back what it was, so that no two adds may bring the same, and a signal
+ * stores its number, and that number's complement in the halves, at its place. The first half of the remote memory is the counter's line.
+ */
+#define LINE 64
+
+struct producer {
+	pthread_t thread;
+	uint32_t number, first, count;
+	uint64_t seed;
+};
+
+static uint32_t draw(struct producer *producer, uint32_t below)
+{
+	producer->seed = producer->seed * 6364136223846793005ull + 1442695040888963407ull;
+	return (uint32_t)(producer->seed >> 33) % below;
+}
+
+static uint64_t signal_of(uint32_t operation)
+{
+	return (uint64_t)~operation << 32 | operation;
+}
+
+static void *produce(void *argument)
+{
+	struct producer *producer = (struct producer *)argument;
+	uint32_t done = 0;
+
+	while (done != producer->count) {
+		uint32_t batch = 1 + draw(producer, 8), first, slot;
+		int code;
+
+		if (batch > producer->count - done)
+			batch = producer->count - done;
+		if (batch > queue.capacity)
+			batch = queue.capacity;
+		/* Most look once, as kernels that have other work would, and come again. */
+		code = doorbell_reserve(&queue, batch, draw(producer, 4) ? 0 : 60 * SECOND, &first);
+		if (code == DOORBELL_EFULL) {
+			DBL_TURN();
+			continue;
+		}
+		if (code != 0)
+			fprintf(stderr, "code %d, error %#x\n", code, doorbell_queue_error(&queue));
+		CHECK(code == 0);
+		for (slot = 0; slot < batch; slot++) {
+			const uint32_t operation = producer->first + done + slot;
+			/* Of some only the last is signaled. */
+			const uint32_t flags =
+				slot + 1 < batch && draw(producer, 2) ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0;
+			if (operation % 2 == 0)
+				doorbell_write_add(&queue, first + slot, flags, local.addr + 8ull * (operation / 2),
+						   local.lkey, remote.addr, remote.rkey, 1);
+			else
+				doorbell_write_signal(&queue, first + slot, flags,
+						      remote.addr + LINE + 8ull * (operation / 2), remote.rkey,
+						      signal_of(operation));
+		}
+		CHECK(doorbell_submit(&queue, first, batch) == 0);
+		done += batch;
+		/* Some wait for theirs, and find what it has brought. */
+		if (draw(producer, 64) == 0)
+			CHECK(doorbell_wait(&queue, first + batch, 60 * SECOND) == 0);
+		if (draw(producer, 32) == 0)
+			CHECK(doorbell_poll(&queue) == 0);
+	}
+	return NULL;
+}
+
+static void load(void)
+{
+	const uint32_t adds = (operation_count + 1) / 2, signals = operation_count / 2;
+	struct producer *producers = (struct producer *)calloc(thread_count, sizeof(*producers));
+	uint8_t *seen = (uint8_t *)calloc(adds, 1);
+	const uint64_t *results, *words;
+	uint32_t thread, at, last, share = operation_count / thread_count;
+
+	set_up(8ull * adds + 8, LINE + 8ull * signals + 8);
+	for (thread = 0; thread < thread_count; thread++) {
+		producers[thread].number = thread;
+		producers[thread].seed = thread + 1;
+		producers[thread].first = thread * share;
+		producers[thread].count = thread + 1 < thread_count ? share : operation_count - thread * share;
+		CHECK(pthread_create(&producers[thread].thread, NULL, produce, &producers[thread]) == 0);
+	}
+	for (thread = 0; thread < thread_count; thread++)
+		CHECK(pthread_join(producers[thread].thread, NULL) == 0);
+	last = dbl_queue_state(&queue)->reserved;
+	CHECK(doorbell_wait(&queue, last, 60 * SECOND) == 0);
+	words = (const uint64_t *)doorbell_region_pointer(remote_region);
+	results = (const uint64_t *)doorbell_region_pointer(local_region);
+	/* Every add once, and every result of its own. */
+	CHECK(words[0] == adds);
+	for (at = 0; at < adds; at++) {
+		CHECK(results[at] < adds);
+		CHECK(seen[results[at]] == 0);
+		seen[results[at]] = 1;
+	}
+	for (at = 0; at < signals; at++)
+		CHECK(words[LINE / 8 + at] == signal_of(2 * at + 1));
+	/* Past the 16 bits that the NIC has for slots. */
+	CHECK(last == operation_count);
+	free(seen);
+	free(producers);
+	tear_down();
+}
+
+/* --------------------------------------------------------------------------------------------------------- failures */
+
+static uint64_t since_ns;
+
+static void *wait_for_it(void *code)
+{
+	uint32_t upto = 0;
+
+	/* To memory that the peer does not have: an error completion, if nothing else comes first. */
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, SECOND, &upto) == 0);
+	*(int *)code = doorbell_wait(&queue, upto, 20 * SECOND);
+	return NULL;
+}
+
+/* The code that a thread gets which waits for a put while `act` happens, and that it comes in time. */
+static int code_of_wait(void (*act)(void))
+{
+	pthread_t thread;
+	int code = 1;
+
+	since_ns = dbl_now_ns();
+	CHECK(pthread_create(&thread, NULL, wait_for_it, &code) == 0);
+	if (act) {
+		usleep(50000);
+		act();
+	}
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(dbl_now_ns() - since_ns < 10 * SECOND);
+	return code;
+}
+
+/* After a failure: reset, connect, lend, and it works again. */
+static void recover(void)
+{
+	uint32_t upto;
+	int end;
+
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == DOORBELL_EWORK);
+	CHECK(doorbell_endpoint_reset(ends[0]) == DOORBELL_ESTATE);
+	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	for (end = 0; end < 2; end++)
+		CHECK(doorbell_endpoint_reset(ends[end]) == 0);
+	CHECK(doorbell_region_remote(remote_region, &remote) == 0);
+	connect_ends();
+	lend();
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+}
+
+static void expect_cause(uint32_t cause, uint32_t wc_status)
+{
+	doorbell_failure failure;
+	char text[256];
+
+	CHECK(doorbell_endpoint_failure(ends[0], &failure, text, sizeof(text)) > 0);
+	if (failure.cause != cause || failure.wc_status != wc_status)
+		fprintf(stderr, "%s\n", text);
+	CHECK(failure.cause == cause);
+	CHECK(cause != DOORBELL_CAUSE_COMPLETION || failure.wc_status == wc_status);
+}
+
+static void error_completion(void)
+{
+	set_up(4096, 4096);
+	remote.rkey ^= 0x5500;
+	CHECK(code_of_wait(NULL) == DOORBELL_EWORK);
+	/* IBV_WC_REM_ACCESS_ERR; the syndrome as in mlx5dv.h: MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR. */
+	expect_cause(DOORBELL_CAUSE_COMPLETION, 10);
+	if (control == DOORBELL_CONTROL_DIRECT)
+		CHECK((doorbell_queue_error(&queue) & 0xff) == 0x13);
+	recover();
+	tear_down();
+}
+
+/* Nobody waits for it or polls: the host finds it. */
+static void error_that_nobody_polls(void)
+{
+	doorbell_failure failure;
+	uint32_t upto, turn;
+
+	set_up(4096, 4096);
+	remote.rkey ^= 0x5500;
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	for (turn = 0; turn < 5000 && doorbell_endpoint_failure(ends[0], &failure, NULL, 0) == 0; turn++)
+		usleep(1000);
+	expect_cause(DOORBELL_CAUSE_COMPLETION, 10);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == DOORBELL_EWORK);
+	recover();
+	tear_down();
+}
+
+static void destroy_peer(void)
+{
+	CHECK(doorbell_endpoint_destroy(ends[1]) == 0);
+	ends[1] = NULL;
+}
+
+static void dead_peer(void)
+{
+	doorbell_endpoint_config config;
+
+	set_up(4096, 4096);
+	destroy_peer();
+	CHECK(code_of_wait(NULL) == DOORBELL_EWORK);
+	/* IBV_WC_RETRY_EXC_ERR */
+	expect_cause(DOORBELL_CAUSE_COMPLETION, 12);
+	CHECK(doorbell_endpoint_config_init(&config, sizeof(config)) == 0);
+	CHECK(doorbell_endpoint_create(domain, &config, &ends[1]) == 0);
+	recover();
+	tear_down();
+}
+
+static void abort_it(void)
+{
+	CHECK(doorbell_endpoint_abort(ends[0]) == 0);
+}
+
+static doorbell_endpoint_config patient;
+
+/* An endpoint whose peer is gone and that never gives up: what is waited for does not come. */
+static void set_up_waiting(void)
+{
+	int end;
+
+	set_up(4096, 4096);
+	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_endpoint_config_init(&patient, sizeof(patient)) == 0);
+	patient.send_depth = depth;
+	patient.control = control + 1;
+	patient.timeout = 0;
+	for (end = 0; end < 2; end++) {
+		CHECK(doorbell_endpoint_destroy(ends[end]) == 0);
+		CHECK(doorbell_endpoint_create(domain, &patient, &ends[end]) == 0);
+	}
+	connect_ends();
+	lend();
+	destroy_peer();
+}
+
+static void aborted(void)
+{
+	set_up_waiting();
+	CHECK(code_of_wait(abort_it) == DOORBELL_EWORK);
+	expect_cause(DOORBELL_CAUSE_ABORTED, 0);
+	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
+	recover();
+	tear_down();
+}
+
+static void full_and_late(void)
+{
+	uint32_t upto = 0, slot, at;
+
+	set_up_waiting();
+	for (at = 0; at < queue.capacity; at++)
+		CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(upto == queue.capacity);
+	since_ns = dbl_now_ns();
+	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EFULL);
+	CHECK(doorbell_wait(&queue, upto, 0) == DOORBELL_ETIMEOUT);
+	CHECK(dbl_now_ns() - since_ns < 5 * SECOND);
+	since_ns = dbl_now_ns();
+	CHECK(doorbell_reserve(&queue, 1, SECOND / 10, &slot) == DOORBELL_EFULL);
+	CHECK(doorbell_wait(&queue, upto, SECOND / 10) == DOORBELL_ETIMEOUT);
+	CHECK(dbl_now_ns() - since_ns >= SECOND / 5);
+	CHECK(dbl_now_ns() - since_ns < 10 * SECOND);
+	CHECK(doorbell_reserve(&queue, queue.capacity + 1, SECOND, &slot) == DOORBELL_ERANGE);
+	CHECK(doorbell_reserve(&queue, 0, SECOND, &slot) == DOORBELL_ERANGE);
+	/* Late is not failed: the endpoint still is what it was. */
+	CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
+	abort_it();
+	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
+	for (at = 0; at < 5000 && doorbell_wait(&queue, upto, SECOND / 1000) != DOORBELL_EWORK; at++)
+		;
+	recover();
+	tear_down();
+}
+
+/* Slots that are submitted in another order than they were reserved go out in that of their reservation, and none before. */
+static void out_of_order(void)
+{
+	uint64_t *word;
+	uint32_t first, second;
+
+	set_up(4096, 4096);
+	word = (uint64_t *)doorbell_region_pointer(remote_region);
+	CHECK(doorbell_reserve(&queue, 1, 0, &first) == 0);
+	CHECK(doorbell_reserve(&queue, 1, 0, &second) == 0);
+	doorbell_write_signal(&queue, second, 0, remote.addr, remote.rkey, 2);
+	CHECK(doorbell_submit(&queue, second, 1) == 0);
+	CHECK(doorbell_wait(&queue, second + 1, SECOND / 20) == DOORBELL_ETIMEOUT);
+	CHECK(__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0);
+	doorbell_write_signal(&queue, first, 0, remote.addr, remote.rkey, 1);
+	CHECK(doorbell_submit(&queue, first, 1) == 0);
+	CHECK(doorbell_wait(&queue, second + 1, 20 * SECOND) == 0);
+	CHECK(__atomic_load_n(word, __ATOMIC_ACQUIRE) == 2);
+	tear_down();
+}
+
+/* Each kind of work request, with what it does at the other end. */
+static void kinds(void)
+{
+	const char text[] = "twenty-eight bytes of payload";
+	doorbell_completion completion;
+	uint8_t *here, *there;
+	uint32_t upto, slot;
+	uint64_t word;
+
+	set_up(4096, 4096);
+	here = (uint8_t *)doorbell_region_pointer(local_region);
+	there = (uint8_t *)doorbell_region_pointer(remote_region);
+	memset(here, 7, 2048);
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 100, remote.addr + 3, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(there[2] == 0 && there[3] == 7 && there[102] == 7 && there[103] == 0);
+	CHECK(doorbell_get(&queue, local.addr + 2048, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(memcmp(here + 2048, there, 8) == 0);
+	CHECK(doorbell_post_recv(ends[1], 77, NULL, 0, NULL) == 0);
+	CHECK(doorbell_put_imm(&queue, local.addr, local.lkey, 4, remote.addr + 200, remote.rkey, 0x1234567, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(doorbell_wait_cq(ends[1], DOORBELL_SIDE_RECV, 20000, &completion) == 0);
+	CHECK(completion.wr_id == 77 && completion.has_imm == 1 && completion.imm == 0x1234567);
+	CHECK(doorbell_signal(&queue, remote.addr + 256, remote.rkey, 40, 0, &upto) == 0);
+	CHECK(doorbell_add(&queue, local.addr + 3000, local.lkey, remote.addr + 256, remote.rkey, 2, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	memcpy(&word, here + 3000, 8);
+	CHECK(word == 40);
+	memcpy(&word, there + 256, 8);
+	CHECK(word == 42);
+	CHECK(doorbell_reserve(&queue, 2, 0, &slot) == 0);
+	CHECK(doorbell_write_inline(&queue, slot, 0, text, 29, remote.addr + 300, remote.rkey) == DOORBELL_ERANGE);
+	CHECK(doorbell_write_inline(&queue, slot, DOORBELL_WORK_UNSIGNALED, text, 28, remote.addr + 300, remote.rkey) == 0);
+	doorbell_write_nop(&queue, slot + 1, 0);
+	CHECK(doorbell_submit(&queue, slot, 2) == 0);
+	CHECK(doorbell_wait(&queue, slot + 2, 20 * SECOND) == 0);
+	CHECK(memcmp(there + 300, text, 28) == 0 && there[328] == 0);
+	CHECK(doorbell_put_signal(&queue, local.addr, local.lkey, 16, remote.addr + 400, remote.rkey, remote.addr + 440,
+				  remote.rkey, 9, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	memcpy(&word, there + 440, 8);
+	CHECK(word == 9 && there[415] == 7 && there[416] == 0);
+	tear_down();
+}
+
+/* What is lent is not the endpoint's, until it is reset. */
+static void loans(void)
+{
+	doorbell_kernel_queue *other = (doorbell_kernel_queue *)&other;
+	const doorbell_slice slice = {local_region, 0, 8};
+	doorbell_work work;
+	struct doorbell_queue view;
+	uint32_t upto;
+
+	set_up(4096, 4096);
+	work = doorbell_work_write(&slice, 0, remote.addr, remote.rkey);
+	CHECK(doorbell_post_send(ends[0], &work, NULL) == DOORBELL_ESTATE);
+	CHECK(strstr(doorbell_last_error(), "lent to kernels") != NULL);
+	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &other) == DOORBELL_ESTATE && other == NULL);
+	CHECK(doorbell_kernel_queue_create(ends[0], 7, &other) == DOORBELL_ERANGE);
+	CHECK(doorbell_kernel_queue_view(kernel_queue, &view, sizeof(view) - 8) == DOORBELL_EINVAL);
+	/* The peer's end still sends and receives. */
+	CHECK(doorbell_post_send(ends[1], &work, NULL) == 0);
+	CHECK(doorbell_wait_cq(ends[1], DOORBELL_SIDE_SEND, 20000, NULL) == DOORBELL_EINVAL);
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+	CHECK(doorbell_post_send(ends[0], &work, NULL) == DOORBELL_ESTATE);
+	CHECK(strstr(doorbell_last_error(), "reset it first") != NULL);
+	CHECK(doorbell_endpoint_reset(ends[0]) == 0);
+	CHECK(doorbell_endpoint_reset(ends[1]) == 0);
+	connect_ends();
+	CHECK(doorbell_post_send(ends[0], &work, NULL) == 0);
+	/* In flight, or not collected: not to be lent. */
+	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &other) == DOORBELL_ESTATE);
+	{
+		doorbell_completion completion;
+		CHECK(doorbell_wait_cq(ends[0], DOORBELL_SIDE_SEND, 20000, &completion) == 0);
+	}
+	/* With the counts that the endpoint has come to. */
+	lend();
+	CHECK(dbl_queue_state(&queue)->reserved == 1);
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	/* The endpoint goes first. */
+	CHECK(doorbell_endpoint_destroy(ends[0]) == 0);
+	ends[0] = NULL;
+	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
+	tear_down();
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+	{"load", load},
+	{"error_completion", error_completion},
+	{"error_that_nobody_polls", error_that_nobody_polls},
+	{"dead_peer", dead_peer},
+	{"aborted", aborted},
+	{"full_and_late", full_and_late},
+	{"out_of_order", out_of_order},
+	{"kinds", kinds},
+	{"loans", loans},
+};
+
+int main(int argc, char **argv)
+{
+	size_t at;
+
+	CHECK(argc == 6);
+	thread_count = (uint32_t)atoi(argv[2]);
+	operation_count = (uint32_t)atoi(argv[3]);
+	depth = (uint32_t)atoi(argv[4]);
+	control = (uint32_t)atoi(argv[5]);
+	for (at = 0; at < sizeof(cases) / sizeof(cases[0]); at++) {
+		if (strcmp(argv[1], cases[at].name) == 0) {
+			cases[at].run();
+			puts("ok");
+			return 0;
+		}
+	}
+	fprintf(stderr, "%s: no such case\n", argv[1]);
+	return 1;
+}
