@@ -1,0 +1,564 @@
+/*
+ * Queue pairs and completions behind libgdsync's names.
+ *
+ * With libgdsync a wait of a stream looks at a completion and leaves it: the program takes it by ibv_poll_cq afterwards.
+ * With this library each goes once to whoever asks first. So a queue pair of this layer keeps a list of the work requests that
+ * make completions, in their order, which is that of the completions; a wait claims the first that nobody has, and ibv_poll_cq
+ * tells what became of the oldest, from its completion or, where a wait has had that, from its ticket.
+ */
+#ifndef DOORBELL_GDSYNC_QUEUE_H
+#define DOORBELL_GDSYNC_QUEUE_H
+
+#ifndef DOORBELL_GDSYNC_H
+#error "include <doorbell/gdsync.h>, which includes this"
+#endif
+
+/* A work request without a completion of its own. */
+#define DOORBELL_GDS_NO_ENTRY UINT64_MAX
+
+/* Who has the completion of an entry. */
+enum doorbell_gds_claim {
+	DOORBELL_GDS_UNCLAIMED = 0,
+	DOORBELL_GDS_WAITED = 1, /* a wait of a stream, prepared or queued */
+	DOORBELL_GDS_LEFT = 2	 /* a wait that was taken back: the work request's ticket tells */
+};
+
+struct doorbell_gds_entry {
+	uint64_t wr_id;
+	uint32_t opcode; /* enum ibv_wc_opcode */
+	uint32_t claim;
+	doorbell_ticket *work; /* NULL until it is posted */
+	doorbell_ticket *wait; /* NULL until it is queued */
+};
+
+/* `head` is the oldest, `next` the first that is unclaimed, `tail` the place of the next one: running numbers. */
+struct doorbell_gds_cq {
+	struct ibv_cq cq; /* first: it is what the program has */
+	struct doorbell_gds_qp *owner;
+	struct doorbell_gds_entry *entries;
+	uint64_t head;
+	uint64_t next;
+	uint64_t tail;
+	uint64_t capacity;
+	uint32_t side;
+};
+
+struct doorbell_gds_qp {
+	struct gds_qp qp; /* first: it is what the program has */
+	struct ibv_qp ib;
+	struct ibv_context context;
+	struct doorbell_gds_cq cq[2]; /* by DOORBELL_SIDE_* */
+	doorbell_endpoint *endpoint;
+	struct doorbell_gds_domain *domain;
+	pthread_mutex_t lock;
+	uint64_t serial; /* work requests so far */
+	uint32_t signals_all;
+	uint32_t told; /* 1: a failure that is no entry's was polled */
+};
+
+static inline struct doorbell_gds_qp *doorbell_gds_of(struct gds_qp *qp)
+{
+	return (struct doorbell_gds_qp *)qp;
+}
+
+static inline struct gds_qp *doorbell_gds_of_verbs(struct ibv_qp *ib)
+{
+	return (struct gds_qp *)(void *)((char *)ib - offsetof(struct doorbell_gds_qp, ib));
+}
+
+static inline struct doorbell_gds_entry *doorbell_gds_at(const struct doorbell_gds_cq *cq, uint64_t number)
+{
+	return cq->entries + number % cq->capacity;
+}
+
+/* The oldest entry goes. */
+static inline void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
+{
+	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->head);
+	doorbell_ticket_destroy(entry->work);
+	doorbell_ticket_destroy(entry->wait);
+	entry->work = entry->wait = NULL;
+	cq->head++;
+	if (cq->next < cq->head)
+		cq->next = cq->head;
+}
+
+static inline int doorbell_gds_is_over(const doorbell_ticket *ticket)
+{
+	return ticket && doorbell_ticket_status(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
+}
+
+/* A place for one entry more: a program that waits on streams and never polls loses what waits have had. */
+static inline int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
+{
+	const struct doorbell_gds_entry *oldest;
+	if (cq->tail - cq->head < cq->capacity)
+		return 0;
+	oldest = doorbell_gds_at(cq, cq->head);
+	if (oldest->claim == DOORBELL_GDS_UNCLAIMED || !doorbell_gds_is_over(oldest->wait ? oldest->wait : oldest->work))
+		return ENOMEM;
+	doorbell_gds_drop_head(cq);
+	return 0;
+}
+
+static inline uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr_id, uint32_t opcode, doorbell_ticket *work)
+{
+	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->tail);
+	entry->wr_id = wr_id;
+	entry->opcode = opcode;
+	entry->claim = DOORBELL_GDS_UNCLAIMED;
+	entry->work = work;
+	entry->wait = NULL;
+	return cq->tail++;
+}
+
+/* An entry that is still there; NULL if it was dropped. */
+static inline struct doorbell_gds_entry *doorbell_gds_entry_of(const struct doorbell_gds_cq *cq, uint64_t number)
+{
+	return number >= cq->head && number < cq->tail ? doorbell_gds_at(cq, number) : NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- work requests */
+
+/* A work request in the library's words. What it points to is the struct's. */
+struct doorbell_gds_work {
+	doorbell_work work;
+	doorbell_slice slices[DOORBELL_SLICES_MAX];
+	uint8_t inline_bytes[512];
+	uint32_t opcode; /* of its completion */
+};
+
+static inline int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
+{
+	int i, error;
+	*filled = 0;
+	if (count < 0 || count > DOORBELL_SLICES_MAX || (count > 0 && !list))
+		return EINVAL;
+	for (i = 0; i < count; i++) {
+		if (list[i].length == 0)
+			continue;
+		error = doorbell_gds_slice(&list[i], &slices[*filled]);
+		if (error)
+			return error;
+		++*filled;
+	}
+	return 0;
+}
+
+static inline int doorbell_gds_translate(const gds_send_wr *wr, uint32_t signals_all, struct doorbell_gds_work *made)
+{
+	static const uint32_t known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+	uint32_t opcode, count = 0, bytes = 0, flags = 0;
+	int i, error, has_imm = 0;
+	if (wr->send_flags & ~known)
+		return EOPNOTSUPP;
+	switch (wr->opcode) {
+	case IBV_WR_SEND_WITH_IMM:
+		has_imm = 1; /* fall through */
+	case IBV_WR_SEND:
+		opcode = DOORBELL_OP_SEND;
+		made->opcode = IBV_WC_SEND;
+		break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		has_imm = 1; /* fall through */
+	case IBV_WR_RDMA_WRITE:
+		opcode = DOORBELL_OP_WRITE;
+		made->opcode = IBV_WC_RDMA_WRITE;
+		break;
+	case IBV_WR_RDMA_READ:
+		opcode = DOORBELL_OP_READ;
+		made->opcode = IBV_WC_RDMA_READ;
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		opcode = DOORBELL_OP_COMPARE_SWAP;
+		made->opcode = IBV_WC_COMP_SWAP;
+		break;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		opcode = DOORBELL_OP_FETCH_ADD;
+		made->opcode = IBV_WC_FETCH_ADD;
+		break;
+	default:
+		return EOPNOTSUPP;
+	}
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		if (wr->num_sge < 0 || (wr->num_sge > 0 && !wr->sg_list))
+			return EINVAL;
+		for (i = 0; i < wr->num_sge; i++) {
+			if (wr->sg_list[i].length > sizeof(made->inline_bytes) - bytes)
+				return ENOMEM;
+			memcpy(made->inline_bytes + bytes, (const void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+			bytes += wr->sg_list[i].length;
+		}
+		flags |= DOORBELL_WORK_INLINE;
+	} else {
+		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, made->slices, &count);
+		if (error)
+			return error;
+	}
+	made->work = doorbell_work_init(opcode, made->slices, count);
+	made->work.inline_bytes = made->inline_bytes;
+	made->work.inline_len_bytes = bytes;
+	made->work.wr_id = wr->wr_id;
+	if (has_imm) {
+		flags |= DOORBELL_WORK_IMM;
+		made->work.imm = ntohl(wr->imm_data);
+	}
+	if (!signals_all && !(wr->send_flags & IBV_SEND_SIGNALED))
+		flags |= DOORBELL_WORK_UNSIGNALED;
+	if (wr->send_flags & IBV_SEND_SOLICITED)
+		flags |= DOORBELL_WORK_SOLICITED;
+	if (wr->send_flags & IBV_SEND_FENCE)
+		flags |= DOORBELL_WORK_FENCE;
+	made->work.flags = flags;
+	if (opcode == DOORBELL_OP_WRITE || opcode == DOORBELL_OP_READ) {
+		made->work.remote_addr = wr->wr.rdma.remote_addr;
+		made->work.rkey = wr->wr.rdma.rkey;
+	} else if (opcode != DOORBELL_OP_SEND) {
+		made->work.remote_addr = wr->wr.atomic.remote_addr;
+		made->work.rkey = wr->wr.atomic.rkey;
+		made->work.compare = wr->wr.atomic.compare_add;
+		made->work.operand = opcode == DOORBELL_OP_FETCH_ADD ? wr->wr.atomic.compare_add : wr->wr.atomic.swap;
+	}
+	if (opcode == DOORBELL_OP_FETCH_ADD)
+		made->work.compare = 0;
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------- completions */
+
+static inline void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const struct doorbell_gds_entry *entry,
+					 uint32_t len_bytes, uint32_t has_imm, uint32_t imm, struct ibv_wc *wc)
+{
+	memset(wc, 0, sizeof(*wc));
+	wc->wr_id = entry->wr_id;
+	wc->status = IBV_WC_SUCCESS;
+	wc->opcode = (enum ibv_wc_opcode)entry->opcode;
+	wc->byte_len = len_bytes;
+	wc->qp_num = cq->owner->ib.qp_num;
+	if (has_imm) {
+		wc->wc_flags = IBV_WC_WITH_IMM;
+		wc->imm_data = htonl(imm);
+	}
+}
+
+/* A work request that failed: by itself, or with the queue pair that another one has ended. */
+static inline void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t wr_id, const doorbell_failure *failure,
+				     struct ibv_wc *wc)
+{
+	const int own = failure->cause == DOORBELL_CAUSE_COMPLETION && failure->has_wr_id && failure->wr_id == wr_id;
+	memset(wc, 0, sizeof(*wc));
+	wc->wr_id = wr_id;
+	wc->status = own ? (enum ibv_wc_status)failure->wc_status : IBV_WC_WR_FLUSH_ERR;
+	wc->vendor_err = own ? failure->vendor_syndrome : 0;
+	wc->qp_num = cq->owner->ib.qp_num;
+}
+
+/* A work request that was to make no completion makes one when it fails: 1 if that is what has failed, once. */
+static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
+{
+	struct doorbell_gds_qp *qp = cq->owner;
+	doorbell_failure failure;
+	uint32_t side;
+	uint64_t number;
+	if (cq->side != DOORBELL_SIDE_SEND || qp->told || doorbell_endpoint_failure(qp->endpoint, &failure, NULL, 0) <= 0)
+		return 0;
+	if (failure.cause != DOORBELL_CAUSE_COMPLETION || !failure.has_wr_id)
+		return 0;
+	for (side = 0; side < 2; side++)
+		for (number = qp->cq[side].head; number < qp->cq[side].tail; number++)
+			if (doorbell_gds_at(&qp->cq[side], number)->wr_id == failure.wr_id)
+				return 0;
+	qp->told = 1;
+	doorbell_gds_fail(cq, failure.wr_id, &failure, wc);
+	return 1;
+}
+
+/* What became of the oldest entry: 1 and it goes, or 0. */
+static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
+{
+	struct doorbell_gds_entry *entry;
+	doorbell_completion completion;
+	doorbell_details details = {0, 0, 0, 0};
+	doorbell_failure failure;
+	int status, code = 0;
+	if (cq->head == cq->tail)
+		return 0;
+	entry = doorbell_gds_at(cq, cq->head);
+	if (!entry->work)
+		return 0;
+	if (entry->claim == DOORBELL_GDS_UNCLAIMED) {
+		code = doorbell_poll_cq(cq->owner->endpoint, cq->side, &completion);
+		if (code == 0)
+			return 0;
+		if (code == 1) {
+			if (completion.operation == DOORBELL_OP_RECV_WRITE)
+				entry->opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+			doorbell_gds_complete(cq, entry, completion.len_bytes, completion.has_imm, completion.imm, wc);
+			doorbell_gds_drop_head(cq);
+			return 1;
+		}
+	}
+	/* Not before the stream has passed its wait: until then the completion is the stream's. */
+	if (entry->claim == DOORBELL_GDS_WAITED && !doorbell_gds_is_over(entry->wait))
+		return 0;
+	status = doorbell_ticket_status(entry->work, &failure);
+	if (status == DOORBELL_STATUS_COMPLETE) {
+		doorbell_ticket_details(entry->work, &details);
+		doorbell_gds_complete(cq, entry, details.len_bytes, details.has_imm, details.imm, wc);
+	} else if (status == DOORBELL_STATUS_FAILED) {
+		if (doorbell_gds_poll_unsignaled(cq, wc))
+			return 1;
+		doorbell_gds_fail(cq, entry->wr_id, &failure, wc);
+		if (wc->status != IBV_WC_WR_FLUSH_ERR)
+			cq->owner->told = 1;
+	} else {
+		return 0;
+	}
+	doorbell_gds_drop_head(cq);
+	return 1;
+}
+
+static inline int doorbell_gds_poll_cq(struct ibv_cq *ibcq, int num_entries, struct ibv_wc *wc)
+{
+	struct doorbell_gds_cq *cq = (struct doorbell_gds_cq *)ibcq;
+	struct doorbell_gds_qp *qp = cq->owner;
+	int count = 0;
+	pthread_mutex_lock(&qp->lock);
+	while (count < num_entries &&
+	       (doorbell_gds_poll_head(cq, wc + count) || doorbell_gds_poll_unsignaled(cq, wc + count)))
+		count++;
+	pthread_mutex_unlock(&qp->lock);
+	return count;
+}
+
+/* ------------------------------------------------------------------------------------------------ posting now */
+
+static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_work made;
+	doorbell_ticket *ticket;
+	int code, error = gds && wr ? 0 : EINVAL;
+	if (error)
+		return error;
+	pthread_mutex_lock(&qp->lock);
+	for (; wr; wr = wr->next) {
+		error = doorbell_gds_translate(wr, qp->signals_all, &made);
+		if (!error)
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_SEND]);
+		if (error)
+			break;
+		ticket = NULL;
+		if (made.work.flags & DOORBELL_WORK_UNSIGNALED)
+			code = doorbell_post_send(qp->endpoint, &made.work, NULL);
+		else
+			code = doorbell_post_send(qp->endpoint, &made.work, &ticket);
+		/* Of a connected endpoint's states that are in the way, this is the one. */
+		error = code == DOORBELL_ESTATE && doorbell_endpoint_is_connected(qp->endpoint) == 1 ? EBUSY : doorbell_gds_errno(code);
+		if (error)
+			break;
+		qp->serial++;
+		if (ticket)
+			doorbell_gds_push(&qp->cq[DOORBELL_SIDE_SEND], wr->wr_id, made.opcode, ticket);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	if (error && bad_wr)
+		*bad_wr = wr;
+	return error;
+}
+
+static inline int gds_post_recv(struct gds_qp *gds, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	doorbell_slice slices[DOORBELL_SLICES_MAX];
+	doorbell_ticket *ticket;
+	uint32_t count;
+	int error = gds && wr ? 0 : EINVAL;
+	if (error)
+		return error;
+	pthread_mutex_lock(&qp->lock);
+	for (; wr; wr = wr->next) {
+		error = doorbell_gds_slices(wr->sg_list, wr->num_sge, slices, &count);
+		if (!error)
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_RECV]);
+		if (!error)
+			error = doorbell_gds_errno(doorbell_post_recv(qp->endpoint, wr->wr_id, slices, count, &ticket));
+		if (error)
+			break;
+		doorbell_gds_push(&qp->cq[DOORBELL_SIDE_RECV], wr->wr_id, IBV_WC_RECV, ticket);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	if (error && bad_wr)
+		*bad_wr = wr;
+	return error;
+}
+
+static inline int doorbell_gds_ibv_post_send(struct ibv_qp *ib, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
+{
+	return gds_post_send(doorbell_gds_of_verbs(ib), wr, bad_wr);
+}
+
+static inline int doorbell_gds_ibv_post_recv(struct ibv_qp *ib, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
+{
+	return gds_post_recv(doorbell_gds_of_verbs(ib), wr, bad_wr);
+}
+
+/* --------------------------------------------------------------------------------------------------- queue pairs */
+
+static inline int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side, uint32_t depth)
+{
+	struct doorbell_gds_cq *cq = &qp->cq[side];
+	/* As many as the queue has, and as many that a stream has waited for and nobody has polled. */
+	cq->capacity = 2 * (uint64_t)depth;
+	cq->entries = (struct doorbell_gds_entry *)calloc(cq->capacity, sizeof(*cq->entries));
+	cq->owner = qp;
+	cq->side = side;
+	cq->cq.context = &qp->context;
+	cq->cq.cqe = (int)depth;
+	return cq->entries ? 0 : ENOMEM;
+}
+
+static inline void doorbell_gds_cq_clear(struct doorbell_gds_cq *cq)
+{
+	while (cq->head < cq->tail)
+		doorbell_gds_drop_head(cq);
+}
+
+static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
+{
+	uint32_t side;
+	for (side = 0; side < 2; side++) {
+		doorbell_gds_cq_clear(&qp->cq[side]);
+		free(qp->cq[side].entries);
+	}
+	pthread_mutex_destroy(&qp->lock);
+	free(qp);
+}
+
+static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *attr, int gpu_id,
+					   int flags)
+{
+	doorbell_endpoint_config config;
+	struct doorbell_gds_qp *qp = NULL;
+	int error = pd && context && attr && !attr->srq ? 0 : EINVAL;
+	(void)gpu_id;
+	if (!error && (flags != GDS_CREATE_QP_DEFAULT || attr->qp_type != IBV_QPT_RC))
+		error = EOPNOTSUPP;
+	if (!error)
+		error = doorbell_gds_errno(doorbell_endpoint_config_init(&config, (uint32_t)sizeof(config)));
+	if (!error) {
+		const struct ibv_qp_cap *cap = &attr->cap;
+		config.send_depth = cap->max_send_wr ? cap->max_send_wr : 1;
+		config.recv_depth = cap->max_recv_wr ? cap->max_recv_wr : 1;
+		config.max_segments = cap->max_send_sge > cap->max_recv_sge ? cap->max_send_sge : cap->max_recv_sge;
+		config.max_segments += config.max_segments == 0;
+		config.max_inline_bytes = cap->max_inline_data;
+		qp = (struct doorbell_gds_qp *)calloc(1, sizeof(*qp));
+		error = qp ? 0 : ENOMEM;
+	}
+	if (!error) {
+		pthread_mutex_init(&qp->lock, NULL);
+		doorbell_gds_lock();
+		error = doorbell_gds_domain_get(pd, &qp->domain);
+		if (!error) {
+			error = doorbell_gds_errno(doorbell_endpoint_create(qp->domain->domain, &config, &qp->endpoint));
+			if (error)
+				doorbell_gds_domain_put(qp->domain);
+		}
+		doorbell_gds_unlock();
+		if (!error)
+			error = doorbell_gds_cq_make(qp, DOORBELL_SIDE_SEND, config.send_depth);
+		if (!error)
+			error = doorbell_gds_cq_make(qp, DOORBELL_SIDE_RECV, config.recv_depth);
+		if (error && qp->endpoint)
+			gds_destroy_qp(&qp->qp);
+		else if (error)
+			doorbell_gds_qp_free(qp);
+	}
+	if (error) {
+		errno = error;
+		return NULL;
+	}
+	qp->signals_all = attr->sq_sig_all != 0;
+	qp->context.device = context->device;
+	qp->context.ops.poll_cq = doorbell_gds_poll_cq;
+	qp->context.ops.post_send = doorbell_gds_ibv_post_send;
+	qp->context.ops.post_recv = doorbell_gds_ibv_post_recv;
+	qp->ib.context = &qp->context;
+	qp->ib.qp_context = attr->qp_context;
+	qp->ib.pd = pd;
+	qp->ib.send_cq = &qp->cq[DOORBELL_SIDE_SEND].cq;
+	qp->ib.recv_cq = &qp->cq[DOORBELL_SIDE_RECV].cq;
+	qp->ib.qp_type = IBV_QPT_RC;
+	qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
+	qp->qp.qp = &qp->ib;
+	qp->qp.send_cq.cq = attr->send_cq = qp->ib.send_cq;
+	qp->qp.recv_cq.cq = attr->recv_cq = qp->ib.recv_cq;
+	qp->qp.dev_context = context;
+	return &qp->qp;
+}
+
+static inline int gds_destroy_qp(struct gds_qp *gds)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	int code;
+	if (!gds)
+		return EINVAL;
+	code = doorbell_endpoint_destroy(qp->endpoint);
+	if (code < 0)
+		return doorbell_gds_errno(code);
+	doorbell_gds_lock();
+	doorbell_gds_domain_put(qp->domain);
+	doorbell_gds_unlock();
+	doorbell_gds_qp_free(qp);
+	return 0;
+}
+
+static inline int gds_qp_address(struct gds_qp *gds, doorbell_address *address)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	int code;
+	if (!gds)
+		return EINVAL;
+	pthread_mutex_lock(&qp->lock);
+	code = doorbell_endpoint_address(qp->endpoint, address);
+	pthread_mutex_unlock(&qp->lock);
+	return doorbell_gds_errno(code);
+}
+
+static inline int gds_qp_connect(struct gds_qp *gds, const doorbell_address *peer)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	int code;
+	if (!gds)
+		return EINVAL;
+	pthread_mutex_lock(&qp->lock);
+	code = doorbell_endpoint_connect(qp->endpoint, peer);
+	pthread_mutex_unlock(&qp->lock);
+	return doorbell_gds_errno(code);
+}
+
+static inline int gds_qp_reset(struct gds_qp *gds)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	int code;
+	if (!gds)
+		return EINVAL;
+	pthread_mutex_lock(&qp->lock);
+	code = doorbell_endpoint_reset(qp->endpoint);
+	if (code >= 0) {
+		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_SEND]);
+		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_RECV]);
+		qp->told = 0;
+		qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
+	}
+	pthread_mutex_unlock(&qp->lock);
+	return doorbell_gds_errno(code);
+}
+
+static inline doorbell_endpoint *gds_qp_endpoint(struct gds_qp *gds)
+{
+	return gds ? doorbell_gds_of(gds)->endpoint : NULL;
+}
+
+#endif /* DOORBELL_GDSYNC_QUEUE_H */

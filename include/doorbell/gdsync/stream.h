@@ -1,0 +1,676 @@
+/*
+ * Streams, prepared requests and descriptors behind libgdsync's names.
+ */
+#ifndef DOORBELL_GDSYNC_STREAM_H
+#define DOORBELL_GDSYNC_STREAM_H
+
+#ifndef DOORBELL_GDSYNC_H
+#error "include <doorbell/gdsync.h>, which includes this"
+#endif
+
+/* ------------------------------------------------------------------------------------------------------- streams */
+
+/* Enters a stream. The lock is held. */
+static inline int doorbell_gds_stream_enter(CUstream name, doorbell_stream *handle, struct doorbell_gds_stream **list)
+{
+	struct doorbell_gds_stream *entry = (struct doorbell_gds_stream *)calloc(1, sizeof(*entry));
+	if (!entry)
+		return ENOMEM;
+	entry->name = name;
+	entry->handle = handle;
+	entry->next = *list;
+	*list = entry;
+	return 0;
+}
+
+static inline int gds_stream_handle(CUstream stream, doorbell_stream **handle)
+{
+	struct doorbell_gds_stream *entry;
+	int error = handle ? 0 : EINVAL;
+	if (error)
+		return error;
+	doorbell_gds_lock();
+	for (entry = doorbell_gds_state_here.streams; entry; entry = entry->next)
+		if (entry->name == stream)
+			break;
+	if (entry) {
+		*handle = entry->handle;
+	} else {
+		error = doorbell_gds_errno(doorbell_stream_create_cuda(stream, NULL, handle));
+		if (!error) {
+			error = doorbell_gds_stream_enter(stream, *handle, &doorbell_gds_state_here.streams);
+			if (error)
+				doorbell_stream_destroy(*handle);
+		}
+	}
+	doorbell_gds_unlock();
+	return error;
+}
+
+static inline int gds_create_host_stream(CUstream *stream)
+{
+	doorbell_stream *handle;
+	int error = stream ? 0 : EINVAL;
+	if (!error)
+		error = doorbell_gds_errno(doorbell_stream_create_host("gdsync", 0, &handle));
+	if (error)
+		return error;
+	/* A name that no CUDA stream has: an address of the library's. */
+	*stream = (CUstream)(void *)handle;
+	doorbell_gds_lock();
+	error = doorbell_gds_stream_enter(*stream, handle, &doorbell_gds_state_here.streams);
+	doorbell_gds_unlock();
+	if (error)
+		doorbell_stream_destroy(handle);
+	return error;
+}
+
+static inline int gds_release_stream(CUstream stream)
+{
+	struct doorbell_gds_stream **at, *entry = NULL;
+	doorbell_gds_lock();
+	for (at = &doorbell_gds_state_here.streams; *at; at = &(*at)->next) {
+		if ((*at)->name == stream) {
+			entry = *at;
+			*at = entry->next;
+			break;
+		}
+	}
+	doorbell_gds_unlock();
+	if (!entry)
+		return EINVAL;
+	doorbell_stream_destroy(entry->handle);
+	free(entry);
+	return 0;
+}
+
+/* A host stream that nobody uses: one for each call that carries something out, so that none waits behind another. */
+static inline int doorbell_gds_idle_take(doorbell_stream **handle)
+{
+	struct doorbell_gds_stream *entry;
+	doorbell_gds_lock();
+	entry = doorbell_gds_state_here.idle;
+	if (entry)
+		doorbell_gds_state_here.idle = entry->next;
+	doorbell_gds_unlock();
+	if (!entry)
+		return doorbell_gds_errno(doorbell_stream_create_host("gdsync-cpu", 0, handle));
+	*handle = entry->handle;
+	free(entry);
+	return 0;
+}
+
+static inline void doorbell_gds_idle_give(doorbell_stream *handle)
+{
+	int error;
+	doorbell_gds_lock();
+	error = doorbell_gds_stream_enter(NULL, handle, &doorbell_gds_state_here.idle);
+	doorbell_gds_unlock();
+	if (error)
+		doorbell_stream_destroy(handle);
+}
+
+/* ------------------------------------------------------------------------------------------------------ requests */
+
+/* Takes the operations of a request back, newest first. The queue pair's lock is held. */
+static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t *request)
+{
+	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_SIDE_SEND];
+	int code;
+	while (request->count > 0) {
+		const uint32_t last = request->count - 1;
+		code = doorbell_prepared_rollback(qp->endpoint, request->prepared[last]);
+		if (code < 0)
+			return doorbell_gds_errno(code);
+		if (request->entry[last] != DOORBELL_GDS_NO_ENTRY)
+			cq->tail = request->entry[last];
+		request->count = last;
+		qp->serial--;
+	}
+	return 0;
+}
+
+static inline int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	struct doorbell_gds_work made;
+	int error = gds && wr && request ? 0 : EINVAL;
+	if (error)
+		return error;
+	memset(request, 0, sizeof(*request));
+	request->owner = qp;
+	pthread_mutex_lock(&qp->lock);
+	for (; wr; wr = wr->next) {
+		const uint32_t at = request->count;
+		error = at < GDS_SEND_INFO_MAX_OPS ? doorbell_gds_translate(wr, qp->signals_all, &made) : ENOMEM;
+		if (!error)
+			error = doorbell_gds_make_room(&qp->cq[DOORBELL_SIDE_SEND]);
+		if (!error)
+			error = doorbell_gds_errno(doorbell_prepare_send(qp->endpoint, &made.work, &request->prepared[at]));
+		if (error)
+			break;
+		request->entry[at] = DOORBELL_GDS_NO_ENTRY;
+		if (!(made.work.flags & DOORBELL_WORK_UNSIGNALED))
+			request->entry[at] = doorbell_gds_push(&qp->cq[DOORBELL_SIDE_SEND], wr->wr_id, made.opcode, NULL);
+		request->serial = ++qp->serial;
+		request->count = at + 1;
+	}
+	if (error)
+		doorbell_gds_take_back(qp, request);
+	pthread_mutex_unlock(&qp->lock);
+	if (error && bad_wr)
+		*bad_wr = wr;
+	return error;
+}
+
+static inline int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *request)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	const struct doorbell_gds_cq *cq;
+	uint32_t i;
+	int error = 0;
+	if (!gds || !request || request->owner != qp || request->count == 0)
+		return EINVAL;
+	cq = &qp->cq[DOORBELL_SIDE_SEND];
+	pthread_mutex_lock(&qp->lock);
+	if (request->serial != qp->serial)
+		error = EBUSY;
+	/* Nor if a wait for its completion is prepared. */
+	for (i = 0; i < request->count && !error; i++)
+		if (request->entry[i] != DOORBELL_GDS_NO_ENTRY && request->entry[i] < cq->next)
+			error = EBUSY;
+	if (!error)
+		error = doorbell_gds_take_back(qp, request);
+	pthread_mutex_unlock(&qp->lock);
+	return error;
+}
+
+static inline int gds_prepare_wait_cq(struct gds_cq *gds, gds_wait_request_t *request, int flags)
+{
+	struct doorbell_gds_cq *cq;
+	int error;
+	if (!gds || !gds->cq || !request || flags != 0)
+		return EINVAL;
+	cq = (struct doorbell_gds_cq *)gds->cq;
+	request->owner = cq;
+	request->prepared = NULL;
+	request->appended = 0;
+	pthread_mutex_lock(&cq->owner->lock);
+	error = cq->next < cq->tail ? 0 : EINVAL;
+	if (!error)
+		error = doorbell_gds_errno(
+			doorbell_prepare_wait_cq(cq->owner->endpoint, cq->side, GDS_WAIT_TIMEOUT_MS, &request->prepared));
+	if (!error) {
+		request->entry = cq->next++;
+		doorbell_gds_at(cq, request->entry)->claim = DOORBELL_GDS_WAITED;
+		gds->curr_offset++;
+	}
+	pthread_mutex_unlock(&cq->owner->lock);
+	return error;
+}
+
+static inline int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val)
+{
+	if (!request || !request->prepared || !dw)
+		return EINVAL;
+	if (request->appended == GDS_WAIT_INFO_MAX_OPS - 2)
+		return ENOMEM;
+	request->append[request->appended].ptr = dw;
+	request->append[request->appended].value = val;
+	request->appended++;
+	return 0;
+}
+
+static inline int gds_abort_wait_cq(struct gds_cq *gds, gds_wait_request_t *request)
+{
+	struct doorbell_gds_cq *cq;
+	struct doorbell_gds_entry *entry;
+	int error;
+	if (!gds || !request || !request->prepared || (struct doorbell_gds_cq *)gds->cq != request->owner)
+		return EINVAL;
+	cq = request->owner;
+	pthread_mutex_lock(&cq->owner->lock);
+	error = doorbell_gds_errno(doorbell_prepared_destroy(request->prepared));
+	entry = doorbell_gds_entry_of(cq, request->entry);
+	if (entry && !error)
+		entry->claim = DOORBELL_GDS_LEFT;
+	pthread_mutex_unlock(&cq->owner->lock);
+	if (!error)
+		request->prepared = NULL;
+	return error;
+}
+
+static inline int gds_post_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags)
+{
+	return flags == 0 ? gds_abort_wait_cq(cq, request) : EINVAL;
+}
+
+/* -------------------------------------------------------------------------------------------- making descriptors */
+
+static inline int doorbell_gds_check_flags(int flags, int allowed)
+{
+	const int type = flags & GDS_MEMORY_MASK;
+	if (flags & ~(allowed | GDS_MEMORY_MASK))
+		return EINVAL;
+	if (type == GDS_MEMORY_IO)
+		return EOPNOTSUPP;
+	return type == GDS_MEMORY_GPU || type == GDS_MEMORY_HOST ? 0 : EINVAL;
+}
+
+static inline int gds_prepare_wait_value32(gds_wait_value32_t *desc, uint32_t *ptr, uint32_t value,
+					   gds_wait_cond_flag_t cond_flags, int flags)
+{
+	int error = desc ? doorbell_gds_check_flags(flags, GDS_WAIT_POST_FLUSH_REMOTE) : EINVAL;
+	if (!error && (unsigned)cond_flags > GDS_WAIT_COND_NOR)
+		error = EINVAL;
+	if (!error && cond_flags == GDS_WAIT_COND_EQ)
+		error = EOPNOTSUPP;
+	if (error)
+		return error;
+	desc->ptr = ptr;
+	desc->value = value;
+	desc->cond_flags = cond_flags;
+	desc->flags = flags;
+	return 0;
+}
+
+static inline int gds_prepare_write_value32(gds_write_value32_t *desc, uint32_t *ptr, uint32_t value, int flags)
+{
+	int error = desc ? doorbell_gds_check_flags(flags, GDS_WRITE_PRE_BARRIER_SYS) : EINVAL;
+	if (error)
+		return error;
+	desc->ptr = ptr;
+	desc->value = value;
+	desc->flags = flags;
+	return 0;
+}
+
+static inline int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *dest, const uint8_t *src, size_t count, int flags)
+{
+	int error = desc ? doorbell_gds_check_flags(flags, GDS_WRITE_MEMORY_POST_BARRIER_SYS | GDS_WRITE_MEMORY_PRE_BARRIER_SYS)
+			 : EINVAL;
+	if (error)
+		return error;
+	desc->dest = dest;
+	desc->src = src;
+	desc->count = count;
+	desc->flags = flags;
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------------------ descriptors to streams */
+
+/* Whether a descriptor can be given to a stream, as far as that is known before. */
+static inline int doorbell_gds_check(const gds_descriptor_t *desc)
+{
+	const doorbell_region *region;
+	uint64_t offset;
+	uint32_t i;
+	int error = 0;
+	switch (desc->tag) {
+	case GDS_TAG_SEND:
+		return desc->send && desc->send->count > 0 ? 0 : EINVAL;
+	case GDS_TAG_WAIT:
+		if (!desc->wait || !desc->wait->prepared)
+			return EINVAL;
+		for (i = 0; i < desc->wait->appended && !error; i++)
+			error = doorbell_gds_words(desc->wait->append[i].ptr, 4, &region, &offset);
+		return error;
+	case GDS_TAG_WAIT_VALUE32:
+		if (desc->wait32.cond_flags == GDS_WAIT_COND_EQ)
+			return EOPNOTSUPP;
+		return doorbell_gds_words(desc->wait32.ptr, 4, &region, &offset);
+	case GDS_TAG_WRITE_VALUE32:
+		return doorbell_gds_words(desc->write32.ptr, 4, &region, &offset);
+	case GDS_TAG_WRITE_MEMORY:
+		if (!desc->writemem.src || desc->writemem.count % 4 != 0 || desc->writemem.count > GDS_WRITE_MEMORY_MAX_BYTES)
+			return EINVAL;
+		return doorbell_gds_words(desc->writemem.dest, desc->writemem.count, &region, &offset);
+	default:
+		return EINVAL;
+	}
+}
+
+static inline int doorbell_gds_store(doorbell_stream *stream, uint32_t *ptr, uint32_t value)
+{
+	const doorbell_region *region;
+	uint64_t offset;
+	int error = doorbell_gds_words(ptr, 4, &region, &offset);
+	if (error)
+		return error;
+	return doorbell_gds_errno(doorbell_stream_write_value32(stream, region, offset, value, NULL));
+}
+
+static inline int doorbell_gds_give_words(doorbell_stream *stream, const gds_descriptor_t *desc)
+{
+	const doorbell_region *region;
+	uint64_t offset, at;
+	uint32_t condition, word;
+	int error;
+	if (desc->tag == GDS_TAG_WRITE_VALUE32)
+		return doorbell_gds_store(stream, desc->write32.ptr, desc->write32.value);
+	if (desc->tag == GDS_TAG_WAIT_VALUE32) {
+		const gds_wait_cond_flag_t cond = desc->wait32.cond_flags;
+		error = doorbell_gds_words(desc->wait32.ptr, 4, &region, &offset);
+		if (error)
+			return error;
+		condition = cond == GDS_WAIT_COND_GEQ ? DOORBELL_WAIT_GEQ : cond == GDS_WAIT_COND_AND ? DOORBELL_WAIT_AND : DOORBELL_WAIT_NOR;
+		return doorbell_gds_errno(doorbell_stream_wait_value32(stream, region, offset, condition, desc->wait32.value,
+								       GDS_WAIT_TIMEOUT_MS, NULL));
+	}
+	error = doorbell_gds_words(desc->writemem.dest, desc->writemem.count, &region, &offset);
+	for (at = 0; at < desc->writemem.count && !error; at += 4) {
+		memcpy(&word, desc->writemem.src + at, 4);
+		error = doorbell_gds_errno(doorbell_stream_write_value32(stream, region, offset + at, word, NULL));
+	}
+	return error;
+}
+
+/* Operations of requests that go to a stream in one batch: each with the entry that its ticket is for. */
+enum { DOORBELL_GDS_BATCH = 64 };
+
+struct doorbell_gds_batch {
+	doorbell_prepared *prepared[DOORBELL_GDS_BATCH];
+	doorbell_ticket *tickets[DOORBELL_GDS_BATCH];
+	struct doorbell_gds_cq *cq[DOORBELL_GDS_BATCH];
+	uint64_t entry[DOORBELL_GDS_BATCH];
+	uint32_t *spent[DOORBELL_GDS_BATCH];	     /* the count of a send request, whose last operation this is */
+	doorbell_prepared **waited[DOORBELL_GDS_BATCH]; /* the operation of a wait request, which this is */
+	uint32_t count;
+};
+
+/* Gives the batch to the stream, and enters its tickets. */
+static inline int doorbell_gds_give_batch(doorbell_stream *stream, struct doorbell_gds_batch *batch)
+{
+	struct doorbell_gds_entry *entry;
+	uint32_t i;
+	int error;
+	if (batch->count == 0)
+		return 0;
+	error = doorbell_gds_errno(doorbell_stream_post_all(stream, batch->prepared, batch->count, batch->tickets));
+	for (i = 0; i < batch->count && !error; i++) {
+		struct doorbell_gds_cq *cq = batch->cq[i];
+		doorbell_ticket **place = NULL;
+		pthread_mutex_lock(&cq->owner->lock);
+		entry = batch->entry[i] == DOORBELL_GDS_NO_ENTRY ? NULL : doorbell_gds_entry_of(cq, batch->entry[i]);
+		if (entry)
+			place = batch->waited[i] ? &entry->wait : &entry->work;
+		if (place)
+			*place = batch->tickets[i];
+		pthread_mutex_unlock(&cq->owner->lock);
+		if (!place)
+			doorbell_ticket_destroy(batch->tickets[i]);
+		if (batch->spent[i])
+			*batch->spent[i] = 0;
+		if (batch->waited[i])
+			*batch->waited[i] = NULL;
+	}
+	batch->count = 0;
+	return error;
+}
+
+static inline void doorbell_gds_batch_add(struct doorbell_gds_batch *batch, doorbell_prepared *prepared, struct doorbell_gds_cq *cq,
+					  uint64_t entry, uint32_t *spent, doorbell_prepared **waited)
+{
+	const uint32_t at = batch->count++;
+	batch->prepared[at] = prepared;
+	batch->cq[at] = cq;
+	batch->entry[at] = entry;
+	batch->spent[at] = spent;
+	batch->waited[at] = waited;
+}
+
+/* Gives one descriptor to the stream, by the batch if it can. */
+static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds_batch *batch, gds_descriptor_t *desc)
+{
+	const uint32_t room = DOORBELL_GDS_BATCH - batch->count;
+	uint32_t i;
+	int error = 0;
+	if (desc->tag == GDS_TAG_SEND) {
+		gds_send_request_t *send = desc->send;
+		/* A request goes whole, so that it is spent or not. */
+		if (send->count > room)
+			error = doorbell_gds_give_batch(stream, batch);
+		for (i = 0; i < send->count && !error; i++)
+			doorbell_gds_batch_add(batch, send->prepared[i], &send->owner->cq[DOORBELL_SIDE_SEND], send->entry[i],
+					       i + 1 == send->count ? &send->count : NULL, NULL);
+		return error;
+	}
+	if (desc->tag == GDS_TAG_WAIT) {
+		gds_wait_request_t *wait = desc->wait;
+		if (room == 0)
+			error = doorbell_gds_give_batch(stream, batch);
+		if (!error)
+			doorbell_gds_batch_add(batch, wait->prepared, wait->owner, wait->entry, NULL, &wait->prepared);
+		if (!error && wait->appended > 0)
+			error = doorbell_gds_give_batch(stream, batch);
+		for (i = 0; i < wait->appended && !error; i++)
+			error = doorbell_gds_store(stream, wait->append[i].ptr, wait->append[i].value);
+		return error;
+	}
+	error = doorbell_gds_give_batch(stream, batch);
+	return error ? error : doorbell_gds_give_words(stream, desc);
+}
+
+static inline int doorbell_gds_give_all(doorbell_stream *stream, size_t n_descs, gds_descriptor_t *descs)
+{
+	struct doorbell_gds_batch batch;
+	size_t i;
+	int error = n_descs == 0 || descs ? 0 : EINVAL;
+	batch.count = 0;
+	for (i = 0; i < n_descs && !error; i++)
+		error = doorbell_gds_check(&descs[i]);
+	for (i = 0; i < n_descs && !error; i++)
+		error = doorbell_gds_give(stream, &batch, &descs[i]);
+	return error ? error : doorbell_gds_give_batch(stream, &batch);
+}
+
+static inline int gds_stream_post_descriptors(CUstream stream, size_t n_descs, gds_descriptor_t *descs, int flags)
+{
+	doorbell_stream *handle;
+	int error = flags == 0 ? gds_stream_handle(stream, &handle) : EINVAL;
+	return error ? error : doorbell_gds_give_all(handle, n_descs, descs);
+}
+
+static inline int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, int flags)
+{
+	doorbell_stream *handle;
+	int ended, error = flags == 0 ? doorbell_gds_idle_take(&handle) : EINVAL;
+	if (error)
+		return error;
+	error = doorbell_gds_give_all(handle, n_descs, descs);
+	/* Each wait in there has its own bound. */
+	ended = doorbell_gds_errno(doorbell_stream_synchronize(handle, DOORBELL_NO_TIMEOUT));
+	if (ended)
+		doorbell_stream_destroy(handle);
+	else
+		doorbell_gds_idle_give(handle);
+	return error ? error : ended;
+}
+
+/* ------------------------------------------------------------------------------------------------ the rest by them */
+
+/* `count` requests, and a store of a word if `dw` is not NULL, on a stream or, if `handle` is NULL, at once. */
+static inline int doorbell_gds_post_requests(doorbell_stream *handle, int count, gds_send_request_t *sends, gds_wait_request_t *waits,
+					     uint32_t *dw, uint32_t val)
+{
+	const size_t n_descs = (size_t)count + (dw ? 1 : 0);
+	gds_descriptor_t *descs;
+	int i, error;
+	if (count <= 0 || (!sends && !waits))
+		return EINVAL;
+	descs = (gds_descriptor_t *)calloc(n_descs, sizeof(*descs));
+	if (!descs)
+		return ENOMEM;
+	for (i = 0; i < count; i++) {
+		descs[i].tag = sends ? GDS_TAG_SEND : GDS_TAG_WAIT;
+		if (sends)
+			descs[i].send = &sends[i];
+		else
+			descs[i].wait = &waits[i];
+	}
+	if (dw) {
+		descs[count].tag = GDS_TAG_WRITE_VALUE32;
+		descs[count].write32.ptr = dw;
+		descs[count].write32.value = val;
+		descs[count].write32.flags = GDS_MEMORY_HOST;
+	}
+	error = handle ? doorbell_gds_give_all(handle, n_descs, descs) : gds_post_descriptors(n_descs, descs, 0);
+	free(descs);
+	return error;
+}
+
+static inline int gds_post_pokes(CUstream stream, int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
+{
+	doorbell_stream *handle;
+	int error = gds_stream_handle(stream, &handle);
+	return error ? error : doorbell_gds_post_requests(handle, count, info, NULL, dw, val);
+}
+
+static inline int gds_post_pokes_on_cpu(int count, gds_send_request_t *info, uint32_t *dw, uint32_t val)
+{
+	return doorbell_gds_post_requests(NULL, count, info, NULL, dw, val);
+}
+
+static inline int gds_stream_post_wait_cq_multi(CUstream stream, int count, gds_wait_request_t *request, uint32_t *dw, uint32_t val)
+{
+	doorbell_stream *handle;
+	int error = gds_stream_handle(stream, &handle);
+	return error ? error : doorbell_gds_post_requests(handle, count, NULL, request, dw, val);
+}
+
+static inline int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request)
+{
+	return gds_post_pokes(stream, count, request, NULL, 0);
+}
+
+static inline int gds_stream_post_send(CUstream stream, gds_send_request_t *request)
+{
+	return gds_stream_post_send_all(stream, 1, request);
+}
+
+static inline int gds_stream_post_wait_cq_all(CUstream stream, int count, gds_wait_request_t *request)
+{
+	return gds_stream_post_wait_cq_multi(stream, count, request, NULL, 0);
+}
+
+static inline int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request)
+{
+	return gds_stream_post_wait_cq_all(stream, 1, request);
+}
+
+static inline int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
+{
+	gds_send_request_t request;
+	int error = gds_prepare_send(qp, wr, bad_wr, &request);
+	if (error)
+		return error;
+	error = gds_stream_post_send(stream, &request);
+	if (error) {
+		gds_rollback_send(qp, &request);
+		if (bad_wr)
+			*bad_wr = wr;
+	}
+	return error;
+}
+
+static inline int gds_stream_wait_cq(CUstream stream, struct gds_cq *cq, int flags)
+{
+	gds_wait_request_t request;
+	int error = gds_prepare_wait_cq(cq, &request, flags);
+	if (error)
+		return error;
+	error = gds_stream_post_wait_cq(stream, &request);
+	if (error)
+		gds_abort_wait_cq(cq, &request);
+	return error;
+}
+
+static inline int gds_stream_post_poll_dword(CUstream stream, uint32_t *ptr, uint32_t magic, gds_wait_cond_flag_t cond_flag, int flags)
+{
+	gds_descriptor_t desc;
+	int error;
+	desc.tag = GDS_TAG_WAIT_VALUE32;
+	error = gds_prepare_wait_value32(&desc.wait32, ptr, magic, cond_flag, flags);
+	return error ? error : gds_stream_post_descriptors(stream, 1, &desc, 0);
+}
+
+static inline int gds_stream_post_poke_dword(CUstream stream, uint32_t *ptr, uint32_t value, int flags)
+{
+	gds_descriptor_t desc;
+	int error;
+	desc.tag = GDS_TAG_WRITE_VALUE32;
+	error = gds_prepare_write_value32(&desc.write32, ptr, value, flags);
+	return error ? error : gds_stream_post_descriptors(stream, 1, &desc, 0);
+}
+
+static inline int gds_stream_post_inline_copy(CUstream stream, void *ptr, void *src, size_t nbytes, int flags)
+{
+	gds_descriptor_t desc;
+	int error;
+	desc.tag = GDS_TAG_WRITE_MEMORY;
+	error = gds_prepare_write_memory(&desc.writemem, (uint8_t *)ptr, (const uint8_t *)src, nbytes, flags);
+	return error ? error : gds_stream_post_descriptors(stream, 1, &desc, 0);
+}
+
+/* Waits for words, then stores or copies. */
+static inline int doorbell_gds_polls_and(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+					 gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_pokes,
+					 uint32_t *poke_ptrs[], uint32_t poke_values[], void *imm_ptrs[], void *imm_datas[],
+					 size_t imm_bytes[], int flags[])
+{
+	gds_descriptor_t *descs;
+	size_t i;
+	int error = 0;
+	if (n_polls + n_pokes == 0)
+		return 0;
+	descs = (gds_descriptor_t *)calloc(n_polls + n_pokes, sizeof(*descs));
+	if (!descs)
+		return ENOMEM;
+	for (i = 0; i < n_polls && !error; i++) {
+		descs[i].tag = GDS_TAG_WAIT_VALUE32;
+		error = gds_prepare_wait_value32(&descs[i].wait32, ptrs[i], magics[i], cond_flags[i], poll_flags[i]);
+	}
+	for (i = 0; i < n_pokes && !error; i++) {
+		gds_descriptor_t *desc = &descs[n_polls + i];
+		if (poke_ptrs) {
+			desc->tag = GDS_TAG_WRITE_VALUE32;
+			error = gds_prepare_write_value32(&desc->write32, poke_ptrs[i], poke_values[i], flags[i]);
+		} else {
+			desc->tag = GDS_TAG_WRITE_MEMORY;
+			error = gds_prepare_write_memory(&desc->writemem, (uint8_t *)imm_ptrs[i], (const uint8_t *)imm_datas[i],
+							 imm_bytes[i], flags[i]);
+		}
+	}
+	if (!error)
+		error = gds_stream_post_descriptors(stream, n_polls + n_pokes, descs, 0);
+	free(descs);
+	return error;
+}
+
+static inline int gds_stream_post_polls_and_pokes(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+						  gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_pokes,
+						  uint32_t *poke_ptrs[], uint32_t poke_values[], int poke_flags[])
+{
+	return doorbell_gds_polls_and(stream, n_polls, ptrs, magics, cond_flags, poll_flags, n_pokes, poke_ptrs, poke_values, NULL, NULL,
+				      NULL, poke_flags);
+}
+
+static inline int gds_stream_post_polls_and_immediate_copies(CUstream stream, size_t n_polls, uint32_t *ptrs[], uint32_t magics[],
+							     gds_wait_cond_flag_t cond_flags[], int poll_flags[], size_t n_imms,
+							     void *imm_ptrs[], void *imm_datas[], size_t imm_bytes[],
+							     int imm_flags[])
+{
+	return doorbell_gds_polls_and(stream, n_polls, ptrs, magics, cond_flags, poll_flags, n_imms, NULL, NULL, imm_ptrs, imm_datas,
+				      imm_bytes, imm_flags);
+}
+
+static inline int gds_query_param(gds_param_t param, int *value)
+{
+	if (param != GDS_PARAM_VERSION || !value)
+		return EINVAL;
+	*value = (int)GDS_API_VERSION;
+	return 0;
+}
+
+#endif /* DOORBELL_GDSYNC_STREAM_H */
