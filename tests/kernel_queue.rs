@@ -15,7 +15,7 @@ const OPERATIONS: u32 = 10_000_000;
 /// The program. With ThreadSanitizer it is linked with the shared library, which that can tell from what it knows, and leave out.
 fn build(name: &str, with_thread_sanitizer: bool) -> PathBuf {
     let program = scratch(name);
-    let mut command = compiler("cc", "gnu11");
+    let mut command = compiler("cc", "c11");
     command.arg("-O2");
     command.arg(root().join("tests/kernel_queue/producers.c"));
     if with_thread_sanitizer {

@@ -7,6 +7,7 @@
  *
  * CONTROL is 0 or 1, direct or proxy. The last line it prints is "ok", or it exits with 1.
  */
+#define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
