@@ -830,7 +830,8 @@ int doorbell_stream_query(doorbell_stream *stream);
 
 /*
  * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
- * Endpoints whose operations were discarded have failed. Host streams only, else DOORBELL_ESTATE: what a GPU has is not taken
+ * Endpoints whose operations were discarded have failed. Of a kernel stream: ends every wait of its triggers, of those to come as
+ * well, and discards what was not taken; the stream is over. DOORBELL_ESTATE for a CUDA stream: what a GPU has is not taken
  * back; doorbell_endpoint_abort ends the waits of an endpoint.
  * Threads: any.
  */
@@ -1481,6 +1482,58 @@ int doorbell_kernel_queue_local(const doorbell_kernel_queue *queue, const doorbe
  * Threads: alone with queue.
  */
 int doorbell_kernel_queue_destroy(doorbell_kernel_queue *queue);
+
+/* -------------------------------------------------------------------------------------------------- kernel streams */
+
+/*
+ * Kernels of the application ring, without going back to a stream. <doorbell/device.cuh> is what they include; this section is the
+ * host's side.
+ *
+ * A kernel stream is a stream whose work is executed by such kernels: operations, waits and events are queued on it by the calls
+ * that every stream has, and are taken as triggers. doorbell_stream_launch does not go with it.
+ */
+
+/* 64-bit words of a trigger. */
+#define DOORBELL_TRIGGER_WORDS 60
+
+/*
+ * What was queued on a kernel stream: a plain value of 512 bytes, to be passed to the kernel as its parameter, or to be copied to
+ * where it finds it. What is in it means nothing to anybody else.
+ */
+typedef struct doorbell_trigger {
+	uint64_t control; /* device addresses, of what the stream shares with kernels */
+	uint64_t turn;
+	uint64_t number;     /* from 0 on, in the order in which they are executed */
+	uint32_t word_count; /* 0: there is nothing to execute */
+	uint32_t failures;   /* that the host had found when it was taken */
+	uint64_t words[DOORBELL_TRIGGER_WORDS];
+} doorbell_trigger;
+
+/*
+ * Makes a kernel stream for kernels of the current context. `name` is for people; NULL: "kernels".
+ * Threads: any.
+ */
+int doorbell_stream_create_kernel(const char *name, doorbell_stream **stream);
+
+/*
+ * Takes what was queued since the last call: 1, and the trigger is to be executed; or 0 and an empty one, if nothing was. If it is
+ * more than a trigger has room for (a send and its wait take about 40 words), it is the first part: take until there is nothing,
+ * and have all of them executed in that order, by one kernel or by several.
+ *
+ * Every trigger that was taken is to be executed, once, by a kernel of the stream's device, or given up by
+ * doorbell_stream_discard_triggers: until then its operations are in flight, with all that they keep. It may be executed after
+ * the handle was destroyed. DOORBELL_EASYNC if the stream is over, after an abort or a wait that a kernel has given up;
+ * DOORBELL_ESTATE if it is no kernel stream.
+ * Threads: any.
+ */
+int doorbell_stream_take_trigger(doorbell_stream *stream, doorbell_trigger *trigger);
+
+/*
+ * Gives up the triggers that no kernel will execute, and what was not taken: their operations end as discarded, and the stream is
+ * over. No kernel may execute a trigger of the stream at this moment, nor later: what is in it names memory that is let go.
+ * Threads: any.
+ */
+int doorbell_stream_discard_triggers(doorbell_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -106,7 +106,12 @@ fn every_function_is_called_from_c() {
             let name = source.file_stem().unwrap().to_string_lossy().into_owned();
             let object = scratch(&format!("called_{name}.o"));
             let mut command = compiler("cc", "c11");
-            command.args(["-DDEBUG_LIBRARY=1", "-DWITH_CUDA=1", "-c"]);
+            command.args([
+                "-DDEBUG_LIBRARY=1",
+                "-DWITH_CUDA=1",
+                "-DWITH_KERNEL=1",
+                "-c",
+            ]);
             succeed(command.arg(source).arg("-o").arg(&object));
             let undefined = succeed(
                 Command::new("nm")

@@ -90,6 +90,26 @@ fn what_is_cudas_is_taken_as_it_is() {
     assert_eq!(output, "done\n");
 }
 
+/// What kernels of the application execute; the kernel is the one of that name that the stand-in for the driver has.
+#[test]
+fn kernels_execute_what_a_c_program_has_prepared() {
+    let test = "kernels_execute_what_a_c_program_has_prepared";
+    let source = root().join("tests/c/kernels.c");
+    let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
+    let has_standin = std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
+    let has_kernel = format!("-DWITH_KERNEL={}", u32::from(has_standin));
+    let program = build(&source, "kernels", &[&has_cuda, &has_kernel]);
+    let output = run(&mut Command::new(program));
+    if let Some(reason) = output.strip_prefix("no driver: ") {
+        assert!(!has_standin, "{reason}");
+        return waived::waived(test, reason.trim_end());
+    }
+    if let Some(reason) = output.strip_prefix("no kernel: ") {
+        return waived::waived(test, reason.trim_end());
+    }
+    assert_eq!(output, "done\n");
+}
+
 #[test]
 fn the_first_program_of_the_readme_runs() {
     let program = build(&root().join("examples/first.c"), "first", &[]);

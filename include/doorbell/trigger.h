@@ -63,22 +63,6 @@ extern "C" {
 /* One hour: no kernel waits for ever, whatever it was told. */
 #define DOORBELL_KERNEL_TIMEOUT_MAX_NS 3600000000000u
 
-/* 64-bit words of a trigger. */
-#define DOORBELL_TRIGGER_WORDS 60
-
-/*
- * What was queued on a kernel stream, for a kernel of the application to execute: a plain value, to be passed to the kernel as its parameter,
- * or to be copied to where it finds it.
- */
-typedef struct doorbell_trigger {
-	uint64_t control;    /* device addresses, of what the stream shares with kernels */
-	uint64_t turn;
-	uint64_t number;     /* from 0 on, in the order in which they are executed */
-	uint32_t word_count; /* 0: there is nothing to execute */
-	uint32_t failures;   /* that the host had found when it was taken */
-	uint64_t words[DOORBELL_TRIGGER_WORDS];
-} doorbell_trigger;
-
 /*
  * The word by which triggers take turns, in memory of the stream's device, which has atomic operations there: twice the number of the trigger
  * that is next, one more while it is executed; and a bit from the moment when nothing but counts is executed.

@@ -7,7 +7,7 @@
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`,
-//!   `kernel_queue`.
+//!   `kernel_queue`, `kernel_stream`.
 
 mod argument;
 mod boundary;
@@ -20,6 +20,7 @@ mod graph;
 mod group;
 mod handle;
 mod kernel_queue;
+mod kernel_stream;
 mod queue;
 mod region;
 mod rendezvous;

@@ -11,7 +11,7 @@ use crate::ffi::boundary::{Failure, guard};
 use crate::ffi::event::doorbell_event;
 use crate::ffi::handle::{Handle, destroy, get};
 #[cfg(feature = "cuda")]
-use crate::{CudaContext, CudaStream, Execution};
+use crate::{CudaContext, CudaStream, Execution, KernelStream};
 use crate::{Error, Executor, HostStream};
 
 /// Memory operations of the driver, and a kernel for what they lack.
@@ -31,6 +31,8 @@ pub enum doorbell_stream {
     Host(HostStream),
     #[cfg(feature = "cuda")]
     Cuda(CudaStream),
+    #[cfg(feature = "cuda")]
+    Kernel(KernelStream),
 }
 
 impl Handle for doorbell_stream {
@@ -44,6 +46,8 @@ impl doorbell_stream {
             doorbell_stream::Host(host) => host,
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda,
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Kernel(kernels) => kernels,
         }
     }
 
@@ -51,7 +55,7 @@ impl doorbell_stream {
     #[cfg(feature = "cuda")]
     pub(super) fn cuda(&self, operation: &'static str) -> Result<&CudaStream, Failure> {
         match self {
-            doorbell_stream::Host(_) => Err(of_a_gpu(operation)),
+            doorbell_stream::Host(_) | doorbell_stream::Kernel(_) => Err(of_a_gpu(operation)),
             doorbell_stream::Cuda(cuda) => Ok(cuda),
         }
     }
@@ -59,7 +63,9 @@ impl doorbell_stream {
 
 #[cold]
 fn of_a_gpu(operation: &'static str) -> Failure {
-    let reason = "it is a host stream; doorbell_stream_create_cuda makes those of a GPU".into();
+    let reason =
+        "it is a host stream, or one of kernels; doorbell_stream_create_cuda makes those of a GPU"
+            .into();
     Failure::Library(Error::State { operation, reason })
 }
 
@@ -263,17 +269,26 @@ pub unsafe extern "C" fn doorbell_stream_clear_status(stream: *mut doorbell_stre
 
 #[cfg(feature = "cuda")]
 fn status_word(stream: &doorbell_stream) -> Result<u64, Failure> {
-    Ok(stream.cuda("status word of a stream")?.status_word())
+    match stream {
+        doorbell_stream::Kernel(kernels) => Ok(kernels.status_word()),
+        other => Ok(other.cuda("status word of a stream")?.status_word()),
+    }
 }
 
 #[cfg(feature = "cuda")]
 fn status(stream: &doorbell_stream) -> Result<c_int, Failure> {
-    Ok(stream.cuda("status of a stream")?.status())
+    match stream {
+        doorbell_stream::Kernel(kernels) => Ok(kernels.status()),
+        other => Ok(other.cuda("status of a stream")?.status()),
+    }
 }
 
 #[cfg(feature = "cuda")]
 fn clear_status(stream: &doorbell_stream) -> Result<(), Failure> {
-    stream.cuda("status of a stream")?.clear_status();
+    match stream {
+        doorbell_stream::Kernel(kernels) => kernels.clear_status(),
+        other => other.cuda("status of a stream")?.clear_status(),
+    }
     Ok(())
 }
 
@@ -321,6 +336,13 @@ pub unsafe extern "C" fn doorbell_stream_launch(
             doorbell_stream::Host(host) => host.launch(move || call.run()),
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(cuda) => cuda.launch_host(move || call.run()),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Kernel(_) => {
+                return Err(Failure::Library(Error::State {
+                    operation: "launch on a stream",
+                    reason: "it is a kernel stream: kernels of the application execute it".into(),
+                }));
+            }
         }?;
         Ok(0)
     })
@@ -367,6 +389,8 @@ pub unsafe extern "C" fn doorbell_stream_abort(stream: *mut doorbell_stream) -> 
         let stream = unsafe { get(stream, "stream") }?;
         match stream {
             doorbell_stream::Host(host) => host.abort(),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Kernel(kernels) => kernels.abort(),
             #[cfg(feature = "cuda")]
             doorbell_stream::Cuda(_) => {
                 return Err(Failure::Library(Error::State {
