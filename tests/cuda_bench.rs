@@ -35,9 +35,13 @@ fn run(line: &str) -> Output {
 
 /// With a stand-in that fails by these rules.
 fn run_with_faults(line: &str, rules: &str) -> Output {
+    run_on(&device(), line, rules)
+}
+
+fn run_on(device: &str, line: &str, rules: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_doorbell"))
         .args(line.split_whitespace())
-        .args(["--device", &device()])
+        .args(["--device", device])
         .env("DOORBELL_CUDA_STANDIN_FAULTS", rules)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -178,6 +182,71 @@ fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
 }
 
 #[test]
+fn kernels_ring_by_themselves() {
+    let test = "kernels_ring_by_themselves";
+    if has_no_driver(test) {
+        return;
+    }
+    for line in [
+        "bench loop --op write",
+        "bench loop --op send --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let line = format!("{line} {QUICK} --stream cuda --trigger kernel");
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 4, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-trigger");
+            assert_eq!(row["iterations"], 40);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+    let output = run(&format!(
+        "bench loop {QUICK} --stream cuda --trigger kernel --loop async"
+    ));
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("stream=cuda-trigger path="), "{said}");
+    assert!(said.contains(" trigger=kernel"), "{said}");
+}
+
+#[test]
+fn no_kernel_rings_on_the_sync_path() {
+    if has_no_driver("no_kernel_rings_on_the_sync_path") || !device().starts_with("softcx") {
+        return;
+    }
+    let line = format!("bench loop {QUICK} --stream cuda --trigger kernel");
+    let output = run_on("softcx,path=sync", &line, "");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("on the sync path no kernel rings"), "{said}");
+}
+
+/// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
+#[test]
+fn a_step_whose_kernel_rings_is_one_launch() {
+    let test = "a_step_whose_kernel_rings_is_one_launch";
+    if has_no_driver(test) {
+        return;
+    }
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    // 2 batches to warm up and 8 that are measured, of 5 steps; one launch more tries whether kernels are taken at all.
+    let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 3 --stream cuda --trigger kernel --loop async";
+    for (nth, is_made) in [(1 + 50, true), (1 + 51, false)] {
+        let output = run_with_faults(line, &format!("cuLaunchKernel:999,nth={nth}"));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.success(), !is_made, "{nth}: {said}");
+    }
+}
+
+#[test]
 fn what_goes_not_together_is_said() {
     for (line, reason) in [
         ("--memory gpu", "--stream cuda"),
@@ -187,6 +256,12 @@ fn what_goes_not_together_is_said() {
         ("--graph --stream cuda --validate", "without --validate"),
         ("--graph --stream cuda --listen 127.0.0.1:0", "--listen"),
         ("--stream gpu", "possible values: host, cuda"),
+        (
+            "--trigger kernel",
+            "--trigger kernel goes with --stream cuda",
+        ),
+        ("--trigger kernel --stream cuda --graph", "without --graph"),
+        ("--trigger kernel --stream cuda --loop sync", "--loop async"),
     ] {
         let output = run(&format!("bench loop {line}"));
         assert_eq!(output.status.code(), Some(2), "{line}");

@@ -194,7 +194,7 @@ impl Cast {
             match action {
                 Action::Send | Action::Reply => {
                     let timed = timed.take_if(|_| *action == Action::Send);
-                    end.launch(timed.unwrap_or_else(|| untimed.clone()))?;
+                    end.launch(by, timed.unwrap_or_else(|| untimed.clone()))?;
                     if by == Loop::Sync {
                         end.synchronize()?;
                     }
@@ -286,6 +286,7 @@ impl Rig for Cast {
                 .iter()
                 .try_for_each(|stream| stream.executor().query().map(drop))
         });
+        let drained = drained.and_then(|()| self.ends.iter().try_for_each(End::settle));
         drained.map_err(|error| self.cause(error))?;
         self.ends
             .iter()

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Access, Address, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, RemoteRegion,
-    Result, Side, Work,
+    Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain, Region,
+    RemoteRegion, Result, Side, Work,
 };
 #[cfg(feature = "cuda")]
 use doorbell::{GraphBuilder, GraphExec};
@@ -16,6 +16,7 @@ use super::options::{Op, Plan};
 use super::pass::Step;
 use super::row::Loop;
 use super::stream::{Ground, Stream};
+use super::trigger::Trigger;
 
 /// How often a wait looks whether the other process still is there.
 const SLICE: Duration = Duration::from_millis(100);
@@ -81,10 +82,22 @@ fn messages_region(domain: &ProtectionDomain, ground: &Ground, len_bytes: u64) -
     Region::alloc(domain, len_bytes, Access::ALL)
 }
 
+/// Queues a transfer and the wait for its completion.
+fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>) -> Result<()> {
+    endpoint.stream_queue_send(stream, work)?;
+    endpoint.stream_wait_cq(stream, Side::Send)?;
+    Ok(())
+}
+
 /// One end.
 pub struct End {
     endpoint: Endpoint,
     stream: Stream,
+    /// What has the kernels of the asynchronous loop ring, if they do.
+    trigger: Option<Trigger>,
+    /// The kernel of a step that is to ring: it comes with its transfer.
+    #[cfg(feature = "cuda")]
+    kernel: Duration,
     no_kernel: bool,
     messages: Arc<Messages>,
     /// Where the peer's messages arrive.
@@ -122,9 +135,20 @@ impl End {
             wait_timeout: Some(patience.timeout),
             ..EndpointConfig::default()
         };
+        let endpoint = Endpoint::new(domain, &config)?;
+        let trigger = ground.trigger(patience.timeout)?;
+        if trigger.is_some() && endpoint.path().control == Control::Sync {
+            return Err(Error::State {
+                operation: "--trigger kernel",
+                reason: "on the sync path no kernel rings".into(),
+            });
+        }
         Ok(End {
-            endpoint: Endpoint::new(domain, &config)?,
+            endpoint,
             stream: stream.clone(),
+            trigger,
+            #[cfg(feature = "cuda")]
+            kernel: Duration::ZERO,
             remote: region.remote(),
             messages: Arc::new(Messages::new(region, max_bytes, seeds)),
             patience: patience.clone(),
@@ -154,8 +178,8 @@ impl End {
         self.keep_ahead()
     }
 
-    /// Launches the kernel of a step.
-    pub fn launch(&self, step: Step) -> Result<()> {
+    /// Launches the kernel of a step, unless that is to ring: then it is launched with the transfer.
+    pub fn launch(&mut self, by: Loop, step: Step) -> Result<()> {
         if self.no_kernel {
             // The time is taken all the same.
             if self.validate {
@@ -170,6 +194,12 @@ impl End {
             self.stream
                 .launch_host(move || messages.fill(index, size_bytes))?;
         }
+        #[cfg(feature = "cuda")]
+        if self.trigger.is_some() && by == Loop::Async {
+            self.kernel = step.kernel();
+            return Ok(());
+        }
+        let _ = by;
         self.stream.launch_kernel(step)
     }
 
@@ -189,13 +219,34 @@ impl End {
                 })?;
                 self.complete(Side::Send)
             }
-            Loop::Async => self.post(step, size_bytes, |endpoint, stream, work| {
-                let stream = stream.executor();
-                endpoint.stream_queue_send(stream, work)?;
-                endpoint.stream_wait_cq(stream, Side::Send)?;
-                Ok(())
-            }),
+            Loop::Async => {
+                #[cfg(feature = "cuda")]
+                if let Some(trigger) = self.trigger.take() {
+                    let kernel = std::mem::take(&mut self.kernel);
+                    let triggered = self.post(step, size_bytes, |endpoint, stream, work| {
+                        let Stream::Cuda(stream) = stream else {
+                            return Ok(());
+                        };
+                        trigger.step(stream, kernel, |kernels| {
+                            send_and_wait(endpoint, kernels, work)
+                        })
+                    });
+                    self.trigger = Some(trigger);
+                    return triggered;
+                }
+                self.post(step, size_bytes, |endpoint, stream, work| {
+                    send_and_wait(endpoint, stream.executor(), work)
+                })
+            }
         }
+    }
+
+    /// What failed of the steps whose kernels rang, once they are done.
+    ///
+    /// # Errors
+    /// That.
+    pub fn settle(&self) -> Result<()> {
+        self.trigger.as_ref().map_or(Ok(()), Trigger::verdict)
     }
 
     /// Records kernel, transfer and the wait for its completion, so many times, into a graph. What was queued on the stream is done.

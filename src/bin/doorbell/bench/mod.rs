@@ -18,6 +18,7 @@ mod row;
 mod sizes;
 mod stream;
 mod table;
+mod trigger;
 
 use std::io::Write;
 

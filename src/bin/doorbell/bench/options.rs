@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::row::Loop;
 use super::sizes::{self, Sizes};
 use super::stream::{Ground, MemoryKind, StreamKind};
+use super::trigger::TriggerKind;
 
 /// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
 const IN_FLIGHT_MAX: u64 = 4096;
@@ -53,6 +54,11 @@ pub struct Options {
     /// Queue each batch of `bench loop` as one CUDA graph, with `--stream cuda`; the synchronous loop queues none, and is as without
     #[arg(long)]
     graph: bool,
+
+    /// Who rings in the asynchronous loop, with `--stream cuda`: the stream behind the kernel of a step, or that kernel itself, which waits
+    /// for the completion as well
+    #[arg(long, value_name = "WHO", value_enum, default_value_t = TriggerKind::Stream)]
+    trigger: TriggerKind,
 
     /// Which GPU, with `--stream cuda`
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -211,6 +217,7 @@ impl Options {
             return Err("--validate goes with --memory host: functions of the host, which look at the bytes, must not call CUDA".into());
         }
         self.check_graph(exchange)?;
+        self.check_trigger()?;
         plan.check().map(|()| plan)
     }
 
@@ -250,12 +257,32 @@ impl Options {
         refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
     }
 
+    fn check_trigger(&self) -> Result<(), String> {
+        let refusals = [
+            (
+                self.stream != StreamKind::Cuda,
+                "--trigger kernel goes with --stream cuda",
+            ),
+            (
+                self.graph,
+                "--trigger kernel goes without --graph: a trigger is executed once",
+            ),
+            (
+                self.which == Which::Sync,
+                "--trigger kernel goes with --loop async or both: in the synchronous loop the application rings",
+            ),
+        ];
+        let rings = self.trigger != TriggerKind::Stream;
+        let refused = refusals.iter().find(|(refused, _)| rings && *refused);
+        refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
+    }
+
     /// What streams are made from. No part of the plan, either.
     ///
     /// # Errors
     /// This build or this machine has none.
     pub fn ground(&self) -> anyhow::Result<Ground> {
-        Ground::new(self.stream, self.memory, self.graph, self.gpu)
+        Ground::new(self.stream, self.memory, self.graph, self.trigger, self.gpu)
     }
 
     /// The name of the device. No part of the plan: the other process may have another one.
@@ -483,6 +510,23 @@ mod tests {
             assert!(error.contains("--graph goes with"), "{line}: {error}");
             assert!(error.contains(reason), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn kernels_ring_in_the_asynchronous_loop_of_a_gpu() {
+        let plan = |line: &str| options(line).unwrap().plan(Exchange::Pingpong);
+        assert!(plan("--trigger kernel --stream cuda --validate").is_ok());
+        assert!(plan("--trigger stream").is_ok());
+        for (line, reason) in [
+            ("", "with --stream cuda"),
+            ("--stream cuda --loop sync", "--loop async or both"),
+        ] {
+            let error = plan(&format!("--trigger kernel {line}")).unwrap_err();
+            assert!(error.contains(reason), "{line}: {error}");
+        }
+        let both = options("--trigger kernel --stream cuda --graph").unwrap();
+        let error = both.plan(Exchange::Loop).unwrap_err();
+        assert!(error.contains("without --graph"), "{error}");
     }
 
     #[test]

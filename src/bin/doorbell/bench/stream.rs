@@ -1,5 +1,7 @@
 //! What a benchmark queues on: a thread of this process, or a GPU.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, DeviceBuffer, Region, TimingEvent};
@@ -7,6 +9,7 @@ use doorbell::{Executor, HostStream, Result};
 
 use super::graph::Graph;
 use super::pass::Step;
+use super::trigger::{Trigger, TriggerKind};
 
 /// Whose streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +43,8 @@ pub enum Ground {
         memory: MemoryKind,
         /// Whether a batch is queued as one graph.
         graph: bool,
+        /// Who rings.
+        trigger: TriggerKind,
     },
 }
 
@@ -52,6 +57,7 @@ impl Ground {
         kind: StreamKind,
         memory: MemoryKind,
         graph: bool,
+        trigger: TriggerKind,
         gpu: u32,
     ) -> anyhow::Result<Ground> {
         match kind {
@@ -61,10 +67,11 @@ impl Ground {
                 context: CudaContext::primary(gpu)?,
                 memory,
                 graph,
+                trigger,
             }),
             #[cfg(not(feature = "cuda"))]
             StreamKind::Cuda => {
-                let _ = (memory, graph, gpu);
+                let _ = (memory, graph, trigger, gpu);
                 anyhow::bail!("--stream cuda: this build is without the feature cuda")
             }
         }
@@ -76,6 +83,11 @@ impl Ground {
             Ground::Host => "host",
             #[cfg(feature = "cuda")]
             Ground::Cuda { graph: true, .. } => "cuda-graph",
+            #[cfg(feature = "cuda")]
+            Ground::Cuda {
+                trigger: TriggerKind::Kernel,
+                ..
+            } => "cuda-trigger",
             #[cfg(feature = "cuda")]
             Ground::Cuda { .. } => "cuda",
         }
@@ -90,6 +102,7 @@ impl Ground {
                 context,
                 memory,
                 graph,
+                trigger,
             } => {
                 let (major, minor) = context.driver_version();
                 let memory = match memory {
@@ -97,9 +110,13 @@ impl Ground {
                     MemoryKind::Gpu => "gpu",
                 };
                 let graph = if *graph { " graph=on" } else { "" };
+                let trigger = match trigger {
+                    TriggerKind::Stream => "",
+                    TriggerKind::Kernel => " trigger=kernel",
+                };
                 let name = context.device_name();
                 Some(format!(
-                    "gpu={name:?} driver=CUDA-{major}.{minor} memory={memory} times=device{graph}"
+                    "gpu={name:?} driver=CUDA-{major}.{minor} memory={memory} times=device{graph}{trigger}"
                 ))
             }
         }
@@ -148,6 +165,25 @@ impl Ground {
             _ => {
                 let _ = steps;
                 None
+            }
+        }
+    }
+
+    /// What has the kernels of steps ring, if they do, and wait so long at most.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn trigger(&self, timeout: Duration) -> Result<Option<Trigger>> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Ground::Cuda {
+                context,
+                trigger: TriggerKind::Kernel,
+                ..
+            } => Trigger::new(context, "bench-kernels".into(), timeout).map(Some),
+            _ => {
+                let _ = timeout;
+                Ok(None)
             }
         }
     }
