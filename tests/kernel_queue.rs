@@ -82,6 +82,7 @@ cases! {
     kinds: 64;
     loans: 64;
     out_of_order: 64;
+    left_to_another: 64;
     full_and_late: 16;
     error_completion: 64;
     error_that_nobody_polls: 64;

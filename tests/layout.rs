@@ -256,6 +256,36 @@ extern "C" __global__ void values(uint32_t *word, const int32_t *status, int *co
 	doorbell_kernel_write_value32(word, 1);
 	*code = doorbell_kernel_wait_value32(word + 1, DOORBELL_WAIT_GEQ, 2, 1000000, status);
 }
+extern "C" __global__ void posts(const __grid_constant__ doorbell_queue queue, doorbell_local local, doorbell_remote remote, int *codes)
+{
+	uint32_t upto, slot;
+
+	codes[0] = doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 1000, &upto);
+	codes[1] = doorbell_get(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 1000, &upto);
+	codes[2] = doorbell_add(&queue, local.addr, local.lkey, remote.addr, remote.rkey, 1, 1000, &upto);
+	codes[3] = doorbell_put_imm(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 7, 1000, &upto);
+	codes[4] = doorbell_signal(&queue, remote.addr, remote.rkey, 1, 1000, &upto);
+	codes[5] = doorbell_wait(&queue, upto, 1000000);
+	codes[6] = doorbell_poll(&queue);
+	codes[7] = (int)doorbell_queue_error(&queue);
+	if (doorbell_reserve(&queue, 2, 1000, &slot) != DOORBELL_OK)
+		return;
+	codes[8] = doorbell_write_inline(&queue, slot, DOORBELL_WORK_UNSIGNALED, &slot, 4, remote.addr, remote.rkey);
+	doorbell_write_nop(&queue, slot + 1, 0);
+	codes[9] = doorbell_submit(&queue, slot, 2);
+}
+extern "C" __global__ void posts_together(const __grid_constant__ doorbell_queue queue, doorbell_local local, doorbell_remote remote,
+					  int *codes)
+{
+	const uint64_t mine = 8 * threadIdx.x;
+	uint32_t upto;
+
+	codes[0] = doorbell_put_warp(&queue, __activemask(), local.addr + mine, local.lkey, 8, remote.addr + mine, remote.rkey, 1000,
+				     &upto);
+	codes[1] = doorbell_put_signal_block(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, remote.addr, remote.rkey, 1,
+					     1000, &upto);
+	codes[2] = doorbell_wait_block(&queue, upto, 1000000);
+}
 #endif
 "#;
 
@@ -291,7 +321,14 @@ fn device_header_in_cuda() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{architecture}: {said}");
         let code = std::fs::read(&cubin).unwrap();
-        for kernel in ["thread", "warp", "block", "values"] {
+        for kernel in [
+            "thread",
+            "warp",
+            "block",
+            "values",
+            "posts",
+            "posts_together",
+        ] {
             let section = format!(".text.{kernel}\0");
             let is_there = code
                 .windows(section.len())

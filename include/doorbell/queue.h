@@ -27,6 +27,10 @@
  * - The NIC writes data, then the completion. Who polls loads the completion, has a fence behind it, and stores the count with release; who waits loads
  *   the count with acquire: what a get has brought is there. In memory of the GPU that is so as far as the GPU orders the writes of others
  *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
+ * - Who has read completions stores the consumer index with release: the NIC, which loads it before it writes there again, comes after the
+ *   loads. It is also what the host goes by that looks for errors nobody polls for (src/endpoint/side/loan.rs).
+ * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them with acquire.
+ * - The locks (`ringing`, `polling`) are taken with acquire and let go with release, of the GPU's scope: what they guard is its own memory.
  */
 #ifndef DOORBELL_QUEUE_H
 #define DOORBELL_QUEUE_H
@@ -101,6 +105,11 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a
 /* For tests: the slots from `from` up to `upto` may be written again. */
 #ifndef DBL_SLOTS_FREED
 #define DBL_SLOTS_FREED(queue, from, upto) ((void)0)
+#endif
+
+/* For tests: the NIC was rung, and the others are not yet let to it. */
+#ifndef DBL_RANG
+#define DBL_RANG(queue) ((void)0)
 #endif
 
 /* How long a thread tries to reserve slots that others always take before it. */
@@ -251,6 +260,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	uint64_t since_ns = 0, now_ns;
 	uint32_t turn, completed, reserved, outrun;
 	int32_t status;
+	int late;
 
 	if (count == 0 || count > queue->capacity)
 		return DOORBELL_ERANGE;
@@ -277,15 +287,15 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 		}
 		if (turn != 0) {
 			/* Once there was no room even after a poll. */
-			if (timeout_ns == 0)
-				return DOORBELL_EFULL;
 			now_ns = dbl_now_ns();
 			if (turn == 1 && outrun == 0)
 				since_ns = now_ns;
-			else if (now_ns - since_ns > timeout_ns)
-				return DOORBELL_EFULL;
-			if (turn % 16 == 0 && (status = dbl_queue_hear(queue)) != 0)
+			late = timeout_ns == 0 || now_ns - since_ns > timeout_ns;
+			/* Who comes again and again hears of a failure as well. */
+			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
 				return status;
+			if (late)
+				return DOORBELL_EFULL;
 			DBL_TURN();
 		}
 		turn++;
@@ -455,6 +465,7 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 			/* By turns, with no word of its own: both registers do, and a burst of stores to one waits for its buffer. */
 			dbl_store_qword((void *)(uintptr_t)queue->uar[(end - 1) & 1], doorbell);
 		}
+		DBL_RANG(queue);
 		dbl_store_dword_release(&state->ringing, 0);
 		/* Who has submitted meanwhile, and found it taken, has left it to this thread. Pairs with the fence of doorbell_submit(). */
 		dbl_fence_system();
@@ -493,6 +504,7 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 	uint64_t since_ns = 0, now_ns;
 	uint32_t turn;
 	int32_t status = 0;
+	int late;
 
 	for (turn = 0;; turn++) {
 		/* After the look for a failure: what was complete before it, is. */
@@ -501,16 +513,16 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		if (status != 0)
 			return status;
 		status = doorbell_poll(queue);
-		if (turn % 16 == 15 && status == 0)
-			status = dbl_queue_hear(queue);
 		if (turn == 0)
 			continue;
-		if (timeout_ns == 0 && status == 0)
-			return DOORBELL_ETIMEOUT;
 		now_ns = dbl_now_ns();
 		if (turn == 1)
 			since_ns = now_ns;
-		else if (now_ns - since_ns > timeout_ns && status == 0)
+		late = timeout_ns == 0 || now_ns - since_ns > timeout_ns;
+		/* Who comes again and again hears of a failure as well. */
+		if (status == 0 && (late || turn % 16 == 0))
+			status = dbl_queue_hear(queue);
+		if (late && status == 0)
 			return DOORBELL_ETIMEOUT;
 		DBL_TURN();
 	}

@@ -30,6 +30,9 @@ static doorbell_device *device;
 			(void)dbl_load_dword(dbl_queue_mark((queue), freed_));                                         \
 	} while (0)
 
+static void (*rang)(void);
+#define DBL_RANG(queue) (rang ? rang() : (void)0)
+
 #include <doorbell/queue.h>
 
 #define SECOND 1000000000ull
@@ -208,8 +211,10 @@ static void load(void)
 	}
 	for (at = 0; at < signals; at++)
 		CHECK(words[LINE / 8 + at] == signal_of(2 * at + 1));
-	/* Past the 16 bits that the NIC has for slots. */
 	CHECK(last == operation_count);
+	/* The NIC has 16 bits for slots. */
+	if (control == DOORBELL_CONTROL_DIRECT)
+		CHECK(dbl_be32(*(const uint32_t *)(uintptr_t)queue.record) == (last & 0xffff));
 	free(seen);
 	free(producers);
 	tear_down();
@@ -387,8 +392,11 @@ static void full_and_late(void)
 	CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
 	abort_it();
 	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
-	for (at = 0; at < 5000 && doorbell_wait(&queue, upto, SECOND / 1000) != DOORBELL_EWORK; at++)
-		;
+	/* Who only looks whether there is room hears of it, too. */
+	for (at = 0; at < 5000 && doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EFULL; at++)
+		usleep(1000);
+	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EWORK);
+	CHECK(doorbell_wait(&queue, upto, 0) == DOORBELL_EWORK);
 	recover();
 	tear_down();
 }
@@ -411,6 +419,38 @@ static void out_of_order(void)
 	CHECK(doorbell_submit(&queue, first, 1) == 0);
 	CHECK(doorbell_wait(&queue, second + 1, 20 * SECOND) == 0);
 	CHECK(__atomic_load_n(word, __ATOMIC_ACQUIRE) == 2);
+	tear_down();
+}
+
+static uint32_t late_slot;
+
+/* As another thread does that comes when the lock of the doorbell is still held. */
+static void come_late(void)
+{
+	rang = NULL;
+	CHECK(doorbell_submit(&queue, late_slot, 1) == 0);
+	CHECK(dbl_queue_state(&queue)->rung == late_slot);
+}
+
+/* Who finds the lock taken leaves the doorbell to the thread that has it, which rings though it was about to go. */
+static void left_to_another(void)
+{
+	uint32_t slot;
+
+	set_up(4096, 4096);
+	CHECK(doorbell_reserve(&queue, 2, 0, &slot) == 0);
+	late_slot = slot + 1;
+	doorbell_write_signal(&queue, slot, 0, remote.addr, remote.rkey, 1);
+	doorbell_write_signal(&queue, late_slot, 0, remote.addr, remote.rkey, 2);
+	if (control == DOORBELL_CONTROL_DIRECT)
+		rang = come_late;
+	CHECK(doorbell_submit(&queue, slot, 1) == 0);
+	if (control == DOORBELL_CONTROL_DIRECT)
+		CHECK(rang == NULL && dbl_queue_state(&queue)->rung == slot + 2);
+	else
+		CHECK(doorbell_submit(&queue, late_slot, 1) == 0);
+	CHECK(doorbell_wait(&queue, slot + 2, 20 * SECOND) == 0);
+	CHECK(*(volatile uint64_t *)doorbell_region_pointer(remote_region) == 2);
 	tear_down();
 }
 
@@ -518,6 +558,7 @@ static const struct {
 	{"aborted", aborted},
 	{"full_and_late", full_and_late},
 	{"out_of_order", out_of_order},
+	{"left_to_another", left_to_another},
 	{"kinds", kinds},
 	{"loans", loans},
 };
