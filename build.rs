@@ -45,12 +45,15 @@ const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
 fn kernels() {
     for file in [
         "cuda/kernels.cu",
+        "cuda/step.h",
         "include/doorbell.h",
         "include/doorbell/access.h",
         "include/doorbell/device.cuh",
         "include/doorbell/execute.h",
         "include/doorbell/peer.h",
+        "include/doorbell/queue.h",
         "include/doorbell/trigger.h",
+        "include/doorbell/wqe.h",
     ] {
         println!("cargo::rerun-if-changed={file}");
     }

@@ -3,6 +3,7 @@
  * one thread. None may loop without a bound: a kernel that does not end takes its context with it.
  */
 #include <doorbell/device.cuh>
+#include "step.h"
 
 static __device__ void spin(uint64_t ns)
 {
@@ -25,6 +26,18 @@ extern "C" __global__ void doorbell_step(const __grid_constant__ doorbell_trigge
 	const int found = doorbell_trigger_thread(&trigger, timeout_ns);
 	if (code)
 		dbl_store_dword(code, (uint32_t)found);
+}
+
+/*
+ * The same with a work request that the kernel makes: a put, with immediate data if `has_imm` is not 0, and the wait for its completion. The
+ * code goes to `code` if it is not 0: who launches many finds the last failure.
+ */
+extern "C" __global__ void doorbell_put_step(const __grid_constant__ doorbell_queue queue, const __grid_constant__ dbl_step step)
+{
+	spin(step.work_ns);
+	const int found = dbl_step_put(&queue, &step);
+	if (found != DOORBELL_OK)
+		dbl_store_dword((void *)step.code, (uint32_t)found);
 }
 
 template <uint32_t WORDS> struct batch {

@@ -82,6 +82,8 @@ pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 pub use group::{Group, GroupConfig, Place, Store, Token};
+#[cfg(feature = "cuda")]
+pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
 pub use mlx5::Opcode;
 pub use region::{

@@ -227,6 +227,32 @@ fn no_kernel_rings_on_the_sync_path() {
     assert!(said.contains("on the sync path no kernel rings"), "{said}");
 }
 
+#[test]
+fn kernels_make_their_work_requests() {
+    let test = "kernels_make_their_work_requests";
+    if has_no_driver(test) {
+        return;
+    }
+    for line in [
+        "bench loop",
+        "bench loop --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let line = format!("{line} {QUICK} --stream cuda --loop async --trigger build");
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 2, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-build");
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+}
+
 /// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
 #[test]
 fn a_step_whose_kernel_rings_is_one_launch() {
@@ -256,10 +282,8 @@ fn what_goes_not_together_is_said() {
         ("--graph --stream cuda --validate", "without --validate"),
         ("--graph --stream cuda --listen 127.0.0.1:0", "--listen"),
         ("--stream gpu", "possible values: host, cuda"),
-        (
-            "--trigger kernel",
-            "--trigger kernel goes with --stream cuda",
-        ),
+        ("--trigger build --stream cuda", "--loop async"),
+        ("--trigger kernel", "--trigger goes with --stream cuda"),
         ("--trigger kernel --stream cuda --graph", "without --graph"),
         ("--trigger kernel --stream cuda --loop sync", "--loop async"),
     ] {

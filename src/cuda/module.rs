@@ -30,6 +30,7 @@ pub(super) struct Module {
     raw: CUmodule,
     pub(super) spin: Kernel,
     pub(super) step: Kernel,
+    pub(super) put_step: Kernel,
     execute_short: Kernel,
     execute_long: Kernel,
 }
@@ -61,6 +62,7 @@ impl Module {
             raw,
             spin: Kernel(null_mut()),
             step: Kernel(null_mut()),
+            put_step: Kernel(null_mut()),
             execute_short: Kernel(null_mut()),
             execute_long: Kernel(null_mut()),
         };
@@ -74,6 +76,7 @@ impl Module {
     fn find(&mut self) -> Result<()> {
         self.spin = function(self.raw, c"doorbell_spin")?;
         self.step = function(self.raw, c"doorbell_step")?;
+        self.put_step = function(self.raw, c"doorbell_put_step")?;
         self.execute_short = function(self.raw, c"doorbell_execute_short")?;
         self.execute_long = function(self.raw, c"doorbell_execute_long")?;
         Ok(())

@@ -273,6 +273,22 @@ impl CudaStream {
         self.launch(|module, raw| unsafe { module.step.launch(raw, parameters) })
     }
 
+    /// Queues a kernel that makes a work request: `doorbell_put_step`.
+    ///
+    /// # Errors
+    /// As [`CudaStream::spin`].
+    ///
+    /// # Safety
+    /// `queue` is a `struct doorbell_queue`, and `step` a `struct dbl_step`; what they name stays until the kernel is done.
+    pub(crate) unsafe fn put_step(&self, queue: &[u64; 12], step: &[u64; 8]) -> Result<()> {
+        let parameters = [
+            std::ptr::from_ref(queue).cast(),
+            std::ptr::from_ref(step).cast(),
+        ];
+        // SAFETY: its parameters, by this function's contract.
+        self.launch(|module, raw| unsafe { module.put_step.launch(raw, parameters) })
+    }
+
     /// Queues a kernel of the library's.
     fn launch(&self, launch: impl FnOnce(&Module, CUstream) -> Result<()>) -> Result<()> {
         let shared = self.shared();

@@ -11,6 +11,8 @@
 
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod step;
 mod view;
 
 use std::sync::atomic::AtomicU32;
@@ -23,6 +25,8 @@ use crate::region::{Region, Slice};
 use crate::{Result, WorkError};
 #[cfg(feature = "cuda")]
 use gpu::OnGpu;
+#[cfg(feature = "cuda")]
+pub use step::PutStep;
 pub use view::QueueView;
 
 /// The send queue of an endpoint, lent to kernels.

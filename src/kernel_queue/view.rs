@@ -31,6 +31,13 @@ const _: () = assert!(size_of::<QueueView>() == 96);
 unsafe impl cudarc::driver::DeviceRepr for QueueView {}
 
 impl QueueView {
+    /// As words, to be a parameter of the library's own kernels.
+    #[cfg(feature = "cuda")]
+    pub(super) fn words(&self) -> [u64; 12] {
+        // SAFETY: repr(C), integers of that size together, without padding.
+        unsafe { std::mem::transmute(*self) }
+    }
+
     /// The numbers, without addresses.
     pub(super) fn new(lent: &Lent) -> QueueView {
         let (slots, capacity) = lent.line().slots();

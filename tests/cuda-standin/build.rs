@@ -3,11 +3,13 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
+    println!("cargo::rerun-if-changed=../../cuda/step.h");
     for file in [
         "doorbell.h",
         "doorbell/access.h",
         "doorbell/execute.h",
         "doorbell/peer.h",
+        "doorbell/queue.h",
         "doorbell/trigger.h",
     ] {
         println!("cargo::rerun-if-changed=../../include/{file}");
@@ -18,6 +20,7 @@ fn main() {
     cc::Build::new()
         .file("src/kernels.c")
         .include("../../include")
+        .include("../../cuda")
         .opt_level(2)
         .warnings_into_errors(true)
         .compile("doorbell_standin_kernels");

@@ -18,6 +18,8 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 #define DBL_REACH(address, len_bytes) doorbell_cuda_standin_reach(address, len_bytes)
 #define DBL_PAUSE(turn) doorbell_cuda_standin_pause(turn)
 #include <doorbell/trigger.h>
+#define DBL_TURN() ((void)doorbell_cuda_standin_over())
+#include <step.h>
 
 enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
 
@@ -33,12 +35,54 @@ int doorbell_execute(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
+static void work(uint64_t ns)
+{
+    const uint64_t start_ns = dbl_now_ns();
+    uint32_t turn;
+
+    for (turn = 0; dbl_now_ns() - start_ns < ns && !doorbell_cuda_standin_over(); turn++)
+        /* A GPU would not take a core of the CPU. */
+        if (ns - (dbl_now_ns() - start_ns) > 200000)
+            doorbell_cuda_standin_pause(turn);
+}
+
+static int reach(uint64_t *address, uint64_t len_bytes)
+{
+    if (*address)
+        *address = (uint64_t)(uintptr_t)doorbell_cuda_standin_reach(*address, len_bytes);
+    return *address != 0;
+}
+
+/* doorbell_put_step(queue, step). The header takes addresses as they are: here they are made ones of the CPU. */
+int doorbell_put_step(const void *const arguments[], uint64_t thread)
+{
+    struct doorbell_queue queue;
+    struct dbl_step step;
+    int found, reached;
+
+    (void)thread;
+    memcpy(&queue, arguments[0], sizeof queue);
+    memcpy(&step, arguments[1], sizeof step);
+    /* By their first bytes: what lies on several pages may be several registrations, side by side. */
+    reached = reach(&queue.state, sizeof(struct dbl_queue_state)) && reach(&queue.control, sizeof(struct dbl_queue_control)) &&
+              reach(&queue.marks, 4) && reach(&queue.doorbells, 8) && reach(&queue.ring, 64) && reach(&step.code, 4);
+    if (queue.record)
+        reached = reached && reach(&queue.record, 4) && reach(&queue.uar[0], 8) && reach(&queue.uar[1], 8) &&
+                  reach(&queue.completions, 64) && reach(&queue.cq_record, 4);
+    if (!reached)
+        return ILLEGAL_ADDRESS;
+    work(step.work_ns);
+    found = dbl_step_put(&queue, &step);
+    if (found != DOORBELL_OK)
+        dbl_store_dword((void *)(uintptr_t)step.code, (uint32_t)found);
+    return SUCCESS;
+}
+
 /* doorbell_step(trigger, work_ns, timeout_ns, code) */
 int doorbell_step(const void *const arguments[], uint64_t thread)
 {
     const struct doorbell_trigger *trigger = arguments[0];
-    uint64_t work_ns, timeout_ns, address, start_ns = dbl_now_ns();
-    uint32_t turn;
+    uint64_t work_ns, timeout_ns, address;
     int32_t *code = NULL;
     int found;
 
@@ -48,10 +92,7 @@ int doorbell_step(const void *const arguments[], uint64_t thread)
     memcpy(&address, arguments[3], sizeof address);
     if (address && !(code = doorbell_cuda_standin_reach(address, sizeof *code)))
         return ILLEGAL_ADDRESS;
-    for (turn = 0; dbl_now_ns() - start_ns < work_ns && !doorbell_cuda_standin_over(); turn++)
-        /* A GPU would not take a core of the CPU. */
-        if (work_ns - (dbl_now_ns() - start_ns) > 200000)
-            doorbell_cuda_standin_pause(turn);
+    work(work_ns);
     found = doorbell_trigger_thread(trigger, timeout_ns);
     if (found == DOORBELL_EINVAL)
         return ILLEGAL_ADDRESS;

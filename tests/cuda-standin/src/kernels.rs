@@ -32,6 +32,7 @@ enum Run {
 unsafe extern "C" {
     fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_step(arguments: *const *const c_void, thread: u64) -> u32;
+    fn doorbell_put_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
 }
 
@@ -61,6 +62,13 @@ static KERNELS: &[Kernel] = &[
         parameters: &[512, 8, 8, 8],
         once: true,
         run: Run::C(doorbell_step),
+    },
+    // `struct doorbell_queue`, `struct dbl_step`.
+    Kernel {
+        name: c"doorbell_put_step",
+        parameters: &[96, 64],
+        once: true,
+        run: Run::C(doorbell_put_step),
     },
     Kernel {
         name: c"doorbell_standin_mark",

@@ -9,7 +9,7 @@ use doorbell::{
     RemoteRegion, Result, Side, Work,
 };
 #[cfg(feature = "cuda")]
-use doorbell::{GraphBuilder, GraphExec};
+use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
 
 use super::message::Messages;
 use super::options::{Op, Plan};
@@ -91,10 +91,10 @@ fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>
 
 /// One end.
 pub struct End {
+    /// What has the kernels of the asynchronous loop ring, if they do. Before what they use.
+    trigger: Option<Trigger>,
     endpoint: Endpoint,
     stream: Stream,
-    /// What has the kernels of the asynchronous loop ring, if they do.
-    trigger: Option<Trigger>,
     /// The kernel of a step that is to ring: it comes with its transfer.
     #[cfg(feature = "cuda")]
     kernel: Duration,
@@ -139,7 +139,7 @@ impl End {
         let trigger = ground.trigger(patience.timeout)?;
         if trigger.is_some() && endpoint.path().control == Control::Sync {
             return Err(Error::State {
-                operation: "--trigger kernel",
+                operation: "--trigger",
                 reason: "on the sync path no kernel rings".into(),
             });
         }
@@ -175,6 +175,10 @@ impl End {
     pub fn connect(&mut self, (address, region): (Address, RemoteRegion)) -> Result<()> {
         self.remote = region;
         self.endpoint.connect(&address)?;
+        #[cfg(feature = "cuda")]
+        if let Some(trigger) = &mut self.trigger {
+            trigger.connected(&mut self.endpoint)?;
+        }
         self.keep_ahead()
     }
 
@@ -221,24 +225,44 @@ impl End {
             }
             Loop::Async => {
                 #[cfg(feature = "cuda")]
-                if let Some(trigger) = self.trigger.take() {
-                    let kernel = std::mem::take(&mut self.kernel);
-                    let triggered = self.post(step, size_bytes, |endpoint, stream, work| {
-                        let Stream::Cuda(stream) = stream else {
-                            return Ok(());
-                        };
-                        trigger.step(stream, kernel, |kernels| {
-                            send_and_wait(endpoint, kernels, work)
-                        })
-                    });
-                    self.trigger = Some(trigger);
-                    return triggered;
+                if self.trigger.is_some() {
+                    return self.trigger_transfer(step, size_bytes);
                 }
                 self.post(step, size_bytes, |endpoint, stream, work| {
                     send_and_wait(endpoint, stream.executor(), work)
                 })
             }
         }
+    }
+
+    /// Has the kernel of the step ring.
+    #[cfg(feature = "cuda")]
+    fn trigger_transfer(&mut self, step: u64, size_bytes: u64) -> Result<()> {
+        let kernel = std::mem::take(&mut self.kernel);
+        let (Some(mut trigger), Stream::Cuda(stream)) = (self.trigger.take(), self.stream.clone())
+        else {
+            return Ok(());
+        };
+        let messages = Arc::clone(&self.messages);
+        let to = self.remote.at(messages.arrival_offset(), size_bytes)?;
+        let remote = (to, self.remote.rkey);
+        let imm = self.announced.then_some(step as u32);
+        let put = |queue: &KernelQueue| {
+            Ok(PutStep {
+                local: queue.local(&messages.leaving(size_bytes)?)?,
+                len_bytes: size_bytes as u32,
+                remote,
+                imm,
+                ..PutStep::default()
+            })
+        };
+        let triggered = self.post(step, size_bytes, |endpoint, _, work| {
+            trigger.step(&stream, kernel, put, |kernels| {
+                send_and_wait(endpoint, kernels, work)
+            })
+        });
+        self.trigger = Some(trigger);
+        triggered
     }
 
     /// What failed of the steps whose kernels rang, once they are done.

@@ -56,7 +56,7 @@ pub struct Options {
     graph: bool,
 
     /// Who rings in the asynchronous loop, with `--stream cuda`: the stream behind the kernel of a step, or that kernel itself, which waits
-    /// for the completion as well
+    /// for the completion as well; `build`: it makes the work request, too
     #[arg(long, value_name = "WHO", value_enum, default_value_t = TriggerKind::Stream)]
     trigger: TriggerKind,
 
@@ -261,17 +261,21 @@ impl Options {
         let refusals = [
             (
                 self.stream != StreamKind::Cuda,
-                "--trigger kernel goes with --stream cuda",
+                "--trigger goes with --stream cuda",
             ),
             (
                 self.graph,
-                "--trigger kernel goes without --graph: a trigger is executed once",
+                "--trigger goes without --graph: a trigger is executed once",
             ),
             (
                 self.which == Which::Sync,
-                "--trigger kernel goes with --loop async or both: in the synchronous loop the application rings",
+                "--trigger goes with --loop async or both: in the synchronous loop the application rings",
             ),
         ];
+        let builds = self.trigger == TriggerKind::Build;
+        if builds && (self.op != Op::Write || self.which != Which::Async) {
+            return Err("--trigger build goes with --op write and --loop async: the kernels have the send queue to themselves".into());
+        }
         let rings = self.trigger != TriggerKind::Stream;
         let refused = refusals.iter().find(|(refused, _)| rings && *refused);
         refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
@@ -524,6 +528,14 @@ mod tests {
             let error = plan(&format!("--trigger kernel {line}")).unwrap_err();
             assert!(error.contains(reason), "{line}: {error}");
         }
+        for line in ["--loop async --op send", "--loop both", ""] {
+            let error = plan(&format!("--trigger build --stream cuda {line}")).unwrap_err();
+            assert!(
+                error.contains("--op write and --loop async"),
+                "{line}: {error}"
+            );
+        }
+        assert!(plan("--trigger build --stream cuda --loop async --validate").is_ok());
         let both = options("--trigger kernel --stream cuda --graph").unwrap();
         let error = both.plan(Exchange::Loop).unwrap_err();
         assert!(error.contains("without --graph"), "{error}");

@@ -89,6 +89,11 @@ impl Ground {
                 ..
             } => "cuda-trigger",
             #[cfg(feature = "cuda")]
+            Ground::Cuda {
+                trigger: TriggerKind::Build,
+                ..
+            } => "cuda-build",
+            #[cfg(feature = "cuda")]
             Ground::Cuda { .. } => "cuda",
         }
     }
@@ -113,6 +118,7 @@ impl Ground {
                 let trigger = match trigger {
                     TriggerKind::Stream => "",
                     TriggerKind::Kernel => " trigger=kernel",
+                    TriggerKind::Build => " trigger=build",
                 };
                 let name = context.device_name();
                 Some(format!(
@@ -177,11 +183,9 @@ impl Ground {
         match self {
             #[cfg(feature = "cuda")]
             Ground::Cuda {
-                context,
-                trigger: TriggerKind::Kernel,
-                ..
-            } => Trigger::new(context, "bench-kernels".into(), timeout).map(Some),
-            _ => {
+                context, trigger, ..
+            } => Trigger::new(context, *trigger, timeout),
+            Ground::Host => {
                 let _ = timeout;
                 Ok(None)
             }

@@ -7,7 +7,10 @@ use std::time::Duration;
 use clap::ValueEnum;
 use doorbell::Result;
 #[cfg(feature = "cuda")]
-use doorbell::{CudaContext, CudaStream, Executor, KernelStream};
+use doorbell::{
+    CudaContext, CudaStream, DeviceBuffer, Endpoint, Error, Executor, KernelQueue, KernelStream,
+    PutStep,
+};
 
 /// Who rings for a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -17,14 +20,17 @@ pub enum TriggerKind {
     Stream,
     /// The kernel itself, which rings what was prepared, and waits for its completion.
     Kernel,
+    /// The kernel itself, which makes the work request as well.
+    Build,
 }
 
 /// Steps whose kernels ring.
 #[cfg(feature = "cuda")]
 pub struct Trigger {
-    kernels: KernelStream,
+    context: CudaContext,
     /// Longest wait of a kernel.
     timeout: Duration,
+    by: By,
 }
 
 /// No stream of this build has kernels that ring.
@@ -32,38 +38,105 @@ pub struct Trigger {
 pub enum Trigger {}
 
 #[cfg(feature = "cuda")]
+enum By {
+    Prepared(KernelStream),
+    Built {
+        /// Once the endpoint is connected.
+        queue: Option<Box<KernelQueue>>,
+        /// Of the last kernel that failed.
+        code: DeviceBuffer,
+        /// That kernels were launched on.
+        stream: Option<CudaStream>,
+    },
+}
+
+#[cfg(feature = "cuda")]
 impl Trigger {
     /// For kernels of that context, each of which waits so long at most.
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn new(context: &CudaContext, name: String, timeout: Duration) -> Result<Trigger> {
-        Ok(Trigger {
-            kernels: KernelStream::new(context, name)?,
+    pub fn new(
+        context: &CudaContext,
+        kind: TriggerKind,
+        timeout: Duration,
+    ) -> Result<Option<Trigger>> {
+        let by = match kind {
+            TriggerKind::Stream => return Ok(None),
+            TriggerKind::Kernel => By::Prepared(KernelStream::new(context, "bench-kernels")?),
+            TriggerKind::Build => {
+                let code = context.alloc(4)?;
+                code.copy_from_host(0, &[0; 4])?;
+                By::Built {
+                    queue: None,
+                    code,
+                    stream: None,
+                }
+            }
+        };
+        Ok(Some(Trigger {
+            context: context.clone(),
             timeout,
-        })
+            by,
+        }))
     }
 
-    /// Launches one kernel that takes that long and then executes what `queue` has queued; or, if that is more than one takes, more kernels
-    /// for the rest.
+    /// Takes what it needs of an endpoint, which is connected.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn connected(&mut self, endpoint: &mut Endpoint) -> Result<()> {
+        if let By::Built { queue, .. } = &mut self.by {
+            *queue = Some(Box::new(KernelQueue::on_gpu(&self.context, endpoint)?));
+        }
+        Ok(())
+    }
+
+    /// Launches one kernel that takes that long and then executes what `queue` queues; or, if that is more than one takes, more kernels
+    /// for the rest. Or one that does `put` itself, if that is what kernels do.
     ///
     /// # Errors
     /// What the library refuses, and what it reports of earlier steps.
     pub fn step(
-        &self,
-        stream: &CudaStream,
+        &mut self,
+        on: &CudaStream,
         kernel: Duration,
-        queue: impl FnOnce(&dyn Executor) -> Result<()>,
+        put: impl FnOnce(&KernelQueue) -> Result<PutStep>,
+        prepare: impl FnOnce(&dyn Executor) -> Result<()>,
     ) -> Result<()> {
-        queue(&self.kernels)?;
+        let kernels = match &mut self.by {
+            By::Prepared(kernels) => kernels,
+            By::Built {
+                queue,
+                code,
+                stream,
+            } => {
+                let Some(queue) = queue else {
+                    return Err(Error::State {
+                        operation: "--trigger build",
+                        reason: "the endpoint is not connected".into(),
+                    });
+                };
+                let put = PutStep {
+                    work: kernel,
+                    timeout: self.timeout,
+                    code: code.ptr(),
+                    ..put(queue)?
+                };
+                stream.get_or_insert_with(|| on.clone());
+                // SAFETY: both are dropped behind the stream's work (see `Drop`); the messages are the end's, as the queue is.
+                return unsafe { queue.put_step(on, &put) };
+            }
+        };
+        prepare(kernels)?;
         let mut work = kernel;
-        while let Some(trigger) = self.kernels.take()? {
+        while let Some(trigger) = kernels.take()? {
             // SAFETY: of this stream of kernels, whose context is the stream's; and what was taken stays until it is executed.
-            let launched = unsafe { stream.step(work, &trigger, self.timeout, 0) };
+            let launched = unsafe { on.step(work, &trigger, self.timeout, 0) };
             if let Err(error) = launched {
-                let _ = stream.synchronize(Some(self.timeout));
-                // SAFETY: what was launched is done, or has been given up by its kernel within the same time; this one nobody has.
-                unsafe { self.kernels.discard_taken() }?;
+                let _ = on.synchronize(None);
+                // SAFETY: what was launched is done; this one nobody has.
+                unsafe { kernels.discard_taken() }?;
                 return Err(error);
             }
             work = Duration::ZERO;
@@ -76,7 +149,38 @@ impl Trigger {
     /// # Errors
     /// That.
     pub fn verdict(&self) -> Result<()> {
-        self.kernels.synchronize(Some(self.timeout))
+        let (queue, code) = match &self.by {
+            By::Prepared(kernels) => return kernels.synchronize(Some(self.timeout)),
+            By::Built { queue, code, .. } => (queue, code),
+        };
+        let mut bytes = [0; 4];
+        code.copy_to_host(0, &mut bytes)?;
+        let code = i32::from_ne_bytes(bytes);
+        if code == 0 {
+            return Ok(());
+        }
+        let failure = queue.as_ref().and_then(|queue| queue.failure());
+        Err(failure.map_or_else(
+            || Error::State {
+                operation: "--trigger build",
+                reason: format!("a kernel has come to the code {code}"),
+            },
+            Error::Work,
+        ))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Trigger {
+    fn drop(&mut self) {
+        // Kernels have the queue until they are done: each has a bound.
+        if let By::Built {
+            stream: Some(stream),
+            ..
+        } = &self.by
+        {
+            let _ = stream.synchronize(None);
+        }
     }
 }
 
