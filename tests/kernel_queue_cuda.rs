@@ -1,0 +1,253 @@
+//! Queues that kernels of a GPU post to: what `tests/kernel_queue.rs` cannot show with threads, that the queue is mapped and its state lies in
+//! the device's memory. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it is
+//! the library's own, `doorbell_put_step`.
+#![cfg(all(feature = "cuda", not(loom)))]
+#![allow(unsafe_code)] // launches kernels that post
+
+mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
+mod waived;
+
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, PutStep,
+    Region, WcStatus,
+};
+use rig::gpu::{Bench, alone, config, context};
+use rig::{Pair, SOON, control, device};
+use waived::waived;
+
+const ETIMEOUT: i32 = -17;
+const EWORK: i32 = -19;
+const FINE: i32 = 0;
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// A pair whose first end's send queue is a GPU's, with a region of it and an application's stream.
+struct Application {
+    // In the order in which they may go: nothing uses the queue any more.
+    queue: KernelQueue,
+    stream: CudaStream,
+    code: DeviceBuffer,
+    bench: Bench,
+}
+
+impl Application {
+    /// None where no kernel rings, and the test is WAIVED.
+    fn new(test: &str) -> Option<Application> {
+        let context = context(test)?;
+        if control(&device()) == Control::Sync {
+            waived(test, "on the sync path no kernel rings");
+            return None;
+        }
+        Some(Self::over(&context, Bench::new()))
+    }
+
+    fn over(context: &CudaContext, mut bench: Bench) -> Application {
+        let stream = CudaStream::new(context, "application").unwrap();
+        let code = context.alloc(4).unwrap();
+        code.copy_from_host(0, &FINE.to_ne_bytes()).unwrap();
+        let queue = KernelQueue::on_gpu(context, &mut bench.pair.a).unwrap();
+        Application {
+            queue,
+            stream,
+            code,
+            bench,
+        }
+    }
+
+    /// A put of 512 bytes from the region's start to `offset` behind its middle.
+    fn put(&self, offset: u64) -> PutStep {
+        let region = &self.bench.region;
+        let slice = region.slice(0, 512).unwrap();
+        let remote = region.remote();
+        PutStep {
+            local: self.queue.local(&slice).unwrap(),
+            len_bytes: 512,
+            remote: (remote.addr + 4096 + offset, remote.rkey),
+            timeout: BOUND,
+            code: self.code.ptr(),
+            ..PutStep::default()
+        }
+    }
+
+    fn launch(&self, step: &PutStep) {
+        // SAFETY: the queue, the region and the code live until `self` goes, which waits before.
+        unsafe { self.queue.put_step(&self.stream, step) }.unwrap();
+    }
+
+    /// What the kernels have left, which are done: the last code of one that failed.
+    fn code(&self) -> i32 {
+        self.stream.synchronize(SOON).unwrap();
+        let mut bytes = [0; 4];
+        self.code.copy_to_host(0, &mut bytes).unwrap();
+        i32::from_ne_bytes(bytes)
+    }
+
+    fn region(&self) -> &Region {
+        &self.bench.region
+    }
+
+    /// Kernels post, wait, and it arrives.
+    fn works(&self, value: u8) {
+        self.code.copy_from_host(0, &FINE.to_ne_bytes()).unwrap();
+        self.region().fill(0, 512, value).unwrap();
+        self.region().fill(4096, 512, !value).unwrap();
+        self.launch(&self.put(0));
+        assert_eq!(self.code(), FINE);
+        assert!(self.region().is_filled_with(4096, 512, value).unwrap());
+    }
+
+    /// The endpoint is brought back, and works with a queue that is lent anew.
+    fn works_after_reset(self) {
+        let Application {
+            queue,
+            stream,
+            code,
+            mut bench,
+        } = self;
+        let context = stream.context().clone();
+        let refused = bench.pair.a.reset().unwrap_err();
+        assert!(refused.to_string().contains("lent"), "{refused}");
+        drop((queue, stream, code));
+        bench.pair.reset();
+        Self::over(&context, bench).works(77);
+    }
+}
+
+#[test]
+fn kernels_post_to_a_queue_in_which_every_count_wraps() {
+    let _alone = alone();
+    let Some(application) = Application::new("kernels_post_to_a_queue") else {
+        return;
+    };
+    application.works(1);
+    // Many times round the ring, and the laps of the completions; as long as the NIC's 16 bits takes tests/kernel_queue.rs.
+    let rounds = if std::env::var_os("DOORBELL_CUDA_STANDIN").is_some() {
+        2_000
+    } else {
+        70_000
+    };
+    for round in 0..rounds {
+        application.launch(&application.put(round % 8 * 8));
+        if round % 256 == 0 {
+            application.stream.synchronize(SOON).unwrap();
+        }
+    }
+    assert_eq!(application.code(), FINE);
+    application.works(2);
+}
+
+#[test]
+fn immediate_data_of_a_kernel_reaches_a_receive_of_the_host() {
+    let _alone = alone();
+    let Some(mut application) = Application::new("immediate_data_of_a_kernel") else {
+        return;
+    };
+    application.bench.pair.b.post_recv(5, &[]).unwrap();
+    let step = PutStep {
+        imm: Some(0x0102_0304),
+        ..application.put(0)
+    };
+    application.launch(&step);
+    let peer = &mut application.bench.pair.b;
+    let received = peer.wait_cq(doorbell::Side::Recv, SOON).unwrap();
+    assert_eq!((received.wr_id, received.imm), (5, Some(0x0102_0304)));
+    assert_eq!(application.code(), FINE);
+}
+
+#[test]
+fn an_error_of_the_nic_is_a_code_and_the_endpoint_comes_back() {
+    let _alone = alone();
+    let Some(application) = Application::new("an_error_of_the_nic_is_a_code") else {
+        return;
+    };
+    let mut step = application.put(0);
+    step.remote.1 ^= 0x5500;
+    application.launch(&step);
+    assert_eq!(application.code(), EWORK);
+    let failure = application.queue.failure().unwrap();
+    assert!(
+        matches!(
+            failure.cause,
+            Cause::Completion {
+                status: WcStatus::RemAccessErr,
+                ..
+            }
+        ),
+        "{failure}"
+    );
+    // Nothing more goes out.
+    application.launch(&application.put(0));
+    assert_eq!(application.code(), EWORK);
+    application.works_after_reset();
+}
+
+#[test]
+fn an_abort_ends_a_wait_of_a_kernel() {
+    let _alone = alone();
+    let Some(context) = context("an_abort_ends_a_wait_of_a_kernel") else {
+        return;
+    };
+    if control(&device()) == Control::Sync {
+        return waived(
+            "an_abort_ends_a_wait_of_a_kernel",
+            "on the sync path no kernel rings",
+        );
+    }
+    let mut config = config();
+    // For ever: what a kernel waits for does not come, and is not given up either.
+    config.timeout = 0;
+    let pair = Pair::new(&device(), &config);
+    let region = pair.region(8192);
+    let mut application = Application::over(&context, Bench { pair, region });
+    let far = application.bench.pair.b.abort_handle();
+    far.abort();
+    let start = Instant::now();
+    application.launch(&PutStep {
+        timeout: Duration::from_millis(50),
+        ..application.put(0)
+    });
+    let late = application.code();
+    assert!(late == ETIMEOUT || late == EWORK, "{late}");
+    application.launch(&application.put(0));
+    let abort = application.bench.pair.a.abort_handle();
+    std::thread::sleep(Duration::from_millis(30));
+    abort.abort();
+    assert_eq!(application.code(), EWORK);
+    assert!(start.elapsed() < BOUND);
+    assert!(matches!(
+        application
+            .bench
+            .pair
+            .a
+            .prepare_wait_cq(doorbell::Side::Send),
+        Err(Error::Work(_))
+    ));
+    application.works_after_reset();
+}
+
+#[test]
+fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
+    let _alone = alone();
+    let test = "what_the_driver_does_not_map";
+    if !standin::is_standin() {
+        return waived(test, "a driver that refuses is the stand-in's");
+    }
+    let Some(context) = context(test) else { return };
+    if control(&device()) == Control::Sync {
+        return waived(test, "on the sync path no kernel rings");
+    }
+    let mut bench = Bench::new();
+    for call in ["cuMemHostRegister_v2", "cuMemAlloc_v2"] {
+        let fault = standin::Fault::here(&format!("{call}:2"));
+        let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
+        assert!(matches!(refused, Error::Cuda { .. }), "{call}: {refused}");
+        drop(fault);
+        // It was lent for a moment, so it takes a reset.
+        bench.pair.reset();
+    }
+    Application::over(&context, bench).works(3);
+}
