@@ -135,7 +135,9 @@ enum doorbell_error {
 	/* The CUDA driver refused; the text has its function and its code. */
 	DOORBELL_ECUDA = -23,
 	/* The library was built without the feature that the call needs; the text names it. */
-	DOORBELL_EFEATURE = -24
+	DOORBELL_EFEATURE = -24,
+	/* The peer does not take the connection; the text has what the connection manager says of it. */
+	DOORBELL_EREFUSED = -25
 };
 
 /* What ended an endpoint: doorbell_failure.cause. */
@@ -1426,6 +1428,312 @@ int doorbell_graph_raw(const doorbell_graph *graph, struct CUgraphExec_st **raw)
  * Threads: alone with graph.
  */
 int doorbell_graph_destroy(doorbell_graph *graph);
+
+/* -------------------------------------------------------------------------------------------------------- caches */
+
+/*
+ * Registrations that outlive their use, so that the next one of the same memory costs nothing. Entries that nobody uses make
+ * room for others, the one used longest ago first. In a child of fork() the calls are DOORBELL_ESTATE.
+ */
+typedef struct doorbell_cache doorbell_cache;
+
+/* How large a cache may become. Begin with doorbell_cache_config_init. */
+typedef struct doorbell_cache_config {
+	uint32_t struct_size;
+	uint32_t max_entries; /* 1 to 65536; default 1024 */
+	uint64_t max_bytes;   /* of all entries together, from 1; default 64 GiB */
+	uint32_t is_explicit; /* 1: the program calls doorbell_cache_invalidate before memory that was given to the cache is
+				 unmapped, moved or discarded, by free() too, and gets all kinds of memory kept and hits
+				 without a system call for it; default 0 */
+	uint32_t reserved;    /* 0 */
+} doorbell_cache_config;
+
+/* What a cache has, and has done so far. */
+typedef struct doorbell_cache_counters {
+	uint32_t struct_size;
+	uint32_t entries;
+	uint64_t bytes;         /* of the entries */
+	uint64_t hits;          /* requests that an entry answered */
+	uint64_t misses;        /* requests that took a registration */
+	uint64_t unkept;        /* of these, registrations that the cache did not keep */
+	uint64_t evictions;     /* entries that made room */
+	uint64_t invalidations; /* entries whose memory went, or was named to doorbell_cache_invalidate */
+} doorbell_cache_counters;
+
+/* Who tells a cache of memory that goes. */
+enum doorbell_invalidation {
+	/* The kernel, by userfaultfd: Linux 5.19 or later. Only private anonymous memory is kept. */
+	DOORBELL_INVALIDATION_KERNEL = 0,
+	/* The program. */
+	DOORBELL_INVALIDATION_EXPLICIT = 1,
+	/* Nobody; so nothing is kept. */
+	DOORBELL_INVALIDATION_NONE = 2
+};
+
+/*
+ * Fills a configuration with the defaults: doorbell_cache_config_init(&config, sizeof config).
+ * Threads: any.
+ */
+int doorbell_cache_config_init(doorbell_cache_config *config, uint32_t struct_size);
+
+/*
+ * Makes a cache for memory of this process. A `config` of NULL is the defaults.
+ * Threads: any.
+ */
+int doorbell_cache_create(const doorbell_domain *domain, const doorbell_cache_config *config, doorbell_cache **cache);
+
+/*
+ * Makes a cache for memory of GPUs, by whole allocations, which the driver numbers: memory that was freed and allocated anew
+ * is registered anew. A `config` of NULL is the defaults; is_explicit means nothing here.
+ * Threads: any.
+ */
+int doorbell_cache_create_device(const doorbell_domain *domain, const doorbell_cache_config *config,
+				 doorbell_cache **cache);
+
+/*
+ * Registered memory: an entry with these rights that has all of these bytes, or newly registered. The region may begin before
+ * them: they are at `offset` in it. Its handle is the caller's, to be destroyed; until then the bytes stay mapped as they
+ * are. `address` is a pointer as a number, or of a GPU's memory its CUdeviceptr.
+ * Threads: any.
+ */
+int doorbell_cache_get(const doorbell_cache *cache, uint64_t address, uint64_t len_bytes, uint32_t access_flags,
+		       doorbell_region **region, uint64_t *offset);
+
+/*
+ * Registered memory of just these bytes, of which the caller says that it stays as it is until the handle is destroyed: until
+ * then doorbell_cache_get of any part asks the kernel nothing. Not of a GPU's memory: DOORBELL_EINVAL.
+ * Threads: any.
+ */
+int doorbell_cache_hold(const doorbell_cache *cache, uint64_t address, uint64_t len_bytes, uint32_t access_flags,
+			doorbell_region **region);
+
+/*
+ * Takes out every entry that has any of these bytes, because they are about to go. How many there were.
+ * Threads: any.
+ */
+int doorbell_cache_invalidate(const doorbell_cache *cache, uint64_t address, uint64_t len_bytes);
+
+/*
+ * Who tells the cache of memory that goes: DOORBELL_INVALIDATION_* to `by`, which may be NULL, and how or why in a text
+ * buffer.
+ * Threads: any.
+ */
+int doorbell_cache_invalidation(const doorbell_cache *cache, uint32_t *by, char *text, size_t capacity);
+
+/*
+ * What it has and has done: doorbell_cache_count(cache, &counters, sizeof counters).
+ * Threads: any.
+ */
+int doorbell_cache_count(const doorbell_cache *cache, doorbell_cache_counters *counters, uint32_t struct_size);
+
+/*
+ * Ends the handle. Regions that came of it stay. NULL is allowed.
+ * Threads: alone with cache.
+ */
+int doorbell_cache_destroy(doorbell_cache *cache);
+
+/* -------------------------------------------------------------------------------------------------------- bounce */
+
+/*
+ * Pinned memory between memory that no NIC reaches and the NIC: transfers of any length in chunks, of which one is copied while
+ * another is on the wire. Each call returns when all is done. The endpoint that a call is given has no completions that were
+ * not taken. When a transfer fails the foreign memory is the caller's again, and how much has arrived is not known; after a
+ * timeout with chunks on the wire, and after any failure of a send or recv, the endpoint is aborted.
+ */
+typedef struct doorbell_bounce doorbell_bounce;
+
+/* What copies. */
+enum doorbell_engine {
+	/* The processor: addresses are this process's. */
+	DOORBELL_ENGINE_MEMCPY = 0,
+	/* The copy engines of the current context's GPU, on a stream of their own, which waits for no other: addresses are
+	   those of the GPU. */
+	DOORBELL_ENGINE_CUDA = 1
+};
+
+/* How much memory is pinned, and how it is divided. Begin with doorbell_bounce_config_init. */
+typedef struct doorbell_bounce_config {
+	uint32_t struct_size;
+	uint32_t chunk_bytes; /* 1 to 2^30, the same on both sides of send and recv; default 256 KiB */
+	uint32_t slots;       /* chunks under way at once, 1 to 256; default 4 */
+	uint32_t engine;      /* DOORBELL_ENGINE_*; default DOORBELL_ENGINE_MEMCPY */
+} doorbell_bounce_config;
+
+/*
+ * Fills a configuration with the defaults: doorbell_bounce_config_init(&config, sizeof config).
+ * Threads: any.
+ */
+int doorbell_bounce_config_init(doorbell_bounce_config *config, uint32_t struct_size);
+
+/*
+ * Pins memory. A `config` of NULL is the defaults.
+ * Threads: any.
+ */
+int doorbell_bounce_create(const doorbell_domain *domain, const doorbell_bounce_config *config,
+			   doorbell_bounce **bounce);
+
+/*
+ * Writes `len_bytes` at `address` to the peer's region, from `offset` on.
+ * Threads: one at a time for bounce, one at a time for endpoint.
+ */
+int doorbell_bounce_write(doorbell_bounce *bounce, doorbell_endpoint *endpoint, uint64_t address, uint64_t len_bytes,
+			  const doorbell_remote *remote, uint64_t offset, int64_t timeout_ms);
+
+/*
+ * Reads `len_bytes` of the peer's region, from `offset` on, to `address`.
+ * Threads: one at a time for bounce, one at a time for endpoint.
+ */
+int doorbell_bounce_read(doorbell_bounce *bounce, doorbell_endpoint *endpoint, const doorbell_remote *remote,
+			 uint64_t offset, uint64_t address, uint64_t len_bytes, int64_t timeout_ms);
+
+/*
+ * Sends to a peer that calls doorbell_bounce_recv for as many bytes.
+ * Threads: one at a time for bounce, one at a time for endpoint.
+ */
+int doorbell_bounce_send(doorbell_bounce *bounce, doorbell_endpoint *endpoint, uint64_t address, uint64_t len_bytes,
+			 int64_t timeout_ms);
+
+/*
+ * Receives what the peer's doorbell_bounce_send sends. DOORBELL_EMALFORMED if that has another length or other chunks.
+ * Threads: one at a time for bounce, one at a time for endpoint.
+ */
+int doorbell_bounce_recv(doorbell_bounce *bounce, doorbell_endpoint *endpoint, uint64_t address, uint64_t len_bytes,
+			 int64_t timeout_ms);
+
+/*
+ * Ends the handle. NULL is allowed.
+ * Threads: alone with bounce.
+ */
+int doorbell_bounce_destroy(doorbell_bounce *bounce);
+
+/* ------------------------------------------------------------------------------------------------------- rdma_cm */
+
+/*
+ * Endpoints connected by rdma_cm, with peers that need not know this library, such as rping. Every library has these calls; one
+ * that was built without the feature `verbs` gives DOORBELL_EFEATURE. Private data are bytes that the messages carry; who
+ * gets them finds zeros behind, because the messages have a fixed length.
+ */
+
+/* Waits for peers. */
+typedef struct doorbell_cm_listener doorbell_cm_listener;
+
+/* A peer that wants a connection. */
+typedef struct doorbell_cm_request doorbell_cm_request;
+
+/* The connection of an endpoint. The two belong together: without its connection the endpoint fails. */
+typedef struct doorbell_cm_connection doorbell_cm_connection;
+
+/*
+ * Connects the endpoint to who listens at `address`, such as "10.9.0.1:7174"; if nobody does yet, tries until `timeout_ms` have
+ * passed. Up to 56 bytes of private data go with the request. DOORBELL_EREFUSED if the peer does not want to or nobody
+ * listened; DOORBELL_EFOREIGN if the way there begins at another device than the endpoint's; DOORBELL_ETIMEOUT if nothing
+ * answers; DOORBELL_ESTATE if the endpoint is connected or has failed; DOORBELL_EMALFORMED for no address; DOORBELL_ESYSTEM,
+ * also where there is no rdma_cm.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_cm_connect(doorbell_endpoint *endpoint, const char *address, const void *private_data, size_t len_bytes,
+			int64_t timeout_ms, doorbell_cm_connection **connection);
+
+/*
+ * The peer's address: a text buffer.
+ * Threads: one at a time for connection.
+ */
+int doorbell_cm_connection_peer(const doorbell_cm_connection *connection, char *text, size_t capacity);
+
+/*
+ * What the peer gave with its request or answer, which must fit `capacity`, else DOORBELL_ERANGE. The number of bytes.
+ * Threads: one at a time for connection.
+ */
+int doorbell_cm_connection_private_data(const doorbell_cm_connection *connection, void *bytes, size_t capacity);
+
+/*
+ * 0 if the connection still is, or DOORBELL_ESTATE once the peer has disconnected or died, or the device is gone: the endpoint
+ * has failed then. Does not wait.
+ * Threads: one at a time for connection.
+ */
+int doorbell_cm_connection_check(doorbell_cm_connection *connection);
+
+/*
+ * Waits until the peer disconnects.
+ * Threads: one at a time for connection.
+ */
+int doorbell_cm_connection_wait_disconnected(doorbell_cm_connection *connection, int64_t timeout_ms);
+
+/*
+ * Disconnects, and waits until the peer agrees; the endpoint fails. The handle is gone, on DOORBELL_ETIMEOUT as well.
+ * Threads: alone with connection.
+ */
+int doorbell_cm_connection_disconnect(doorbell_cm_connection *connection, int64_t timeout_ms);
+
+/*
+ * Disconnects without waiting. NULL is allowed.
+ * Threads: alone with connection.
+ */
+int doorbell_cm_connection_destroy(doorbell_cm_connection *connection);
+
+/*
+ * Listens at an address such as "10.9.0.1:7174", or "0.0.0.0:7174" for all devices; port 0 is a free one.
+ * Threads: any.
+ */
+int doorbell_cm_listener_create(const char *address, doorbell_cm_listener **listener);
+
+/*
+ * The address at which it listens: a text buffer.
+ * Threads: any.
+ */
+int doorbell_cm_listener_address(const doorbell_cm_listener *listener, char *text, size_t capacity);
+
+/*
+ * Waits for a request.
+ * Threads: any.
+ */
+int doorbell_cm_listener_accept(const doorbell_cm_listener *listener, int64_t timeout_ms,
+				doorbell_cm_request **request);
+
+/*
+ * Stops listening. Connections stay. NULL is allowed.
+ * Threads: alone with listener.
+ */
+int doorbell_cm_listener_destroy(doorbell_cm_listener *listener);
+
+/*
+ * The address of the peer: a text buffer.
+ * Threads: one at a time for request.
+ */
+int doorbell_cm_request_peer(const doorbell_cm_request *request, char *text, size_t capacity);
+
+/*
+ * The name of the device that it came in by, on which the endpoint must be; "" if it is not known. A text buffer.
+ * Threads: one at a time for request.
+ */
+int doorbell_cm_request_device(const doorbell_cm_request *request, char *text, size_t capacity);
+
+/*
+ * What the peer gave with it, which must fit `capacity`, else DOORBELL_ERANGE. The number of bytes.
+ * Threads: one at a time for request.
+ */
+int doorbell_cm_request_private_data(const doorbell_cm_request *request, void *bytes, size_t capacity);
+
+/*
+ * Takes the request: the endpoint is connected with the peer's, and up to 196 bytes of private data go with the answer. Post
+ * receives before: the peer may send at once. The handle of the request is gone, on an error as well, but for those of the
+ * arguments themselves (DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY).
+ * Threads: alone with request, one at a time for endpoint.
+ */
+int doorbell_cm_request_accept(doorbell_cm_request *request, doorbell_endpoint *endpoint, const void *private_data,
+			       size_t len_bytes, int64_t timeout_ms, doorbell_cm_connection **connection);
+
+/*
+ * Refuses the request, with up to 148 bytes of private data. The handle is gone, on an error as well.
+ * Threads: alone with request.
+ */
+int doorbell_cm_request_reject(doorbell_cm_request *request, const void *private_data, size_t len_bytes);
+
+/*
+ * Refuses the request without a word. NULL is allowed.
+ * Threads: alone with request.
+ */
+int doorbell_cm_request_destroy(doorbell_cm_request *request);
 
 /* --------------------------------------------------------------------------------------------------- kernel queues */
 

@@ -66,7 +66,9 @@ pub mod stream;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-pub use bounce::{Bounce, BounceConfig, CopyEngine};
+#[cfg(feature = "cuda")]
+pub use bounce::CudaEngine;
+pub use bounce::{Bounce, BounceConfig, CopyEngine, MemcpyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
@@ -86,9 +88,11 @@ pub use group::{Group, GroupConfig, Place, Store, Token};
 pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
 pub use mlx5::Opcode;
+#[cfg(feature = "cuda")]
+pub use region::DeviceCache;
 pub use region::{
-    Access, Counters, Device, Faults, Kind as RegionKind, PageSize, ProtectionDomain, Region,
-    RegionCache, RemoteRegion, Slice,
+    Access, CacheConfig, CacheCounters, Cached, Counters, Device, Faults, Held, Invalidation,
+    Kind as RegionKind, PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, Slice,
 };
 pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

@@ -106,12 +106,9 @@ fn every_function_is_called_from_c() {
             let name = source.file_stem().unwrap().to_string_lossy().into_owned();
             let object = scratch(&format!("called_{name}.o"));
             let mut command = compiler("cc", "c11");
-            command.args([
-                "-DDEBUG_LIBRARY=1",
-                "-DWITH_CUDA=1",
-                "-DWITH_KERNEL=1",
-                "-c",
-            ]);
+            let options = ["DEBUG_LIBRARY", "WITH_CUDA", "WITH_KERNEL", "WITH_VERBS"];
+            command.args(options.map(|option| format!("-D{option}=1")));
+            command.arg("-c");
             succeed(command.arg(source).arg("-o").arg(&object));
             let undefined = succeed(
                 Command::new("nm")

@@ -72,6 +72,29 @@ fn a_group_is_joined_from_the_environment() {
     }
 }
 
+#[test]
+fn registrations_stay_and_memory_bounces() {
+    let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
+    let program = build(&root().join("tests/c/caches.c"), "caches", &[&has_cuda]);
+    assert_eq!(run(&mut Command::new(program)), "done\n");
+}
+
+/// With `DOORBELL_TEST_CM`, the IP address of the device, all of it; `scripts/test rxe` has one.
+#[test]
+fn rdma_cm_connects_or_says_why_not() {
+    let has_verbs = format!("-DWITH_VERBS={}", u32::from(cfg!(feature = "verbs")));
+    let program = build(&root().join("tests/c/cm.c"), "cm", &[&has_verbs]);
+    let mut command = Command::new(program);
+    match std::env::var("DOORBELL_TEST_CM") {
+        Ok(address) => drop(command.arg(address)),
+        Err(_) => waived::waived(
+            "rdma_cm_connects_or_says_why_not, connections",
+            "no DOORBELL_TEST_CM, the IP address of a device that rdma_cm knows",
+        ),
+    }
+    assert_eq!(run(&mut command), "done\n");
+}
+
 /// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
 #[test]
 fn what_is_cudas_is_taken_as_it_is() {

@@ -26,7 +26,7 @@ pub(super) enum Failure {
     /// The library panicked, now or in an earlier call that had this object.
     Panic { reason: String },
     /// The library was built without what the call needs.
-    #[cfg_attr(feature = "cuda", allow(dead_code))]
+    #[cfg_attr(all(feature = "cuda", feature = "verbs"), allow(dead_code))]
     // there is nothing that a library with everything lacks
     Feature { feature: &'static str },
     /// What the library says.

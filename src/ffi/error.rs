@@ -68,6 +68,8 @@ codes! {
     DOORBELL_ECUDA = -23;
     /// The library was built without what the call needs.
     DOORBELL_EFEATURE = -24;
+    /// [`Error::Refused`].
+    DOORBELL_EREFUSED = -25;
 }
 
 /// The code of an error of the library.
@@ -79,8 +81,7 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::ProgramFull { .. } => DOORBELL_EPROGRAM,
         Error::Foreign { .. } => DOORBELL_EFOREIGN,
         Error::QueueFull { .. } => DOORBELL_EFULL,
-        // C has no function that a peer could refuse.
-        Error::State { .. } | Error::Refused { .. } => DOORBELL_ESTATE,
+        Error::State { .. } => DOORBELL_ESTATE,
         Error::Timeout { .. } => DOORBELL_ETIMEOUT,
         Error::Asynchronous { .. } => DOORBELL_EASYNC,
         Error::Work(_) => DOORBELL_EWORK,
@@ -88,6 +89,7 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::Malformed { .. } => DOORBELL_EMALFORMED,
         Error::Rank { .. } => DOORBELL_ERANK,
         Error::Cuda { .. } => DOORBELL_ECUDA,
+        Error::Refused { .. } => DOORBELL_EREFUSED,
     }
 }
 

@@ -6,11 +6,14 @@
 //! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
-//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`,
+//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`, `bounce`, `cm`,
 //!   `kernel_queue`, `kernel_stream`.
 
 mod argument;
+mod bounce;
 mod boundary;
+mod cache;
+mod cm;
 mod cpu;
 mod device;
 mod endpoint;

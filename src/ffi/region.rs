@@ -10,7 +10,7 @@ use crate::ffi::argument::{choice, out, out_handle};
 use crate::ffi::boundary::{Failure, guard, guard_or};
 use crate::ffi::device::doorbell_domain;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Access, PageSize, ProtectionDomain, Region, RegionKind};
+use crate::{Access, Held, PageSize, ProtectionDomain, Region, RegionKind};
 #[cfg(feature = "cuda")]
 use crate::{CudaContext, DeviceBuffer};
 
@@ -54,6 +54,21 @@ pub(super) fn access(flags: u32) -> Result<Access, Failure> {
 /// Registered memory.
 pub struct doorbell_region {
     pub(super) inner: Region,
+    /// What keeps an entry of a cache for it.
+    _held: Option<Held>,
+}
+
+impl doorbell_region {
+    pub(super) fn new(inner: Region) -> doorbell_region {
+        doorbell_region { inner, _held: None }
+    }
+
+    pub(super) fn held(held: Held) -> doorbell_region {
+        doorbell_region {
+            inner: held.region().clone(),
+            _held: Some(held),
+        }
+    }
 }
 
 impl Handle for doorbell_region {
@@ -85,7 +100,7 @@ pub unsafe extern "C" fn doorbell_region_alloc(
         // SAFETY: the caller's promise about handles and places for them.
         let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
         let inner = Region::alloc(&domain.inner, len_bytes, access(access_flags)?)?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -112,7 +127,7 @@ pub unsafe extern "C" fn doorbell_region_register(
         let rights = access(access_flags)?;
         // SAFETY: the caller's promise about the memory; a C program has no Rust references into it.
         let inner = unsafe { Region::register(&domain.inner, start, len_bytes, rights) }?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -131,7 +146,7 @@ pub unsafe extern "C" fn doorbell_region_alloc_huge(
         // SAFETY: the caller's promise about handles and places for them.
         let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
         let inner = Region::alloc_huge(&domain.inner, len_bytes, access(access_flags)?)?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -159,7 +174,7 @@ pub unsafe extern "C" fn doorbell_region_register_dmabuf(
         // SAFETY: not -1; it stays open for the call by the caller's promise, and is the kernel's to judge.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let inner = Region::register_dmabuf(&domain.inner, fd, offset, len_bytes, iova, rights)?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -180,7 +195,7 @@ pub unsafe extern "C" fn doorbell_region_register_peermem(
         let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
         let rights = access(access_flags)?;
         let inner = Region::register_peermem(&domain.inner, address, len_bytes, rights)?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -199,7 +214,7 @@ pub unsafe extern "C" fn doorbell_region_alloc_device(
         // SAFETY: the caller's promise about handles and places for them.
         let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
         let inner = alloc_device(&domain.inner, len_bytes, access(access_flags)?)?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 
@@ -224,7 +239,7 @@ pub unsafe extern "C" fn doorbell_region_register_device(
         let rights = access(access_flags)?;
         // SAFETY: the caller's promise about the memory.
         let inner = unsafe { register_device(&domain.inner, device_pointer, len_bytes, rights) }?;
-        Ok(place.set(doorbell_region { inner }))
+        Ok(place.set(doorbell_region::new(inner)))
     })
 }
 

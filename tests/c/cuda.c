@@ -69,7 +69,10 @@ static void transfers(const struct driver *driver, struct rig *rig, doorbell_str
 	EXPECT(start != 0);
 	memset(bytes, value, HALF);
 	memset(bytes + HALF, 0, HALF);
-	DRIVER(driver->to_device(start, bytes, BYTES));
+	if (doorbell_region_kind(memory) == DOORBELL_REGION_HOST)
+		memcpy(doorbell_region_pointer(memory), bytes, BYTES);
+	else
+		DRIVER(driver->to_device(start, bytes, BYTES));
 	WORKS(doorbell_region_remote(memory, &remote));
 	EXPECT(remote.addr == start && remote.len_bytes == BYTES);
 	WORKS(doorbell_event_create(0, &before));
@@ -87,7 +90,10 @@ static void transfers(const struct driver *driver, struct rig *rig, doorbell_str
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(sent, NULL));
 	GIVES(DOORBELL_STATUS_COMPLETE, doorbell_ticket_status(waited, NULL));
 	memset(bytes, 0, BYTES);
-	DRIVER(driver->to_host(bytes, start, BYTES));
+	if (doorbell_region_kind(memory) == DOORBELL_REGION_HOST)
+		memcpy(bytes, doorbell_region_pointer(memory), BYTES);
+	else
+		DRIVER(driver->to_host(bytes, start, BYTES));
 	for (i = 0; i < BYTES; i++)
 		EXPECT(bytes[i] == value);
 	WORKS(doorbell_ticket_destroy(sent));
@@ -298,6 +304,7 @@ static int with_the_feature(struct rig *rig)
 		WORKS(doorbell_region_alloc_device(rig->domain, BYTES, DOORBELL_ACCESS_ALL, &own));
 		WORKS(doorbell_region_register_device(rig->domain, memory, BYTES, DOORBELL_ACCESS_ALL, &lent));
 		EXPECT((uint64_t)(uintptr_t)doorbell_region_pointer(lent) == memory);
+		GIVES(DOORBELL_REGION_COPIED, doorbell_region_kind(own));
 		FAILS(DOORBELL_ESTATE, "processor", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
 		{
 			doorbell_region *none;
