@@ -88,6 +88,16 @@ fn what_goes_wrong_is_an_errno_or_a_completion_in_error() {
     );
 }
 
+/// What kernels execute. The kernel is the one of that name that the stand-in for the driver has; elsewhere only what is refused is seen.
+#[test]
+fn kernels_ring_what_a_program_has_prepared() {
+    let test = "kernels_ring_what_a_program_has_prepared";
+    if std::env::var_os("DOORBELL_CUDA_STANDIN").is_none() {
+        waived::waived(test, "the kernel that executes a trigger is the stand-in's");
+    }
+    builds_and_runs(test, "kernels");
+}
+
 /// The text of the folder's headers.
 fn headers() -> Vec<(String, String)> {
     let folder = root().join("include/doorbell/gdsync");
@@ -174,6 +184,9 @@ const LIBGDSYNC: &[&str] = &[
     "gds_stream_post_inline_copy",
     "gds_stream_post_polls_and_pokes",
     "gds_stream_post_polls_and_immediate_copies",
+    "gds_mlx5_get_send_info",
+    "gds_mlx5_get_wait_info",
+    "gds_mlx5_get_dword_wait_info",
 ];
 
 #[test]
@@ -227,6 +240,41 @@ fn it_can_be_included_as_libgdsync_was() {
                 succeed(command.arg(&path));
             }
         }
+    }
+}
+
+/// With CUDA's own header, and infos that a kernel executes.
+#[test]
+fn it_is_cuda() {
+    let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
+    if !has(&nvcc) {
+        return waived::waived("it_is_cuda", "nvcc is not installed");
+    }
+    let path = scratch("gdsync.cu");
+    let text = "#include <cuda.h>\n#include <doorbell/gdsync.h>\n#include <doorbell/device.cuh>\n\
+        __global__ void ring(const __grid_constant__ gds_mlx5_send_info_t info, int *status)\n\
+        { *status = doorbell_trigger_thread(&info.trigger, 1000); }\n\
+        int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
+        { *address = 0; return gds_stream_post_send(stream, request); }\n";
+    fs::write(&path, text).unwrap();
+    for (_, flags) in VERBS {
+        let mut command = Command::new(&nvcc);
+        command.args([
+            "-std=c++17",
+            "-arch=sm_75",
+            "-Werror",
+            "all-warnings",
+            "-Xcompiler",
+            "-Wall,-Wextra",
+        ]);
+        command.arg("-I").arg(root().join("include")).args(*flags);
+        succeed(
+            command
+                .arg("-c")
+                .arg(&path)
+                .arg("-o")
+                .arg(scratch("gdsync_cu.o")),
+        );
     }
 }
 

@@ -52,7 +52,9 @@
  *   gds_alloc_mapped_memory(GDS_MEMORY_GPU)      GDS_MEMORY_HOST; or doorbell_region_alloc_device, which the processor does not
  *                                                map: EOPNOTSUPP
  *   gds_mem_desc_t.mh                            none: GDRCopy is not used
- *   gds_mlx5_get_send_info and _get_wait_info    the triggers of device.cuh
+ *   an mlx5_send_info or _wait_info that a       doorbell_trigger_thread() with its `trigger`: see gdsync/mlx5.h
+ *     kernel stores and polls itself
+ *   gdsync/device.cuh (gdsync::device::wait)     doorbell_kernel_wait_value32 of doorbell/device.cuh, which has a bound as well
  *   GDS_DISABLE_* and other variables of the     none: what a device can do is found out
  *     environment
  *   a stream for each call                       the first call with a stream makes the library's for it. gds_release_stream

@@ -1,5 +1,10 @@
 /*
- * What libgdsync's gdsync/mlx5.h declares: what kernels need to wait and ring by themselves.
+ * What libgdsync's gdsync/mlx5.h declares: what kernels need to ring and wait by themselves.
+ *
+ * There a kernel made the stores of an mlx5_send_info itself. Here it calls doorbell_trigger_thread() of doorbell/device.cuh with the `trigger`
+ * of the info, which makes the same stores and those by which the host knows of them; the addresses and values of the info are for people
+ * who look. The infos of one queue pair's sends, and of each of its CQs' waits, are executed in the order in which they were got, each once, by
+ * kernels of the GPU whose context is current when the first of them is got.
  */
 #ifndef DOORBELL_GDSYNC_MLX5_H
 #define DOORBELL_GDSYNC_MLX5_H
@@ -7,6 +12,8 @@
 #ifndef DOORBELL_GDSYNC_H
 #include "../gdsync.h"
 #endif
+
+#include "../execute.h"
 
 /* A word, by its address on the device, and what it is compared with. */
 typedef struct gds_mlx5_dword_wait_info {
@@ -28,6 +35,155 @@ static inline int gds_mlx5_get_dword_wait_info(uint32_t *ptr, uint32_t value, in
 	mlx5_info->ptr = ptr;
 	mlx5_info->value = value;
 	return 0;
+}
+
+/* A send request: the doorbell record and the doorbell of its last work request. On the proxy path there is no doorbell, and the record is the
+ * proxy's word. Where the calling thread rings, it has, and all of it is 0. */
+typedef struct gds_mlx5_send_info {
+	unsigned membar : 1;
+	unsigned membar_full : 1; /* 1: a fence of system scope stands between the two */
+	uint32_t *dbrec_ptr;
+	uint32_t dbrec_value;
+	uint64_t *db_ptr;
+	uint64_t db_value;
+	doorbell_trigger trigger; /* what a kernel executes */
+} gds_mlx5_send_info_t;
+
+/* A wait request: the word of the completion, when it lets go, and the word that is stored then. */
+typedef struct gds_mlx5_wait_info {
+	gds_wait_cond_flag_t cond;
+	uint32_t *cqe_ptr;
+	uint32_t cqe_value;
+	uint32_t *flag_ptr;
+	uint32_t flag_value;
+	doorbell_trigger trigger; /* what a kernel executes */
+} gds_mlx5_wait_info_t;
+
+/* One unit of a program that a trigger has, with the address that it names. */
+typedef void (*doorbell_gds_look)(void *info, const struct dbl_unit *unit, void *address);
+
+static inline void doorbell_gds_look_at(const doorbell_trigger *trigger, doorbell_gds_look look, void *info)
+{
+	const uint64_t *table = trigger->words;
+	struct dbl_item_head head;
+	struct dbl_unit unit;
+	uint32_t at, i, body_words, targets = 0;
+	for (at = 0; at < trigger->word_count; at += 1 + body_words) {
+		const uint64_t *body = &trigger->words[at + 1];
+		memcpy(&head, &trigger->words[at], sizeof(head));
+		body_words = head.kind == DBL_ITEM_TABLE     ? head.count
+			     : head.kind == DBL_ITEM_PROGRAM ? 1 + DBL_UNIT_WORDS * (uint32_t)head.count
+							     : 1;
+		if (head.kind == DBL_ITEM_TABLE) {
+			table = body;
+			targets = head.count;
+		}
+		for (i = 0; head.kind == DBL_ITEM_PROGRAM && i < head.count; i++) {
+			memcpy(&unit, body + 1 + DBL_UNIT_WORDS * i, sizeof(unit));
+			if (unit.target < targets)
+				look(info, &unit, (void *)(uintptr_t)(table[unit.target] + unit.offset));
+		}
+	}
+}
+
+static inline void doorbell_gds_look_at_send(void *info, const struct dbl_unit *unit, void *address)
+{
+	gds_mlx5_send_info_t *found = (gds_mlx5_send_info_t *)info;
+	if (unit->kind == DBL_FENCE) {
+		found->membar_full = 1;
+	} else if (unit->kind == DBL_STORE_QWORD) {
+		found->db_ptr = (uint64_t *)address;
+		found->db_value = unit->value;
+	} else if (unit->kind == DBL_STORE_DWORD && (unit->role == DBL_ROLE_DOORBELL_RECORD || !found->dbrec_ptr)) {
+		found->dbrec_ptr = (uint32_t *)address;
+		found->dbrec_value = (uint32_t)unit->value;
+	}
+}
+
+static inline void doorbell_gds_look_at_wait(void *info, const struct dbl_unit *unit, void *address)
+{
+	gds_mlx5_wait_info_t *found = (gds_mlx5_wait_info_t *)info;
+	if (unit->kind == DBL_STORE_DWORD) {
+		found->flag_ptr = (uint32_t *)address;
+		found->flag_value = (uint32_t)unit->value;
+	} else if (unit->kind == DBL_POLL_GEQ || unit->kind == DBL_POLL_AND || unit->kind == DBL_POLL_NOR) {
+		found->cqe_ptr = (uint32_t *)address;
+		found->cqe_value = (uint32_t)unit->value;
+		found->cond = unit->kind == DBL_POLL_GEQ   ? GDS_WAIT_COND_GEQ
+			      : unit->kind == DBL_POLL_AND ? GDS_WAIT_COND_AND
+							   : GDS_WAIT_COND_NOR;
+	}
+}
+
+/* Has a request executed by kernels: gives it to the stream of its queue that they execute, and takes it from there. */
+static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, gds_descriptor_t *desc, doorbell_trigger *trigger)
+{
+	doorbell_stream **stream = &qp->kernels[queue];
+	int code, error = doorbell_gds_check(desc);
+	if (error)
+		return error;
+	pthread_mutex_lock(&qp->lock);
+	if (!*stream)
+		error = doorbell_gds_errno(doorbell_stream_create_kernel("gdsync", stream));
+	pthread_mutex_unlock(&qp->lock);
+	if (!error)
+		error = doorbell_gds_give_all(*stream, 1, desc);
+	if (error)
+		return error;
+	code = doorbell_stream_take_trigger(*stream, trigger);
+	if (code < 0)
+		return doorbell_gds_errno(code);
+	/* A trigger has room for what the callers let through. */
+	return 0;
+}
+
+/* A chain that has more is more than a trigger has room for. */
+enum { GDS_MLX5_SEND_INFO_MAX_WRS = 2 };
+
+/*
+ * Makes the infos of send requests, which are posted thereby, though the list is const as it was: their triggers are to be executed by kernels.
+ * ENOMEM for a chain of more than GDS_MLX5_SEND_INFO_MAX_WRS work requests. EOPNOTSUPP without the feature `cuda`, EINVAL without a current
+ * context. Of an error the requests before it have their infos.
+ */
+static inline int gds_mlx5_get_send_info(int count, const gds_send_request_t *requests, gds_mlx5_send_info_t *mlx5_infos)
+{
+	int i, error = count >= 0 && (count == 0 || (requests && mlx5_infos)) ? 0 : EINVAL;
+	for (i = 0; i < count && !error; i++) {
+		gds_descriptor_t desc;
+		desc.tag = GDS_TAG_SEND;
+		desc.send = (gds_send_request_t *)(uintptr_t)&requests[i];
+		memset(&mlx5_infos[i], 0, sizeof(mlx5_infos[i]));
+		if (requests[i].count > GDS_MLX5_SEND_INFO_MAX_WRS)
+			error = ENOMEM;
+		else if (requests[i].count == 0)
+			error = EINVAL;
+		else
+			error = doorbell_gds_take(requests[i].owner, 0, &desc, &mlx5_infos[i].trigger);
+		if (!error)
+			doorbell_gds_look_at(&mlx5_infos[i].trigger, doorbell_gds_look_at_send, &mlx5_infos[i]);
+	}
+	return error;
+}
+
+/* The same of wait requests. ENOMEM for one with stores behind it (gds_append_wait_cq). */
+static inline int gds_mlx5_get_wait_info(int count, const gds_wait_request_t *requests, gds_mlx5_wait_info_t *mlx5_infos)
+{
+	int i, error = count >= 0 && (count == 0 || (requests && mlx5_infos)) ? 0 : EINVAL;
+	for (i = 0; i < count && !error; i++) {
+		gds_descriptor_t desc;
+		desc.tag = GDS_TAG_WAIT;
+		desc.wait = (gds_wait_request_t *)(uintptr_t)&requests[i];
+		memset(&mlx5_infos[i], 0, sizeof(mlx5_infos[i]));
+		if (!requests[i].prepared)
+			error = EINVAL;
+		else if (requests[i].appended > 0)
+			error = ENOMEM;
+		else
+			error = doorbell_gds_take(requests[i].owner->owner, 1 + requests[i].owner->side, &desc, &mlx5_infos[i].trigger);
+		if (!error)
+			doorbell_gds_look_at(&mlx5_infos[i].trigger, doorbell_gds_look_at_wait, &mlx5_infos[i]);
+	}
+	return error;
 }
 
 #endif /* DOORBELL_GDSYNC_MLX5_H */

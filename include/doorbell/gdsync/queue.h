@@ -51,7 +51,8 @@ struct doorbell_gds_qp {
 	doorbell_endpoint *endpoint;
 	struct doorbell_gds_domain *domain;
 	pthread_mutex_t lock;
-	uint64_t serial; /* work requests so far */
+	doorbell_stream *kernels[3]; /* what kernels execute: sends, waits for sends, waits for receives; NULL until there is some */
+	uint64_t serial;	     /* work requests so far */
 	uint32_t signals_all;
 	uint32_t told; /* 1: a failure that is no entry's was polled */
 };
@@ -431,6 +432,9 @@ static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
 	}
+	/* What kernels have taken they may still execute. */
+	for (side = 0; side < 3; side++)
+		doorbell_stream_destroy(qp->kernels[side]);
 	pthread_mutex_destroy(&qp->lock);
 	free(qp);
 }
