@@ -10,6 +10,7 @@
 mod facts;
 mod figures;
 mod gpu;
+mod kernels;
 mod report;
 mod steps;
 

@@ -9,10 +9,10 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::report::{Outcome, Report, Step};
-use super::{facts, figures};
+use super::{facts, figures, kernels};
 
 /// What is found out in this process: name, and seconds that it may take.
-const HERE: [(&str, u64); 12] = [
+const HERE: [(&str, u64); 15] = [
     ("fact: device", 30),
     ("fact: mappings", 30),
     ("fact: conditions", 30),
@@ -25,7 +25,11 @@ const HERE: [(&str, u64); 12] = [
     ("figure: queue cost", 60),
     ("figure: driver calls", 30),
     ("figure: graph replay", 60),
+    (BLOCKS, 120),
+    ("figure: kernel trigger", 60),
+    ("figure: emitter", 60),
 ];
+const BLOCKS: &str = "kernels: puts of many blocks";
 /// A step for which nothing is left.
 const NO_TIME: &str = "the time of the whole is up";
 const LOOPS: &str = "figure: loops";
@@ -45,6 +49,9 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "figure: queue cost" => figures::queue_cost(short),
         "figure: driver calls" => figures::driver_calls(),
         "figure: graph replay" => figures::graph_replay(short),
+        BLOCKS => kernels::puts_of_blocks(short),
+        "figure: kernel trigger" => kernels::trigger_to_doorbell(short),
+        "figure: emitter" => kernels::emitter(short),
         LOOPS => match std::env::current_exe() {
             Ok(here) => figures::loops(&here.with_file_name("doorbell"), short),
             Err(error) => Err(error.into()),
@@ -91,16 +98,18 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
             ..step
         });
     }
-    let began = Instant::now();
-    let step = match report.time_for(Duration::from_secs(120)) {
-        Some(limit) => sanitizer(bundle, limit),
-        None => Step::waived(NO_TIME.into()),
-    };
-    report.add(Step {
-        name: "kernels under compute-sanitizer".into(),
-        seconds: began.elapsed().as_secs_f64(),
-        ..step
-    });
+    for (what, tool, arguments) in SANITIZED {
+        let began = Instant::now();
+        let step = match report.time_for(Duration::from_secs(120)) {
+            Some(limit) => sanitizer(bundle, tool, arguments, limit),
+            None => Step::waived(NO_TIME.into()),
+        };
+        report.add(Step {
+            name: format!("{what} under compute-sanitizer {tool}"),
+            seconds: began.elapsed().as_secs_f64(),
+            ..step
+        });
+    }
 }
 
 fn found_here(name: &str, limit: Duration, short: bool) -> Step {
@@ -121,6 +130,9 @@ fn found_here(name: &str, limit: Duration, short: bool) -> Step {
         return Step::failed(ended.complaint());
     };
     match (found.get("found"), found.get("failed")) {
+        (Some(found), _) if found.get("waived").is_some() => {
+            Step::waived(found["waived"].as_str().unwrap_or_default().to_owned())
+        }
         (Some(found), _) => Step::found(found.clone()),
         (None, Some(reason)) => Step::failed(reason.as_str().unwrap_or_default().to_owned()),
         (None, None) => Step::failed(ended.complaint()),
@@ -137,7 +149,7 @@ struct Way {
     behind_the_door: bool,
 }
 
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 6] = [
     Way {
         name: "softcx, direct",
         stream: "cuda",
@@ -162,6 +174,18 @@ const WAYS: [Way; 4] = [
         device: "softcx",
         behind_the_door: false,
     },
+    Way {
+        name: "softcx, direct, programs by kernels of an application",
+        stream: "cuda-trigger",
+        device: "softcx",
+        behind_the_door: false,
+    },
+    Way {
+        name: "softcx, proxy, programs by kernels of an application",
+        stream: "cuda-trigger",
+        device: "softcx,path=proxy",
+        behind_the_door: false,
+    },
 ];
 
 /// Each suite of the bundle, each way.
@@ -169,10 +193,10 @@ fn suites(bundle: &Path, short: bool) -> Vec<(String, Way)> {
     let mut all = Vec::new();
     for way in WAYS {
         // Files of the bundle: a suite a line.
-        let list = if way.stream == "cuda-kernel" {
-            "suites.kernel"
-        } else {
-            "suites"
+        let list = match way.stream {
+            "cuda-kernel" => "suites.kernel",
+            "cuda-trigger" => "suites.trigger",
+            _ => "suites",
         };
         let list = std::fs::read_to_string(bundle.join(list)).unwrap_or_default();
         for suite in list.split_whitespace() {
@@ -247,7 +271,36 @@ fn run_suite(bundle: &Path, suite: &str, way: &Way, short: bool, limit: Duration
     })
 }
 
-fn sanitizer(bundle: &Path, limit: Duration) -> Step {
+/// What runs under compute-sanitizer: for people, the tool, and the program of the bundle with its arguments.
+const SANITIZED: [(&str, &str, &[&str]); 5] = [
+    (
+        "kernels",
+        "memcheck",
+        &["cuda_kernels", "--test-threads", "1"],
+    ),
+    (
+        "triggers",
+        "memcheck",
+        &["kernel_trigger", "--test-threads", "1"],
+    ),
+    (
+        "triggers",
+        "racecheck",
+        &["kernel_trigger", "--test-threads", "1"],
+    ),
+    (
+        "puts of many blocks",
+        "memcheck",
+        &["gpu_check", "--short", "--step", BLOCKS],
+    ),
+    (
+        "puts of many blocks",
+        "racecheck",
+        &["gpu_check", "--short", "--step", BLOCKS],
+    ),
+];
+
+fn sanitizer(bundle: &Path, tool: &str, arguments: &[&str], limit: Duration) -> Step {
     let places =
         ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"].map(std::path::PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -255,17 +308,23 @@ fn sanitizer(bundle: &Path, limit: Duration) -> Step {
     let Some(folder) = folders.find(|folder| folder.join("compute-sanitizer").is_file()) else {
         return Step::waived("compute-sanitizer is not here".into());
     };
-    let program = bundle.join("bin/cuda_kernels");
+    let [program, arguments @ ..] = arguments else {
+        return Step::waived("nothing was named".into());
+    };
+    let program = bundle.join("bin").join(program);
     if !program.is_file() {
-        return Step::waived("the bundle has no suite of kernels".into());
+        return Step::waived(format!("the bundle has no {}", program.display()));
     }
     let mut command = Command::new(folder.join("compute-sanitizer"));
     command
-        .args(["--error-exitcode", "9"])
+        .args(["--error-exitcode", "9", "--tool", tool])
         .arg(program)
-        .args(["--test-threads", "1"]);
+        .args(arguments);
     match run(&mut command, limit) {
-        Ok(ended) if ended.success => Step::found(json!("no errors")),
+        // A step says in its line that it failed.
+        Ok(ended) if ended.success && !ended.said.contains("{\"failed\":") => {
+            Step::found(json!("no errors"))
+        }
         Ok(ended) => Step::failed(ended.complaint()),
         Err(error) => Step::failed(format!("{error:#}")),
     }

@@ -114,12 +114,20 @@ enum dbl_end {
 /* An execution: what it is bounded by, and what it has come to. */
 struct dbl_run {
 	struct dbl_control *control;
-	uint64_t start_ns;
+	uint64_t start_ns;   /* 0: it is when it first has to wait, so that nobody asks for the time before a doorbell */
 	uint64_t timeout_ns; /* of all of it, from the start on; all ones: only the host ends its waits */
 	uint32_t waited;     /* there was a wait */
 	uint32_t failed;     /* a completion in error, or a wait that the host has ended */
 	uint32_t stopped;    /* enum dbl_stop, or 0; only counts are executed from then on */
 };
+
+/* Whether it has taken longer than it may. */
+DBL_EXECUTOR int dbl_run_is_late(struct dbl_run *run, uint64_t now_ns)
+{
+	if (run->start_ns == 0)
+		run->start_ns = now_ns;
+	return run->timeout_ns != UINT64_MAX && now_ns - run->start_ns > run->timeout_ns;
+}
 
 DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
 {
@@ -149,7 +157,7 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 			}
 			alive = dbl_load_qword(&control->alive);
 			now_ns = dbl_now_ns();
-			if (run->timeout_ns != UINT64_MAX && now_ns - run->start_ns > run->timeout_ns)
+			if (dbl_run_is_late(run, now_ns))
 				return DBL_END_TIMED_OUT;
 			if (turn == 15 || alive != seen) {
 				seen = alive;

@@ -29,7 +29,7 @@
  *     whose predecessor has not been executed waits for it.
  *
  * Bounds
- *     `timeout_ns` is for all of a call, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Within it the host ends waits as it does for streams.
+ *     `timeout_ns` is for all waits of a call, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Within it the host ends waits as it does for streams.
  *     The GPU's clock steps by up to a microsecond.
  *
  * Memory order. Each store of this file, with what it pairs with:
@@ -115,7 +115,7 @@ DBL_EXECUTOR uint64_t dbl_bounded(uint64_t timeout_ns)
 }
 
 /* Takes the turn of that trigger: DOORBELL_OK, and what the turn was goes to `taken`; or a code, and nothing has happened. */
-DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, uint64_t start_ns, uint64_t timeout_ns, uint64_t *taken)
+DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *run, uint64_t *taken)
 {
 	const uint64_t mine = number << 1;
 	uint64_t expected = mine, seen, place;
@@ -135,7 +135,7 @@ DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, uint64_t start_n
 		expected = mine | (seen & DBL_TURN_STOPPED);
 		if (place == mine)
 			continue;
-		if (dbl_now_ns() - start_ns > timeout_ns)
+		if (dbl_run_is_late(run, dbl_now_ns()))
 			return DOORBELL_ETIMEOUT;
 		if (DBL_PAUSE(attempt))
 			return DOORBELL_EASYNC;
@@ -159,10 +159,10 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	if (!control || !turn || trigger->word_count > DOORBELL_TRIGGER_WORDS)
 		return DOORBELL_EINVAL;
 	run.control = control;
-	run.start_ns = dbl_now_ns();
+	run.start_ns = 0;
 	run.timeout_ns = dbl_bounded(timeout_ns);
 	run.waited = run.failed = 0;
-	code = dbl_turn_take(turn, trigger->number, run.start_ns, run.timeout_ns, &taken);
+	code = dbl_turn_take(turn, trigger->number, &run, &taken);
 	if (code != DOORBELL_OK)
 		return code;
 	/* Not asked of the control block, which is in the host's memory. */

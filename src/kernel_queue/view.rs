@@ -31,6 +31,12 @@ const _: () = assert!(size_of::<QueueView>() == 96);
 unsafe impl cudarc::driver::DeviceRepr for QueueView {}
 
 impl QueueView {
+    /// It as the bytes of a kernel's parameter, or of what kernels find in memory.
+    pub fn to_bytes(&self) -> [u8; 96] {
+        // SAFETY: repr(C), integers of that size together, without padding.
+        unsafe { std::mem::transmute(*self) }
+    }
+
     /// As words, to be a parameter of the library's own kernels.
     #[cfg(feature = "cuda")]
     pub(super) fn words(&self) -> [u64; 12] {

@@ -4,6 +4,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/kernels.c");
     println!("cargo::rerun-if-changed=../../cuda/step.h");
+    println!("cargo::rerun-if-changed=../../examples/gpu_check/measured.h");
     for file in [
         "doorbell.h",
         "doorbell/access.h",

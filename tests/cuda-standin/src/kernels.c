@@ -20,6 +20,7 @@ int doorbell_cuda_standin_pause(uint32_t turn);
 #include <doorbell/trigger.h>
 #define DBL_TURN() ((void)doorbell_cuda_standin_over())
 #include <step.h>
+#include "../../../examples/gpu_check/measured.h"
 
 enum { SUCCESS = 0, ILLEGAL_ADDRESS = 700 };
 
@@ -53,28 +54,78 @@ static int reach(uint64_t *address, uint64_t len_bytes)
     return *address != 0;
 }
 
-/* doorbell_put_step(queue, step). The header takes addresses as they are: here they are made ones of the CPU. */
+/* The headers take the addresses of a queue as they are: here they are made ones of the CPU. */
+static int reach_queue(struct doorbell_queue *queue)
+{
+    /* By their first bytes: what lies on several pages may be several registrations, side by side. */
+    int reached = reach(&queue->state, sizeof(struct dbl_queue_state)) && reach(&queue->control, sizeof(struct dbl_queue_control)) &&
+                  reach(&queue->marks, 4) && reach(&queue->doorbells, 8) && reach(&queue->ring, 64);
+
+    if (queue->record)
+        reached = reached && reach(&queue->record, 4) && reach(&queue->uar[0], 8) && reach(&queue->uar[1], 8) &&
+                  reach(&queue->completions, 64) && reach(&queue->cq_record, 4);
+    return reached;
+}
+
+/* doorbell_put_step(queue, step) */
 int doorbell_put_step(const void *const arguments[], uint64_t thread)
 {
     struct doorbell_queue queue;
     struct dbl_step step;
-    int found, reached;
+    int found;
 
     (void)thread;
     memcpy(&queue, arguments[0], sizeof queue);
     memcpy(&step, arguments[1], sizeof step);
-    /* By their first bytes: what lies on several pages may be several registrations, side by side. */
-    reached = reach(&queue.state, sizeof(struct dbl_queue_state)) && reach(&queue.control, sizeof(struct dbl_queue_control)) &&
-              reach(&queue.marks, 4) && reach(&queue.doorbells, 8) && reach(&queue.ring, 64) && reach(&step.code, 4);
-    if (queue.record)
-        reached = reached && reach(&queue.record, 4) && reach(&queue.uar[0], 8) && reach(&queue.uar[1], 8) &&
-                  reach(&queue.completions, 64) && reach(&queue.cq_record, 4);
-    if (!reached)
+    if (!reach_queue(&queue) || !reach(&step.code, 4))
         return ILLEGAL_ADDRESS;
     work(step.work_ns);
     found = dbl_step_put(&queue, &step);
     if (found != DOORBELL_OK)
         dbl_store_dword((void *)(uintptr_t)step.code, (uint32_t)found);
+    return SUCCESS;
+}
+
+/* gpu_check_ring(bells), gpu_check_put(puts), gpu_check_emit(emits): those of examples/gpu_check/measured.cu. */
+int gpu_check_ring(const void *const arguments[], uint64_t thread)
+{
+    struct measured_bells bells;
+    int code;
+
+    (void)thread;
+    memcpy(&bells, arguments[0], sizeof bells);
+    if (!reach(&bells.go, 4) || !reach(&bells.data, 4) || !reach(&bells.flag, 8) || !reach(&bells.code, 4))
+        return ILLEGAL_ADDRESS;
+    if (bells.triggers && !reach(&bells.triggers, sizeof(struct doorbell_trigger) * bells.rounds))
+        return ILLEGAL_ADDRESS;
+    code = measured_ring(&bells);
+    dbl_store_dword((void *)(uintptr_t)bells.code, (uint32_t)code);
+    return SUCCESS;
+}
+
+int gpu_check_put(const void *const arguments[], uint64_t thread)
+{
+    struct measured_puts puts;
+    struct doorbell_queue queue;
+
+    memcpy(&puts, arguments[0], sizeof puts);
+    if (!reach(&puts.queues, sizeof queue * puts.queue_count) || !reach(&puts.codes, 4 * (thread + 1)))
+        return ILLEGAL_ADDRESS;
+    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)puts.queues + thread % puts.queue_count, sizeof queue);
+    if (!reach_queue(&queue))
+        return ILLEGAL_ADDRESS;
+    ((int *)(uintptr_t)puts.codes)[thread] = measured_put(&puts, &queue, (uint32_t)thread);
+    return SUCCESS;
+}
+
+int gpu_check_emit(const void *const arguments[], uint64_t thread)
+{
+    struct measured_emits emits;
+
+    memcpy(&emits, arguments[0], sizeof emits);
+    if (!reach(&emits.ring, 64 * (thread + 1)))
+        return ILLEGAL_ADDRESS;
+    measured_emit(&emits, (uint32_t)thread);
     return SUCCESS;
 }
 

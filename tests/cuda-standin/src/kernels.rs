@@ -33,6 +33,9 @@ unsafe extern "C" {
     fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_put_step(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_emit(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
 }
 
@@ -69,6 +72,25 @@ static KERNELS: &[Kernel] = &[
         parameters: &[96, 64],
         once: true,
         run: Run::C(doorbell_put_step),
+    },
+    // Those of examples/gpu_check.
+    Kernel {
+        name: c"gpu_check_ring",
+        parameters: &[48],
+        once: true,
+        run: Run::C(gpu_check_ring),
+    },
+    Kernel {
+        name: c"gpu_check_put",
+        parameters: &[48],
+        once: false,
+        run: Run::C(gpu_check_put),
+    },
+    Kernel {
+        name: c"gpu_check_emit",
+        parameters: &[16],
+        once: false,
+        run: Run::C(gpu_check_emit),
     },
     Kernel {
         name: c"doorbell_standin_mark",
