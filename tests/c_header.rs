@@ -11,13 +11,24 @@ use std::process::Command;
 
 use c_toolchain::{build, compiler, has, library, root, run, scratch, succeed};
 
-/// Each header that C and C++ programs include, alone and twice.
-const HEADERS: &[&str] = &["doorbell.h"];
+/// Each header that C and C++ programs include: those in folders further down are parts of others, and say so.
+fn headers() -> Vec<String> {
+    let folder = root().join("include");
+    let mut headers = vec!["doorbell.h".to_owned()];
+    for entry in fs::read_dir(folder.join("doorbell")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.ends_with(".h") {
+            headers.push(format!("doorbell/{name}"));
+        }
+    }
+    assert!(headers.len() > 3, "only {headers:?} were found");
+    headers
+}
 
 #[test]
 fn it_is_c11_and_cpp17_and_can_be_included_twice() {
     let test = "it_is_c11_and_cpp17_and_can_be_included_twice";
-    let c = ["-Wstrict-prototypes", "-Wc++-compat"];
+    let c = ["-Wstrict-prototypes", "-Wc++-compat", "-Wshadow"];
     let cpp = ["-Woverloaded-virtual", "-Wextra-semi"];
     for (name, standard, extension, more) in [
         ("cc", "c11", "c", &c[..]),
@@ -34,7 +45,7 @@ fn it_is_c11_and_cpp17_and_can_be_included_twice() {
         }
         for source in included_twice(&format!("{name}_{standard}.{extension}")) {
             let mut command = compiler(name, standard);
-            command.args(["-Wconversion", "-Wshadow", "-Wundef", "-fsyntax-only"]);
+            command.args(["-Wconversion", "-Wundef", "-fsyntax-only"]);
             succeed(command.args(more).arg(source));
         }
     }
@@ -43,9 +54,10 @@ fn it_is_c11_and_cpp17_and_can_be_included_twice() {
 /// Programs of nothing but includes, as files of that ending.
 fn included_twice(ending: &str) -> Vec<PathBuf> {
     let mut sources = Vec::new();
-    for header in HEADERS {
+    for header in headers() {
+        let stem = header.replace(['/', '.'], "_");
         for (file, other) in [("alone", ""), ("with_others", "#include <stdio.h>\n")] {
-            let source = scratch(&format!("header_{file}_{ending}"));
+            let source = scratch(&format!("header_{stem}_{file}_{ending}"));
             let twice = format!("#include <{header}>\n#include <{header}>\n");
             fs::write(
                 &source,
