@@ -832,9 +832,10 @@ int doorbell_stream_query(doorbell_stream *stream);
 
 /*
  * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
- * Endpoints whose operations were discarded have failed. Of a kernel stream: ends every wait of its triggers, of those to come as
- * well, and discards what was not taken; the stream is over. DOORBELL_ESTATE for a CUDA stream: what a GPU has is not taken
- * back; doorbell_endpoint_abort ends the waits of an endpoint.
+ * Endpoints whose operations were discarded have failed. Of a CUDA stream, from which nothing is taken back, the stores of what
+ * is queued are executed, but its waits for completions and words end, and its endpoints have failed; waits for events end with
+ * the stream that they wait for. Of a kernel stream: ends every wait of its triggers, of those to come as well, and discards
+ * what was not taken; the stream is over.
  * Threads: any.
  */
 int doorbell_stream_abort(doorbell_stream *stream);

@@ -744,6 +744,23 @@ impl Shared {
         true
     }
 
+    /// Tells the owners of what is queued that nobody wants it any more.
+    pub(super) fn give_up(&self) {
+        // Not under the lock, which the thread that ends waits takes.
+        let pending: Vec<_> = lock(&self.pending)
+            .iter()
+            .filter_map(|pending| pending.owner().cloned())
+            .collect();
+        for owner in pending {
+            owner.give_up();
+            if Arc::strong_count(&owner) == 1 {
+                // It was finished meanwhile, and its memory is unregistered with it.
+                drop_owner_elsewhere(Box::new(owner));
+            }
+        }
+        self.ensure_watched();
+    }
+
     /// One turn of a wait for the stream.
     pub(super) fn turn(&self) -> bool {
         self.open_gates();

@@ -310,6 +310,13 @@ impl CudaStream {
         })
     }
 
+    /// Gives up what is queued at this moment. The GPU executes it all the same, since nothing takes it back; but waits for completions and for
+    /// words end at once, and endpoints with operations in it have failed ([`Cause::Discarded`](crate::Cause::Discarded)). What is queued
+    /// later is executed. Waits for events of other streams go on: it is those streams that are to be aborted.
+    pub fn abort(&self) {
+        self.shared().give_up();
+    }
+
     /// The operations of programs, in `queue`.
     pub(super) fn translate(&self, queue: &mut Queue, programs: &[Submission]) -> Result<()> {
         self.shared().prepare(queue, programs.iter())

@@ -42,6 +42,8 @@ pub(crate) struct ValueWait {
     region: Region,
     state: AtomicU8,
     released: AtomicBool,
+    /// By the application, and not by its deadline.
+    is_abandoned: AtomicBool,
     started_ns: AtomicU64,
     timeout_ns: u64,
     weak: Weak<ValueWait>,
@@ -59,6 +61,7 @@ impl ValueWait {
             region: region.clone(),
             state: AtomicU8::new(QUEUED),
             released: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
             started_ns: AtomicU64::new(0),
             timeout_ns: timeout_ns(timeout),
             weak: weak.clone(),
@@ -136,10 +139,15 @@ unsafe impl Owner for ValueWait {
     fn finished(&self, _cookie: u64, outcome: Outcome) {
         let state = match outcome {
             Outcome::Done => DONE,
-            Outcome::Released => GIVEN_UP,
+            Outcome::Released if !self.is_abandoned.load(Ordering::Acquire) => GIVEN_UP,
             _ => DISCARDED,
         };
         self.state.store(state, Ordering::Release);
+    }
+
+    fn give_up(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        self.released.store(true, Ordering::Release);
     }
 
     fn released(&self, _cookie: u64) -> bool {

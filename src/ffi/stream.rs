@@ -392,12 +392,7 @@ pub unsafe extern "C" fn doorbell_stream_abort(stream: *mut doorbell_stream) -> 
             #[cfg(feature = "cuda")]
             doorbell_stream::Kernel(kernels) => kernels.abort(),
             #[cfg(feature = "cuda")]
-            doorbell_stream::Cuda(_) => {
-                return Err(Failure::Library(Error::State {
-                    operation: "abort of a stream",
-                    reason: "what a GPU has is not taken back; doorbell_endpoint_abort ends the waits of an endpoint".into(),
-                }));
-            }
+            doorbell_stream::Cuda(cuda) => cuda.abort(),
         }
         Ok(0)
     })

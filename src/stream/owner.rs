@@ -70,6 +70,10 @@ pub unsafe trait Owner: Send + Sync {
         let _ = (cookie, outcome);
     }
 
+    /// The application gives up what the owner has on a stream that cannot take it back, as a GPU's: its waits are to be
+    /// [`Owner::released`], and it has failed. Called by any thread, and for an owner of several programs once for each.
+    fn give_up(&self) {}
+
     /// Whether waits of a program that is [`Owner::released`] end because the owner stores what they wait for. Otherwise an executor that
     /// cannot leave a wait, as a GPU's, ends it by a store to the word, which has its old value again afterwards.
     fn ends_waits(&self) -> bool {

@@ -113,6 +113,10 @@ unsafe impl Owner for Shared {
         self.on_streams.leave();
     }
 
+    fn give_up(&self) {
+        self.fail(None, Cause::Discarded);
+    }
+
     fn ends_waits(&self) -> bool {
         // The breakdown writes completions and counts.
         true
