@@ -5,6 +5,8 @@
 #![allow(unsafe_code)] // launches kernels that execute triggers
 
 mod rig;
+#[path = "rig/standin.rs"]
+mod standin;
 mod waived;
 
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use doorbell::{
 };
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Pair, Random, SOON, control, device, from_env};
+use standin::Fault;
 use waived::waived;
 
 const OK: i32 = 0;
@@ -378,6 +381,42 @@ fn every_failure_reaches_the_kernel_that_waits() {
         fails(&kernels, "a value that does not come");
         assert!(matches!(cause(&never), Some(Cause::Deadline(_))));
         works(&mut bench);
+    }
+}
+
+/// A trigger that lies about for longer than its deadline is none that is late.
+#[test]
+fn a_deadline_begins_when_the_kernel_does() {
+    let _alone = alone();
+    let test = "a_deadline_begins_when_the_kernel_does";
+    let Some(context) = context(test) else { return };
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let bench = Bench::new();
+    let region = bench.region.clone();
+    let deadline = Duration::from_secs(2);
+    for _ in 0..2 {
+        region.store_u32(64, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        // One behind the other, so that the second is not the first thing in its trigger either.
+        let waits = [(); 2].map(|()| {
+            stream_wait_value32(&kernels, &region, 64, condition, Some(deadline)).unwrap()
+        });
+        let triggers = take_all(&kernels);
+        std::thread::sleep(deadline + SHORT);
+        assert!(waits.iter().all(|wait| wait.status() == Status::Queued));
+        application.forget_codes();
+        for (place, trigger) in triggers.iter().enumerate() {
+            application.launch(trigger, BOUND, place as u64);
+        }
+        until("the kernel begins", || waits[0].status() != Status::Queued);
+        region.store_u32(64, 1).unwrap();
+        application.stream.synchronize(SOON).unwrap();
+        for place in 0..triggers.len() {
+            assert_eq!(application.code(place as u64), OK);
+        }
+        kernels.synchronize(SOON).unwrap();
+        assert!(waits.iter().all(is_complete));
     }
 }
 
@@ -763,6 +802,65 @@ fn what_is_refused_is_not_in_the_trigger() {
         let data = [region.slice(0, 64).unwrap()];
         assert!(a.stream_queue_write(&kernels, &data, 0, 0).is_err());
         assert_eq!(application.execute(&kernels), [OK]);
+        kernels.synchronize(SOON).unwrap();
+        assert!(tickets.iter().all(is_complete));
+    }
+}
+
+/// Nor is the first part of a batch of which a later part cannot be.
+#[test]
+fn a_batch_that_is_refused_in_its_middle_is_not_in_the_trigger() {
+    let _alone = alone();
+    let test = "a_batch_that_is_refused_in_its_middle";
+    let Some(context) = context(test) else { return };
+    if is_sync(test) {
+        return;
+    }
+    let application = Application::new(&context);
+    let kernels = application.kernels();
+    let mut bench = Bench::new();
+    write(&mut bench, &kernels, 1);
+    assert_eq!(application.execute(&kernels), [OK]);
+    for queued_before in [false, true] {
+        // Whose memory the GPU does not have yet.
+        let mut fresh = Bench::new();
+        let mut expected = vec![];
+        if queued_before {
+            write(&mut bench, &kernels, 2);
+            expected.push(OK);
+        }
+        // More than one trigger takes before it comes to that.
+        let mut batch: Vec<_> = (0..16)
+            .map(|_| bench.pair.a.prepare_send(&Work::nop()).unwrap())
+            .collect();
+        batch.push(fresh.pair.a.prepare_send(&Work::nop()).unwrap());
+        let Some(fault) = Fault::new(
+            test,
+            "cuMemHostRegister_v2:2,nth=1;cuMemHostRegister_v2:2,nth=2",
+        ) else {
+            return;
+        };
+        let error = stream_post_all(&kernels, &mut batch).unwrap_err();
+        drop(fault);
+        assert!(matches!(error, Error::Cuda { .. }), "{error}");
+        assert_eq!(batch.len(), 17);
+        assert_eq!(application.execute(&kernels), expected);
+        kernels.synchronize(SOON).unwrap();
+        assert!(
+            batch
+                .iter()
+                .all(|op| op.ticket().status() == Status::Prepared)
+        );
+        let mut tickets = stream_post_all(&kernels, &mut batch).unwrap();
+        for _ in 0..16 {
+            tickets.push(bench.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap());
+        }
+        tickets.push(fresh.pair.a.stream_wait_cq(&kernels, Side::Send).unwrap());
+        let codes = application.execute(&kernels);
+        assert!(
+            codes.len() > 2 && codes.iter().all(|code| *code == OK),
+            "{codes:?}"
+        );
         kernels.synchronize(SOON).unwrap();
         assert!(tickets.iter().all(is_complete));
     }
