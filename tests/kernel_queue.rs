@@ -90,6 +90,18 @@ cases! {
     aborted: 64;
 }
 
+/// Where kernels ring: the host's counts begin with the endpoint's.
+#[test]
+fn counts_wrap() {
+    let test = "counts_wrap";
+    if let Some(reason) = other_build() {
+        return waived::waived(test, reason);
+    }
+    let mut command = Command::new(build(test, false));
+    let output = run(command.args(["counts_wrap", "0", "0", "1024", "0"]));
+    assert_eq!(output.lines().last(), Some("ok"));
+}
+
 #[test]
 fn queues_of_any_depth_are_full_again_and_again() {
     let name = "queues_of_any_depth_are_full_again_and_again";

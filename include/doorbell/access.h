@@ -140,4 +140,12 @@ DBL_DEVICE uint64_t dbl_now_ns(void)
 
 #endif
 
+/* One hour: no kernel waits for ever, whatever it was told. */
+#define DOORBELL_KERNEL_TIMEOUT_MAX_NS 3600000000000u
+
+DBL_DEVICE uint64_t dbl_bounded(uint64_t timeout_ns)
+{
+	return timeout_ns < DOORBELL_KERNEL_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_KERNEL_TIMEOUT_MAX_NS;
+}
+
 #endif

@@ -32,6 +32,8 @@ DBL_DEVICE int doorbell_reserve_warp(const struct doorbell_queue *queue, uint32_
 
 	if (rank == 0)
 		code = doorbell_reserve(queue, __popc(lanes), timeout_ns, &first);
+	/* What the leader has seen: a shuffle orders no memory, and the slots are to be written behind their completions. */
+	__syncwarp(lanes);
 	code = __shfl_sync(lanes, code, leader);
 	*slot = __shfl_sync(lanes, first, leader) + rank;
 	return code;

@@ -1,6 +1,6 @@
 /*
- * Doorbell for kernels: header-only, for nvcc and sm_75 or newer. All functions are `static inline __device__`; each is bounded, and has a
- * status code of doorbell.h.
+ * Doorbell for kernels: header-only, for nvcc and sm_75 or newer. All functions are `static inline __device__`; each wait is bounded, and
+ * has a status code of doorbell.h.
  *
  *   trigger.h       kernels that ring operations which the host has prepared
  *   queue.h         kernels that make work requests themselves

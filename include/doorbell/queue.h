@@ -16,6 +16,9 @@
  * Who rings is chosen where the queue is made, and the calls are the same: the kernel itself, by the doorbell record and the UAR, or, on the
  * proxy path, a thread of the host that finds the submitted slots in its memory and tells the NIC, and counts its completions.
  *
+ * A bound is in nanoseconds, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Calls without one look once; but a thread that rings does so for those
+ * as well who submit meanwhile, a round for each of their submissions at most.
+ *
  * Counts are running counts of slots, 32 bits, wrapping; the NIC's have 16. A slot is one WQEBB, and every work request here takes one.
  * Nothing is ever cleared: whether a slot was submitted is told by the count that it was submitted with, so the slot of the lap before is none.
  *
@@ -227,14 +230,13 @@ DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 		dbl_store_dword_release(&state->status, (uint32_t)status);
 }
 
-/* Takes note of what is complete, if no other thread is at it. 0, or the failure. */
-DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
+/* Takes note of what is complete, unless another thread is at it: whether it was this one. */
+DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
-	int32_t status = (int32_t)dbl_load_dword(&state->status);
 
-	if (status != 0 || dbl_load_dword(&state->polling) != 0 || !dbl_exchange_dword(&state->polling, 0, 1))
-		return status;
+	if (dbl_load_dword(&state->polling) != 0 || !dbl_exchange_dword(&state->polling, 0, 1))
+		return 0;
 	if (queue->record != 0) {
 		dbl_queue_poll_own(queue);
 	} else {
@@ -246,6 +248,17 @@ DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
 			dbl_queue_complete(queue, completed);
 	}
 	dbl_store_dword_release(&state->polling, 0);
+	return 1;
+}
+
+/* Takes note of what is complete, if no other thread is at it. 0, or the failure. */
+DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
+{
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const int32_t status = (int32_t)dbl_load_dword(&state->status);
+
+	if (status != 0 || !dbl_queue_poll(queue))
+		return status;
 	return (int32_t)dbl_load_dword(&state->status);
 }
 
@@ -257,7 +270,8 @@ DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
 DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns, uint32_t *first)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
-	uint64_t since_ns = 0, now_ns;
+	const uint64_t bound_ns = dbl_bounded(timeout_ns);
+	uint64_t full_ns = 0, outrun_ns = 0, now_ns;
 	uint32_t turn, completed, reserved, outrun;
 	int32_t status;
 	int late;
@@ -280,17 +294,17 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 				continue;
 			now_ns = dbl_now_ns();
 			if (outrun == 1024)
-				since_ns = now_ns;
-			else if (now_ns - since_ns > DBL_CONTENTION_NS + timeout_ns)
+				outrun_ns = now_ns;
+			else if (now_ns - outrun_ns > DBL_CONTENTION_NS + bound_ns)
 				return DOORBELL_EBUSY;
 			continue;
 		}
 		if (turn != 0) {
 			/* Once there was no room even after a poll. */
 			now_ns = dbl_now_ns();
-			if (turn == 1 && outrun == 0)
-				since_ns = now_ns;
-			late = timeout_ns == 0 || now_ns - since_ns > timeout_ns;
+			if (turn == 1)
+				full_ns = now_ns;
+			late = bound_ns == 0 || now_ns - full_ns > bound_ns;
 			/* Who comes again and again hears of a failure as well. */
 			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
 				return status;
@@ -501,24 +515,28 @@ DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t firs
 DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, uint64_t timeout_ns)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const uint64_t bound_ns = dbl_bounded(timeout_ns);
 	uint64_t since_ns = 0, now_ns;
-	uint32_t turn;
+	uint32_t turn, last;
 	int32_t status = 0;
 	int late;
 
 	for (turn = 0;; turn++) {
-		/* After the look for a failure: what was complete before it, is. */
 		if (dbl_load_dword(&state->completed) - upto < 0x80000000u)
 			return DOORBELL_OK;
-		if (status != 0)
-			return status;
+		if (status != 0) {
+			/* After the look for a failure: what was complete before it, is. By whoever is at it, who is soon done. */
+			for (last = 0; last < 1024 && !dbl_queue_poll(queue); last++)
+				DBL_TURN();
+			return dbl_load_dword(&state->completed) - upto < 0x80000000u ? DOORBELL_OK : status;
+		}
 		status = doorbell_poll(queue);
 		if (turn == 0)
 			continue;
 		now_ns = dbl_now_ns();
 		if (turn == 1)
 			since_ns = now_ns;
-		late = timeout_ns == 0 || now_ns - since_ns > timeout_ns;
+		late = bound_ns == 0 || now_ns - since_ns > bound_ns;
 		/* Who comes again and again hears of a failure as well. */
 		if (status == 0 && (late || turn % 16 == 0))
 			status = dbl_queue_hear(queue);

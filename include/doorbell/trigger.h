@@ -60,9 +60,6 @@
 extern "C" {
 #endif
 
-/* One hour: no kernel waits for ever, whatever it was told. */
-#define DOORBELL_KERNEL_TIMEOUT_MAX_NS 3600000000000u
-
 /*
  * The word by which triggers take turns, in memory of the stream's device, which has atomic operations there: twice the number of the trigger
  * that is next, one more while it is executed; and a bit from the moment when nothing but counts is executed.
@@ -108,11 +105,6 @@ DBL_DEVICE void dbl_turn_pass(uint64_t *turn, uint64_t value)
 }
 
 #endif
-
-DBL_EXECUTOR uint64_t dbl_bounded(uint64_t timeout_ns)
-{
-	return timeout_ns < DOORBELL_KERNEL_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_KERNEL_TIMEOUT_MAX_NS;
-}
 
 /* Takes the turn of that trigger: DOORBELL_OK, and what the turn was goes to `taken`; or a code, and nothing has happened. */
 DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *run, uint64_t *taken)
@@ -242,6 +234,8 @@ DBL_EXECUTOR int doorbell_trigger_warp(const struct doorbell_trigger *trigger, u
 	__syncwarp();
 	if (lane == 0)
 		code = doorbell_trigger_thread(trigger, timeout_ns);
+	/* For what the thread has seen: a shuffle orders no memory. */
+	__syncwarp();
 	return __shfl_sync(0xffffffffu, code, 0);
 }
 

@@ -162,17 +162,18 @@ impl Line {
     }
 }
 
-/// The send queue of an endpoint, as long as it is lent. The endpoint gets it back by a reset.
+/// The send queue of an endpoint, to be lent, and then as long as it is lent. The endpoint gets it back by a reset.
 #[derive(Debug)]
 pub(crate) struct Lent {
     line: Arc<Line>,
     shared: Arc<Shared>,
+    has_begun: bool,
     /// By which the endpoint's alarm knows it.
     id: u64,
 }
 
 impl Lent {
-    /// Lends a queue in which nothing is under way, and whose next slot has that running count. A `board` in the process's memory is made where
+    /// A queue in which nothing is under way, and whose next slot has that running count, to be lent by [`Lent::begin`]. A `board` in the process's memory is made where
     /// the host rings, or on request.
     pub(super) fn new(
         shared: &Arc<Shared>,
@@ -180,7 +181,6 @@ impl Lent {
         depth: u32,
         with_board: bool,
     ) -> Result<Lent> {
-        let entered = shared.enter_stream()?;
         let rings = shared.bells().is_some();
         let memory = shared.qp.memory();
         let slots = memory.send_wqebbs;
@@ -197,25 +197,37 @@ impl Lent {
             rings,
         });
         line.control.completed.store(first, Ordering::Relaxed);
-        let id = next_id();
-        let alarmed = Arc::clone(&line);
-        shared
-            .attachments()
-            .alarm()
-            .enter(id, || Arc::new(move || alarmed.fail()));
-        lane.lend(&line);
-        if rings {
-            // Behind nothing: from here on the trigger counts slots.
-            lane.queued.store(first, Ordering::Release);
-            shared.set_rung(lane.side, first);
-        }
-        shared.activate();
-        entered.stay();
         Ok(Lent {
             line,
             shared: Arc::clone(shared),
-            id,
+            has_begun: false,
+            id: next_id(),
         })
+    }
+
+    /// From here on it is the kernels'. The caller still has the endpoint to itself.
+    ///
+    /// # Errors
+    /// [`Error::State`] while the endpoint is being reset.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        let Lent { line, shared, .. } = self;
+        let entered = shared.enter_stream()?;
+        let lane = &shared.lanes[0];
+        if line.rings {
+            // From here on the trigger counts slots; before the proxy looks at marks, which it compares with that.
+            lane.queued.store(line.first, Ordering::Release);
+            shared.set_rung(lane.side, line.first);
+        }
+        let alarmed = Arc::clone(line);
+        shared
+            .attachments()
+            .alarm()
+            .enter(self.id, || Arc::new(move || alarmed.fail()));
+        lane.lend(line);
+        shared.activate();
+        entered.stay();
+        self.has_begun = true;
+        Ok(())
     }
 
     pub(crate) fn line(&self) -> &Line {
@@ -252,6 +264,9 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
+        if !self.has_begun {
+            return;
+        }
         self.shared.lanes[0].end_loan();
         self.shared.attachments().alarm().leave(self.id);
         self.shared.leave_stream();

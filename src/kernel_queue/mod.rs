@@ -73,12 +73,13 @@ impl KernelQueue {
     /// [`Error::Work`](crate::Error::Work) if the endpoint has failed; [`Error::State`](crate::Error::State) if it is not connected, if sends of
     /// its own are prepared, in flight or not collected, if its queue is lent already, or if its path is `sync`.
     pub fn new(endpoint: &mut Endpoint) -> Result<KernelQueue> {
-        let lent = endpoint.lend_send(true)?;
+        let mut lent = endpoint.lend_send(true)?;
         let (slot, completion) = lent.line().first();
         let state = Box::new(State(state_words(slot, completion).map(AtomicU32::new)));
         let mut view = QueueView::new(&lent);
         view.reach(&lent, |address, _| Ok(address as u64))?;
         view.state = std::ptr::from_ref(&*state).addr() as u64;
+        lent.begin()?;
         Ok(KernelQueue {
             view,
             _place: Place::Host(state),
@@ -93,9 +94,11 @@ impl KernelQueue {
     /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), of memory that the driver does not map among them.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(context: &CudaContext, endpoint: &mut Endpoint) -> Result<KernelQueue> {
-        let lent = endpoint.lend_send(false)?;
+        let mut lent = endpoint.lend_send(false)?;
         let mut view = QueueView::new(&lent);
         let place = OnGpu::new(context, &lent, &mut view)?;
+        // Last: what the driver refuses leaves the endpoint as it was.
+        lent.begin()?;
         Ok(KernelQueue {
             view,
             _place: Place::Gpu(place),

@@ -141,15 +141,16 @@ static void *produce(void *argument)
 
 	while (done != producer->count) {
 		uint32_t batch = 1 + draw(producer, 8), first, slot;
-		int code;
+		int code, patient;
 
 		if (batch > producer->count - done)
 			batch = producer->count - done;
 		if (batch > queue.capacity)
 			batch = queue.capacity;
 		/* Most look once, as kernels that have other work would, and come again. */
-		code = doorbell_reserve(&queue, batch, draw(producer, 4) ? 0 : 60 * SECOND, &first);
-		if (code == DOORBELL_EFULL) {
+		patient = draw(producer, 4) == 0;
+		code = doorbell_reserve(&queue, batch, patient ? 60 * SECOND : 0, &first);
+		if (code == DOORBELL_EFULL && !patient) {
 			DBL_TURN();
 			continue;
 		}
@@ -422,6 +423,58 @@ static void out_of_order(void)
 	tear_down();
 }
 
+/* The counts begin there, as if as many had gone before: a multiple of the 65,536 that the NIC counts to. Before the first slot is reserved. */
+static void begin_at(uint32_t first)
+{
+	struct dbl_queue_state *state = dbl_queue_state(&queue);
+	uint32_t slot;
+
+	CHECK(first % 65536 == 0 && state->reserved == 0);
+	for (slot = first; slot != first + queue.slot_mask + 1; slot++)
+		*dbl_queue_mark(&queue, slot) = slot - queue.slot_mask;
+	state->reserved = state->rung = state->completed = first;
+}
+
+static void *post_nops(void *unused)
+{
+	uint32_t done, first, slot;
+
+	(void)unused;
+	for (done = 0; done != operation_count; done += 64) {
+		CHECK(doorbell_reserve(&queue, 64, 60 * SECOND, &first) == 0);
+		for (slot = first; slot != first + 64; slot++)
+			doorbell_write_nop(&queue, slot, 0);
+		CHECK(doorbell_submit(&queue, first, 64) == 0);
+	}
+	return NULL;
+}
+
+/* The 32 bits of our counts, and the 24 of the completion queue's consumer index (mlx5dv.h): each request has a completion of its own. */
+static void counts_wrap(void)
+{
+	const uint32_t begin = 0xff000000;
+	pthread_t threads[2];
+	int thread;
+
+	operation_count = (1u << 23) + (1u << 16);
+	set_up(4096, 4096);
+	begin_at(begin);
+	for (thread = 0; thread < 2; thread++)
+		CHECK(pthread_create(&threads[thread], NULL, post_nops, NULL) == 0);
+	for (thread = 0; thread < 2; thread++)
+		CHECK(pthread_join(threads[thread], NULL) == 0);
+	CHECK(doorbell_wait(&queue, begin + 2 * operation_count, 60 * SECOND) == 0);
+	CHECK(dbl_queue_state(&queue)->reserved == 1u << 17);
+	CHECK(dbl_queue_state(&queue)->cq_index == (1u << 24) + (1u << 17));
+	CHECK(dbl_be32(*(const uint32_t *)(uintptr_t)queue.cq_record) == 1u << 17);
+	/* The host finds the error of a queue whose index has wrapped, and what it resets works. */
+	remote.rkey ^= 0x5500;
+	CHECK(code_of_wait(NULL) == DOORBELL_EWORK);
+	expect_cause(DOORBELL_CAUSE_COMPLETION, 10);
+	recover();
+	tear_down();
+}
+
 static uint32_t late_slot;
 
 /* As another thread does that comes when the lock of the doorbell is still held. */
@@ -558,6 +611,7 @@ static const struct {
 	{"aborted", aborted},
 	{"full_and_late", full_and_late},
 	{"out_of_order", out_of_order},
+	{"counts_wrap", counts_wrap},
 	{"left_to_another", left_to_another},
 	{"kinds", kinds},
 	{"loans", loans},

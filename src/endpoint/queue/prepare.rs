@@ -251,7 +251,7 @@ impl Endpoint {
         prepared.live = false;
     }
 
-    /// Lends the send queue to kernels. It comes back by a reset, once they are done with it.
+    /// The send queue, to be lent to kernels. It comes back by a reset, once they are done with it.
     ///
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if anything is under way in the queue, or if nobody
