@@ -57,6 +57,8 @@
  *   gdsync/device.cuh (gdsync::device::wait)     doorbell_kernel_wait_value32 of doorbell/device.cuh, which has a bound as well
  *   GDS_DISABLE_* and other variables of the     none: what a device can do is found out
  *     environment
+ *   a library that is loaded with dlopen and     -rdynamic of the program: else what is registered in one is unknown to
+ *     shares what the program has registered      the other
  *   a stream for each call                       the first call with a stream makes the library's for it. gds_release_stream
  *                                                before cuStreamDestroy
  *

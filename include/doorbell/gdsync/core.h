@@ -74,7 +74,7 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 
 /*
  * Ends a queue pair, and its completion queues. What streams still have of it is kept until they are done; what was
- * prepared and not posted is lost, and its requests may not be used any more.
+ * prepared and not posted is lost, some of its memory with it: take it back before (gds_rollback_send, gds_abort_wait_cq).
  */
 static inline int gds_destroy_qp(struct gds_qp *qp);
 

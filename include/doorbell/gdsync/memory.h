@@ -76,7 +76,10 @@ struct doorbell_gds_state {
 #define doorbell_gds_state_here doorbell_gds_state_verbs
 #endif
 
-/* Weak, so that all sources and shared libraries of a program have one, though each of them defines it. */
+/*
+ * Weak, so that all sources and shared libraries of a program have one, though each of them defines it. A library that the program loads
+ * (dlopen) has the program's only if that exports its own, by -rdynamic: what is registered in one is unknown to the other if not.
+ */
 __attribute__((weak, visibility("default"))) struct doorbell_gds_state doorbell_gds_state_here = {
 	PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL};
 

@@ -122,19 +122,20 @@ static inline int doorbell_gds_take(struct doorbell_gds_qp *qp, uint32_t queue, 
 	int code, error = doorbell_gds_check(desc);
 	if (error)
 		return error;
-	pthread_mutex_lock(&qp->lock);
+	/* So that what is taken is what was given: another thread may be at the same queue. */
+	pthread_mutex_lock(&qp->posting);
 	if (!*stream)
 		error = doorbell_gds_errno(doorbell_stream_create_kernel("gdsync", stream));
-	pthread_mutex_unlock(&qp->lock);
 	if (!error)
 		error = doorbell_gds_give_all(*stream, 1, desc);
-	if (error)
-		return error;
-	code = doorbell_stream_take_trigger(*stream, trigger);
-	if (code < 0)
-		return doorbell_gds_errno(code);
-	/* A trigger has room for what the callers let through. */
-	return 0;
+	if (!error) {
+		/* A trigger has room for what the callers let through. */
+		code = doorbell_stream_take_trigger(*stream, trigger);
+		/* 0: nothing is left to a kernel, for the calling thread rings. */
+		error = doorbell_gds_errno(code);
+	}
+	pthread_mutex_unlock(&qp->posting);
+	return error;
 }
 
 /* A chain that has more is more than a trigger has room for. */

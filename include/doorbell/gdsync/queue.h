@@ -51,6 +51,7 @@ struct doorbell_gds_qp {
 	doorbell_endpoint *endpoint;
 	struct doorbell_gds_domain *domain;
 	pthread_mutex_t lock;
+	pthread_mutex_t posting; /* taken before `lock`: between preparing and posting in one call nothing else is prepared */
 	doorbell_stream *kernels[3]; /* what kernels execute: sends, waits for sends, waits for receives; NULL until there is some */
 	uint64_t serial;	     /* work requests so far */
 	uint32_t signals_all;
@@ -436,6 +437,7 @@ static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 	for (side = 0; side < 3; side++)
 		doorbell_stream_destroy(qp->kernels[side]);
 	pthread_mutex_destroy(&qp->lock);
+	pthread_mutex_destroy(&qp->posting);
 	free(qp);
 }
 
@@ -462,6 +464,7 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 	}
 	if (!error) {
 		pthread_mutex_init(&qp->lock, NULL);
+		pthread_mutex_init(&qp->posting, NULL);
 		doorbell_gds_lock();
 		error = doorbell_gds_domain_get(pd, &qp->domain);
 		if (!error) {
@@ -553,6 +556,7 @@ static inline int gds_qp_reset(struct gds_qp *gds)
 	if (code >= 0) {
 		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_SEND]);
 		doorbell_gds_cq_clear(&qp->cq[DOORBELL_SIDE_RECV]);
+		qp->qp.send_cq.curr_offset = qp->qp.recv_cq.curr_offset = 0;
 		qp->told = 0;
 		qp->ib.qp_num = (uint32_t)doorbell_endpoint_qpn(qp->endpoint);
 	}

@@ -130,13 +130,12 @@ static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_re
 	return 0;
 }
 
-static inline int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request)
+/* `posting` is held. */
+static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
+					    gds_send_request_t *request)
 {
-	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
 	struct doorbell_gds_work made;
-	int error = gds && wr && request ? 0 : EINVAL;
-	if (error)
-		return error;
+	int error = 0;
 	memset(request, 0, sizeof(*request));
 	request->owner = qp;
 	pthread_mutex_lock(&qp->lock);
@@ -160,6 +159,18 @@ static inline int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send
 	pthread_mutex_unlock(&qp->lock);
 	if (error && bad_wr)
 		*bad_wr = wr;
+	return error;
+}
+
+static inline int gds_prepare_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request)
+{
+	struct doorbell_gds_qp *qp = doorbell_gds_of(gds);
+	int error;
+	if (!gds || !wr || !request)
+		return EINVAL;
+	pthread_mutex_lock(&qp->posting);
+	error = doorbell_gds_prepare_send(qp, wr, bad_wr, request);
+	pthread_mutex_unlock(&qp->posting);
 	return error;
 }
 
@@ -561,16 +572,23 @@ static inline int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *r
 
 static inline int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
+	struct doorbell_gds_qp *own = doorbell_gds_of(qp);
 	gds_send_request_t request;
-	int error = gds_prepare_send(qp, wr, bad_wr, &request);
-	if (error)
-		return error;
-	error = gds_stream_post_send(stream, &request);
-	if (error) {
-		gds_rollback_send(qp, &request);
-		if (bad_wr)
-			*bad_wr = wr;
+	int error;
+	if (!qp || !wr)
+		return EINVAL;
+	/* So that another thread's is posted before this one is prepared, or the other way round. */
+	pthread_mutex_lock(&own->posting);
+	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request);
+	if (!error) {
+		error = gds_stream_post_send(stream, &request);
+		if (error) {
+			gds_rollback_send(qp, &request);
+			if (bad_wr)
+				*bad_wr = wr;
+		}
 	}
+	pthread_mutex_unlock(&own->posting);
 	return error;
 }
 

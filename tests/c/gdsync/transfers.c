@@ -505,6 +505,56 @@ static void never_polls(struct side *a, struct side *b)
 	end_stream(stream);
 }
 
+struct sender {
+	struct side *from, *to;
+	pthread_t thread;
+	uint32_t refused;
+};
+
+/* On a stream of its own. A full queue is the only thing that may be said against it. */
+static void *send_many(void *argument)
+{
+	struct sender *sender = (struct sender *)argument;
+	CUstream stream = new_stream();
+	struct ibv_sge from = at(sender->from, 0, 8);
+	gds_send_wr wr = request_to(1, IBV_WR_RDMA_WRITE, &from, sender->to, 0), *bad = NULL;
+	struct ibv_wc wc;
+	int sent = 0, error;
+	while (sent < 1000) {
+		error = gds_stream_queue_send(stream, sender->from->qp, &wr, &bad);
+		if (error == ENOMEM) {
+			sender->refused++;
+			sync_stream(stream);
+			while (ibv_poll_cq(sender->from->qp->send_cq.cq, 1, &wc) > 0)
+				EXPECT(wc.status == IBV_WC_SUCCESS);
+			continue;
+		}
+		WORKS(error);
+		sent++;
+	}
+	sync_stream(stream);
+	end_stream(stream);
+	return NULL;
+}
+
+/* Two threads at one queue pair, neither of which knows of the other. */
+static void two_senders(struct side *a, struct side *b)
+{
+	struct sender senders[2];
+	struct ibv_wc wc;
+	int i;
+	for (i = 0; i < 2; i++) {
+		memset(&senders[i], 0, sizeof(senders[i]));
+		senders[i].from = a;
+		senders[i].to = b;
+		EXPECT(pthread_create(&senders[i].thread, NULL, send_many, &senders[i]) == 0);
+	}
+	for (i = 0; i < 2; i++)
+		EXPECT(pthread_join(senders[i].thread, NULL) == 0);
+	while (ibv_poll_cq(a->qp->send_cq.cq, 1, &wc) > 0)
+		EXPECT(wc.status == IBV_WC_SUCCESS);
+}
+
 int main(void)
 {
 	struct side a, b;
@@ -524,6 +574,7 @@ int main(void)
 	words();
 	memory();
 	threads();
+	two_senders(&a, &b);
 	/* Back to the beginning, and once more. */
 	WORKS(gds_qp_reset(a.qp));
 	WORKS(gds_qp_reset(b.qp));
