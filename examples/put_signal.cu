@@ -187,6 +187,13 @@ int main(int argc, char **argv)
 	CUDA(cudaMemset(s.target_bytes, 0, blocks * size));
 	CUDA(cudaMemset(s.signal_words, 0, blocks * 8));
 	CUDA(cudaMemset(out, 0, sizeof(*out)));
+	/* Kernels are loaded by their first launch, which may wait for those that run; these wait for one another. */
+	cudaFuncAttributes attributes;
+	CUDA(cudaFuncGetAttributes(&attributes, put_built));
+	CUDA(cudaFuncGetAttributes(&attributes, check));
+#ifndef WITHOUT_TRIGGERS
+	CUDA(cudaFuncGetAttributes(&attributes, put_triggered));
+#endif
 	/* Before the first kernel of a stream that does not wait for the legacy one. */
 	CUDA(cudaDeviceSynchronize());
 	TRY(doorbell_device_open(name, &device));

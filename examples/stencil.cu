@@ -444,8 +444,12 @@ int main(int argc, char **argv)
 	doorbell_device *device;
 	doorbell_domain *domain;
 	bool agree = true;
-	/* Makes the context current. */
-	CUDA(cudaFree(nullptr));
+	/* Kernels are loaded by their first launch, which may wait for those that run; these wait for one another. Makes the context, too. */
+	cudaFuncAttributes attributes;
+	CUDA(cudaFuncGetAttributes(&attributes, step_of));
+#ifndef WITHOUT_TRIGGERS
+	CUDA(cudaFuncGetAttributes(&attributes, step_and_ring));
+#endif
 	TRY(doorbell_device_open(name, &device));
 	TRY(doorbell_domain_create(device, &domain));
 	for (const shape &size : sizes)

@@ -7,6 +7,7 @@
 //! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged.
 #![allow(unsafe_code)] // calls the driver, as an application does
 
+mod examples;
 mod facts;
 mod figures;
 mod gpu;

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::report::{Outcome, Report, Step};
-use super::{facts, figures, kernels};
+use super::{examples, facts, figures, kernels};
 
 /// What is found out in this process: name, and seconds that it may take.
 const HERE: [(&str, u64); 15] = [
@@ -31,7 +31,7 @@ const HERE: [(&str, u64); 15] = [
 ];
 const BLOCKS: &str = "kernels: puts of many blocks";
 /// A step for which nothing is left.
-const NO_TIME: &str = "the time of the whole is up";
+pub const NO_TIME: &str = "the time of the whole is up";
 const LOOPS: &str = "figure: loops";
 
 /// Runs one of them, and gives what it found as a line of JSON.
@@ -83,6 +83,7 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
             return;
         }
     }
+    examples::run_all(bundle, short, report);
     for (suite, way) in suites(bundle, short) {
         let began = Instant::now();
         let name = format!("suite: {suite}, {}", way.name);
@@ -331,16 +332,16 @@ fn sanitizer(bundle: &Path, tool: &str, arguments: &[&str], limit: Duration) -> 
 }
 
 /// How a process ended.
-struct Ended {
-    success: bool,
-    in_time: bool,
-    status: String,
-    said: String,
+pub struct Ended {
+    pub success: bool,
+    pub in_time: bool,
+    pub status: String,
+    pub said: String,
 }
 
 impl Ended {
     /// What to report of one that failed: the end of what it said.
-    fn complaint(&self) -> String {
+    pub fn complaint(&self) -> String {
         let how = if self.in_time {
             self.status.clone()
         } else {
@@ -353,7 +354,7 @@ impl Ended {
 }
 
 /// Runs it, for no longer than that.
-fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
+pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
     use std::os::unix::process::CommandExt;
     // A group of its own, so that all that it has started ends with it.
     let mut child = command

@@ -165,6 +165,16 @@ static inline void cuda_on_cpu_call(void *argument)
 	delete kernel;
 }
 
+struct cudaFuncAttributes {
+	int maxThreadsPerBlock;
+};
+
+template <typename... Parameters> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, void (*)(Parameters...))
+{
+	attributes->maxThreadsPerBlock = 1;
+	return cudaSuccess;
+}
+
 template <typename... Parameters, typename... Arguments>
 static inline void LAUNCH(void (*kernel)(Parameters...), unsigned blocks, unsigned, cudaStream_t stream, Arguments... arguments)
 {
