@@ -782,19 +782,19 @@ int doorbell_stream_create_cuda(struct CUstream_st *cuda_stream, const doorbell_
  * The address on the device of a 32-bit word that says whether something before has failed, for kernels to read: 0,
  * DOORBELL_EWORK if an operation of this stream failed or its wait was ended, or DOORBELL_EASYNC if the stream has failed.
  * The first failure stays until doorbell_stream_clear_status, and is there before the wait ends that it ends; from the first
- * call of this function on. The word is there as long as the handle. CUDA streams only, else DOORBELL_ESTATE.
+ * call of this function on. The word is there as long as the handle. DOORBELL_ESTATE for a host stream.
  * Threads: any.
  */
 int doorbell_stream_status_word(doorbell_stream *stream, uint64_t *device_address);
 
 /*
- * What the status word says at this moment. CUDA streams only, else DOORBELL_ESTATE.
+ * What the status word says at this moment. DOORBELL_ESTATE for a host stream.
  * Threads: any.
  */
 int doorbell_stream_status(const doorbell_stream *stream, int *status);
 
 /*
- * Sets the status word to 0, for the next failure. CUDA streams only, else DOORBELL_ESTATE.
+ * Sets the status word to 0, for the next failure. DOORBELL_ESTATE for a host stream.
  * Threads: any.
  */
 int doorbell_stream_clear_status(doorbell_stream *stream);
@@ -1725,7 +1725,8 @@ int doorbell_cm_request_accept(doorbell_cm_request *request, doorbell_endpoint *
 			       size_t len_bytes, int64_t timeout_ms, doorbell_cm_connection **connection);
 
 /*
- * Refuses the request, with up to 148 bytes of private data. The handle is gone, on an error as well.
+ * Refuses the request, with up to 148 bytes of private data. The handle is gone, on an error as well, but for those of the
+ * arguments themselves (DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_EBUSY).
  * Threads: alone with request.
  */
 int doorbell_cm_request_reject(doorbell_cm_request *request, const void *private_data, size_t len_bytes);

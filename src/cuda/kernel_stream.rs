@@ -98,10 +98,11 @@ impl KernelStream {
     /// [`Error::Asynchronous`] if the stream is over. Of a passing failure a call reports that queues.
     pub fn take(&self) -> Result<Option<Trigger>> {
         let shared = self.inner.handle.shared();
+        let mut queue = lock(&shared.queue);
+        // Under the lock: what is taken after the stream was given up would be executed behind its end.
         if shared.fault.is_sticky() {
             shared.check()?;
         }
-        let mut queue = lock(&shared.queue);
         if queue.calls.is_empty() {
             queue.end_call();
         }
