@@ -45,7 +45,8 @@
  *
  * Structs that begin with `struct_size`
  *   They may grow at their end in later versions. The field is the size that your header has; the functions that fill such
- *   a struct set it. What a later library knows beyond that takes its default.
+ *   a struct set it. What a later library knows beyond that takes its default. Structs without it that the library fills have a field
+ *   `reserved`, which later versions may give a meaning.
  *
  * CUDA
  *   Calls with CUDA's own types take them as they are, without CUDA's headers: `struct CUstream_st *` is CUstream and
@@ -168,6 +169,7 @@ typedef struct doorbell_failure {
 	uint32_t syndrome;        /* as in the error CQE */
 	uint32_t vendor_syndrome; /* as in the error CQE */
 	int64_t timeout_ms;       /* if cause is DOORBELL_CAUSE_DEADLINE */
+	uint64_t reserved[3];     /* 0 */
 } doorbell_failure;
 
 /*
@@ -972,6 +974,7 @@ typedef struct doorbell_completion {
 	uint32_t len_bytes; /* received, read, or sent */
 	uint32_t imm;       /* if has_imm is 1 */
 	uint32_t has_imm;
+	uint64_t reserved; /* 0 */
 } doorbell_completion;
 
 /* A work request of that operation, and no more. The slices must stay until it was queued, posted or prepared. */

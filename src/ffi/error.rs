@@ -121,6 +121,7 @@ pub struct doorbell_failure {
     pub syndrome: u32,
     pub vendor_syndrome: u32,
     pub timeout_ms: i64,
+    pub reserved: [u64; 3],
 }
 
 impl From<WorkError> for doorbell_failure {

@@ -111,6 +111,7 @@ pub struct doorbell_completion {
     pub len_bytes: u32,
     pub imm: u32,
     pub has_imm: u32,
+    pub reserved: u64,
 }
 
 impl From<Completion> for doorbell_completion {
@@ -132,6 +133,7 @@ impl From<Completion> for doorbell_completion {
             len_bytes: completion.len_bytes,
             imm: completion.imm.unwrap_or(0),
             has_imm: completion.imm.is_some().into(),
+            reserved: 0,
         }
     }
 }
