@@ -12,7 +12,7 @@ use doorbell::peer::{Fence, Program, Role, Target, TargetId, Targets};
 use doorbell::stream::{Attachments, Outcome, Owner, Submission};
 use doorbell::{
     Access, CudaContext, CudaStream, Device, DeviceBuffer, Endpoint, EndpointConfig, Executor,
-    KernelQueue, KernelStream, Region, TimingEvent,
+    KernelQueue, KernelStream, Region, Side, TimingEvent, Trigger,
 };
 use serde_json::{Value, json};
 
@@ -362,6 +362,76 @@ fn put(
     drop(queues);
     drop(ends);
     Ok(seconds)
+}
+
+/// `struct measured_group`.
+#[repr(C)]
+struct Group {
+    trigger: Trigger,
+    data: u64,
+    codes: u64,
+    value: u32,
+    is_warp: u32,
+}
+
+/// What all threads of a warp or a block have stored in memory of the GPU is what the trigger of one of them sends; and all get its code.
+pub fn triggers_of_groups(short: bool) -> Result<Value> {
+    let gpu = Gpu::new()?;
+    let Some(measured) = Kernels::load(&gpu.context)? else {
+        return Ok(json!({"waived": WITHOUT}));
+    };
+    let stream = CudaStream::new(&gpu.context, "groups")?;
+    let kernels = KernelStream::new(&gpu.context, "groups")?;
+    let rounds = if short { 10 } else { 500 };
+    for device in ["softcx", "softcx,path=proxy"] {
+        let domain = Device::open(device)?.protection_domain();
+        let mut a = Endpoint::new(&domain, &EndpointConfig::default())?;
+        let mut b = Endpoint::new(&domain, &EndpointConfig::default())?;
+        a.connect(&b.address())?;
+        b.connect(&a.address())?;
+        let data = gpu.context.alloc(1024)?;
+        let codes = gpu.context.alloc(1024)?;
+        let from = Region::register_device(&domain, &data, Access::ALL)?;
+        let to = Region::alloc(&domain, 4096, Access::ALL)?;
+        for (threads, is_warp) in [(32, 1), (256, 0)] {
+            for round in 1..=rounds {
+                let value = round * 1000 + is_warp;
+                let bytes = 4 * u64::from(threads);
+                codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(threads as usize))?;
+                let slices = [from.slice(0, bytes)?];
+                let remote = to.remote();
+                a.stream_queue_write(&kernels, &slices, remote.addr, remote.rkey)?;
+                a.stream_wait_cq(&kernels, Side::Send)?;
+                let group = Group {
+                    trigger: kernels.take()?.context("no trigger")?,
+                    data: data.ptr(),
+                    codes: codes.ptr(),
+                    value,
+                    is_warp,
+                };
+                ensure!(kernels.take()?.is_none(), "it took two triggers");
+                measured.launch(&stream, c"gpu_check_group", (1, threads), &group)?;
+                stream.synchronize(Some(SOON))?;
+                let (mut arrived, mut found) = (vec![0; bytes as usize], vec![0; bytes as usize]);
+                to.read(0, &mut arrived)?;
+                codes.copy_to_host(0, &mut found)?;
+                ensure!(
+                    found.iter().all(|byte| *byte == 0),
+                    "{device}, {threads} threads, round {round}: codes {found:x?}"
+                );
+                let (arrived, _) = arrived.as_chunks::<4>();
+                for (thread, bytes) in (0..).zip(arrived) {
+                    let word = u32::from_ne_bytes(*bytes);
+                    ensure!(
+                        word == value + thread,
+                        "{device}, {threads} threads, round {round}: thread {thread}'s word is {word}"
+                    );
+                }
+            }
+        }
+        kernels.synchronize(Some(SOON))?;
+    }
+    Ok(json!({"rounds of each": rounds}))
 }
 
 /// `struct measured_emits`.

@@ -76,6 +76,15 @@ DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorb
 	return code != DOORBELL_OK ? code : doorbell_wait(queue, upto, MEASURED_BOUND_NS);
 }
 
+/* A warp or a block whose threads have each stored a word of what its trigger sends. */
+struct measured_group {
+	struct doorbell_trigger trigger;
+	uint64_t data;  /* uint32_t for each thread */
+	uint64_t codes; /* int32_t for each thread */
+	uint32_t value;
+	uint32_t is_warp;
+};
+
 /* Work requests that nobody consumes: what the emitter alone can do. */
 struct measured_emits {
 	uint64_t ring; /* 64 bytes for each thread */

@@ -12,7 +12,7 @@ use super::report::{Outcome, Report, Step};
 use super::{examples, facts, figures, kernels};
 
 /// What is found out in this process: name, and seconds that it may take.
-const HERE: [(&str, u64); 15] = [
+const HERE: [(&str, u64); 16] = [
     ("fact: device", 30),
     ("fact: mappings", 30),
     ("fact: conditions", 30),
@@ -25,10 +25,12 @@ const HERE: [(&str, u64); 15] = [
     ("figure: queue cost", 60),
     ("figure: driver calls", 30),
     ("figure: graph replay", 60),
+    (GROUPS, 60),
     (BLOCKS, 120),
     ("figure: kernel trigger", 60),
     ("figure: emitter", 60),
 ];
+const GROUPS: &str = "kernels: triggers of warps and blocks";
 const BLOCKS: &str = "kernels: puts of many blocks";
 /// A step for which nothing is left.
 pub const NO_TIME: &str = "the time of the whole is up";
@@ -49,6 +51,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "figure: queue cost" => figures::queue_cost(short),
         "figure: driver calls" => figures::driver_calls(),
         "figure: graph replay" => figures::graph_replay(short),
+        GROUPS => kernels::triggers_of_groups(short),
         BLOCKS => kernels::puts_of_blocks(short),
         "figure: kernel trigger" => kernels::trigger_to_doorbell(short),
         "figure: emitter" => kernels::emitter(short),
@@ -273,7 +276,7 @@ fn run_suite(bundle: &Path, suite: &str, way: &Way, short: bool, limit: Duration
 }
 
 /// What runs under compute-sanitizer: for people, the tool, and the program of the bundle with its arguments.
-const SANITIZED: [(&str, &str, &[&str]); 5] = [
+const SANITIZED: [(&str, &str, &[&str]); 7] = [
     (
         "kernels",
         "memcheck",
@@ -298,6 +301,16 @@ const SANITIZED: [(&str, &str, &[&str]); 5] = [
         "puts of many blocks",
         "racecheck",
         &["gpu_check", "--short", "--step", BLOCKS],
+    ),
+    (
+        "triggers of warps and blocks",
+        "memcheck",
+        &["gpu_check", "--short", "--step", GROUPS],
+    ),
+    (
+        "triggers of warps and blocks",
+        "racecheck",
+        &["gpu_check", "--short", "--step", GROUPS],
     ),
 ];
 

@@ -86,7 +86,7 @@ int doorbell_put_step(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
-/* gpu_check_ring(bells), gpu_check_put(puts), gpu_check_emit(emits): those of examples/gpu_check/measured.cu. */
+/* gpu_check_ring(bells), gpu_check_put(puts), gpu_check_group(group), gpu_check_emit(emits): those of examples/gpu_check/measured.cu. */
 int gpu_check_ring(const void *const arguments[], uint64_t thread)
 {
     struct measured_bells bells;
@@ -115,6 +115,26 @@ int gpu_check_put(const void *const arguments[], uint64_t thread)
     if (!reach_queue(&queue))
         return ILLEGAL_ADDRESS;
     ((int *)(uintptr_t)puts.codes)[thread] = measured_put(&puts, &queue, (uint32_t)thread);
+    return SUCCESS;
+}
+
+/* Its threads one after the other: the last one has the trigger. */
+int gpu_check_group(const void *const arguments[], uint64_t thread)
+{
+    struct measured_group group;
+    uint64_t threads, at;
+    int code;
+
+    memcpy(&group, arguments[0], sizeof group);
+    threads = group.is_warp ? 32 : 256;
+    if (!reach(&group.data, 4 * threads) || !reach(&group.codes, 4 * threads))
+        return ILLEGAL_ADDRESS;
+    ((uint32_t *)(uintptr_t)group.data)[thread] = group.value + (uint32_t)thread;
+    if (thread + 1 < threads)
+        return SUCCESS;
+    code = doorbell_trigger_thread(&group.trigger, MEASURED_BOUND_NS);
+    for (at = 0; at < threads; at++)
+        ((int *)(uintptr_t)group.codes)[at] = code;
     return SUCCESS;
 }
 

@@ -35,6 +35,7 @@ unsafe extern "C" {
     fn doorbell_put_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_group(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_emit(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
 }
@@ -85,6 +86,12 @@ static KERNELS: &[Kernel] = &[
         parameters: &[48],
         once: false,
         run: Run::C(gpu_check_put),
+    },
+    Kernel {
+        name: c"gpu_check_group",
+        parameters: &[536],
+        once: false,
+        run: Run::C(gpu_check_group),
     },
     Kernel {
         name: c"gpu_check_emit",
