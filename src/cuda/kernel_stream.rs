@@ -164,6 +164,8 @@ impl KernelStream {
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
         shared.fault.stick("what was taken was given up".into());
+        // Of what another thread is about to queue.
+        shared.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         shared.count.words.note(STATUS_WORK);
         drop(queue);
         drop(shared.settle());
