@@ -172,6 +172,20 @@ fn header_and_rust_define_the_same() {
     assert_same("constant", &constants, &rust);
 }
 
+/// What `cargo cinstall` calls the library is what it is.
+#[test]
+fn cargo_c_is_told_the_same_version() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let (_, library) = manifest
+        .split_once("[package.metadata.capi.library]")
+        .expect("a section for cargo-c");
+    let version = library
+        .lines()
+        .find_map(|line| line.strip_prefix("version = "))
+        .expect("a version");
+    assert_eq!(version, format!("{:?}", env!("CARGO_PKG_VERSION")));
+}
+
 /// What the names in the shim begin with.
 const SHIM: &[&str] = &[
     "doorbell_shim_",
