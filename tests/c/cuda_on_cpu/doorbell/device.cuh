@@ -2,6 +2,25 @@
 #ifndef CUDA_ON_CPU_DEVICE_H
 #define CUDA_ON_CPU_DEVICE_H
 
+#ifndef WITHOUT_TRIGGERS
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdint.h>
+
+/* What triggers name are addresses of the stand-in's device. */
+static inline void *cuda_on_cpu_reach(uint64_t address, uint64_t len_bytes)
+{
+	typedef void *(*reach)(uint64_t, uint64_t);
+	static const reach found = (reach)dlsym(dlopen("libcuda.so.1", RTLD_NOW), "doorbell_cuda_standin_reach");
+	return found(address, len_bytes);
+}
+
+#define DBL_REACH(address, len_bytes) cuda_on_cpu_reach(address, len_bytes)
+#define DBL_PAUSE(turn) ((void)(turn), sched_yield(), 0)
+
+#endif
+
 #include <doorbell/queue.h>
 #include <doorbell/trigger.h>
 
