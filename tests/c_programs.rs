@@ -156,7 +156,7 @@ fn the_example_runs_both_loops_and_checks_every_byte() {
         let output = run(Command::new(&program).args(arguments));
         let on = arguments.get(3).unwrap_or(&"softcx");
         // By plain verbs no stream can ring.
-        let control = if on.starts_with("verbs:") {
+        let control = if on.starts_with("verbs:") || on.contains("path=proxy") {
             "proxy"
         } else {
             "direct"
