@@ -139,6 +139,7 @@ impl Shared {
         if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
             // Fully: another thread may be about to process just that completion.
             new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
+            self.look_before_kernels(epoch);
             self.fail_in(epoch, None, Cause::QueuePair);
         }
         new
@@ -152,20 +153,29 @@ impl Shared {
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
-        let lent = self.lane(Side::Send).error_before_kernels();
-        if let Some(cqe) = lent {
+        self.look_before_kernels(epoch);
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        if self.qp.overrun() {
+            self.fail_in(epoch, None, Cause::Overrun);
+        } else if self.qp.state() == State::Error {
+            // A completion that says why was written before the state was set.
+            self.reap_fully();
+            self.look_before_kernels(epoch);
+            self.fail_in(epoch, None, Cause::QueuePair);
+        }
+    }
+
+    /// Fails for a completion in error that kernels have left, or have not read, of a queue that is lent to them.
+    fn look_before_kernels(&self, epoch: u32) {
+        if let Some(cqe) = self.lane(Side::Send).error_before_kernels() {
             let cause = Cause::Completion {
                 status: cqe.status(),
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
             self.fail_in(epoch, Some(cqe.wqe_counter.into()), cause);
-        } else if self.qp.overrun() {
-            self.fail_in(epoch, None, Cause::Overrun);
-        } else if self.qp.state() == State::Error {
-            // A completion that says why was written before the state was set.
-            self.reap_fully();
-            self.fail_in(epoch, None, Cause::QueuePair);
         }
     }
 
