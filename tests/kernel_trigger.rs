@@ -48,6 +48,15 @@ impl Application {
         application
     }
 
+    /// None where no kernel rings, and the test is WAIVED.
+    fn of(test: &str) -> Option<Application> {
+        let context = context(test)?;
+        if is_sync(test) {
+            return None;
+        }
+        Some(Application::new(&context))
+    }
+
     fn kernels(&self) -> KernelStream {
         KernelStream::new(&self.context, "kernels").unwrap()
     }
@@ -133,12 +142,9 @@ fn cause(ticket: &Ticket) -> Option<Cause> {
 #[test]
 fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
     let _alone = alone();
-    let test = "a_kernel_rings_what_was_prepared";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("a_kernel_rings_what_was_prepared") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
     let mut bench = Bench::new();
     assert!(kernels.take().unwrap().is_none());
@@ -171,12 +177,9 @@ fn a_kernel_rings_what_was_prepared_and_waits_for_it() {
 #[test]
 fn thousands_in_a_row_arrive_once_and_in_order() {
     let _alone = alone();
-    let test = "thousands_in_a_row";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("thousands_in_a_row") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
     let mut bench = Bench::new();
     let mut random = Random(from_env("DOORBELL_SEED", 6));
@@ -213,12 +216,9 @@ fn thousands_in_a_row_arrive_once_and_in_order() {
 #[test]
 fn triggers_of_many_endpoints_are_executed_as_they_were_queued() {
     let _alone = alone();
-    let test = "triggers_of_many_endpoints";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("triggers_of_many_endpoints") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
     let device = device();
     let mut pairs: Vec<Pair> = (0..12).map(|_| Pair::new(&device, &config())).collect();
@@ -315,12 +315,9 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
 #[test]
 fn every_failure_reaches_the_kernel_that_waits() {
     let _alone = alone();
-    let test = "every_failure_reaches_the_kernel";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("every_failure_reaches_the_kernel") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let fails = |kernels: &KernelStream, what: &str| {
         let (codes, took) = application.execute_within(kernels, BOUND);
         assert_eq!(codes.last(), Some(&EWORK), "{what}: {codes:?}");
@@ -423,12 +420,9 @@ fn a_deadline_begins_when_the_kernel_does() {
 #[test]
 fn a_dead_peer_reaches_the_kernel_that_waits() {
     let _alone = alone();
-    let test = "a_dead_peer_reaches_the_kernel";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("a_dead_peer_reaches_the_kernel") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let hasty = EndpointConfig {
         timeout: 8,
         retry_count: 1,
@@ -455,12 +449,9 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
 #[test]
 fn a_full_queue_is_told_when_it_is_posted_to() {
     let _alone = alone();
-    let test = "a_full_queue_is_told";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("a_full_queue_is_told") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
     let mut bench = Bench::new();
     let mut sent = 0;
@@ -491,12 +482,9 @@ fn a_full_queue_is_told_when_it_is_posted_to() {
 #[test]
 fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
     let _alone = alone();
-    let test = "a_kernel_that_gives_up";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("a_kernel_that_gives_up") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let mut bench = Bench::new();
     let region = bench.region.clone();
     for _ in 0..5 {
@@ -547,12 +535,9 @@ fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
 #[test]
 fn a_trigger_is_executed_once_and_in_its_turn() {
     let _alone = alone();
-    let test = "a_trigger_is_executed_once";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("a_trigger_is_executed_once") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
     let mut bench = Bench::new();
     let first_tickets = write(&mut bench, &kernels, 1);
@@ -583,7 +568,7 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
     assert!(first_tickets.iter().chain(&second_tickets).all(is_complete));
 
     // Kernels of two streams: the second waits for the first.
-    let other = Application::new(&context);
+    let other = Application::new(&application.context);
     for round in 0..50 {
         write(&mut bench, &kernels, round);
         let first = kernels.take().unwrap().unwrap();
@@ -600,12 +585,9 @@ fn a_trigger_is_executed_once_and_in_its_turn() {
 #[test]
 fn what_no_kernel_will_execute_is_given_up() {
     let _alone = alone();
-    let test = "what_no_kernel_will_execute";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("what_no_kernel_will_execute") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let mut bench = Bench::new();
     for round in 0..4 {
         let kernels = application.kernels();
@@ -643,12 +625,9 @@ fn what_no_kernel_will_execute_is_given_up() {
 #[test]
 fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
     let _alone = alone();
-    let test = "an_abort_ends_every_wait";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("an_abort_ends_every_wait") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let bench = Bench::new();
     let region = bench.region.clone();
     for _ in 0..5 {
@@ -685,12 +664,9 @@ fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
 #[test]
 fn handles_go_in_any_order_and_what_was_taken_is_executed() {
     let _alone = alone();
-    let test = "handles_go_in_any_order";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("handles_go_in_any_order") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     for round in 0..12_u8 {
         let mut bench = Bench::new();
         let kernels = application.kernels();
@@ -729,14 +705,11 @@ fn handles_go_in_any_order_and_what_was_taken_is_executed() {
 #[test]
 fn kernels_and_streams_wait_for_each_other_by_events_and_values() {
     let _alone = alone();
-    let test = "kernels_and_streams_wait_for_each_other";
-    let Some(context) = context(test) else { return };
-    if is_sync(test) {
+    let Some(application) = Application::of("kernels_and_streams_wait_for_each_other") else {
         return;
-    }
-    let application = Application::new(&context);
+    };
     let kernels = application.kernels();
-    let stream = CudaStream::new(&context, "stream").unwrap();
+    let stream = CudaStream::new(&application.context, "stream").unwrap();
     let host = doorbell::HostStream::new("host").unwrap();
     let mut bench = Bench::new();
     let region = bench.region.clone();
