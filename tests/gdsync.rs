@@ -56,24 +56,29 @@ fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
+/// Builds the forms of a program one after the other. Each runs beside the builds of the next: one of them waits for seconds.
 fn builds_and_runs(test: &str, name: &str) {
-    for language in ["c", "c++"] {
-        if language == "c++" && !has("g++") {
-            waived::waived(test, "g++ is not installed");
-            continue;
+    std::thread::scope(|scope| {
+        for language in ["c", "c++"] {
+            if language == "c++" && !has("g++") {
+                waived::waived(test, "g++ is not installed");
+                continue;
+            }
+            let with_libibverbs: &[(&str, &[&str])] = &[("libibverbs", &["-DGDSYNC_LIBIBVERBS"])];
+            let contexts = if is_of_libibverbs() && name == "transfers" {
+                with_libibverbs
+            } else {
+                &[]
+            };
+            for (verbs, flags) in VERBS.iter().chain(contexts) {
+                let program = build(name, language, verbs, flags);
+                scope.spawn(move || {
+                    let output = run(&mut Command::new(program));
+                    assert_eq!(output, "done\n", "{language} {verbs}");
+                });
+            }
         }
-        let with_libibverbs: &[(&str, &[&str])] = &[("libibverbs", &["-DGDSYNC_LIBIBVERBS"])];
-        let contexts = if is_of_libibverbs() && name == "transfers" {
-            with_libibverbs
-        } else {
-            &[]
-        };
-        for (verbs, flags) in VERBS.iter().chain(contexts) {
-            let program = build(name, language, verbs, flags);
-            let output = run(&mut Command::new(program));
-            assert_eq!(output, "done\n", "{language} {verbs}");
-        }
-    }
+    });
 }
 
 #[test]
