@@ -32,7 +32,8 @@
  *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
  * - Who has read completions stores the consumer index with release: the NIC, which loads it before it writes there again, comes after the
  *   loads. It is also what the host goes by that looks for errors nobody polls for (src/endpoint/side/loan.rs).
- * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them with acquire.
+ * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them with acquire. Who
+ *   hears of a failure stores the state's `status` with release: others find there what the host had seen.
  * - The locks (`ringing`, `polling`) are taken with acquire and let go with release, of the GPU's scope: what they guard is its own memory.
  */
 #ifndef DOORBELL_QUEUE_H
@@ -144,8 +145,9 @@ DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
 
 	if (status == 0) {
 		status = (int32_t)dbl_load_dword(&control->status);
+		/* Release: who hears it from this thread is to find the completions that the host had seen as well. */
 		if (status != 0)
-			dbl_store_dword(&state->status, (uint32_t)status);
+			dbl_store_dword_release(&state->status, (uint32_t)status);
 	}
 	return status;
 }
@@ -494,9 +496,10 @@ DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t firs
 	/* What was stored before, the work requests among it, before the marks. */
 	dbl_fence_system();
 	for (slot = first; slot != first + count; slot++) {
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(DBL_FENCES_ORDER_MARKS)
 		dbl_store_dword(dbl_queue_mark(queue, slot), slot + 1);
 #else
+		/* Where ThreadSanitizer is to see the order, which knows no fences. */
 		dbl_store_dword_release(dbl_queue_mark(queue, slot), slot + 1);
 #endif
 	}
