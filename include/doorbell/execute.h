@@ -186,11 +186,9 @@ DBL_EXECUTOR struct dbl_unit dbl_unit_of(const uint64_t *words)
 	return unit;
 }
 
-DBL_EXECUTOR struct dbl_item_head dbl_item_head_of(const uint64_t *words)
+DBL_EXECUTOR void dbl_item_head_of(struct dbl_item_head *head, const uint64_t *words)
 {
-	struct dbl_item_head head;
-	memcpy(&head, words, sizeof(head));
-	return head;
+	memcpy(head, words, sizeof(*head));
 }
 
 #define DBL_UNIT_WORDS ((uint32_t)(sizeof(struct dbl_unit) / sizeof(uint64_t)))
@@ -257,10 +255,11 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 	uint32_t at, body_words, target_count = 0;
 
 	for (at = 0; at < word_count; at += 1 + body_words) {
-		const struct dbl_item_head head = dbl_item_head_of(&words[at]);
 		const uint64_t *body = &words[at + 1];
 		enum dbl_end end = DBL_END_DONE;
+		struct dbl_item_head head;
 
+		dbl_item_head_of(&head, &words[at]);
 		body_words = head.kind == DBL_ITEM_TABLE   ? head.count :
 			     head.kind == DBL_ITEM_PROGRAM ? 1 + 3 * (uint32_t)head.count :
 							      1;

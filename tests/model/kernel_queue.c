@@ -1,0 +1,509 @@
+/*
+ * The protocol of doorbell/queue.h for a model checker that knows weak memory (scripts/model-check): every execution that the memory model of
+ * C11 allows, fences included, of a few threads that do what a few threads of a GPU would. A second submit, a second lap, a second poller: what
+ * goes wrong between threads goes wrong with so many.
+ *
+ * The header is included as kernels have it: marks are relaxed stores behind a fence. What is not its code is the NIC, and on the proxy path the
+ * host's thread: threads here that load and store as those are allowed to, and no stronger.
+ *
+ * A data race, of the plain accesses to work requests and data, is an error that the checker finds itself. -DMODEL_... says
+ * which.
+ */
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "rig.h"
+
+#define DBL_FENCES_ORDER_MARKS
+#include <doorbell/queue.h>
+
+#define SLOTS 2u
+#define CQES 8u
+
+static _Alignas(64) struct dbl_queue_state state;
+static _Alignas(64) struct dbl_queue_control control;
+static uint32_t marks[SLOTS];
+static uint64_t doorbells[SLOTS];
+static _Alignas(64) uint64_t ring[SLOTS * 8];
+static uint32_t record;
+static uint64_t uar[2];
+static _Alignas(64) uint32_t completions[CQES * 16];
+static uint32_t cq_record;
+static uint64_t data[2];
+
+static struct doorbell_queue queue_of(uint32_t capacity, int is_proxy)
+{
+	struct doorbell_queue queue;
+
+	queue.state = (uintptr_t)&state;
+	queue.control = (uintptr_t)&control;
+	queue.marks = (uintptr_t)marks;
+	queue.doorbells = (uintptr_t)doorbells;
+	queue.ring = (uintptr_t)ring;
+	queue.record = is_proxy ? 0 : (uintptr_t)&record;
+	queue.uar[0] = (uintptr_t)&uar[0];
+	queue.uar[1] = (uintptr_t)&uar[1];
+	queue.completions = (uintptr_t)completions;
+	queue.cq_record = (uintptr_t)&cq_record;
+	queue.slot_mask = capacity - 1;
+	queue.cqe_mask = CQES - 1;
+	queue.capacity = capacity;
+	queue.qpn = 7;
+	return queue;
+}
+
+/* No completion is there: the owner bit of the lap before (mlx5dv.h: MLX5_CQE_INVALID). */
+static void prepare(void)
+{
+	uint32_t cqe;
+
+	for (cqe = 0; cqe < CQES; cqe++)
+		completions[cqe * 16 + 15] = 0xf1000000u;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- the NIC */
+
+/* Reads the work request of a slot as DMA does, in no order of its own, and looks that it is that slot's. */
+static void fetch(uint32_t slot, uint32_t slot_mask)
+{
+	const uint64_t *wqe = &ring[(slot & slot_mask) * 8];
+	uint32_t word;
+
+	REQUIRE(wqe[0] == dbl_be32x2((slot & 0xffff) << 8 | DBL_OPCODE_NOP, 7u << 8 | 1u));
+	for (word = 2; word < 8; word++)
+		REQUIRE(wqe[word] == 0);
+}
+
+/* Waits for the doorbell of a slot, or of one behind it that comes through the same register, and reads the record. */
+static void hear_doorbell(uint32_t slot)
+{
+	const uint64_t word = __atomic_load_n(&uar[slot & 1], __ATOMIC_RELAXED);
+
+	ASSUME(word != 0);
+	/* PCIe: what the NIC reads because of a write comes after it. */
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	REQUIRE(word == dbl_be32x2((slot & 0xffff) << 8 | DBL_OPCODE_NOP, 7u << 8 | 1u));
+	REQUIRE(dbl_be32(__atomic_load_n(&record, __ATOMIC_RELAXED)) >= slot + 1);
+}
+
+/* Tells of a slot; PCIe: behind everything that was written before. */
+static void complete(uint32_t index, uint32_t slot)
+{
+	const uint32_t owner = (index & CQES) != 0;
+
+	__atomic_store_n(&completions[(index & (CQES - 1)) * 16 + 15], dbl_be32(slot << 16) | owner << 24,
+			 __ATOMIC_RELEASE);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- kernels */
+
+/* So many slots were reserved, submitted and rung before the threads begin. */
+static void pretend_rung(uint32_t count)
+{
+	state.reserved = state.rung = count;
+}
+
+static void submit_nop(const struct doorbell_queue *queue, uint32_t *slot)
+{
+	const int code = doorbell_reserve(queue, 1, 0, slot);
+
+	ASSUME(code == DOORBELL_OK);
+	data[*slot & 1] = *slot + 1;
+	doorbell_write_nop(queue, *slot, 0);
+	REQUIRE(doorbell_submit(queue, *slot, 1) == DOORBELL_OK);
+}
+
+#if defined MODEL_submit
+/* Two threads submit at once: however they meet, the NIC is told of both. Nobody else rings a third time. */
+static void *producer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[2];
+
+	prepare();
+	SPAWN(threads[0], producer);
+	SPAWN(threads[1], producer);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	REQUIRE(state.rung == 2);
+	REQUIRE(record == dbl_be32(2));
+	REQUIRE(uar[1] == doorbells[1]);
+	REQUIRE(uar[0] == 0 || uar[0] == doorbells[0]);
+	return 0;
+}
+
+#elif defined MODEL_doorbell
+/* The NIC hears the later doorbell: it finds both work requests, the data of both threads, and a record that has them. */
+static void *producer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	hear_doorbell(1);
+	fetch(0, 1);
+	fetch(1, 1);
+	REQUIRE(data[0] == 1 && data[1] == 2);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+
+	prepare();
+	SPAWN(threads[0], producer);
+	SPAWN(threads[1], producer);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#elif defined MODEL_lap
+/* A queue of one slot, used again: its next work request is written behind the NIC's look at the one before, whoever has polled. */
+static void *producer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(1, 0);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	hear_doorbell(0);
+	fetch(0, 0);
+	complete(0, 0);
+	return 0;
+}
+
+int main(void)
+{
+	const struct doorbell_queue queue = queue_of(1, 0);
+	pthread_t threads[3];
+
+	prepare();
+	SPAWN(threads[0], producer);
+	SPAWN(threads[1], producer);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	REQUIRE(state.completed == 1 && state.rung == 2 && cq_record == dbl_be32(1));
+	(void)queue;
+	return 0;
+}
+
+#elif defined MODEL_wait
+/* What the NIC has brought is there for who has waited, whoever has polled. */
+static uint64_t brought;
+
+static void *waiter(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+
+	(void)unused;
+	ASSUME(doorbell_wait(&queue, 1, 0) == DOORBELL_OK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	complete(0, 0);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+
+	prepare();
+	pretend_rung(1);
+	SPAWN(threads[0], waiter);
+	SPAWN(threads[1], waiter);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	REQUIRE(state.cq_index == 1 && state.polling == 0);
+	return 0;
+}
+
+#elif defined MODEL_reuse
+/* A slot is used again by a thread that has not polled itself. */
+static void *poller(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(1, 0);
+
+	(void)unused;
+	REQUIRE(doorbell_poll(&queue) == DOORBELL_OK);
+	return 0;
+}
+
+static void *writer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(1, 0);
+	uint32_t slot;
+
+	(void)unused;
+	ASSUME(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_OK);
+	REQUIRE(slot == 1);
+	doorbell_write_nop(&queue, slot, 0);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	fetch(0, 0);
+	complete(0, 0);
+	return 0;
+}
+
+int main(void)
+{
+	const struct doorbell_queue queue = queue_of(1, 0);
+	pthread_t threads[3];
+
+	prepare();
+	doorbell_write_nop(&queue, 0, 0);
+	pretend_rung(1);
+	SPAWN(threads[0], poller);
+	SPAWN(threads[1], writer);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#elif defined MODEL_record
+/* A NIC that looks at the record without a doorbell, as it may: the work requests that it tells of are there. */
+static void *producer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	const uint32_t told = dbl_be32(__atomic_load_n(&record, __ATOMIC_RELAXED));
+	uint32_t slot;
+
+	(void)unused;
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	for (slot = 0; slot != told; slot++)
+		fetch(slot, 1);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+
+	prepare();
+	SPAWN(threads[0], producer);
+	SPAWN(threads[1], producer);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#elif defined MODEL_proxy
+/* The proxy path: a thread of the host finds the mark (src/endpoint/shared/bell.rs), the NIC is told, the host counts, the slot is used again. */
+static uint64_t brought;
+
+static void *waiter(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(1, 1);
+
+	(void)unused;
+	ASSUME(doorbell_wait(&queue, 1, 0) == DOORBELL_OK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+static void *producer(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(1, 1);
+	uint32_t slot;
+
+	(void)unused;
+	submit_nop(&queue, &slot);
+	return 0;
+}
+
+static void *host(void *unused)
+{
+	(void)unused;
+	ASSUME(__atomic_load_n(&marks[0], __ATOMIC_ACQUIRE) == 1);
+	REQUIRE(doorbells[0] == dbl_be32x2(DBL_OPCODE_NOP, 7u << 8 | 1u));
+	fetch(0, 0);
+	REQUIRE(data[0] == 1);
+	brought = 5;
+	__atomic_store_n(&control.completed, 1, __ATOMIC_RELEASE);
+	ASSUME(__atomic_load_n(&marks[0], __ATOMIC_ACQUIRE) == 2);
+	fetch(1, 0);
+	REQUIRE(data[1] == 2);
+	return 0;
+}
+
+int main(void)
+{
+	const struct doorbell_queue queue = queue_of(1, 1);
+	pthread_t threads[3];
+	uint32_t slot;
+
+	prepare();
+	submit_nop(&queue, &slot);
+	SPAWN(threads[0], waiter);
+	SPAWN(threads[1], producer);
+	SPAWN(threads[2], host);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#elif defined MODEL_error
+/* A completion in error: who waits for it hears of it, and what came before it is done for all. */
+static uint64_t brought;
+
+static void *waiter(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const int code = doorbell_wait(&queue, 1, 0);
+
+	(void)unused;
+	ASSUME(code != DOORBELL_ETIMEOUT);
+	REQUIRE(code == DOORBELL_OK && brought == 5);
+	return 0;
+}
+
+static void *loser(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+	const int code = doorbell_wait(&queue, 2, 0);
+
+	(void)unused;
+	ASSUME(code != DOORBELL_ETIMEOUT);
+	REQUIRE(code == DOORBELL_EWORK);
+	REQUIRE(doorbell_queue_error(&queue) == (0x12u | 0x34u << 8 | 1u << 16));
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	complete(0, 0);
+	/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd and syndrome at 54 and 55. */
+	__atomic_store_n(&completions[1 * 16 + 13], 0x12340000u, __ATOMIC_RELAXED);
+	__atomic_store_n(&completions[1 * 16 + 15], dbl_be32(1u << 16) | 13u << 28, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+
+	prepare();
+	pretend_rung(2);
+	SPAWN(threads[0], waiter);
+	SPAWN(threads[1], loser);
+	SPAWN(threads[2], nic);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#elif defined MODEL_alarm || defined MODEL_alarm_proxy
+#ifdef MODEL_alarm
+#define ON_PROXY 0
+#else
+#define ON_PROXY 1
+#endif
+
+/* On either path the host says that the endpoint has failed, after a completion: what was complete before is told as complete, the rest as failed. */
+static void *waiter(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
+	const int code = doorbell_wait(&queue, 1, 0);
+
+	(void)unused;
+	ASSUME(code != DOORBELL_ETIMEOUT);
+	REQUIRE(code == DOORBELL_OK);
+	return 0;
+}
+
+static void *loser(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, ON_PROXY);
+	const int code = doorbell_wait(&queue, 2, 0);
+
+	(void)unused;
+	REQUIRE(code == DOORBELL_ETIMEOUT || code == DOORBELL_EWORK);
+	return 0;
+}
+
+static void *host(void *unused)
+{
+	(void)unused;
+	if (ON_PROXY)
+		__atomic_store_n(&control.completed, 1, __ATOMIC_RELEASE);
+	else
+		complete(0, 0);
+	__atomic_store_n((uint32_t *)&control.status, (uint32_t)DOORBELL_EWORK, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int main(void)
+{
+	pthread_t threads[3];
+
+	prepare();
+	pretend_rung(2);
+	SPAWN(threads[0], waiter);
+	SPAWN(threads[1], loser);
+	SPAWN(threads[2], host);
+	JOIN(threads[0]);
+	JOIN(threads[1]);
+	JOIN(threads[2]);
+	return 0;
+}
+
+#else
+#error "which model? -DMODEL_submit, for one"
+#endif
