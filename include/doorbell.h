@@ -57,7 +57,8 @@
  * What the Rust interface has beyond this
  *   Names, depths and lengths that a program has given itself are not to be had back. Memory of a region is read and written
  *   through its pointer, that of a GPU by CUDA, and events that take the GPU's own time are CUDA's. Executors, copy engines
- *   and bytecode of one's own, and faults of the software ConnectX for tests, are for Rust programs.
+ *   and bytecode of one's own, and faults of the software ConnectX for tests, are for Rust programs. So are a group's store
+ *   without the group, and the reason for which the software NIC's copy of a GPU's memory failed, beyond the work's status.
  *
  * Panics of the Rust code do not cross this interface: they become DOORBELL_EPANIC.
  */
