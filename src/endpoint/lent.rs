@@ -18,7 +18,7 @@ const STATUS_WORK: i32 = -19;
 #[repr(C, align(4096))]
 pub(crate) struct Control {
     status: AtomicI32,
-    completed: AtomicU32,
+    pub(super) completed: AtomicU32,
 }
 
 /// The slots' marks and doorbells, on pages of their own.

@@ -128,11 +128,14 @@ impl Lane {
     #[cold]
     pub(super) fn count_for_kernels(&self, index: u32, cqe: &Cqe) {
         if let Some(line) = self.loan().line() {
+            let next = index.wrapping_add(1);
+            // Nobody else collects it.
+            self.taken.store(next, Ordering::Release);
+            // Before the kernels hear of their slot: what they put there may be complete, and in need of the place, before this round ends.
+            self.cq.set_consumer_index(next);
             if !cqe.opcode.is_error() {
                 line.complete(cqe.wqe_counter);
             }
-            // Nobody else collects it.
-            self.taken.store(index.wrapping_add(1), Ordering::Release);
         }
     }
 
@@ -153,5 +156,36 @@ impl Lane {
         (0..self.cq.cqe_count())
             .map_while(|ahead| self.cq.cqe(first.wrapping_add(ahead)))
             .find(|cqe| cqe.opcode.is_error())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Control, Device, Endpoint, EndpointConfig};
+
+    /// A completion queue with a place for each slot is full when all slots are in use: the slot is the kernels' again when the place is the device's.
+    #[test]
+    fn kernels_hear_of_a_slot_when_its_completion_is_given_back() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let config = EndpointConfig {
+            control: Some(Control::Proxy),
+            ..EndpointConfig::default()
+        };
+        let mut a = Endpoint::new(&domain, &config).unwrap();
+        let mut b = Endpoint::new(&domain, &config).unwrap();
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        let mut lent = a.lend_send(true).unwrap();
+        lent.begin().unwrap();
+        let lane = &a.shared.lanes[0];
+        let mut cqe = Cqe::parse(&[0; 64]);
+        for index in 0..3 {
+            cqe.wqe_counter = index as u16;
+            lane.count_for_kernels(index, &cqe);
+            assert_eq!(lane.cq.consumer_index(), index + 1);
+            let told = &lent.line().control().completed;
+            assert_eq!(told.load(Ordering::Acquire), index + 1);
+        }
     }
 }
