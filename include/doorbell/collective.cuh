@@ -30,6 +30,8 @@ DBL_DEVICE int doorbell_reserve_warp(const struct doorbell_queue *queue, uint32_
 	uint32_t first = 0;
 	int code = DOORBELL_OK;
 
+	/* All have come: what was reserved for one that is late would hold up everybody, and for ever if it waits for one of those. */
+	__syncwarp(lanes);
 	if (rank == 0)
 		code = doorbell_reserve(queue, __popc(lanes), timeout_ns, &first);
 	/* What the leader has seen: a shuffle orders no memory, and the slots are to be written behind their completions. */
