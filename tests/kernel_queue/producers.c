@@ -9,18 +9,7 @@
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#include <doorbell.h>
-
-static doorbell_device *device;
-
-/* A thread that waits lends its time to the engine of the software NIC. */
-#define DBL_TURN() ((void)(doorbell_device_progress(device) == 1 || sched_yield()))
 
 /* What ThreadSanitizer cannot see, for the NIC and the host's threads are not compiled with it: a slot is used again after it was submitted. */
 #define DBL_SLOTS_FREED(queue, from, upto)                                                                             \
@@ -33,81 +22,9 @@ static doorbell_device *device;
 static void (*rang)(void);
 #define DBL_RANG(queue) (rang ? rang() : (void)0)
 
-#include <doorbell/queue.h>
+#include "pair.h"
 
-#define SECOND 1000000000ull
-
-#define CHECK(condition)                                                                                               \
-	do {                                                                                                           \
-		if (!(condition)) {                                                                                    \
-			fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, doorbell_last_error());     \
-			exit(1);                                                                                       \
-		}                                                                                                      \
-	} while (0)
-
-static doorbell_domain *domain;
-static doorbell_endpoint *ends[2];
-static doorbell_region *local_region, *remote_region;
-static doorbell_kernel_queue *kernel_queue;
-static struct doorbell_queue queue;
-static doorbell_local local;
-static doorbell_remote remote;
-static uint32_t thread_count, operation_count, depth, control;
-
-static void connect_ends(void)
-{
-	doorbell_address addresses[2];
-	int end;
-
-	for (end = 0; end < 2; end++)
-		CHECK(doorbell_endpoint_address(ends[end], &addresses[end]) == 0);
-	for (end = 0; end < 2; end++)
-		CHECK(doorbell_endpoint_connect(ends[end], &addresses[1 - end]) == 0);
-}
-
-static void lend(void)
-{
-	const doorbell_slice slice = {local_region, 0, doorbell_region_len_bytes(local_region)};
-
-	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &kernel_queue) == 0);
-	CHECK(doorbell_kernel_queue_view(kernel_queue, &queue, sizeof(queue)) == 0);
-	CHECK(doorbell_kernel_queue_local(kernel_queue, &slice, &local) == 0);
-	CHECK((queue.record == 0) == (control == DOORBELL_CONTROL_PROXY));
-}
-
-static void set_up(uint64_t local_bytes, uint64_t remote_bytes)
-{
-	doorbell_endpoint_config config;
-	const char *name = getenv("DOORBELL_TEST_DEVICE");
-	int end;
-
-	CHECK(doorbell_device_open(name ? name : "softcx", &device) == 0);
-	CHECK(doorbell_domain_create(device, &domain) == 0);
-	CHECK(doorbell_endpoint_config_init(&config, sizeof(config)) == 0);
-	config.send_depth = depth;
-	config.control = control + 1;
-	/* 4.096 us * 2^10, twice: a dead peer is noticed soon. */
-	config.timeout = 10;
-	config.retry_count = 1;
-	for (end = 0; end < 2; end++)
-		CHECK(doorbell_endpoint_create(domain, &config, &ends[end]) == 0);
-	connect_ends();
-	CHECK(doorbell_region_alloc(domain, local_bytes, DOORBELL_ACCESS_ALL, &local_region) == 0);
-	CHECK(doorbell_region_alloc(domain, remote_bytes, DOORBELL_ACCESS_ALL, &remote_region) == 0);
-	CHECK(doorbell_region_remote(remote_region, &remote) == 0);
-	lend();
-}
-
-static void tear_down(void)
-{
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
-	CHECK(doorbell_endpoint_destroy(ends[0]) == 0);
-	CHECK(doorbell_endpoint_destroy(ends[1]) == 0);
-	CHECK(doorbell_region_destroy(local_region) == 0);
-	CHECK(doorbell_region_destroy(remote_region) == 0);
-	CHECK(doorbell_domain_destroy(domain) == 0);
-	CHECK(doorbell_device_close(device) == 0);
-}
+static uint32_t thread_count, operation_count;
 
 /* ------------------------------------------------------------------------------------------------------------ load */
 
@@ -252,24 +169,6 @@ static int code_of_wait(void (*act)(void))
 	return code;
 }
 
-/* After a failure: reset, connect, lend, and it works again. */
-static void recover(void)
-{
-	uint32_t upto;
-	int end;
-
-	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == DOORBELL_EWORK);
-	CHECK(doorbell_endpoint_reset(ends[0]) == DOORBELL_ESTATE);
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
-	for (end = 0; end < 2; end++)
-		CHECK(doorbell_endpoint_reset(ends[end]) == 0);
-	CHECK(doorbell_region_remote(remote_region, &remote) == 0);
-	connect_ends();
-	lend();
-	CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
-	CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == 0);
-}
-
 static void expect_cause(uint32_t cause, uint32_t wc_status)
 {
 	doorbell_failure failure;
@@ -312,12 +211,6 @@ static void error_that_nobody_polls(void)
 	tear_down();
 }
 
-static void destroy_peer(void)
-{
-	CHECK(doorbell_endpoint_destroy(ends[1]) == 0);
-	ends[1] = NULL;
-}
-
 static void dead_peer(void)
 {
 	doorbell_endpoint_config config;
@@ -331,33 +224,6 @@ static void dead_peer(void)
 	CHECK(doorbell_endpoint_create(domain, &config, &ends[1]) == 0);
 	recover();
 	tear_down();
-}
-
-static void abort_it(void)
-{
-	CHECK(doorbell_endpoint_abort(ends[0]) == 0);
-}
-
-static doorbell_endpoint_config patient;
-
-/* An endpoint whose peer is gone and that never gives up: what is waited for does not come. */
-static void set_up_waiting(void)
-{
-	int end;
-
-	set_up(4096, 4096);
-	CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
-	CHECK(doorbell_endpoint_config_init(&patient, sizeof(patient)) == 0);
-	patient.send_depth = depth;
-	patient.control = control + 1;
-	patient.timeout = 0;
-	for (end = 0; end < 2; end++) {
-		CHECK(doorbell_endpoint_destroy(ends[end]) == 0);
-		CHECK(doorbell_endpoint_create(domain, &patient, &ends[end]) == 0);
-	}
-	connect_ends();
-	lend();
-	destroy_peer();
 }
 
 static void aborted(void)
@@ -423,30 +289,37 @@ static void out_of_order(void)
 	tear_down();
 }
 
-/* The counts begin there, as if as many had gone before: a multiple of the 65,536 that the NIC counts to. Before the first slot is reserved. */
-static void begin_at(uint32_t first)
-{
-	struct dbl_queue_state *state = dbl_queue_state(&queue);
-	uint32_t slot;
-
-	CHECK(first % 65536 == 0 && state->reserved == 0);
-	for (slot = first; slot != first + queue.slot_mask + 1; slot++)
-		*dbl_queue_mark(&queue, slot) = slot - queue.slot_mask;
-	state->reserved = state->rung = state->completed = first;
-}
-
 static void *post_nops(void *unused)
 {
+	const uint32_t batch = depth < 128 ? 1 : 64;
 	uint32_t done, first, slot;
 
 	(void)unused;
-	for (done = 0; done != operation_count; done += 64) {
-		CHECK(doorbell_reserve(&queue, 64, 60 * SECOND, &first) == 0);
-		for (slot = first; slot != first + 64; slot++)
+	for (done = 0; done != operation_count; done += batch) {
+		CHECK(doorbell_reserve(&queue, batch, 60 * SECOND, &first) == 0);
+		for (slot = first; slot != first + batch; slot++)
 			doorbell_write_nop(&queue, slot, 0);
-		CHECK(doorbell_submit(&queue, first, 64) == 0);
+		CHECK(doorbell_submit(&queue, first, batch) == 0);
 	}
 	return NULL;
+}
+
+/*
+ * A completion for each slot, and as many places for them as slots: who counts them, the host's thread or whoever looks for a failure, gives the
+ * NIC a place back before the slot, or it has none for the next.
+ */
+static void all_signaled(void)
+{
+	const uint32_t upto = operation_count = 100000;
+	pthread_t thread;
+
+	set_up(4096, 4096);
+	CHECK(pthread_create(&thread, NULL, post_nops, NULL) == 0);
+	while (doorbell_wait(&queue, upto, 0) == DOORBELL_ETIMEOUT)
+		CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(doorbell_wait(&queue, upto, 0) == 0);
+	tear_down();
 }
 
 /* The 32 bits of our counts, and the 24 of the completion queue's consumer index (mlx5dv.h): each request has a completion of its own. */
@@ -612,6 +485,7 @@ static const struct {
 	{"full_and_late", full_and_late},
 	{"out_of_order", out_of_order},
 	{"counts_wrap", counts_wrap},
+	{"all_signaled", all_signaled},
 	{"left_to_another", left_to_another},
 	{"kinds", kinds},
 	{"loans", loans},
