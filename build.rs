@@ -48,6 +48,7 @@ fn kernels() {
         "cuda/step.h",
         "include/doorbell.h",
         "include/doorbell/access.h",
+        "include/doorbell/collective.cuh",
         "include/doorbell/device.cuh",
         "include/doorbell/execute.h",
         "include/doorbell/peer.h",

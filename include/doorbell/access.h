@@ -15,6 +15,24 @@
 /* What only kernels can call, where there are kernels. */
 #define DBL_DEVICE static inline __device__
 
+/* There are warps and blocks. Tests that have them of threads of a CPU define this themselves, and what CUDA has for them. */
+#define DBL_HAS_BLOCKS
+
+/* The calling thread's place in its warp; the mask of the lanes before it. */
+DBL_DEVICE uint32_t dbl_lane(void)
+{
+	uint32_t lane;
+	asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+	return lane;
+}
+
+DBL_DEVICE uint32_t dbl_lanes_before(void)
+{
+	uint32_t before;
+	asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
+	return before;
+}
+
 DBL_DEVICE uint32_t dbl_load_dword(const void *from)
 {
 	uint32_t value;

@@ -8,18 +8,16 @@
 #ifndef DOORBELL_COLLECTIVE_CUH
 #define DOORBELL_COLLECTIVE_CUH
 
-#ifndef __CUDACC__
+#include "queue.h"
+
+#ifndef DBL_HAS_BLOCKS
 #error "collective.cuh is for nvcc"
 #endif
-
-#include "queue.h"
 
 /* The lane of the calling thread among those of the mask, from 0; and how many there are. */
 DBL_DEVICE uint32_t dbl_rank(uint32_t lanes)
 {
-	uint32_t before;
-	asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
-	return __popc(lanes & before);
+	return __popc(lanes & dbl_lanes_before());
 }
 
 /* Reserves a slot for each lane, in the order of the lanes: doorbell_reserve() of as many. DOORBELL_ERANGE for more lanes than the queue has slots. */
@@ -63,8 +61,8 @@ DBL_DEVICE int doorbell_put_warp(const struct doorbell_queue *queue, uint32_t la
 
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_put(queue, slot, rank + 1 < count ? DOORBELL_WORK_UNSIGNALED : 0u, local_addr, lkey, len_bytes, remote_addr,
-			   rkey);
+	doorbell_write_put(queue, slot, rank + 1 < count ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u, local_addr, lkey, len_bytes,
+			   remote_addr, rkey);
 	if (upto)
 		*upto = slot - rank + count;
 	return doorbell_submit_warp(queue, lanes, slot);

@@ -219,7 +219,7 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
 }
 #endif
 
-#ifdef __CUDACC__
+#ifdef DBL_HAS_BLOCKS
 
 /*
  * Executes a trigger, for a warp: all 32 threads call it with the same arguments, and all get the code. What any of them stored before is
@@ -227,12 +227,10 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
  */
 DBL_EXECUTOR int doorbell_trigger_warp(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
-	uint32_t lane;
 	int code = DOORBELL_OK;
 
-	asm("mov.u32 %0, %%laneid;" : "=r"(lane));
 	__syncwarp();
-	if (lane == 0)
+	if (dbl_lane() == 0)
 		code = doorbell_trigger_thread(trigger, timeout_ns);
 	/* For what the thread has seen: a shuffle orders no memory. */
 	__syncwarp();
