@@ -302,6 +302,18 @@ static void expect_one(uint32_t mask, uint64_t timeout_ns, int code)
 	CHECK(dbl_queue_state(&queue)->reserved == before + (code == DOORBELL_OK ? __popc(mask) : 0));
 }
 
+/* Of a block, of which all threads get those codes. */
+static void expect_block(int code, int wait_code)
+{
+	work.outcomes = outcomes_of_one;
+	work.timeout_ns = SECOND / 20;
+	launch(ONE_SIGNAL, 1, {8, 5, 1});
+	for (uint32_t thread = 0; thread < 40; thread++) {
+		CHECK(outcomes_of_one[thread].code == code);
+		CHECK((int)outcomes_of_one[thread].upto == wait_code);
+	}
+}
+
 static void too_many_lanes()
 {
 	set_up(4096, 4096);
@@ -335,12 +347,14 @@ static void full_and_aborted()
 	const uint64_t since_ns = dbl_now_ns();
 	expect_one(0x80000000, SECOND / 10, DOORBELL_EFULL);
 	CHECK(dbl_now_ns() - since_ns >= SECOND / 10 && dbl_now_ns() - since_ns < 20 * SECOND);
+	expect_block(DOORBELL_EFULL, DOORBELL_ETIMEOUT);
 	/* And an abort, while they wait for room. */
 	CHECK(pthread_create(&aborting, NULL, abort_soon, NULL) == 0);
 	expect_one(0x0ff0f000, BOUND, DOORBELL_EWORK);
 	CHECK(pthread_join(aborting, NULL) == 0);
 	CHECK(dbl_now_ns() - since_ns < 20 * SECOND);
 	expect_one(0xffffffff, BOUND, DOORBELL_EWORK);
+	expect_block(DOORBELL_EWORK, DOORBELL_EWORK);
 	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
 	recover();
 	expect_one(0xffffffff, BOUND, DOORBELL_OK);

@@ -57,6 +57,17 @@ __global__ void one_put(const job *job)
 						  job->remote.rkey, job->timeout_ns, &outcome->upto);
 }
 
+/* The block's put with a signal, and its wait for all that was posted before: the two codes of each thread. */
+__global__ void one_signal(const job *job)
+{
+	outcome *outcome = &job->outcomes[thread_of_block()];
+	const uint32_t posted = dbl_load_dword(&dbl_queue_state(&job->queue)->reserved);
+
+	outcome->code = doorbell_put_signal_block(&job->queue, job->local.addr, job->local.lkey, 8, job->remote.addr, job->remote.rkey,
+						  job->remote.addr + 8, job->remote.rkey, 1, job->timeout_ns, nullptr);
+	outcome->upto = (uint32_t)doorbell_wait_block(&job->queue, posted, job->timeout_ns);
+}
+
 /* What was put before fails once the lanes of `mask` have their slots, and before they submit them. */
 __global__ void failure_between(const job *job)
 {
@@ -112,7 +123,8 @@ __global__ void put_signal_and_get(const job *job)
 	for (uint32_t round = 0; round < job->rounds; round++) {
 		const uint32_t part = blockIdx.x * job->rounds + round;
 		const uint64_t to = job->remote.addr + (uint64_t)bytes * part;
-		uint32_t upto = 0;
+		/* Further than anybody comes. */
+		uint32_t upto = 1u << 30;
 
 		source[thread] = word_of(part * job->threads + thread);
 		EXPECT(doorbell_put_signal_block(&job->queue, from, job->local.lkey, bytes, to, job->remote.rkey,
@@ -246,6 +258,6 @@ __global__ void own_shared(const job *job)
 
 /* As in enum kernel. */
 const kernel_of_block BLOCK_NAME(BLOCK)[KERNELS] = {
-	CALL(puts),  CALL(one_put), CALL(failure_between), CALL(late_lane), CALL(put_signal_and_get), CALL(execute),	   CALL(ping),
+	CALL(puts),  CALL(one_put), CALL(one_signal), CALL(failure_between), CALL(late_lane), CALL(put_signal_and_get), CALL(execute),	   CALL(ping),
 	CALL(relay), CALL(shuffle_alone), CALL(warp_barrier), CALL(block_barrier), CALL(own_shared),
 };

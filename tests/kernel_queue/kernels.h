@@ -57,6 +57,7 @@ struct job {
 enum kernel {
 	PUTS,
 	ONE_PUT,
+	ONE_SIGNAL,
 	FAILURE_BETWEEN,
 	LATE_LANE,
 	PUT_SIGNAL_AND_GET,
