@@ -68,7 +68,7 @@ DBL_DEVICE int doorbell_put_warp(const struct doorbell_queue *queue, uint32_t la
 	return doorbell_submit_warp(queue, lanes, slot);
 }
 
-/* One doorbell_put_signal() of what the block has produced. */
+/* One doorbell_put_signal() of what the block has produced. `*upto` is written if the code is DOORBELL_OK. */
 DBL_DEVICE int doorbell_put_signal_block(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey,
 					 uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey, uint64_t signal_addr,
 					 uint32_t signal_rkey, uint64_t value, uint64_t timeout_ns, uint32_t *upto)
@@ -81,7 +81,7 @@ DBL_DEVICE int doorbell_put_signal_block(const struct doorbell_queue *queue, uin
 		code = doorbell_put_signal(queue, local_addr, lkey, len_bytes, remote_addr, rkey, signal_addr, signal_rkey, value,
 					   timeout_ns, &end);
 	__syncthreads();
-	if (upto)
+	if (upto && code == DOORBELL_OK)
 		*upto = end;
 	/* The next call's first barrier is behind these loads. */
 	return code;

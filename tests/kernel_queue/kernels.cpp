@@ -62,9 +62,11 @@ __global__ void one_signal(const job *job)
 {
 	outcome *outcome = &job->outcomes[thread_of_block()];
 	const uint32_t posted = dbl_load_dword(&dbl_queue_state(&job->queue)->reserved);
+	uint32_t upto = 77;
 
 	outcome->code = doorbell_put_signal_block(&job->queue, job->local.addr, job->local.lkey, 8, job->remote.addr, job->remote.rkey,
-						  job->remote.addr + 8, job->remote.rkey, 1, job->timeout_ns, nullptr);
+						  job->remote.addr + 8, job->remote.rkey, 1, job->timeout_ns, &upto);
+	EXPECT((upto == 77) == (outcome->code != DOORBELL_OK));
 	outcome->upto = (uint32_t)doorbell_wait_block(&job->queue, posted, job->timeout_ns);
 }
 
