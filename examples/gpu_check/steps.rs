@@ -250,7 +250,7 @@ fn run_suite(bundle: &Path, suite: &str, way: &Way, short: bool, limit: Duration
     let ended = run(&mut command, limit)?;
     let waived = std::fs::read_to_string(&log).unwrap_or_default();
     let _ = std::fs::remove_file(&log);
-    let waived: Vec<String> = waived.lines().map(str::to_owned).collect();
+    let waived: Vec<String> = waived.lines().map(without_process).collect();
     let Some(result) = ended
         .said
         .lines()
@@ -273,6 +273,14 @@ fn run_suite(bundle: &Path, suite: &str, way: &Way, short: bool, limit: Duration
         waived,
         ..Step::found(json!(result))
     })
+}
+
+/// A line `test@process: reason` of tests/waived, for people.
+fn without_process(line: &str) -> String {
+    match line.split_once(": ") {
+        Some((test, reason)) => format!("{}: {reason}", test.split('@').next().unwrap_or(test)),
+        None => line.to_owned(),
+    }
 }
 
 /// What runs under compute-sanitizer: for people, the tool, and the program of the bundle with its arguments.

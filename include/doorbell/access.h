@@ -1,7 +1,7 @@
 /*
  * Loads, stores and fences of memory that a GPU shares with CPUs and NICs: those of a kernel, or of a thread of a CPU. C11, C++17 and CUDA.
  *
- * All are of system scope, and of one access of their width. `acquire`: what was stored before what is loaded is seen by all that follows.
+ * All but exchanges, which are of the GPU's, are of system scope, and of one access of their width. `acquire`: what was stored before what is loaded is seen by all that follows.
  * `release`: what was stored or loaded before is seen by who loads this with acquire. `relaxed`: neither; the fence between two of them
  * orders them.
  */

@@ -142,6 +142,7 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 	struct dbl_control *control = run->control;
 	uint64_t seen = 0, since_ns = 0, now_ns, alive;
 	uint32_t turn, word;
+	int has_looked = 0;
 
 	run->waited = 1;
 	for (turn = 0;; turn++) {
@@ -159,7 +160,9 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 			now_ns = dbl_now_ns();
 			if (dbl_run_is_late(run, now_ns))
 				return DBL_END_TIMED_OUT;
-			if (turn == 15 || alive != seen) {
+			/* Not by `turn`, which goes round within an hour. */
+			if (!has_looked || alive != seen) {
+				has_looked = 1;
 				seen = alive;
 				since_ns = now_ns;
 			} else if (now_ns - since_ns > dbl_load_qword(&control->lease_ns)) {

@@ -8,10 +8,10 @@
  *     0                what the call is for is done
  *     DOORBELL_EFULL   no room within the bound
  *     DOORBELL_ETIMEOUT  not complete within the bound
- *     DOORBELL_EWORK   the endpoint has failed: a completion in error, a dead peer, an abort. Nothing more goes out; the host's
- *                      doorbell_endpoint_failure has the reason
+ *     DOORBELL_EWORK   the endpoint has failed: a completion in error, a dead peer, an abort. Nothing more is reserved; what was
+ *                      reserved before may still go out. The host's doorbell_endpoint_failure has the reason
  *     DOORBELL_ERANGE  a count that no queue has room for, inline bytes that no slot has room for
- *     DOORBELL_EBUSY   others were quicker for a second on end
+ *     DOORBELL_EBUSY   others were quicker, for a second longer than the bound
  *
  * Who rings is chosen where the queue is made, and the calls are the same: the kernel itself, by the doorbell record and the UAR, or, on the
  * proxy path, a thread of the host that finds the submitted slots in its memory and tells the NIC, and counts its completions.
@@ -276,7 +276,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	uint64_t full_ns = 0, outrun_ns = 0, now_ns;
 	uint32_t turn, completed, reserved, outrun;
 	int32_t status;
-	int late;
+	int late, is_full = 0;
 
 	if (count == 0 || count > queue->capacity)
 		return DOORBELL_ERANGE;
@@ -304,8 +304,9 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 		if (turn != 0) {
 			/* Once there was no room even after a poll. */
 			now_ns = dbl_now_ns();
-			if (turn == 1)
+			if (!is_full)
 				full_ns = now_ns;
+			is_full = 1;
 			late = bound_ns == 0 || now_ns - full_ns > bound_ns;
 			/* Who comes again and again hears of a failure as well. */
 			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
@@ -315,6 +316,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 			DBL_TURN();
 		}
 		turn++;
+		outrun = 0;
 		status = doorbell_poll(queue);
 		if (status != 0)
 			return status;
@@ -367,7 +369,7 @@ DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t
 }
 
 /*
- * A put: writes `len_bytes` (up to 2^31) from `local_addr`, in a region of `lkey`, to `remote_addr` of the peer, in a region of `rkey`.
+ * A put: writes `len_bytes` (less than 2^31) from `local_addr`, in a region of `lkey`, to `remote_addr` of the peer, in a region of `rkey`.
  * `flags`: DOORBELL_WORK_UNSIGNALED, _SOLICITED, _FENCE. The last slot of what is submitted should be signaled: unsignaled ones are complete
  * when a later one is.
  */
@@ -513,7 +515,8 @@ DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t firs
 
 /*
  * Waits until all slots before `upto` are complete: `first + count` for what was submitted so. With a bound of 0 it looks once.
- * 0, DOORBELL_ETIMEOUT, DOORBELL_EWORK if the queue failed before.
+ * 0, DOORBELL_ETIMEOUT, DOORBELL_EWORK if the queue failed before; and if it failed behind `upto` while a thread that polls stands still, in which
+ * case a later call says 0.
  */
 DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, uint64_t timeout_ns)
 {
@@ -522,7 +525,7 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 	uint64_t since_ns = 0, now_ns;
 	uint32_t turn, last;
 	int32_t status = 0;
-	int late;
+	int late, has_waited = 0;
 
 	for (turn = 0;; turn++) {
 		if (dbl_load_dword(&state->completed) - upto < 0x80000000u)
@@ -537,8 +540,10 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		if (turn == 0)
 			continue;
 		now_ns = dbl_now_ns();
-		if (turn == 1)
+		/* Not by `turn`, which goes round within an hour. */
+		if (!has_waited)
 			since_ns = now_ns;
+		has_waited = 1;
 		late = bound_ns == 0 || now_ns - since_ns > bound_ns;
 		/* Who comes again and again hears of a failure as well. */
 		if (status == 0 && (late || turn % 16 == 0))

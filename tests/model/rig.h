@@ -1,4 +1,4 @@
-/* What a model is written with: the names of GenMC (doc/manual.md there), and a clock that stands still, for no bound of a model is above 0. */
+/* What a model is written with: the names of GenMC (doc/manual.md there), and a clock that stands still: bounds are 0, or for ever. */
 #ifndef DOORBELL_MODEL_RIG_H
 #define DOORBELL_MODEL_RIG_H
 
@@ -12,7 +12,10 @@ void __VERIFIER_assume(_Bool);
 #define REQUIRE(condition) assert(condition)
 /* Executions in which it does not hold are none: a thread that waits, and has not yet seen what it waits for. */
 #define ASSUME(condition) __VERIFIER_assume(condition)
-/* Who would look again is not followed: the execution in which it looks later shows the same. */
+/*
+ * Who would look again is not followed: the execution in which it looks later shows the same. So of a failure and a thread that holds the polling for
+ * longer than others try, of which doorbell_wait() speaks, the models say nothing.
+ */
 #define DBL_TURN() ASSUME(0)
 #define SPAWN(thread, function) pthread_create(&(thread), 0, function, 0)
 #define JOIN(thread) pthread_join(thread, 0)

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-/// Says so, visibly, and in the file named by `DOORBELL_WAIVED_LOG` if there is one: a line `test: reason`.
+/// Says so, visibly, and in the file named by `DOORBELL_WAIVED_LOG` if there is one: a line `test@process: reason`, since a test may be run
+/// several times, each in a process of its own.
 pub fn waived(test: &str, reason: &str) {
     // Not by `eprintln!`, which the test harness keeps to itself when the test passes. One write a line: tests run side by side.
     let _ = std::io::stderr().write_all(format!("WAIVED: {test}: {reason}\n").as_bytes());
@@ -11,7 +12,9 @@ pub fn waived(test: &str, reason: &str) {
             .create(true)
             .append(true)
             .open(&log)
-            .and_then(|mut file| file.write_all(format!("{test}: {reason}\n").as_bytes()))
+            .and_then(|mut file| {
+                file.write_all(format!("{test}@{}: {reason}\n", std::process::id()).as_bytes())
+            })
             .unwrap_or_else(|error| panic!("{}: {error}", log.display()));
     }
 }

@@ -143,6 +143,8 @@ impl Lane {
     pub(super) fn catch_up(&self, cursor: &mut Cursor) {
         if self.loan().line().is_some_and(|line| !line.host_rings()) {
             cursor.freed = self.cq.consumer_index();
+            // Nobody takes any of what is left: the places are the device's only by a reset.
+            self.taken.store(cursor.freed, Ordering::Release);
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
         }
     }
