@@ -474,11 +474,14 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 		if (end != begin) {
 			const uint64_t doorbell =
 				((const uint64_t *)(uintptr_t)queue->doorbells)[(end - 1) & queue->slot_mask];
+			/*
+			 * Before the record, by which a NIC may go that has not seen the doorbell yet: who finds a completion is to find
+			 * that it was rung for.
+			 */
+			dbl_store_dword_release(&state->rung, end);
 			/* The work requests, of which the marks have told, before the record; the record before the doorbell. */
 			dbl_fence_system();
 			dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
-			/* The count before the doorbell as well: who finds a completion finds that it was rung for. */
-			dbl_store_dword_release(&state->rung, end);
 			dbl_fence_system();
 			/* By turns, with no word of its own: both registers do, and a burst of stores to one waits for its buffer. */
 			dbl_store_qword((void *)(uintptr_t)queue->uar[(end - 1) & 1], doorbell);

@@ -307,7 +307,10 @@ int main(void)
 }
 
 #elif defined MODEL_record
-/* A NIC that looks at the record without a doorbell, as it may: the work requests that it tells of are there. */
+/*
+ * A NIC that looks at the record without a doorbell, as it may: the work requests that it tells of are there, and who finds the completions takes
+ * them for those of what was rung.
+ */
 static void *producer(void *unused)
 {
 	const struct doorbell_queue queue = queue_of(SLOTS, 0);
@@ -325,22 +328,35 @@ static void *nic(void *unused)
 
 	(void)unused;
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
-	for (slot = 0; slot != told; slot++)
+	for (slot = 0; slot != told; slot++) {
 		fetch(slot, 1);
+		complete(slot, slot);
+	}
+	return 0;
+}
+
+static void *poller(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+
+	(void)unused;
+	REQUIRE(doorbell_poll(&queue) == DOORBELL_OK);
 	return 0;
 }
 
 int main(void)
 {
-	pthread_t threads[3];
+	pthread_t threads[4];
 
 	prepare();
 	SPAWN(threads[0], producer);
 	SPAWN(threads[1], producer);
 	SPAWN(threads[2], nic);
+	SPAWN(threads[3], poller);
 	JOIN(threads[0]);
 	JOIN(threads[1]);
 	JOIN(threads[2]);
+	JOIN(threads[3]);
 	return 0;
 }
 
