@@ -128,13 +128,8 @@ static void *producer(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
 	prepare();
-	SPAWN(threads[0], producer);
-	SPAWN(threads[1], producer);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(producer, producer);
 	REQUIRE(state.rung == 2);
 	REQUIRE(record == dbl_be32(2));
 	REQUIRE(uar[1] == doorbells[1]);
@@ -166,15 +161,8 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
 	prepare();
-	SPAWN(threads[0], producer);
-	SPAWN(threads[1], producer);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(producer, producer, nic);
 	return 0;
 }
 
@@ -202,15 +190,9 @@ static void *nic(void *unused)
 int main(void)
 {
 	const struct doorbell_queue queue = queue_of(1, 0);
-	pthread_t threads[3];
 
 	prepare();
-	SPAWN(threads[0], producer);
-	SPAWN(threads[1], producer);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(producer, producer, nic);
 	REQUIRE(state.completed == 1 && state.rung == 2 && cq_record == dbl_be32(1));
 	(void)queue;
 	return 0;
@@ -240,16 +222,9 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
 	prepare();
 	pretend_rung(1);
-	SPAWN(threads[0], waiter);
-	SPAWN(threads[1], waiter);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(waiter, waiter, nic);
 	REQUIRE(state.cq_index == 1 && state.polling == 0);
 	return 0;
 }
@@ -292,17 +267,11 @@ static void *nic(void *unused)
 int main(void)
 {
 	const struct doorbell_queue queue = queue_of(1, 0);
-	pthread_t threads[3];
 
 	prepare();
 	doorbell_write_nop(&queue, 0, 0);
 	pretend_rung(1);
-	SPAWN(threads[0], poller);
-	SPAWN(threads[1], writer);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(poller, writer, nic);
 	return 0;
 }
 
@@ -346,17 +315,8 @@ static void *poller(void *unused)
 
 int main(void)
 {
-	pthread_t threads[4];
-
 	prepare();
-	SPAWN(threads[0], producer);
-	SPAWN(threads[1], producer);
-	SPAWN(threads[2], nic);
-	SPAWN(threads[3], poller);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
-	JOIN(threads[3]);
+	RUN(producer, producer, nic, poller);
 	return 0;
 }
 
@@ -402,17 +362,11 @@ static void *host(void *unused)
 int main(void)
 {
 	const struct doorbell_queue queue = queue_of(1, 1);
-	pthread_t threads[3];
 	uint32_t slot;
 
 	prepare();
 	submit_nop(&queue, &slot);
-	SPAWN(threads[0], waiter);
-	SPAWN(threads[1], producer);
-	SPAWN(threads[2], host);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(waiter, producer, host);
 	return 0;
 }
 
@@ -456,16 +410,9 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
 	prepare();
 	pretend_rung(2);
-	SPAWN(threads[0], waiter);
-	SPAWN(threads[1], loser);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(waiter, loser, nic);
 	return 0;
 }
 
@@ -511,16 +458,9 @@ static void *host(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
 	prepare();
 	pretend_rung(2);
-	SPAWN(threads[0], waiter);
-	SPAWN(threads[1], loser);
-	SPAWN(threads[2], host);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(waiter, loser, host);
 	return 0;
 }
 

@@ -17,8 +17,20 @@ void __VERIFIER_assume(_Bool);
  * longer than others try, of which doorbell_wait() speaks, the models say nothing.
  */
 #define DBL_TURN() ASSUME(0)
-#define SPAWN(thread, function) pthread_create(&(thread), 0, function, 0)
-#define JOIN(thread) pthread_join(thread, 0)
+
+/* Runs a thread of each, up to RUN_MOST, and comes back when all are done. */
+#define RUN_MOST 4
+static inline void model_run(void *(*const functions[RUN_MOST])(void *))
+{
+	pthread_t threads[RUN_MOST];
+	int at;
+
+	for (at = 0; at < RUN_MOST && functions[at]; at++)
+		pthread_create(&threads[at], 0, functions[at], 0);
+	for (at = 0; at < RUN_MOST && functions[at]; at++)
+		pthread_join(threads[at], 0);
+}
+#define RUN(...) model_run((void *(*const[RUN_MOST])(void *)){__VA_ARGS__})
 
 static inline int model_clock(struct timespec *now)
 {

@@ -130,12 +130,7 @@ static void *second(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
-	SPAWN(threads[0], first);
-	SPAWN(threads[1], second);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(first, second);
 	REQUIRE((codes[0] == DOORBELL_OK && codes[1] == DOORBELL_ESTATE) || (codes[1] == DOORBELL_OK && codes[0] == DOORBELL_ESTATE));
 	REQUIRE(turn == 2 && record == 1 && uar == 1 && control.done == 1);
 	return 0;
@@ -175,14 +170,7 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
-	SPAWN(threads[0], first);
-	SPAWN(threads[1], second);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(first, second, nic);
 	REQUIRE(turn == 4 && record == 2 && uar == 2 && control.done == 2);
 	return 0;
 }
@@ -210,12 +198,7 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
-	SPAWN(threads[0], first);
-	SPAWN(threads[1], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(first, nic);
 	return 0;
 }
 
@@ -251,14 +234,7 @@ static void *nic(void *unused)
 
 int main(void)
 {
-	pthread_t threads[3];
-
-	SPAWN(threads[0], first);
-	SPAWN(threads[1], second);
-	SPAWN(threads[2], nic);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
-	JOIN(threads[2]);
+	RUN(first, second, nic);
 	return 0;
 }
 
@@ -285,12 +261,7 @@ static void *host(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
-	SPAWN(threads[0], executor);
-	SPAWN(threads[1], host);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(executor, host);
 	return 0;
 }
 
@@ -317,12 +288,7 @@ static void *host(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
-	SPAWN(threads[0], executor);
-	SPAWN(threads[1], host);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(executor, host);
 	return 0;
 }
 
@@ -346,12 +312,7 @@ static void *reader(void *unused)
 
 int main(void)
 {
-	pthread_t threads[2];
-
-	SPAWN(threads[0], writer);
-	SPAWN(threads[1], reader);
-	JOIN(threads[0]);
-	JOIN(threads[1]);
+	RUN(writer, reader);
 	return 0;
 }
 
