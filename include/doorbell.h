@@ -55,10 +55,17 @@
  *   DOORBELL_EFEATURE. DOORBELL_ESTATE if there is no driver, or no current context.
  *
  * What the Rust interface has beyond this
- *   Names, depths and lengths that a program has given itself are not to be had back. Memory of a region is read and written
- *   through its pointer, that of a GPU by CUDA, and events that take the GPU's own time are CUDA's. Executors, copy engines
- *   and bytecode of one's own, and faults of the software ConnectX for tests, are for Rust programs. So are a group's store
- *   without the group, and the reason for which the software NIC's copy of a GPU's memory failed, beyond the work's status.
+ *   What a program has given or done itself is not asked back: names, depths, lengths, rights, domains of regions and
+ *   endpoints, that a region was deregistered, and which pages the kernel was only asked to make huge.
+ *   Memory of a region is read and written through its pointer, that of a GPU by CUDA.
+ *   Contexts, streams and memory of a GPU are CUDA's own here, made and ended by CUDA's calls: CudaContext::primary and from_raw
+ *   are cudaSetDevice() or cuCtxSetCurrent(), CudaStream::new is cudaStreamCreateWithFlags(), TimingEvent is cudaEvent_t, parts
+ *   of a buffer are addresses. The kernels that only take time or make one work request (CudaStream::spin, CudaStream::step,
+ *   KernelQueue::put_step) are for measuring from a language that has none of its own. Types of cudarc are Rust's.
+ *   A launcher's variables from elsewhere than the environment (Place::from_vars): give rank, size and address.
+ *   Executors, copy engines and bytecode of one's own, the formats of mlx5, packets and messages of the software NIC and of
+ *   groups, the software NIC by itself and its doors (the command `doorbell softcx run`), and what breaks it for tests (faults,
+ *   a NIC that hangs, a proxy that stalls) are for Rust programs: they are tied to the library's own code, and change with it.
  *
  * Panics of the Rust code do not cross this interface: they become DOORBELL_EPANIC.
  */
@@ -241,6 +248,30 @@ int doorbell_device_close(doorbell_device *device);
  */
 int doorbell_device_progress(const doorbell_device *device);
 
+/* What a software NIC has counted since it was opened. A card counts in files of the system's. */
+typedef struct doorbell_device_counters {
+	uint32_t struct_size;
+	uint32_t reserved;                /* 0 */
+	uint64_t doorbells;               /* that it has seen */
+	uint64_t doorbells_before_record; /* that came before the doorbell record: a bug of whoever rang */
+	uint64_t wqes;                    /* work requests begun */
+	uint64_t packets_sent;            /* without what faults added or took */
+	uint64_t packets_received;        /* by a queue pair */
+	uint64_t packets_dropped;         /* that came for nobody, or for an earlier connection */
+	uint64_t retransmissions;         /* times that a sender went back */
+	uint64_t rnr_naks;                /* times that a peer was told that there is no receive */
+	uint64_t placed;                  /* writes that went into the peer's memory without a packet */
+	uint64_t completions;             /* written */
+} doorbell_device_counters;
+
+/*
+ * What it has counted: doorbell_device_read_counters(device, &counters, sizeof counters). All 0 of a device that is not the
+ * software ConnectX of this process.
+ * Threads: any.
+ */
+int doorbell_device_read_counters(const doorbell_device *device, doorbell_device_counters *counters,
+				  uint32_t struct_size);
+
 /*
  * What the device is and which ways its doorbells can take, a line each: DOORBELL_CONTROL_* by name, best first, with what
  * speaks for it or why it cannot be. Makes an endpoint for each, and drops it. A text buffer.
@@ -260,6 +291,12 @@ int doorbell_describe(char *text, size_t capacity);
  * Threads: any.
  */
 int doorbell_domain_create(const doorbell_device *device, doorbell_domain **domain);
+
+/*
+ * The device of a domain, as of one that a group has brought: a handle of its own, to be closed.
+ * Threads: any.
+ */
+int doorbell_domain_device(const doorbell_domain *domain, doorbell_device **device);
 
 /*
  * Ends the handle; the domain ends with the last region and endpoint in it. NULL is allowed.
@@ -398,6 +435,21 @@ enum doorbell_region_kind {
 int doorbell_region_kind(const doorbell_region *region);
 
 /*
+ * Why the device reaches a GPU's memory in no better way: a line for each that was tried before, best first, with its reason. A
+ * text buffer; "" where there is none, as of memory of this process, and of regions that doorbell_cache_get has given.
+ * Threads: any.
+ */
+int doorbell_region_reasons(const doorbell_region *region, char *text, size_t capacity);
+
+/*
+ * Why the last copy failed that a software NIC had made of memory of the region's GPU, whose work request can only say that
+ * memory was not to be had. A text buffer. The length of the text, or 0 if none has failed, as of all regions that are not
+ * DOORBELL_REGION_COPIED, and then nothing is written.
+ * Threads: any.
+ */
+int doorbell_region_copy_failure(const doorbell_region *region, char *text, size_t capacity);
+
+/*
  * The size of the huge pages that were set aside for the memory, in bytes; 0 if there are none, or it is not known.
  * Threads: any.
  */
@@ -533,6 +585,12 @@ int doorbell_endpoint_abort(doorbell_endpoint *endpoint);
 int doorbell_endpoint_qpn(const doorbell_endpoint *endpoint);
 
 /*
+ * How much memory its queues take, in bytes; 0 if the call fails.
+ * Threads: one at a time for endpoint.
+ */
+uint64_t doorbell_endpoint_memory_bytes(const doorbell_endpoint *endpoint);
+
+/*
  * The control path in force: DOORBELL_CONTROL_* to `control`, which may be NULL, and a text buffer with the reasons why it is
  * this one and none that is better.
  * Threads: one at a time for endpoint.
@@ -652,6 +710,13 @@ int doorbell_group_config_init(doorbell_group_config *config, uint32_t struct_si
 int doorbell_group_join(const doorbell_domain *domain, const doorbell_group_config *config, doorbell_group **group);
 
 /*
+ * What the launcher says of this process, read as by doorbell_group_join and with its errors: which rank it is, and of how
+ * many. For who must know before, as which GPU to take.
+ * Threads: any.
+ */
+int doorbell_group_place_from_env(uint32_t *rank, uint32_t *size);
+
+/*
  * Joins the launcher's group with the device DOORBELL_DEVICE of the environment, or "softcx" where that is not set.
  * Threads: any.
  */
@@ -733,6 +798,117 @@ int doorbell_group_gather(const doorbell_group *group, const void *value, size_t
  */
 int doorbell_group_check(const doorbell_group *group, uint32_t wait_for_word, uint32_t *rank);
 
+/* -------------------------------------------------------------------------------------------------------- stores */
+
+/*
+ * What the processes of a job exchange, without a device and without endpoints: for programs that connect theirs themselves. A
+ * group has one of its own, which its calls use. It fails as a group does.
+ */
+typedef struct doorbell_store doorbell_store;
+
+/*
+ * Goes to the store of the job, which rank 0 starts in this call; waits until it is there. `config` and errors as of
+ * doorbell_group_join, but `endpoint` is NULL.
+ * Threads: any.
+ */
+int doorbell_store_join(const doorbell_group_config *config, doorbell_store **store);
+
+/*
+ * As doorbell_group_leave.
+ * Threads: alone with store.
+ */
+int doorbell_store_leave(doorbell_store *store);
+
+/*
+ * Ends the handle of a store that was not left, which is a failure to the others. NULL is allowed.
+ * Threads: alone with store.
+ */
+int doorbell_store_destroy(doorbell_store *store);
+
+/*
+ * The number of this process.
+ * Threads: any.
+ */
+int doorbell_store_rank(const doorbell_store *store);
+
+/*
+ * How many processes there are.
+ * Threads: any.
+ */
+int doorbell_store_size(const doorbell_store *store);
+
+/*
+ * As doorbell_group_barrier.
+ * Threads: any.
+ */
+int doorbell_store_barrier(const doorbell_store *store, int64_t timeout_ms);
+
+/*
+ * As doorbell_group_set.
+ * Threads: any.
+ */
+int doorbell_store_set(const doorbell_store *store, const char *key, const void *value, size_t len_bytes,
+		       int64_t timeout_ms);
+
+/*
+ * As doorbell_group_get.
+ * Threads: any.
+ */
+int doorbell_store_get(const doorbell_store *store, const char *key, void *value, size_t capacity, int64_t timeout_ms);
+
+/*
+ * As doorbell_group_gather.
+ * Threads: any.
+ */
+int doorbell_store_gather(const doorbell_store *store, const void *value, size_t len_bytes, void *values,
+			  int64_t timeout_ms);
+
+/*
+ * 0 if all ranks are there, or DOORBELL_ERANK, and the first rank that failed goes to `rank`, which may be NULL.
+ * Threads: any.
+ */
+int doorbell_store_check(const doorbell_store *store, uint32_t *rank);
+
+/* ---------------------------------------------------------------------------------------------------------- CUDA */
+
+/* In what order a GPU sees the writes of a NIC without a flush, as cuda.h has it of CUGPUDirectRDMAWritesOrdering. */
+enum doorbell_ordering {
+	DOORBELL_ORDERING_NONE = 0,
+	/* In order, for the GPU that owns the memory. */
+	DOORBELL_ORDERING_OWNER = 1,
+	/* In order, for every GPU of the system. */
+	DOORBELL_ORDERING_ALL_DEVICES = 2
+};
+
+/* It takes a register of a NIC to find out. */
+#define DOORBELL_IOMEMORY_UNKNOWN 2
+
+/*
+ * What a GPU and its driver can do of what this library uses: 1 or 0 where nothing else is said. What streams need was tried
+ * once; what was promised and failed is 0, and doorbell_describe has the reason.
+ */
+typedef struct doorbell_cuda_capabilities {
+	uint32_t struct_size;
+	uint32_t driver_version; /* the newest CUDA that it knows, as CUDA_VERSION: 13000 is 13.0 */
+	uint32_t memops;         /* stores and waits of 32 bits in streams */
+	uint32_t kernels;        /* this library's own, which take the place of what memory operations lack */
+	uint32_t iomemory;       /* a NIC's registers can be mapped: 1, 0, or DOORBELL_IOMEMORY_UNKNOWN */
+	uint32_t qwords;         /* stores of 64 bits in streams: without them no stream rings a NIC itself */
+	uint32_t nor;            /* waits for a bit that becomes 0 */
+	uint32_t flush;          /* waits that flush the writes of NICs which came before */
+	uint32_t gpudirect;      /* NICs can reach the GPU's memory at all */
+	uint32_t ordering;       /* DOORBELL_ORDERING_* */
+	uint32_t dmabuf;         /* the GPU's memory can be exported as dmabuf */
+	uint32_t host_addresses; /* registered memory of the host has the same address on the GPU */
+} doorbell_cuda_capabilities;
+
+/*
+ * What the GPU of the current context can do: doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities). The first
+ * call in a context tries it out on a stream of its own.
+ * Threads: any.
+ */
+int doorbell_cuda_read_capabilities(doorbell_cuda_capabilities *capabilities, uint32_t struct_size);
+
 /* ------------------------------------------------------------------------------------------------------- streams */
 
 /* An in-order queue of work with the semantics of a CUDA stream. */
@@ -801,6 +977,13 @@ int doorbell_stream_status(const doorbell_stream *stream, int *status);
  * Threads: any.
  */
 int doorbell_stream_clear_status(doorbell_stream *stream);
+
+/*
+ * How many calls of the driver have queued operations of this library on the stream so far (cuStreamBatchMemOp, and launches of
+ * kernels in its place), for who measures. DOORBELL_ESTATE for a stream that is not a GPU's.
+ * Threads: any.
+ */
+int doorbell_stream_driver_calls(const doorbell_stream *stream, uint64_t *calls);
 
 /*
  * Ends the handle. What is queued is still executed, without anybody waiting for it, as with cudaStreamDestroy: arguments of

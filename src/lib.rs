@@ -73,7 +73,8 @@ pub use bounce::{Bounce, BounceConfig, CopyEngine, MemcpyEngine};
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent, Trigger,
+    Capabilities, CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent,
+    Trigger, WritesOrdering,
 };
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,

@@ -365,6 +365,13 @@ impl fmt::Debug for DeviceBuffer {
 /// A handle whose end waits for nobody: threads that must not wait drop regions.
 pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
 
+impl HeldBuffer {
+    /// As [`DeviceBuffer::copy_failure`].
+    pub(crate) fn copy_failure(&self) -> Option<Error> {
+        self.0.as_ref()?.copy_failure()
+    }
+}
+
 impl Drop for HeldBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.0.take() {

@@ -6,14 +6,63 @@ use std::ffi::{c_char, c_int};
 
 #[cfg(feature = "cuda")]
 use crate::CudaContext;
-use crate::ffi::argument::{choice, out_handle, text, write_text};
+use crate::ffi::argument::{Growing, choice, out_handle, text, write_struct, write_text};
 use crate::ffi::boundary::guard;
 use crate::ffi::handle::{Handle, destroy, get};
-use crate::{Control, Device, Endpoint, EndpointConfig, ProtectionDomain};
+use crate::{Control, Counters, Device, Endpoint, EndpointConfig, ProtectionDomain};
 
 /// A NIC.
 pub struct doorbell_device {
     inner: Device,
+}
+
+/// [`Counters`] for C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct doorbell_device_counters {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub doorbells: u64,
+    pub doorbells_before_record: u64,
+    pub wqes: u64,
+    pub packets_sent: u64,
+    pub packets_received: u64,
+    pub packets_dropped: u64,
+    pub retransmissions: u64,
+    pub rnr_naks: u64,
+    pub placed: u64,
+    pub completions: u64,
+}
+
+// SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
+unsafe impl Growing for doorbell_device_counters {
+    const BYTES_FIRST: usize = 88;
+
+    fn defaults() -> doorbell_device_counters {
+        Counters::default().into()
+    }
+}
+
+const _: () =
+    assert!(size_of::<doorbell_device_counters>() == doorbell_device_counters::BYTES_FIRST);
+
+impl From<Counters> for doorbell_device_counters {
+    fn from(counters: Counters) -> Self {
+        doorbell_device_counters {
+            struct_size: size_of::<doorbell_device_counters>() as u32,
+            reserved: 0,
+            doorbells: counters.doorbells,
+            doorbells_before_record: counters.doorbells_before_record,
+            wqes: counters.wqes,
+            packets_sent: counters.packets_sent,
+            packets_received: counters.packets_received,
+            packets_dropped: counters.packets_dropped,
+            retransmissions: counters.retransmissions,
+            rnr_naks: counters.rnr_naks,
+            placed: counters.placed,
+            completions: counters.completions,
+        }
+    }
 }
 
 impl Handle for doorbell_device {
@@ -93,6 +142,24 @@ pub unsafe extern "C" fn doorbell_device_progress(device: *const doorbell_device
         // SAFETY: the caller's promise about handles.
         let device = unsafe { get(device, "device") }?;
         Ok(device.inner.progress().into())
+    })
+}
+
+/// What a device has counted.
+///
+/// # Safety
+/// As the header says of pointers; `struct_size` bytes are there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_device_read_counters(
+    device: *const doorbell_device,
+    counters: *mut doorbell_device_counters,
+    struct_size: u32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let counted = unsafe { get(device, "device") }?.inner.counters();
+        // SAFETY: the caller's promise about structs and their sizes.
+        unsafe { write_struct(counted.into(), counters, struct_size, "counters") }
     })
 }
 
@@ -190,4 +257,21 @@ pub unsafe extern "C" fn doorbell_domain_create(
 pub unsafe extern "C" fn doorbell_domain_destroy(domain: *mut doorbell_domain) -> c_int {
     // SAFETY: the caller's promise about handles.
     guard(|| unsafe { destroy(domain, "domain") }.map(|()| 0))
+}
+
+/// The device of a protection domain.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_domain_device(
+    domain: *const doorbell_domain,
+    device: *mut *mut doorbell_device,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places for them.
+        let (place, domain) = unsafe { (out_handle(device, "device")?, get(domain, "domain")?) };
+        let inner = domain.inner.device().clone();
+        Ok(place.set(doorbell_device { inner }))
+    })
 }

@@ -9,7 +9,7 @@ use crate::ffi::argument::{
     DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, text,
     timeout, write_struct, write_text,
 };
-use crate::ffi::boundary::{Failure, guard};
+use crate::ffi::boundary::{Failure, guard, guard_or};
 use crate::ffi::device::doorbell_domain;
 use crate::ffi::error::doorbell_failure;
 use crate::ffi::handle::{Handle, destroy, get};
@@ -366,6 +366,19 @@ pub unsafe extern "C" fn doorbell_endpoint_qpn(endpoint: *const doorbell_endpoin
         let endpoint = unsafe { get(endpoint, "endpoint") }?;
         // 24 bits, by the format.
         Ok((endpoint.lock()?.qpn() & 0xff_ffff) as c_int)
+    })
+}
+
+/// How much memory the queues of an endpoint take.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_endpoint_memory_bytes(endpoint: *const doorbell_endpoint) -> u64 {
+    guard_or(0, || {
+        // SAFETY: the caller's promise about handles.
+        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+        Ok(endpoint.lock()?.memory_bytes() as u64)
     })
 }
 

@@ -3,27 +3,23 @@
 #![allow(non_camel_case_types)] // the names are the header's
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::ffi::argument::{
-    DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, Growing, array, choice, finite_timeout,
-    out_handle, out_optional, read_struct, text, write_bytes, write_struct,
+    DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, Growing, array, choice, finite_timeout, out,
+    out_handle, out_optional, read_struct, text, write_struct,
 };
 use crate::ffi::boundary::{Failure, guard};
 use crate::ffi::device::doorbell_domain;
-use crate::ffi::endpoint::{
-    config_or_default, doorbell_endpoint, doorbell_endpoint_config, try_lock,
-};
+use crate::ffi::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_config};
 use crate::ffi::handle::{Handle, destroy, get, take};
+use crate::ffi::store::{Terms, whole};
 use crate::{Error, Group, GroupConfig, Place, Token};
 
 /// A job of many processes, as one of them has it.
 pub struct doorbell_group {
     inner: Group,
-    timeout: Duration,
-    /// The store takes one barrier or gathering of a rank at a time.
-    together: Mutex<()>,
+    terms: Terms,
 }
 
 impl Handle for doorbell_group {
@@ -32,19 +28,8 @@ impl Handle for doorbell_group {
 
 impl doorbell_group {
     fn new(inner: Group, timeout: Duration) -> doorbell_group {
-        doorbell_group {
-            inner,
-            timeout,
-            together: Mutex::new(()),
-        }
-    }
-
-    /// The deadline of an exchange.
-    fn timeout(&self, timeout_ms: i64) -> Result<Duration, Failure> {
-        match timeout_ms {
-            DOORBELL_DEFAULT_TIMEOUT => Ok(self.timeout),
-            _ => finite_timeout(timeout_ms),
-        }
+        let terms = Terms::new(timeout);
+        doorbell_group { inner, terms }
     }
 }
 
@@ -87,7 +72,7 @@ impl doorbell_group_config {
     ///
     /// # Safety
     /// The pointers are as the header says.
-    unsafe fn place(&self) -> Result<Place, Failure> {
+    pub(super) unsafe fn place(&self) -> Result<Place, Failure> {
         if self.size == 0 {
             let given = [
                 ("rank", self.rank != 0),
@@ -115,6 +100,18 @@ impl doorbell_group_config {
             address,
             Token::new(token.to_vec()),
         )?)
+    }
+
+    /// The deadline of joining, and of exchanges where no other is given.
+    pub(super) fn timeout(&self) -> Result<Duration, Failure> {
+        match self.timeout_ms {
+            DOORBELL_NO_TIMEOUT => {
+                let reason = "a group that is not whole is to be given up some time";
+                Err(Failure::argument("timeout_ms", reason))
+            }
+            DOORBELL_DEFAULT_TIMEOUT => Ok(GroupConfig::default().timeout),
+            timeout_ms => finite_timeout(timeout_ms),
+        }
     }
 }
 
@@ -157,17 +154,26 @@ pub unsafe extern "C" fn doorbell_group_join(
             let endpoint = config_or_default(config.endpoint)?;
             (place_for, domain, config, config.place()?, endpoint)
         };
-        if config.timeout_ms == DOORBELL_NO_TIMEOUT {
-            let reason = "a group that is not whole is to be given up some time";
-            return Err(Failure::argument("timeout_ms", reason));
-        }
-        let timeout = match config.timeout_ms {
-            DOORBELL_DEFAULT_TIMEOUT => GroupConfig::default().timeout,
-            timeout_ms => finite_timeout(timeout_ms)?,
-        };
+        let timeout = config.timeout()?;
         let config = GroupConfig { endpoint, timeout };
         let inner = Group::join(&place, &domain.inner, &config)?;
         Ok(place_for.set(doorbell_group::new(inner, timeout)))
+    })
+}
+
+/// What the launcher says of this process.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_group_place_from_env(rank: *mut u32, size: *mut u32) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about places.
+        let (to_rank, to_size) = unsafe { (out(rank, "rank")?, out(size, "size")?) };
+        let place = Place::from_env()?;
+        to_rank.write(place.rank());
+        to_size.write(place.size());
+        Ok(0)
     })
 }
 
@@ -277,10 +283,9 @@ pub unsafe extern "C" fn doorbell_group_barrier(
     guard(|| {
         // SAFETY: the caller's promise about handles.
         let group = unsafe { get(group, "group") }?;
-        let timeout = group.timeout(timeout_ms)?;
-        let _together = try_lock(&group.together, "group")?;
-        group.inner.store().barrier(timeout)?;
-        Ok(0)
+        group
+            .terms
+            .barrier(group.inner.store(), "group", timeout_ms)
     })
 }
 
@@ -298,13 +303,11 @@ pub unsafe extern "C" fn doorbell_group_set(
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise about handles, texts and arrays.
-        let (group, key, value) = unsafe {
-            let value = array(value.cast::<u8>(), len_bytes, "value")?;
-            (get(group, "group")?, text(key, "key")?, value)
-        };
-        let timeout = group.timeout(timeout_ms)?;
-        group.inner.store().set(key.as_bytes(), value, timeout)?;
-        Ok(0)
+        unsafe {
+            let group = get(group, "group")?;
+            let store = group.inner.store();
+            group.terms.set(store, key, value, len_bytes, timeout_ms)
+        }
     })
 }
 
@@ -321,12 +324,12 @@ pub unsafe extern "C" fn doorbell_group_get(
     timeout_ms: i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and texts.
-        let (group, key) = unsafe { (get(group, "group")?, text(key, "key")?) };
-        let timeout = group.timeout(timeout_ms)?;
-        let found = group.inner.store().get(key.as_bytes(), timeout)?;
-        // SAFETY: the caller's promise about the place.
-        unsafe { write_bytes(&found, value, capacity, "value") }
+        // SAFETY: the caller's promise about handles, texts and the place.
+        unsafe {
+            let group = get(group, "group")?;
+            let store = group.inner.store();
+            group.terms.get(store, key, value, capacity, timeout_ms)
+        }
     })
 }
 
@@ -343,30 +346,13 @@ pub unsafe extern "C" fn doorbell_group_gather(
     timeout_ms: i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and arrays.
-        let (group, value) = unsafe {
-            let value = array(value.cast::<u8>(), len_bytes, "value")?;
-            (get(group, "group")?, value)
-        };
-        if values.is_null() && len_bytes > 0 {
-            return Err(Failure::null("values"));
+        // SAFETY: the caller's promise about handles, arrays and the place.
+        unsafe {
+            let group = get(group, "group")?;
+            let store = group.inner.store();
+            let own = array(value.cast::<u8>(), len_bytes, "value")?;
+            group.terms.gather(store, "group", own, values, timeout_ms)
         }
-        let timeout = group.timeout(timeout_ms)?;
-        let together = try_lock(&group.together, "group")?;
-        let all = group.inner.store().gather(value, timeout)?;
-        drop(together);
-        if let Some(rank) = all.iter().position(|of| of.len() != len_bytes) {
-            let reason = format!(
-                "rank {rank} gave {} bytes, not {len_bytes}",
-                all[rank].len()
-            );
-            let what = "value of a rank";
-            return Err(Failure::Library(Error::Malformed { what, reason }));
-        }
-        let all = all.concat();
-        // SAFETY: the caller's promise about the place, which is for all of them.
-        unsafe { write_bytes(&all, values, all.len(), "values") }?;
-        Ok(0)
     })
 }
 
@@ -397,10 +383,6 @@ pub unsafe extern "C" fn doorbell_group_check(
             }
             _ => return Err(choice("wait_for_word", wait_for_word, 1)),
         };
-        if let (Err(Error::Rank { rank, .. }), Some(place)) = (&failed, place) {
-            place.write(*rank);
-        }
-        failed?;
-        Ok(0)
+        whole(failed, place)
     })
 }

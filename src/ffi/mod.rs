@@ -6,8 +6,8 @@
 //! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
-//!   `rendezvous`, `group`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`, `bounce`, `cm`,
-//!   `kernel_queue`, `kernel_stream`.
+//!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
+//!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`.
 
 mod argument;
 mod bounce;
@@ -15,6 +15,7 @@ mod boundary;
 mod cache;
 mod cm;
 mod cpu;
+mod cuda;
 mod device;
 mod endpoint;
 mod error;
@@ -27,6 +28,7 @@ mod kernel_stream;
 mod queue;
 mod region;
 mod rendezvous;
+mod store;
 mod stream;
 mod ticket;
 mod value;

@@ -2,11 +2,11 @@
 #![allow(unsafe_code)] // exports functions to C, and takes its pointers
 #![allow(non_camel_case_types)] // the names are the header's
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
-use crate::ffi::argument::{choice, out, out_handle};
+use crate::ffi::argument::{choice, out, out_handle, write_text};
 use crate::ffi::boundary::{Failure, guard, guard_or};
 use crate::ffi::device::doorbell_domain;
 use crate::ffi::handle::{Handle, destroy, get};
@@ -56,19 +56,51 @@ pub struct doorbell_region {
     pub(super) inner: Region,
     /// What keeps an entry of a cache for it.
     _held: Option<Held>,
+    /// Why it is registered in no better way, a line for each.
+    reasons: String,
 }
 
 impl doorbell_region {
     pub(super) fn new(inner: Region) -> doorbell_region {
-        doorbell_region { inner, _held: None }
+        doorbell_region {
+            inner,
+            _held: None,
+            reasons: String::new(),
+        }
+    }
+
+    /// Of a GPU's memory.
+    #[cfg(feature = "cuda")]
+    fn of_device(
+        domain: &ProtectionDomain,
+        buffer: &DeviceBuffer,
+        access: Access,
+    ) -> Result<doorbell_region, Failure> {
+        let reach = Region::reach_device(domain, buffer, access)?;
+        let reasons = lines(&reach.refused);
+        Ok(doorbell_region {
+            inner: reach.into_region()?,
+            _held: None,
+            reasons,
+        })
     }
 
     pub(super) fn held(held: Held) -> doorbell_region {
         doorbell_region {
             inner: held.region().clone(),
             _held: Some(held),
+            reasons: String::new(),
         }
     }
+}
+
+/// Ways that are not, a line for each with its reason.
+#[cfg(any(test, feature = "cuda"))]
+fn lines(refused: &[(RegionKind, crate::Error)]) -> String {
+    let lines = refused.iter();
+    lines
+        .map(|(kind, error)| format!("{kind}: {error}\n"))
+        .collect()
 }
 
 impl Handle for doorbell_region {
@@ -213,8 +245,8 @@ pub unsafe extern "C" fn doorbell_region_alloc_device(
     guard(|| {
         // SAFETY: the caller's promise about handles and places for them.
         let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
-        let inner = alloc_device(&domain.inner, len_bytes, access(access_flags)?)?;
-        Ok(place.set(doorbell_region::new(inner)))
+        let made = alloc_device(&domain.inner, len_bytes, access(access_flags)?)?;
+        Ok(place.set(made))
     })
 }
 
@@ -238,8 +270,8 @@ pub unsafe extern "C" fn doorbell_region_register_device(
         }
         let rights = access(access_flags)?;
         // SAFETY: the caller's promise about the memory.
-        let inner = unsafe { register_device(&domain.inner, device_pointer, len_bytes, rights) }?;
-        Ok(place.set(doorbell_region::new(inner)))
+        let made = unsafe { register_device(&domain.inner, device_pointer, len_bytes, rights) }?;
+        Ok(place.set(made))
     })
 }
 
@@ -248,13 +280,13 @@ fn alloc_device(
     domain: &ProtectionDomain,
     len_bytes: u64,
     access: Access,
-) -> Result<Region, Failure> {
+) -> Result<doorbell_region, Failure> {
     let buffer = CudaContext::current()?.alloc(len_bytes)?;
-    Ok(Region::register_device(domain, &buffer, access)?)
+    doorbell_region::of_device(domain, &buffer, access)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn alloc_device(_: &ProtectionDomain, _: u64, _: Access) -> Result<Region, Failure> {
+fn alloc_device(_: &ProtectionDomain, _: u64, _: Access) -> Result<doorbell_region, Failure> {
     Err(Failure::Feature { feature: "cuda" })
 }
 
@@ -266,11 +298,11 @@ unsafe fn register_device(
     device_pointer: u64,
     len_bytes: u64,
     access: Access,
-) -> Result<Region, Failure> {
+) -> Result<doorbell_region, Failure> {
     let context = CudaContext::current()?;
     // SAFETY: the caller's promise.
     let buffer = unsafe { DeviceBuffer::from_raw(&context, device_pointer, len_bytes) }?;
-    Ok(Region::register_device(domain, &buffer, access)?)
+    doorbell_region::of_device(domain, &buffer, access)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -279,7 +311,7 @@ unsafe fn register_device(
     _: u64,
     _: u64,
     _: Access,
-) -> Result<Region, Failure> {
+) -> Result<doorbell_region, Failure> {
     Err(Failure::Feature { feature: "cuda" })
 }
 
@@ -350,6 +382,52 @@ pub unsafe extern "C" fn doorbell_region_kind(region: *const doorbell_region) ->
     })
 }
 
+/// Why a device reaches a region in no better way.
+///
+/// # Safety
+/// As the header says of handles and text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_reasons(
+    region: *const doorbell_region,
+    text: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and text buffers.
+        unsafe { write_text(&get(region, "region")?.reasons, text, capacity) }
+    })
+}
+
+/// Why a copy of a GPU's memory failed.
+///
+/// # Safety
+/// As the header says of handles and text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_copy_failure(
+    region: *const doorbell_region,
+    text: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        match copy_failure(&unsafe { get(region, "region") }?.inner) {
+            None => Ok(0),
+            // SAFETY: the caller's promise about text buffers.
+            Some(why) => unsafe { write_text(&why.to_string(), text, capacity) },
+        }
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn copy_failure(region: &Region) -> Option<crate::Error> {
+    region.copy_failure()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn copy_failure(_: &Region) -> Option<crate::Error> {
+    None
+}
+
 /// The pages that the memory of a region is in.
 ///
 /// # Safety
@@ -409,7 +487,41 @@ pub unsafe extern "C" fn doorbell_region_remote(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RemoteRegion;
+    use crate::ffi::handle::create;
+    use crate::{Device, Error, RemoteRegion};
+
+    /// Of a GPU's memory that a card reaches by the second best way, which no machine has that the tests run on.
+    #[test]
+    fn each_better_way_is_a_line_with_its_reason() {
+        let why = |reason: &str| Error::State {
+            operation: "registration",
+            reason: reason.into(),
+        };
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let region = create(doorbell_region {
+            inner: Region::alloc(&domain, 64, Access::ALL).unwrap(),
+            _held: None,
+            reasons: lines(&[
+                (RegionKind::Dmabuf, why("first")),
+                (RegionKind::Peermem, why("second")),
+            ]),
+        });
+        let mut text = [1 as c_char; 256];
+        // SAFETY: a handle that is used as it should be, and a buffer of that size.
+        let text = unsafe {
+            let len = doorbell_region_reasons(region, text.as_mut_ptr(), text.len());
+            assert_eq!(doorbell_region_destroy(region), 0);
+            let text = std::ffi::CStr::from_ptr(text.as_ptr()).to_str().unwrap();
+            assert_eq!(text.len(), len as usize);
+            text
+        };
+        let lines: Vec<&str> = text.lines().collect();
+        let [first, second] = lines[..] else {
+            panic!("{text}")
+        };
+        assert!(first.starts_with("dmabuf: ") && first.contains("first"));
+        assert!(second.starts_with("peermem: ") && second.contains("second"));
+    }
 
     #[test]
     fn rights_are_those_of_the_library() {

@@ -307,6 +307,33 @@ fn clear_status(_: &doorbell_stream) -> Result<(), Failure> {
     Err(of_a_gpu("status of a stream"))
 }
 
+/// How often the driver was called.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_driver_calls(
+    stream: *const doorbell_stream,
+    calls: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, stream) = unsafe { (out(calls, "calls")?, get(stream, "stream")?) };
+        place.write(driver_calls(stream)?);
+        Ok(0)
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn driver_calls(stream: &doorbell_stream) -> Result<u64, Failure> {
+    Ok(stream.cuda("driver calls of a stream")?.driver_calls())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn driver_calls(_: &doorbell_stream) -> Result<u64, Failure> {
+    Err(of_a_gpu("driver calls of a stream"))
+}
+
 /// Destroys the handle of a stream.
 ///
 /// # Safety

@@ -31,17 +31,16 @@ impl Region {
         memory: &DeviceBuffer,
         access: Access,
     ) -> Result<Region> {
-        let Reach { region, refused } = Region::reach_device(domain, memory, access)?;
-        region.ok_or_else(|| {
-            let reasons: Vec<String> = refused
-                .iter()
-                .map(|(kind, error)| format!("{kind}: {error}"))
-                .collect();
-            Error::State {
-                operation: "registration of a GPU's memory",
-                reason: format!("{}; a bounce buffer reaches it", reasons.join("; ")),
-            }
-        })
+        Region::reach_device(domain, memory, access)?.into_region()
+    }
+
+    /// [`DeviceBuffer::copy_failure`] of the buffer that the region keeps. `None`, too, for memory that is not [`Kind::Copied`].
+    #[must_use]
+    pub fn copy_failure(&self) -> Option<Error> {
+        match self.own() {
+            Own::Device { held } if self.kind() == Kind::Copied => held.copy_failure(),
+            _ => None,
+        }
     }
 
     /// As [`Region::register_device`], with what there is to say of each better way; that there is no region is no error.
@@ -56,7 +55,7 @@ impl Region {
         let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
         let start = device_range(addr, len_bytes)?;
         let own = || Own::Device {
-            _held: memory.clone().held(),
+            held: memory.clone().held(),
         };
         let copier: Arc<dyn Foreign> = memory.copier().clone();
         let on_device = domain.on_device()?;

@@ -56,6 +56,26 @@ pub struct Reach {
     pub refused: Vec<(Kind, Error)>,
 }
 
+impl Reach {
+    /// The region.
+    ///
+    /// # Errors
+    /// [`Error::State`] if there is none, with the reason of each way.
+    pub fn into_region(self) -> Result<Region> {
+        let Reach { region, refused } = self;
+        region.ok_or_else(|| {
+            let reasons: Vec<String> = refused
+                .iter()
+                .map(|(kind, error)| format!("{kind}: {error}"))
+                .collect();
+            Error::State {
+                operation: "registration of a GPU's memory",
+                reason: format!("{}; a bounce buffer reaches it", reasons.join("; ")),
+            }
+        })
+    }
+}
+
 /// The modules that find memory of NVIDIA's by its address: now, and before it came with the driver.
 const PEER_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 

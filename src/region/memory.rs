@@ -37,7 +37,7 @@ pub(super) enum Own {
     /// Of a GPU.
     #[cfg(feature = "cuda")]
     Device {
-        _held: HeldBuffer,
+        held: HeldBuffer,
     },
 }
 
@@ -119,6 +119,11 @@ impl Region {
         let pages = HugePages::new(len_bytes as usize)?;
         let start = pages.start();
         Region::new(domain, start, len_bytes, access, Own::Huge(pages))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn own(&self) -> &Own {
+        &self.inner.own
     }
 
     /// What pages the memory is known to be in: of memory that somebody else allocated nothing is.

@@ -8,6 +8,7 @@ static void without_the_feature(struct rig *rig)
 {
 	doorbell_stream *stream = rig->stream;
 	doorbell_region *region = rig->region;
+	doorbell_cuda_capabilities capabilities;
 	doorbell_graph_builder *builder;
 
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_cuda(NULL, NULL, &stream));
@@ -15,6 +16,7 @@ static void without_the_feature(struct rig *rig)
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_alloc_device(rig->domain, 8, 0, &region));
 	EXPECT(region == NULL);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_register_device(rig->domain, 64, 8, 0, &region));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
 	      doorbell_graph_builder_over(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
@@ -188,6 +190,7 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 		struct CUstream_st *raw;
 		doorbell_stream *stream;
 		doorbell_cuda_stream_config config;
+		uint64_t calls = 7;
 
 		WORKS(doorbell_cuda_stream_config_init(&config, sizeof config));
 		config.execution = executions[i];
@@ -195,6 +198,11 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 		/* CU_STREAM_NON_BLOCKING */
 		DRIVER(driver->stream_create(&raw, 1));
 		WORKS(doorbell_stream_create_cuda(raw, &config, &stream));
+		WORKS(doorbell_stream_driver_calls(stream, &calls));
+		EXPECT(calls == 0);
+		WORKS(doorbell_stream_write_value32(stream, rig->region, 0, 1, NULL));
+		WORKS(doorbell_stream_driver_calls(stream, &calls));
+		EXPECT(calls == 1);
 		transfers(driver, rig, stream, own, (unsigned char)(3 + i));
 		transfers(driver, rig, stream, lent, (unsigned char)(5 + i));
 		failures_are_in_the_status_word(driver, rig, stream);
@@ -213,6 +221,72 @@ static void on_streams(const struct driver *driver, struct rig *rig, doorbell_re
 		      doorbell_stream_create_cuda((struct CUstream_st *)(uintptr_t)2, NULL, &stream));
 		EXPECT(stream == NULL);
 	}
+}
+
+/* What the GPU can do, as numbers; the text has the same. */
+static void capabilities_are_told(void)
+{
+	static char text[1 << 14];
+	doorbell_cuda_capabilities capabilities, again;
+	uint32_t first[4] = {9, 9, 9, 9};
+
+	memset(&capabilities, 0xff, sizeof capabilities);
+	WORKS(doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
+	EXPECT(capabilities.struct_size == sizeof capabilities);
+	EXPECT(capabilities.driver_version >= 12000 && capabilities.driver_version < 1000000);
+	EXPECT(capabilities.memops <= 1 && capabilities.kernels <= 1 && capabilities.qwords <= 1 && capabilities.nor <= 1);
+	EXPECT(capabilities.flush <= 1 && capabilities.gpudirect <= 1 && capabilities.dmabuf <= 1);
+	EXPECT(capabilities.host_addresses <= 1 && capabilities.iomemory <= DOORBELL_IOMEMORY_UNKNOWN);
+	EXPECT(capabilities.ordering <= DOORBELL_ORDERING_ALL_DEVICES);
+	EXPECT(doorbell_describe(text, sizeof text) > 0);
+	EXPECT(strstr(text, capabilities.memops ? "memops: true" : "memops: false"));
+	EXPECT(strstr(text, capabilities.kernels ? "kernels: true" : "kernels: false"));
+	EXPECT(strstr(text, capabilities.qwords ? "qwords: true" : "qwords: false"));
+	EXPECT(strstr(text, capabilities.nor ? "nor: true" : "nor: false"));
+	EXPECT(strstr(text, capabilities.flush ? "flush: true" : "flush: false"));
+	EXPECT(strstr(text, capabilities.gpudirect ? "gpudirect: true" : "gpudirect: false"));
+	EXPECT(strstr(text, capabilities.dmabuf ? "dmabuf: true" : "dmabuf: false"));
+	EXPECT(strstr(text, capabilities.host_addresses ? "host_addresses: true" : "host_addresses: false"));
+	EXPECT(strstr(text, capabilities.ordering == DOORBELL_ORDERING_NONE    ? "ordering: None"
+			    : capabilities.ordering == DOORBELL_ORDERING_OWNER ? "ordering: Owner"
+									       : "ordering: AllDevices"));
+	EXPECT(strstr(text, capabilities.iomemory == DOORBELL_IOMEMORY_UNKNOWN ? "iomemory: None"
+			    : capabilities.iomemory			       ? "iomemory: Some(true)"
+									       : "iomemory: Some(false)"));
+	WORKS(doorbell_cuda_read_capabilities(&again, sizeof again));
+	EXPECT(memcmp(&again, &capabilities, sizeof again) == 0);
+	FAILS(DOORBELL_EINVAL, "struct_size of 16",
+	      doorbell_cuda_read_capabilities((doorbell_cuda_capabilities *)(void *)first, sizeof first));
+	EXPECT(first[0] == 9);
+}
+
+/* The reason of a copy that the driver refused, which the completion does not have. */
+static void copies_that_fail_say_why(const struct driver *driver, struct rig *rig, doorbell_region *memory)
+{
+	int (*fault)(const char *rule);
+	const doorbell_slice from = {rig->region, 0, 64};
+	doorbell_completion completion;
+	doorbell_remote remote;
+	doorbell_work work;
+	char text[256] = "as it was";
+
+	GIVES(0, doorbell_region_copy_failure(memory, text, sizeof text));
+	EXPECT(strcmp(text, "as it was") == 0);
+	*(void **)(void *)&fault = dlsym(driver->library, "doorbell_cuda_standin_fault");
+	if (!fault)
+		return;
+	WORKS(doorbell_region_remote(memory, &remote));
+	work = doorbell_work_write(&from, 1, remote.addr, remote.rkey);
+	EXPECT(fault("cuMemcpyHtoDAsync_v2:999") == 0);
+	WORKS(doorbell_post_send(rig->a, &work, NULL));
+	GIVES(DOORBELL_EWORK, doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	fault(NULL);
+	EXPECT(doorbell_region_copy_failure(memory, NULL, 0) > 0);
+	EXPECT(doorbell_region_copy_failure(memory, text, sizeof text) == (int)strlen(text));
+	EXPECT(strstr(text, "999"));
+	WORKS(doorbell_endpoint_reset(rig->a));
+	WORKS(doorbell_endpoint_reset(rig->b));
+	rig_connect(rig);
 }
 
 enum { LAUNCHES = 40 };
@@ -326,6 +400,8 @@ static int with_the_feature(struct rig *rig)
 	struct CUctx_st *context;
 	doorbell_stream *stream;
 	doorbell_region *own, *lent;
+	doorbell_cuda_capabilities capabilities;
+	char text[1024];
 	uint64_t memory;
 	int device;
 
@@ -334,9 +410,11 @@ static int with_the_feature(struct rig *rig)
 	FAILS(DOORBELL_ESTATE, "context", doorbell_stream_create_cuda(NULL, NULL, &stream));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_alloc_device(rig->domain, 8, 0, &own));
 	FAILS(DOORBELL_ESTATE, "context", doorbell_region_register_device(rig->domain, 64, 8, 0, &own));
+	FAILS(DOORBELL_ESTATE, "context", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
 	DRIVER(driver.device_get(&device, 0));
 	DRIVER(driver.ctx_retain(&context, device));
 	DRIVER(driver.ctx_set(context));
+	capabilities_are_told();
 	DRIVER(driver.alloc(&memory, BYTES));
 	FAILS(DOORBELL_ERANGE, "`len_bytes`", doorbell_region_alloc_device(rig->domain, 0, 0, &own));
 	if (strncmp(rig_device_name(), "softcx", 6) == 0) {
@@ -344,6 +422,9 @@ static int with_the_feature(struct rig *rig)
 		WORKS(doorbell_region_register_device(rig->domain, memory, BYTES, DOORBELL_ACCESS_ALL, &lent));
 		EXPECT((uint64_t)(uintptr_t)doorbell_region_pointer(lent) == memory);
 		GIVES(DOORBELL_REGION_COPIED, doorbell_region_kind(own));
+		/* Nothing is better than what the software NIC does. */
+		GIVES(0, doorbell_region_reasons(own, text, sizeof text));
+		copies_that_fail_say_why(&driver, rig, lent);
 		FAILS(DOORBELL_ESTATE, "processor", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
 		{
 			doorbell_region *none;

@@ -50,6 +50,71 @@ static void other_regions(struct rig *rig)
 	EXPECT(doorbell_region_register_peermem(rig->domain, (uint64_t)1 << 46, 4096, 0, &region) < 0 && !region);
 }
 
+/* What is known of the objects of a rig: all of it of its device. */
+static void says_what_it_has(struct rig *rig)
+{
+	const int is_soft = strncmp(rig_device_name(), "softcx", 6) == 0;
+	const doorbell_slice from = {rig->region, 0, 64};
+	doorbell_device_counters before, after;
+	doorbell_completion completion;
+	doorbell_domain *domain;
+	doorbell_device *device;
+	doorbell_endpoint *large;
+	doorbell_endpoint_config config;
+	doorbell_remote remote;
+	doorbell_region *region;
+	doorbell_work work;
+	uint64_t calls = 7;
+	uint32_t first[2];
+	char text[64] = "as it was";
+
+	/* The device of the domain is the one that it was made of: it counts the same. */
+	WORKS(doorbell_domain_device(rig->domain, &device));
+	WORKS(doorbell_device_read_counters(device, &before, sizeof before));
+	EXPECT(before.struct_size == sizeof before && before.reserved == 0 && before.doorbells_before_record == 0);
+	WORKS(doorbell_region_remote(rig->region, &remote));
+	work = doorbell_work_write(&from, 1, remote.addr + 4096, remote.rkey);
+	WORKS(doorbell_post_send(rig->a, &work, NULL));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_device_read_counters(rig->device, &after, sizeof after));
+	if (is_soft)
+		EXPECT(after.wqes > before.wqes && after.doorbells > before.doorbells &&
+		       after.completions > before.completions);
+	else
+		EXPECT(after.wqes == 0 && after.completions == 0);
+	FAILS(DOORBELL_EINVAL, "struct_size of 8",
+	      doorbell_device_read_counters(device, (doorbell_device_counters *)(void *)first, sizeof first));
+	FAILS(DOORBELL_EINVAL, "`counters`", doorbell_device_read_counters(device, NULL, sizeof before));
+	/* Regions of it work with the endpoints of the other's: a domain may be made of either handle. */
+	WORKS(doorbell_domain_create(device, &domain));
+	WORKS(doorbell_device_close(device));
+	WORKS(doorbell_region_alloc(domain, 4096, DOORBELL_ACCESS_ALL, &region));
+	FAILS(DOORBELL_EINVAL, "`domain`", doorbell_domain_device(NULL, &device));
+	EXPECT(device == NULL);
+
+	/* Memory of this process has no better way, and is copied by nobody. */
+	GIVES(0, doorbell_region_reasons(region, text, sizeof text));
+	EXPECT(text[0] == 0);
+	GIVES(0, doorbell_region_reasons(region, NULL, 0));
+	strcpy(text, "as it was");
+	GIVES(0, doorbell_region_copy_failure(region, text, sizeof text));
+	EXPECT(strcmp(text, "as it was") == 0);
+	WORKS(doorbell_region_destroy(region));
+	WORKS(doorbell_domain_destroy(domain));
+
+	WORKS(doorbell_endpoint_config_init(&config, sizeof config));
+	config.send_depth = 4096;
+	WORKS(doorbell_endpoint_create(rig->domain, &config, &large));
+	/* A work request takes 64 bytes at least. */
+	EXPECT(doorbell_endpoint_memory_bytes(rig->a) >= 128 * 64);
+	EXPECT(doorbell_endpoint_memory_bytes(large) >= doorbell_endpoint_memory_bytes(rig->a) + 3968 * 64);
+	WORKS(doorbell_endpoint_destroy(large));
+
+	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_driver_calls(rig->stream, &calls));
+	FAILS(DOORBELL_EINVAL, "`calls`", doorbell_stream_driver_calls(rig->stream, NULL));
+	EXPECT(calls == 7);
+}
+
 static void looks_at_what_is_prepared(struct rig *rig)
 {
 	const doorbell_slice from = {rig->region, 0, 64};
@@ -155,6 +220,7 @@ int main(void)
 	rig_make(&rig);
 	describes(&rig);
 	other_regions(&rig);
+	says_what_it_has(&rig);
 	looks_at_what_is_prepared(&rig);
 	sends_one_way();
 	aborts_from_elsewhere(&rig);

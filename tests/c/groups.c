@@ -1,4 +1,4 @@
-/* Groups: in one process by threads, or one rank of a launcher's job with the argument "launched". */
+/* Groups and stores: in one process by threads, or one rank of a launcher's job with the argument "launched". */
 #define _POSIX_C_SOURCE 200809L
 
 #include "expect.h"
@@ -67,6 +67,21 @@ static void goes_round(doorbell_group *group)
 	WORKS(doorbell_domain_destroy(domain));
 }
 
+/* What the group has opened for itself is to be asked like any other device. */
+static void the_device_is_the_environments(doorbell_group *group)
+{
+	char text[4096];
+	doorbell_device *device;
+	doorbell_domain *domain;
+
+	WORKS(doorbell_group_domain(group, &domain));
+	WORKS(doorbell_domain_device(domain, &device));
+	EXPECT(doorbell_device_describe(device, text, sizeof text) > 0);
+	EXPECT(strncmp(text, getenv("DOORBELL_DEVICE"), strlen(getenv("DOORBELL_DEVICE"))) == 0);
+	WORKS(doorbell_device_close(device));
+	WORKS(doorbell_domain_destroy(domain));
+}
+
 struct rank {
 	pthread_t thread;
 	uint32_t number;
@@ -121,7 +136,7 @@ static void *member(void *argument)
 	return NULL;
 }
 
-static void in_this_process(doorbell_domain *domain, int fails)
+static void in_this_process(doorbell_domain *domain, int fails, void *(*body)(void *))
 {
 	struct rank ranks[RANKS];
 	doorbell_listener *free_port;
@@ -137,19 +152,82 @@ static void in_this_process(doorbell_domain *domain, int fails)
 		ranks[i].fails = fails;
 		ranks[i].address = address;
 		ranks[i].domain = domain;
-		EXPECT(pthread_create(&ranks[i].thread, NULL, member, &ranks[i]) == 0);
+		EXPECT(pthread_create(&ranks[i].thread, NULL, body, &ranks[i]) == 0);
 	}
 	for (i = 0; i < RANKS; i++)
 		EXPECT(pthread_join(ranks[i].thread, NULL) == 0);
+}
+
+/* A store without a group: of threads that have no device. */
+static void *exchanger(void *argument)
+{
+	const struct rank *rank = argument;
+	doorbell_endpoint_config endpoint_config;
+	doorbell_group_config config;
+	doorbell_store *store, *none;
+	uint32_t own = 100 + rank->number, all[RANKS], failed = 99, i;
+	char got[16];
+
+	WORKS(doorbell_group_config_init(&config, sizeof config));
+	config.rank = rank->number;
+	config.size = RANKS;
+	config.address = rank->address;
+	config.token = "secret";
+	config.token_len_bytes = 6;
+	config.timeout_ms = SOON_MS;
+	config.endpoint = &endpoint_config;
+	FAILS(DOORBELL_EINVAL, "`endpoint`", doorbell_store_join(&config, &none));
+	EXPECT(none == NULL);
+	config.endpoint = NULL;
+	WORKS(doorbell_store_join(&config, &store));
+	GIVES((int)rank->number, doorbell_store_rank(store));
+	GIVES(RANKS, doorbell_store_size(store));
+	WORKS(doorbell_store_gather(store, &own, sizeof own, all, DOORBELL_DEFAULT_TIMEOUT));
+	for (i = 0; i < RANKS; i++)
+		EXPECT(all[i] == 100 + i);
+	/* Of different lengths it is nobody's list. */
+	FAILS(DOORBELL_EMALFORMED, rank->number == 0 ? "rank 1 gave 2 bytes" : "rank 0 gave 1 bytes",
+	      doorbell_store_gather(store, &own, 1 + (rank->number != 0), all, SOON_MS));
+	FAILS(DOORBELL_EINVAL, "`values`", doorbell_store_gather(store, &own, sizeof own, NULL, SOON_MS));
+	if (rank->number == 1)
+		WORKS(doorbell_store_set(store, "a key", "value", 5, SOON_MS));
+	GIVES(5, doorbell_store_get(store, "a key", got, sizeof got, DOORBELL_DEFAULT_TIMEOUT));
+	EXPECT(memcmp(got, "value", 5) == 0);
+	FAILS(DOORBELL_ERANGE, "`capacity`", doorbell_store_get(store, "a key", got, 4, SOON_MS));
+	FAILS(DOORBELL_ETIMEOUT, "", doorbell_store_get(store, "nobody's", got, sizeof got, 20));
+	FAILS(DOORBELL_EINVAL, "`key`", doorbell_store_get(store, NULL, got, sizeof got, 20));
+	FAILS(DOORBELL_EINVAL, "`timeout_ms`", doorbell_store_barrier(store, -3));
+	FAILS(DOORBELL_EINVAL, "`value`", doorbell_store_set(store, "a key", NULL, 1, SOON_MS));
+	WORKS(doorbell_store_check(store, &failed));
+	EXPECT(failed == 99);
+	WORKS(doorbell_store_barrier(store, SOON_MS));
+	if (!rank->fails) {
+		WORKS(doorbell_store_leave(store));
+		return NULL;
+	}
+	if (rank->number == RANKS - 1) {
+		WORKS(doorbell_store_destroy(store));
+		return NULL;
+	}
+	FAILS(DOORBELL_ERANK, "rank 2", doorbell_store_barrier(store, SOON_MS));
+	GIVES(DOORBELL_ERANK, doorbell_store_check(store, &failed));
+	EXPECT(failed == RANKS - 1);
+	GIVES(DOORBELL_ERANK, doorbell_store_check(store, NULL));
+	FAILS(DOORBELL_ERANK, "rank 2", doorbell_store_leave(store));
+	return NULL;
 }
 
 static void what_is_refused(doorbell_domain *domain)
 {
 	doorbell_group_config config;
 	doorbell_group *group;
+	doorbell_store *store;
+	uint32_t rank = 77, size = 77;
 
 	WORKS(doorbell_group_config_init(&config, sizeof config));
 	config.rank = 1;
+	FAILS(DOORBELL_EINVAL, "the launcher", doorbell_store_join(&config, &store));
+	EXPECT(store == NULL);
 	FAILS(DOORBELL_EINVAL, "the launcher", doorbell_group_join(domain, &config, &group));
 	EXPECT(group == NULL);
 	config.size = 1;
@@ -167,6 +245,14 @@ static void what_is_refused(doorbell_domain *domain)
 	/* No launcher's variables are set here. */
 	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_join(domain, NULL, &group));
 	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_from_env(&group));
+	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_store_join(NULL, &store));
+	EXPECT(store == NULL);
+	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_place_from_env(&rank, &size));
+	EXPECT(rank == 77 && size == 77);
+	/* A group of one, as its launcher says. */
+	EXPECT(setenv("DOORBELL_RANK", "x", 1) == 0 && setenv("DOORBELL_SIZE", "1", 1) == 0);
+	FAILS(DOORBELL_EMALFORMED, "DOORBELL_RANK", doorbell_group_place_from_env(&rank, &size));
+	EXPECT(unsetenv("DOORBELL_RANK") == 0 && unsetenv("DOORBELL_SIZE") == 0);
 }
 
 int main(int argc, char **argv)
@@ -176,7 +262,14 @@ int main(int argc, char **argv)
 
 	if (argc > 1 && strcmp(argv[1], "launched") == 0) {
 		doorbell_group *group;
+		uint32_t rank = 77, size = 77;
+
+		WORKS(doorbell_group_place_from_env(&rank, &size));
 		WORKS(doorbell_group_from_env(&group));
+		GIVES((int)rank, doorbell_group_rank(group));
+		GIVES((int)size, doorbell_group_size(group));
+		EXPECT(size == 3);
+		the_device_is_the_environments(group);
 		goes_round(group);
 		WORKS(doorbell_group_leave(group));
 		puts("done");
@@ -185,8 +278,10 @@ int main(int argc, char **argv)
 	WORKS(doorbell_device_open(rig_device_name(), &device));
 	WORKS(doorbell_domain_create(device, &domain));
 	what_is_refused(domain);
-	in_this_process(domain, 0);
-	in_this_process(domain, 1);
+	in_this_process(domain, 0, member);
+	in_this_process(domain, 1, member);
+	in_this_process(NULL, 0, exchanger);
+	in_this_process(NULL, 1, exchanger);
 	WORKS(doorbell_domain_destroy(domain));
 	WORKS(doorbell_device_close(device));
 	puts("done");
