@@ -329,8 +329,6 @@ fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
     queue(&mut pair, 1);
     stream.synchronize(SOON).unwrap();
     device.set_proxy_stalled(true).unwrap();
-    // A round that has begun ends.
-    std::thread::sleep(Duration::from_millis(20));
     queue(&mut pair, 21);
     let started = Instant::now();
     std::thread::sleep(stall / 2);
@@ -353,7 +351,6 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
     let mut pair = Pair::new(&device, &EndpointConfig::default());
     let stream = HostStream::new("stalled").unwrap();
     device.set_proxy_stalled(true).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
     let sent = pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
     let short = Some(Duration::from_millis(100));
     let wait = pair
@@ -367,7 +364,7 @@ fn a_wait_behind_a_stalled_proxy_ends_at_its_deadline() {
         matches!(ended, Ok(()) | Err(Error::Asynchronous { .. })),
         "{ended:?}"
     );
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let failure = pair.a.failure().unwrap();
     assert!(matches!(failure.cause, Cause::Deadline(_)), "{failure}");
     for ticket in [sent, wait] {
@@ -567,13 +564,12 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
             if let Err(error) = done {
                 break error;
             }
-            assert!(started.elapsed() < Duration::from_secs(20), "{path}");
+            assert!(started.elapsed() < STEP / 2, "{path}");
         };
         assert!(
             matches!(&error, Error::Work(failure) if failure.cause == Cause::QueuePair),
             "{path}: {error}"
         );
-        assert!(started.elapsed() < Duration::from_secs(20), "{path}");
         let refused = doorbell::Endpoint::new(&pair.domain, &EndpointConfig::default());
         let text = refused.map(drop).unwrap_err().to_string();
         assert!(text.contains("gone"), "{path}: {text}");

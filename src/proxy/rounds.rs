@@ -137,9 +137,11 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
         result
     }
 
-    /// Has it give turns to nobody, or go on: a thread that the system does not let run, for tests.
+    /// Has it give turns to nobody, from the return of this call, or go on: a thread that the system does not let run, for tests.
     pub(crate) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Release);
+        // The turn that was under way ends, and who has the lock after this sees what was stored.
+        self.between_turns(|| ());
         // Under the lock, so that the thread is not just about to wait.
         drop(self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
         self.arrived.notify_one();
@@ -177,6 +179,7 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
         let mut worked = false;
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let mut at = 0;
+        let mut locked = true;
         loop {
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 drop(turn);
@@ -184,6 +187,10 @@ impl<T: ?Sized + Send + Sync + 'static> Rounds<T> {
                     std::thread::yield_now();
                 }
                 turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                locked = true;
+            }
+            if std::mem::take(&mut locked) && self.stalled.load(Ordering::Relaxed) {
+                return (worked, turn.is_empty());
             }
             // Nobody else adds or removes one.
             let Some(served) = turn.get_mut(at) else {
@@ -340,8 +347,6 @@ mod tests {
         rounds.enlist(Arc::downgrade(&early));
         until("turns", || early.turns() > 0);
         rounds.set_stalled(true);
-        // A round that has begun ends.
-        std::thread::sleep(Duration::from_millis(20));
         let turns = early.turns();
         rounds.enlist(Arc::downgrade(&late));
         std::thread::sleep(Duration::from_millis(50));
