@@ -31,8 +31,8 @@ fn config() -> EndpointConfig {
     EndpointConfig {
         send_depth: 32,
         recv_depth: 32,
-        // 34 ms eight times over: a busy machine is not a dead peer.
-        timeout: 13,
+        // 134 ms eight times over: a busy machine is not a dead peer.
+        timeout: 15,
         retry_count: 7,
         wait_timeout: Some(Duration::from_secs(30)),
         ..EndpointConfig::default()
@@ -330,8 +330,8 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
             "{failure}"
         );
         assert!(failure.wr_id.is_some());
-        // The retries take 270 ms; the rest is a busy machine's.
-        assert!(late < Duration::from_secs(10), "known after {late:?}");
+        // The retries take 1.07 s; the rest is a busy machine's.
+        assert!(late < Duration::from_secs(30), "known after {late:?}");
         match end.stream.synchronize(SOON) {
             Ok(()) | Err(Error::Asynchronous { .. }) => {}
             Err(other) => panic!("{other:?}"),
@@ -373,7 +373,7 @@ fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
         Err(other) => panic!("{other:?}"),
     }
     let _ = end.stream.query();
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let failure = end.endpoint.failure().unwrap();
     assert_eq!(failure.cause, Cause::Deadline(timeout));
     assert_eq!(receive.status(), Status::Failed(failure));

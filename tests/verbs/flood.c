@@ -12,8 +12,8 @@
 /* A number for receives; requests have 0. */
 #define RECEIVE 1u
 
-/* 34 ms eight times over: a busy machine is not a dead peer. */
-static const struct patience PATIENCE = { .timeout = 13, .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
+/* 134 ms eight times over: a busy machine is not a dead peer. */
+static const struct patience PATIENCE = { .timeout = 15, .retries = 7, .rnr_retries = 7, .rnr_timer = 1 };
 
 static void post(struct ibv_qp *qp, struct ibv_mr *memory, enum ibv_wr_opcode opcode, uint64_t at, uint32_t rkey, uint32_t bytes)
 {
