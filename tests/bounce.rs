@@ -312,35 +312,45 @@ fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
     }
 }
 
+/// How long those wait who are to give up, in one try after the other: what has to happen before that takes longer where a thread does not get
+/// to run.
+const PATIENCES_MS: [u64; 3] = [300, 3_000, 30_000];
+
 #[test]
 fn a_failed_copy_of_a_message_ends_both_sides() {
     let _limit = Limit::new("failed message", Duration::from_secs(100));
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
-    let engine = Strange::with(|plan| plan.fail_end = Some(7));
-    let other = Strange::default();
-    let mut sender = bounce(&pair, &engine, 64, 3);
-    let mut receiver = bounce(&pair, &other, 64, 3);
-    let (mut from, mut into) = (Foreign::new(6400, 1), Foreign::new(6400, 2));
-    let (source, sink) = (from.addr(), into.addr());
-    let (a, b) = (&mut pair.a, &mut pair.b);
-    thread::scope(|scope| {
-        // SAFETY: both stay until the calls return.
-        let received =
-            scope.spawn(|| unsafe { receiver.recv(b, sink, 6400, Duration::from_millis(300)) });
-        // SAFETY: as above.
-        let sent = unsafe { sender.send(a, source, 6400, SOON) };
-        assert_eq!(sent, Err(failure("end")));
-        let received = received.join().unwrap();
+    for patience_ms in PATIENCES_MS {
+        let engine = Strange::with(|plan| plan.fail_end = Some(7));
+        let other = Strange::default();
+        let mut sender = bounce(&pair, &engine, 64, 3);
+        let mut receiver = bounce(&pair, &other, 64, 3);
+        let (mut from, mut into) = (Foreign::new(6400, 1), Foreign::new(6400, 2));
+        let (source, sink) = (from.addr(), into.addr());
+        let (a, b) = (&mut pair.a, &mut pair.b);
+        let patience = Duration::from_millis(patience_ms);
+        let (sent, received) = thread::scope(|scope| {
+            // SAFETY: both stay until the calls return.
+            let received = scope.spawn(|| unsafe { receiver.recv(b, sink, 6400, patience) });
+            // SAFETY: as above.
+            let sent = unsafe { sender.send(a, source, 6400, SOON) };
+            (sent, received.join().unwrap())
+        });
         assert!(
             matches!(received, Err(Error::Timeout { .. } | Error::Work(_))),
             "{received:?}"
         );
-    });
-    assert!(is_idle(&engine) && is_idle(&other));
-    assert!(pair.a.failure().is_some() && pair.b.failure().is_some());
-    pair.reset();
-    engine.plan().fail_end = None;
-    round(&mut pair, &engine, &mut sender, 3000, 4);
+        assert!(is_idle(&engine) && is_idle(&other));
+        assert!(pair.a.failure().is_some() && pair.b.failure().is_some());
+        pair.reset();
+        if matches!(sent, Err(Error::Work(_))) && patience_ms < PATIENCES_MS[2] {
+            // The receiver gave up before the sender had come so far.
+            continue;
+        }
+        assert_eq!(sent, Err(failure("end")));
+        engine.plan().fail_end = None;
+        return round(&mut pair, &engine, &mut sender, 3000, 4);
+    }
 }
 
 #[test]
@@ -437,7 +447,9 @@ fn nothing_waits_for_ever() {
             .contains("may still use the foreign memory"),
         "{error}"
     );
-    assert_eq!(engine.plan().under_way.len(), 4);
+    // Fewer than there are slots if this thread did not get to run before the deadline.
+    let begun = engine.plan().under_way.len();
+    assert!((1..=4).contains(&begun), "{begun}");
     assert_eq!(pair.a.failure(), None);
     // It may end them later: the memory in between is still there, and a new transfer has other.
     engine.plan().patience = 0;
