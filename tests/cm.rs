@@ -254,7 +254,7 @@ fn who_is_not_there_is_said_within_the_deadline() {
     let timed = |run: &mut dyn FnMut() -> Error| {
         let started = Instant::now();
         let error = run();
-        assert!(started.elapsed() < Duration::from_secs(10), "{error}");
+        assert!(started.elapsed() < SOON / 2, "{error}");
         error
     };
     // Nobody takes the request, and nobody comes.
@@ -264,8 +264,9 @@ fn who_is_not_there_is_said_within_the_deadline() {
     let nobody = timed(&mut || silent.accept(soon).unwrap_err());
     assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
     drop(listening);
-    // Nobody listens.
-    let closed = timed(&mut || CmConnection::connect(&mut a, &at, &[], soon).unwrap_err());
+    // Nobody listens, and the answer that says so has to be there by then: an emulated kernel may take its time.
+    let patient = Duration::from_secs(4);
+    let closed = timed(&mut || CmConnection::connect(&mut a, &at, &[], patient).unwrap_err());
     assert!(
         matches!(&closed, Error::Refused { reason, .. } if reason.contains("nobody listens")),
         "{closed}"
@@ -281,7 +282,7 @@ fn who_is_not_there_is_said_within_the_deadline() {
     // An endpoint of another device.
     let mut soft = endpoint(&Device::open("softcx").unwrap().protection_domain());
     let (_listening, at) = listener(&address);
-    let foreign = timed(&mut || CmConnection::connect(&mut soft, &at, &[], soon).unwrap_err());
+    let foreign = timed(&mut || CmConnection::connect(&mut soft, &at, &[], SOON).unwrap_err());
     assert!(
         matches!(&foreign, Error::Foreign { expected, .. } if expected.contains(&address)),
         "{foreign}"
@@ -344,11 +345,7 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
     let started = Instant::now();
     connection.wait_disconnected(SOON).unwrap();
     stream.synchronize(Some(SOON)).unwrap();
-    assert!(
-        started.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < SOON / 2, "{:?}", started.elapsed());
     assert!(connection.check().is_err() && ticket.check().is_err());
     assert!(survivor.failure().is_some());
 }
@@ -387,7 +384,7 @@ fn a_peer_that_goes_between_its_request_and_the_answer_is_noticed() {
             b.reset().unwrap();
         }
     }
-    assert!(started.elapsed() < Duration::from_secs(20));
+    assert!(started.elapsed() < SOON / 2);
     let mut c = endpoint(&domain);
     let _connections = std::thread::scope(|scope| {
         let asked = scope.spawn(|| CmConnection::connect(&mut c, &at, &[], SOON));
