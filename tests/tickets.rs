@@ -271,9 +271,7 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
         b.connect(&a.address()).unwrap();
         a.stream_queue_send(&stream, &write).unwrap();
         a.stream_wait_cq(&stream, Side::Send).unwrap();
-        stream
-            .synchronize(Some(std::time::Duration::from_secs(20)))
-            .unwrap();
+        stream.synchronize(SOON).unwrap();
         assert_eq!(a.failure(), None);
         a.reset().unwrap();
         b.reset().unwrap();
