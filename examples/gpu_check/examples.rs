@@ -2,64 +2,62 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::figures::figure;
-use super::report::{Report, Step};
-use super::steps::{Ended, NO_TIME, run};
+use super::process::{Ended, Limit, judged};
+use super::report::{Report, Step, Time};
+use super::steps;
 
-/// Name of the example, its arguments, and seconds that it may take.
+/// Name of the example, its arguments, and about how many seconds it takes.
 const LIST: [(&str, &[&str], u64); 5] = [
-    ("loop", &[], 60),
-    ("put_signal", &["132", "100", "1024", "softcx"], 60),
-    (
-        "put_signal",
-        &["132", "50", "1024", "softcx,path=proxy"],
-        60,
-    ),
-    ("stencil", &[], 120),
+    ("put_signal", &["132", "100", "1024", "softcx"], 5),
+    ("put_signal", &["132", "50", "1024", "softcx,path=proxy"], 5),
+    ("stencil", &[], 30),
     (
         "stencil",
         &["--steps", "200", "--device", "softcx,path=proxy", "256x256"],
-        60,
+        6,
     ),
+    ("loop", &[], 5),
 ];
+const LIMIT_S: u64 = 120;
 /// Up to so many cells a step is short next to what the host does for it: there the exchange without the host is to be that much better.
 const SMALL: u64 = 256 * 256;
 const BETTER: f64 = 1.3;
 
+pub fn about_s() -> u64 {
+    LIST.iter().map(|(_, _, about_s)| about_s).sum()
+}
+
 /// Runs all of them.
 pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
-    for (name, arguments, seconds) in LIST {
+    for (name, arguments, about_s) in LIST {
         if short && !arguments.is_empty() && name == "stencil" {
             continue;
         }
-        let began = Instant::now();
-        let step = match report.time_for(Duration::from_secs(seconds)) {
-            Some(limit) => one(bundle, name, arguments, limit),
-            None => Step::waived(NO_TIME.into()),
+        let called = format!("example: {}", [&[name][..], arguments].concat().join(" "));
+        let time = Time {
+            about_s,
+            limit_s: LIMIT_S,
         };
-        report.add(Step {
-            name: format!("example: {}", [&[name][..], arguments].concat().join(" ")),
-            seconds: began.elapsed().as_secs_f64(),
-            ..step
+        steps::one(called, time, report, |limit| {
+            one(bundle, name, arguments, limit)
         });
     }
 }
 
-fn one(bundle: &Path, name: &str, arguments: &[&str], limit: Duration) -> Step {
+fn one(bundle: &Path, name: &str, arguments: &[&str], limit: Limit) -> Step {
     let program = bundle.join("bin").join(format!("example_{name}"));
     if !program.is_file() {
         return Step::waived("the bundle was made without nvcc".into());
     }
-    match run(Command::new(program).args(arguments), limit) {
-        Ok(ended) => judge(&ended)
-            .unwrap_or_else(|error| Step::failed(format!("{error:#}\n{}", ended.complaint()))),
-        Err(error) => Step::failed(format!("{error:#}")),
-    }
+    judged(Command::new(program).args(arguments), limit, |ended| {
+        judge(ended)
+            .unwrap_or_else(|error| Step::failed(format!("{error:#}\n{}", ended.complaint())))
+    })
 }
 
 /// What its last line and its status say.
@@ -116,12 +114,13 @@ fn of_size(line: &str) -> Option<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::process::End;
     use super::*;
 
     fn ended(success: bool, said: &str) -> Ended {
         Ended {
             success,
-            in_time: true,
+            end: End::ByItself,
             status: "exit status: 1".into(),
             said: said.into(),
         }

@@ -12,8 +12,11 @@ mod facts;
 mod figures;
 mod gpu;
 mod kernels;
+mod process;
 mod report;
+mod sanitizer;
 mod steps;
+mod suites;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -6,10 +6,21 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::process::Limit;
+
 /// Who lends a GPU lends it for so long.
-const WHOLE: Duration = Duration::from_secs(470);
+pub const WHOLE: Duration = Duration::from_secs(470);
 /// Of the short form, which is for machines without one, and these may be small and busy.
 const WHOLE_SHORT: Duration = Duration::from_secs(1200);
+/// Why a step is waived for which too little is left.
+pub const NO_TIME: &str = "the time of the whole is up";
+
+/// What a step takes on a GPU, as far as one can tell, and what it may take before it counts as a hang.
+#[derive(Clone, Copy)]
+pub struct Time {
+    pub about_s: u64,
+    pub limit_s: u64,
+}
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +84,14 @@ impl Step {
     }
 }
 
+fn limit_of(time: Time, left: Duration) -> Option<Limit> {
+    let own = Duration::from_secs(time.limit_s);
+    (left >= Duration::from_secs(time.about_s)).then(|| Limit {
+        time: own.min(left),
+        is_of_the_whole: left < own,
+    })
+}
+
 /// The figures in what was found.
 fn figures(found: &Value) -> Vec<&Value> {
     let list = match found {
@@ -128,11 +147,10 @@ impl Report {
         let _ = self.write();
     }
 
-    /// How long a step may take that would like to have that long; none if the time of the whole is up.
-    pub fn time_for(&self, wanted: Duration) -> Option<Duration> {
+    /// How long a step may take. None, and it is not begun, if less is left of the whole than it is likely to need.
+    pub fn time_for(&self, time: Time) -> Option<Limit> {
         let whole = if self.short { WHOLE_SHORT } else { WHOLE };
-        let left = whole.checked_sub(self.began.elapsed())?;
-        Some(wanted.min(left))
+        limit_of(time, whole.saturating_sub(self.began.elapsed()))
     }
 
     pub fn has(&self, outcome: Outcome) -> bool {
@@ -296,5 +314,31 @@ impl Report {
             let _ = writeln!(text, "- {line}");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_begun_if_it_can_be_done_and_is_told_whose_limit_it_has() {
+        let time = Time {
+            about_s: 5,
+            limit_s: 60,
+        };
+        let left = |seconds| limit_of(time, Duration::from_secs(seconds));
+        let of = |seconds, is_of_the_whole| {
+            let time = Duration::from_secs(seconds);
+            Some(Limit {
+                time,
+                is_of_the_whole,
+            })
+        };
+        assert_eq!(left(470), of(60, false));
+        assert_eq!(left(60), of(60, false));
+        assert_eq!(left(59), of(59, true));
+        assert_eq!(left(5), of(5, true));
+        assert_eq!(left(4), None);
     }
 }

@@ -1,39 +1,52 @@
-//! The steps: which there are, and each as a process of its own.
+//! The steps: which there are, in which order, and each as a process of its own. What tells most comes first: the time of the whole may end
+//! before the last.
 
-use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use super::report::{Outcome, Report, Step};
-use super::{examples, facts, figures, kernels};
+use super::process::{End, Ended, Limit, judged};
+use super::report::{NO_TIME, Outcome, Report, Step, Time, WHOLE};
+use super::{examples, facts, figures, kernels, sanitizer, suites};
 
-/// What is found out in this process: name, and seconds that it may take.
-const HERE: [(&str, u64); 16] = [
-    ("fact: device", 30),
-    ("fact: mappings", 30),
-    ("fact: conditions", 30),
-    ("fact: order of stores", 60),
-    ("fact: what waits for a stream that waits", 60),
-    ("fact: operations of a call", 30),
-    ("fact: patched graphs", 30),
-    ("watchdog", 60),
-    ("figure: round trip", 60),
-    ("figure: queue cost", 60),
-    ("figure: driver calls", 30),
-    ("figure: graph replay", 60),
-    (GROUPS, 60),
-    (BLOCKS, 120),
-    ("figure: kernel trigger", 60),
-    ("figure: emitter", 60),
+const fn time(about_s: u64, limit_s: u64) -> Time {
+    Time { about_s, limit_s }
+}
+
+/// What is found out in this process.
+type Here = (&'static str, Time);
+
+const FACTS: [Here; 7] = [
+    ("fact: device", time(2, 60)),
+    ("fact: mappings", time(2, 30)),
+    ("fact: conditions", time(2, 30)),
+    ("fact: order of stores", time(3, 60)),
+    ("fact: what waits for a stream that waits", time(5, 60)),
+    ("fact: operations of a call", time(2, 30)),
+    ("fact: patched graphs", time(2, 30)),
 ];
-const GROUPS: &str = "kernels: triggers of warps and blocks";
-const BLOCKS: &str = "kernels: puts of many blocks";
-/// A step for which nothing is left.
-pub const NO_TIME: &str = "the time of the whole is up";
+/// Kernels that ring, and kernels that make work requests.
+const KERNELS: [Here; 3] = [
+    (MARK, time(2, 30)),
+    (GROUPS, time(4, 60)),
+    (BLOCKS, time(6, 90)),
+];
+/// Those of kernels, and those of streams.
+const FIGURES: [Here; 8] = [
+    ("figure: kernel trigger", time(4, 60)),
+    ("figure: emitter", time(4, 60)),
+    ("watchdog", time(4, 60)),
+    ("figure: round trip", time(4, 60)),
+    ("figure: queue cost", time(3, 60)),
+    ("figure: driver calls", time(2, 30)),
+    ("figure: graph replay", time(3, 60)),
+    (LOOPS, time(6, 120)),
+];
+pub const MARK: &str = "kernels: one that stores a word";
+pub const GROUPS: &str = "kernels: triggers of warps and blocks";
+pub const BLOCKS: &str = "kernels: puts of many blocks";
 const LOOPS: &str = "figure: loops";
 
 /// Runs one of them, and gives what it found as a line of JSON.
@@ -51,6 +64,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "figure: queue cost" => figures::queue_cost(short),
         "figure: driver calls" => figures::driver_calls(),
         "figure: graph replay" => figures::graph_replay(short),
+        MARK => kernels::mark(),
         GROUPS => kernels::triggers_of_groups(short),
         BLOCKS => kernels::puts_of_blocks(short),
         "figure: kernel trigger" => kernels::trigger_to_doorbell(short),
@@ -67,73 +81,74 @@ pub fn run_here(name: &str, short: bool) -> Value {
     }
 }
 
+/// About what all but the suites take on a GPU, which have the rest.
+fn about() -> Duration {
+    let here = [&FACTS[..], &KERNELS, &FIGURES].concat();
+    let all = here.iter().map(|(_, time)| time.about_s);
+    Duration::from_secs(all.sum::<u64>() + examples::about_s() + sanitizer::about_s())
+}
+
 /// Runs all of them, and the suites.
 pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
-    let list = HERE.iter().copied().chain([(LOOPS, 120)]);
-    for (name, seconds) in list {
-        let began = Instant::now();
-        let step = match report.time_for(Duration::from_secs(seconds)) {
-            Some(limit) => found_here(name, limit, short),
-            None => Step::waived(NO_TIME.into()),
-        };
-        report.add(Step {
-            name: name.to_owned(),
-            seconds: began.elapsed().as_secs_f64(),
-            ..step
-        });
-        if name == "fact: device" && report.has(Outcome::Failed) {
-            // Nothing below can be.
-            return;
-        }
+    if !short {
+        println!(
+            "About {} s of the {} s are for what comes before the suites, which have the rest.",
+            about().as_secs(),
+            WHOLE.as_secs()
+        );
     }
+    here(&FACTS[..1], short, report);
+    if report.has(Outcome::Failed) {
+        // Nothing below can be.
+        return;
+    }
+    here(&FACTS[1..], short, report);
+    here(&KERNELS, short, report);
     examples::run_all(bundle, short, report);
-    for (suite, way) in suites(bundle, short) {
-        let began = Instant::now();
-        let name = format!("suite: {suite}, {}", way.name);
-        let limit = report.time_for(Duration::from_secs(if short { 300 } else { 90 }));
-        let step = match limit.map(|limit| run_suite(bundle, &suite, &way, short, limit)) {
-            Some(Ok(step)) => step,
-            Some(Err(error)) => Step::failed(format!("{error:#}")),
-            None => Step::waived(NO_TIME.into()),
-        };
-        report.add(Step {
-            name,
-            seconds: began.elapsed().as_secs_f64(),
-            ..step
-        });
-    }
-    for (what, tool, arguments) in SANITIZED {
-        let began = Instant::now();
-        let step = match report.time_for(Duration::from_secs(120)) {
-            Some(limit) => sanitizer(bundle, tool, arguments, limit),
-            None => Step::waived(NO_TIME.into()),
-        };
-        report.add(Step {
-            name: format!("{what} under compute-sanitizer {tool}"),
-            seconds: began.elapsed().as_secs_f64(),
-            ..step
+    here(&FIGURES, short, report);
+    sanitizer::run_all(bundle, report);
+    suites::run_all(bundle, short, report);
+}
+
+/// Has a step done, if there is time for it, and reports it.
+pub fn one(name: String, time: Time, report: &mut Report, work: impl FnOnce(Limit) -> Step) {
+    let began = Instant::now();
+    let step = match report.time_for(time) {
+        Some(limit) => work(limit),
+        None => Step::waived(NO_TIME.into()),
+    };
+    report.add(Step {
+        name,
+        seconds: began.elapsed().as_secs_f64(),
+        ..step
+    });
+}
+
+fn here(list: &[Here], short: bool, report: &mut Report) {
+    for &(name, time) in list {
+        one(name.to_owned(), time, report, |limit| {
+            let Ok(program) = std::env::current_exe() else {
+                return Step::failed("where this program lies is not known".into());
+            };
+            let mut command = Command::new(program);
+            command.args(["--step", name]);
+            if short {
+                command.arg("--short");
+            }
+            judged(&mut command, limit, found)
         });
     }
 }
 
-fn found_here(name: &str, limit: Duration, short: bool) -> Step {
-    let Ok(program) = std::env::current_exe() else {
-        return Step::failed("where this program lies is not known".into());
-    };
-    let mut command = Command::new(program);
-    command.args(["--step", name]);
-    if short {
-        command.arg("--short");
-    }
-    let ended = match run(&mut command, limit) {
-        Ok(ended) => ended,
-        Err(error) => return Step::failed(format!("{error:#}")),
-    };
+/// What its last line of JSON says.
+fn found(ended: &Ended) -> Step {
     let line = ended.said.lines().rev().find(|line| line.starts_with('{'));
     let Some(found) = line.and_then(|line| serde_json::from_str::<Value>(line).ok()) else {
         return Step::failed(ended.complaint());
     };
     match (found.get("found"), found.get("failed")) {
+        // It has found it, and then does not end.
+        (Some(_), _) if ended.end != End::ByItself => Step::failed(ended.complaint()),
         (Some(found), _) if found.get("waived").is_some() => {
             Step::waived(found["waived"].as_str().unwrap_or_default().to_owned())
         }
@@ -143,284 +158,36 @@ fn found_here(name: &str, limit: Duration, short: bool) -> Step {
     }
 }
 
-/// In which surroundings a suite runs.
-#[derive(Clone)]
-struct Way {
-    name: &'static str,
-    /// What `DOORBELL_TEST_STREAM` is to be.
-    stream: &'static str,
-    device: &'static str,
-    behind_the_door: bool,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-const WAYS: [Way; 6] = [
-    Way {
-        name: "softcx, direct",
-        stream: "cuda",
-        device: "softcx",
-        behind_the_door: false,
-    },
-    Way {
-        name: "softcx, proxy",
-        stream: "cuda",
-        device: "softcx,path=proxy",
-        behind_the_door: false,
-    },
-    Way {
-        name: "mlx5 behind the preload door",
-        stream: "cuda",
-        device: "mlx5_0",
-        behind_the_door: true,
-    },
-    Way {
-        name: "softcx, direct, programs by a kernel",
-        stream: "cuda-kernel",
-        device: "softcx",
-        behind_the_door: false,
-    },
-    Way {
-        name: "softcx, direct, programs by kernels of an application",
-        stream: "cuda-trigger",
-        device: "softcx",
-        behind_the_door: false,
-    },
-    Way {
-        name: "softcx, proxy, programs by kernels of an application",
-        stream: "cuda-trigger",
-        device: "softcx,path=proxy",
-        behind_the_door: false,
-    },
-];
+    /// Half of the time is the suites'.
+    #[test]
+    fn it_fits() {
+        assert!(about() <= Duration::from_secs(300), "{:?}", about());
+    }
 
-/// Each suite of the bundle, each way.
-fn suites(bundle: &Path, short: bool) -> Vec<(String, Way)> {
-    let mut all = Vec::new();
-    for way in WAYS {
-        // Files of the bundle: a suite a line.
-        let list = match way.stream {
-            "cuda-kernel" => "suites.kernel",
-            "cuda-trigger" => "suites.trigger",
-            _ => "suites",
-        };
-        let list = std::fs::read_to_string(bundle.join(list)).unwrap_or_default();
-        for suite in list.split_whitespace() {
-            // All of one kind, and one of the others, are enough to see that they start.
-            let shown = if way.behind_the_door {
-                "conformance"
-            } else {
-                "tickets"
+    #[test]
+    fn a_step_says_in_a_line_what_became_of_it() {
+        let found = |said: &str, end| {
+            let ended = Ended {
+                success: end == End::ByItself,
+                end,
+                status: "exit status: 0".into(),
+                said: said.into(),
             };
-            if short && way.name != WAYS[0].name && suite != shown {
-                continue;
-            }
-            all.push((suite.to_owned(), way.clone()));
-        }
-    }
-    all
-}
-
-fn run_suite(bundle: &Path, suite: &str, way: &Way, short: bool, limit: Duration) -> Result<Step> {
-    let program = bundle.join("bin").join(suite);
-    let mut command = if way.behind_the_door {
-        let mut door = Command::new(bundle.join("bin/doorbell"));
-        door.args([
-            "softcx",
-            "run",
-            "--door",
-            "preload",
-            "--fabric",
-            &format!("check-{}", std::process::id()),
-            "--library",
-        ]);
-        door.arg(bundle.join("lib/libdoorbell_softcx.so"))
-            .arg("--")
-            .arg(program);
-        door
-    } else {
-        Command::new(program)
-    };
-    let log = std::env::temp_dir().join(format!("doorbell-waived-{}", std::process::id()));
-    let _ = std::fs::remove_file(&log);
-    command
-        .env("DOORBELL_TEST_STREAM", way.stream)
-        .env("DOORBELL_TEST_DEVICE", way.device);
-    command.env("DOORBELL_FAULTS", if short { "300" } else { "2000" });
-    command.env("DOORBELL_POSTS", if short { "1000" } else { "7000" });
-    command.env("DOORBELL_WAIVED_LOG", &log);
-    let ended = run(&mut command, limit)?;
-    let waived = std::fs::read_to_string(&log).unwrap_or_default();
-    let _ = std::fs::remove_file(&log);
-    let waived: Vec<String> = waived.lines().map(without_process).collect();
-    let Some(result) = ended
-        .said
-        .lines()
-        .rev()
-        .find(|line| line.starts_with("test result: "))
-    else {
-        return Ok(Step {
-            waived,
-            ..Step::failed(ended.complaint())
-        });
-    };
-    let result = result.to_owned();
-    if !ended.success || !result.starts_with("test result: ok.") {
-        return Ok(Step {
-            waived,
-            ..Step::failed(ended.complaint())
-        });
-    }
-    Ok(Step {
-        waived,
-        ..Step::found(json!(result))
-    })
-}
-
-/// A line `test@process: reason` of tests/waived, for people.
-fn without_process(line: &str) -> String {
-    match line.split_once(": ") {
-        Some((test, reason)) => format!("{}: {reason}", test.split('@').next().unwrap_or(test)),
-        None => line.to_owned(),
-    }
-}
-
-/// What runs under compute-sanitizer: for people, the tool, and the program of the bundle with its arguments.
-const SANITIZED: [(&str, &str, &[&str]); 7] = [
-    (
-        "kernels",
-        "memcheck",
-        &["cuda_kernels", "--test-threads", "1"],
-    ),
-    (
-        "triggers",
-        "memcheck",
-        &["kernel_trigger", "--test-threads", "1"],
-    ),
-    (
-        "triggers",
-        "racecheck",
-        &["kernel_trigger", "--test-threads", "1"],
-    ),
-    (
-        "puts of many blocks",
-        "memcheck",
-        &["gpu_check", "--short", "--step", BLOCKS],
-    ),
-    (
-        "puts of many blocks",
-        "racecheck",
-        &["gpu_check", "--short", "--step", BLOCKS],
-    ),
-    (
-        "triggers of warps and blocks",
-        "memcheck",
-        &["gpu_check", "--short", "--step", GROUPS],
-    ),
-    (
-        "triggers of warps and blocks",
-        "racecheck",
-        &["gpu_check", "--short", "--step", GROUPS],
-    ),
-];
-
-fn sanitizer(bundle: &Path, tool: &str, arguments: &[&str], limit: Duration) -> Step {
-    let places =
-        ["/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"].map(std::path::PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = std::env::split_paths(&path).chain(places);
-    let Some(folder) = folders.find(|folder| folder.join("compute-sanitizer").is_file()) else {
-        return Step::waived("compute-sanitizer is not here".into());
-    };
-    let [program, arguments @ ..] = arguments else {
-        return Step::waived("nothing was named".into());
-    };
-    let program = bundle.join("bin").join(program);
-    if !program.is_file() {
-        return Step::waived(format!("the bundle has no {}", program.display()));
-    }
-    let mut command = Command::new(folder.join("compute-sanitizer"));
-    command
-        .args(["--error-exitcode", "9", "--tool", tool])
-        .arg(program)
-        .args(arguments);
-    match run(&mut command, limit) {
-        // A step says in its line what became of it.
-        Ok(ended) if ended.said.contains("{\"waived\":") => {
-            Step::waived("the program had nothing to run".into())
-        }
-        Ok(ended) if ended.success && !ended.said.contains("{\"failed\":") => {
-            Step::found(json!("no errors"))
-        }
-        Ok(ended) => Step::failed(ended.complaint()),
-        Err(error) => Step::failed(format!("{error:#}")),
-    }
-}
-
-/// How a process ended.
-pub struct Ended {
-    pub success: bool,
-    pub in_time: bool,
-    pub status: String,
-    pub said: String,
-}
-
-impl Ended {
-    /// What to report of one that failed: the end of what it said.
-    pub fn complaint(&self) -> String {
-        let how = if self.in_time {
-            self.status.clone()
-        } else {
-            "HANG: it was ended at its time limit".into()
+            super::found(&ended).outcome
         };
-        let lines: Vec<&str> = self.said.lines().collect();
-        let tail = lines[lines.len().saturating_sub(30)..].join("\n");
-        format!("{how}\n{tail}")
+        let well = "on the way\n{\"found\":{\"of\":1}}\n";
+        assert_eq!(found(well, End::ByItself), Outcome::Passed);
+        assert_eq!(found(well, End::AtItsLimit), Outcome::Failed);
+        let waived = "{\"found\":{\"waived\":\"no nvcc\"}}";
+        assert_eq!(found(waived, End::ByItself), Outcome::Waived);
+        let missed = "{\"found\":[{\"figure\":\"a\",\"met\":false}]}";
+        assert_eq!(found(missed, End::ByItself), Outcome::Missed);
+        for said in ["", "{}", "{\"failed\":\"so\"}", "{\"found\":"] {
+            assert_eq!(found(said, End::ByItself), Outcome::Failed, "{said}");
+        }
     }
-}
-
-/// Runs it, for no longer than that.
-pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
-    use std::os::unix::process::CommandExt;
-    // A group of its own, so that all that it has started ends with it.
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()?;
-    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-        bail!("no pipes");
-    };
-    let read = |mut from: Box<dyn Read + Send>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = from.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
-        })
-    };
-    let (out, err) = (read(Box::new(out)), read(Box::new(err)));
-    let start = Instant::now();
-    let mut in_time = true;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if start.elapsed() > limit {
-            in_time = false;
-            // SAFETY: the group of a child that was not waited for yet.
-            unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
-            break child.wait()?;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    let said = format!(
-        "{}\n{}",
-        err.join().unwrap_or_default(),
-        out.join().unwrap_or_default()
-    );
-    Ok(Ended {
-        success: status.success() && in_time,
-        in_time,
-        status: status.to_string(),
-        said,
-    })
 }

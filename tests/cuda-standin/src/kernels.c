@@ -86,7 +86,19 @@ int doorbell_put_step(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
-/* gpu_check_ring(bells), gpu_check_put(puts), gpu_check_group(group), gpu_check_emit(emits): those of examples/gpu_check/measured.cu. */
+/* Those of examples/gpu_check/measured.cu. */
+int gpu_check_mark(const void *const arguments[], uint64_t thread)
+{
+    uint64_t word;
+
+    (void)thread;
+    memcpy(&word, arguments[0], sizeof word);
+    if (!reach(&word, 4))
+        return ILLEGAL_ADDRESS;
+    *(uint32_t *)(uintptr_t)word = 7;
+    return SUCCESS;
+}
+
 int gpu_check_ring(const void *const arguments[], uint64_t thread)
 {
     struct measured_bells bells;

@@ -33,6 +33,7 @@ unsafe extern "C" {
     fn doorbell_execute(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_step(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_put_step(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_mark(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_group(arguments: *const *const c_void, thread: u64) -> u32;
@@ -75,6 +76,12 @@ static KERNELS: &[Kernel] = &[
         run: Run::C(doorbell_put_step),
     },
     // Those of examples/gpu_check.
+    Kernel {
+        name: c"gpu_check_mark",
+        parameters: &[8],
+        once: true,
+        run: Run::C(gpu_check_mark),
+    },
     Kernel {
         name: c"gpu_check_ring",
         parameters: &[48],
