@@ -350,9 +350,12 @@ mod tests {
         let turns = early.turns();
         rounds.enlist(Arc::downgrade(&late));
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!((early.turns(), late.turns()), (turns, 0));
+        // A round that has begun ends, as soon as its thread gets a processor.
+        let most = turns + 1;
+        assert!((turns..=most).contains(&early.turns()));
+        assert_eq!(late.turns(), 0);
         rounds.set_stalled(false);
-        until("both", || early.turns() > turns && late.turns() == 1);
+        until("both", || early.turns() > most && late.turns() == 1);
     }
 
     #[test]
