@@ -203,7 +203,7 @@ mod tests {
         let started = std::time::Instant::now();
         loop {
             let closed = watch.closed();
-            if !closed.is_empty() || started.elapsed() > std::time::Duration::from_secs(10) {
+            if !closed.is_empty() || started.elapsed() > std::time::Duration::from_secs(60) {
                 return closed;
             }
             std::thread::yield_now();
@@ -264,13 +264,9 @@ mod tests {
             }
         }
         drop(given);
-        let mut closed = Vec::new();
-        loop {
-            match watch.closed() {
-                more if !more.is_empty() => closed.extend(more),
-                _ if watch.is_idle() => break,
-                _ => {}
-            }
+        let mut closed = soon_closed(&watch);
+        while !watch.is_idle() {
+            closed.extend(watch.closed());
         }
         assert_eq!(closed, [inode]);
         drop(others);

@@ -69,6 +69,7 @@ mod tests {
 
     #[test]
     fn its_memory_is_gone_when_it_is() {
+        let _alone = crate::soft::space::table_alone();
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
