@@ -482,7 +482,7 @@ mod tests {
                 done.store(true, Ordering::Release);
             });
             let start = Instant::now();
-            while !done.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(10) {
+            while !done.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(30) {
                 std::thread::yield_now();
             }
             let held_up = !done.load(Ordering::Acquire);
