@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,13 +12,17 @@ use crate::group::{Group, GroupConfig, Place, Store, Token};
 use crate::region::{Access, Device, Region};
 use crate::{Error, Side, Work};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// An address that nobody listens at.
+/// An address that nobody listens at, of this process and this call alone. None that was bound to find out: a child that another test forks
+/// just then would listen there for as long as it lives.
 fn free() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    // Below the ports that the kernel gives away.
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    // No process has a number of more than 22 bits.
+    let [_, b, c, d] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, b, c, d], NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 fn place(rank: u32, size: u32, address: SocketAddr) -> Place {
