@@ -156,15 +156,18 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 				run->failed = 1;
 				return DBL_END_DONE;
 			}
-			alive = dbl_load_qword(&control->alive);
 			now_ns = dbl_now_ns();
 			if (dbl_run_is_late(run, now_ns))
 				return DBL_END_TIMED_OUT;
+			/* What passes between the clock and the word is no part of the lease, however long it is: this may stand
+			 * still there while the host does not. So the clock is before the word that ends it, and behind the one
+			 * that begins it. */
+			alive = dbl_load_qword(&control->alive);
 			/* Not by `turn`, which goes round within an hour. */
 			if (!has_looked || alive != seen) {
 				has_looked = 1;
 				seen = alive;
-				since_ns = now_ns;
+				since_ns = dbl_now_ns();
 			} else if (now_ns - since_ns > dbl_load_qword(&control->lease_ns)) {
 				return DBL_END_STOPPED;
 			}
