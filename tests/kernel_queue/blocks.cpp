@@ -346,13 +346,13 @@ static void full_and_aborted()
 	expect_one(0xffff8000, 0, DOORBELL_OK);
 	const uint64_t since_ns = dbl_now_ns();
 	expect_one(0x80000000, SECOND / 10, DOORBELL_EFULL);
-	CHECK(dbl_now_ns() - since_ns >= SECOND / 10 && dbl_now_ns() - since_ns < 20 * SECOND);
+	CHECK(dbl_now_ns() - since_ns >= SECOND / 10);
 	expect_block(DOORBELL_EFULL, DOORBELL_ETIMEOUT);
 	/* And an abort, while they wait for room. */
 	CHECK(pthread_create(&aborting, NULL, abort_soon, NULL) == 0);
 	expect_one(0x0ff0f000, BOUND, DOORBELL_EWORK);
 	CHECK(pthread_join(aborting, NULL) == 0);
-	CHECK(dbl_now_ns() - since_ns < 20 * SECOND);
+	CHECK(dbl_now_ns() - since_ns < BOUND - BOUND / 8);
 	expect_one(0xffffffff, BOUND, DOORBELL_EWORK);
 	expect_block(DOORBELL_EWORK, DOORBELL_EWORK);
 	CHECK(doorbell_endpoint_create(domain, &patient, &ends[1]) == 0);
