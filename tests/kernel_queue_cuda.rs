@@ -23,7 +23,7 @@ const ETIMEOUT: i32 = -17;
 const EWORK: i32 = -19;
 const FINE: i32 = 0;
 
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// A pair whose first end's send queue is a GPU's, with a region of it and an application's stream.
 struct Application {
@@ -206,18 +206,16 @@ fn an_abort_ends_a_wait_of_a_kernel() {
     let far = application.bench.pair.b.abort_handle();
     far.abort();
     let start = Instant::now();
-    // The peer is gone some time after it was told to; a put may still arrive.
-    let late = loop {
-        application.launch(&PutStep {
-            timeout: Duration::from_millis(50),
-            ..application.put(0)
-        });
-        match application.code() {
-            FINE => assert!(start.elapsed() < BOUND),
-            code => break code,
-        }
-    };
-    assert_eq!(late, ETIMEOUT);
+    // The peer is gone some time after it was told to; until then a put may still arrive, however late.
+    while application.bench.pair.b.failure().is_none() {
+        assert!(start.elapsed() < BOUND);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    application.launch(&PutStep {
+        timeout: Duration::from_millis(50),
+        ..application.put(0)
+    });
+    assert_eq!(application.code(), ETIMEOUT);
     application.launch(&application.put(0));
     let abort = application.bench.pair.a.abort_handle();
     std::thread::sleep(Duration::from_millis(30));

@@ -130,7 +130,7 @@ fn faults_and_destroyed_contexts_end_in_errors() {
         return;
     }
     load();
-    let _limit = Limit::new(60);
+    let _limit = Limit::new(400);
     while call!(cuInit(0)) != CUDA_SUCCESS {}
     let (turns, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let wanted =
@@ -141,7 +141,7 @@ fn faults_and_destroyed_contexts_end_in_errors() {
             scope.spawn(move || user(seed * 0x9e37_79b9, turns, over));
         }
         let start = Instant::now();
-        while turns.load(Ordering::Relaxed) < wanted && start.elapsed() < Duration::from_secs(30) {
+        while turns.load(Ordering::Relaxed) < wanted && start.elapsed() < Duration::from_secs(300) {
             std::thread::sleep(Duration::from_millis(5));
         }
         over.store(true, Ordering::Relaxed);
@@ -149,6 +149,6 @@ fn faults_and_destroyed_contexts_end_in_errors() {
     let turns = turns.load(Ordering::Relaxed);
     let [good, bad] = [0, 1].map(|index| SEEN[index].load(Ordering::Relaxed));
     println!("{turns} operations; of all calls {good} succeeded, {bad} failed");
-    assert!(turns >= 1000, "{turns} operations in half a minute");
+    assert!(turns >= 1000, "{turns} operations in five minutes");
     assert!(good > bad && bad > 100, "{good} {bad}");
 }

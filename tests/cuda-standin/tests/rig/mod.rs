@@ -88,7 +88,7 @@ pub struct Gpu {
 impl Gpu {
     pub fn new() -> Gpu {
         load();
-        let limit = Limit::new(60);
+        let limit = Limit::new(240);
         good!(cuInit(0));
         let mut context = null_mut();
         good!(cuCtxCreate_v2(&mut context, 0, 0));
