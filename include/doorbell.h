@@ -1018,10 +1018,14 @@ int doorbell_stream_query(doorbell_stream *stream);
 
 /*
  * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
- * Endpoints whose operations were discarded have failed. Of a CUDA stream, from which nothing is taken back, the stores of what
- * is queued are executed, but its waits for completions and words end, and its endpoints have failed; waits for events end with
- * the stream that they wait for. Of a kernel stream: ends every wait of its triggers, of those to come as well, and discards
- * what was not taken; the stream is over.
+ * Endpoints whose operations were discarded have failed.
+ * Of a CUDA stream, from which nothing is taken back, the stores of what is queued and the work of others on it are executed,
+ * but its waits for completions, words and events of host streams end, and its endpoints have failed. A wait for an event of
+ * another CUDA or kernel stream ends with DOORBELL_EXECUTION_KERNEL; with DOORBELL_EXECUTION_MEMORY_OPS it goes on until that
+ * stream has passed the event, so abort that stream as well. Waits that the program has queued itself (cuStreamWaitEvent,
+ * cuStreamWaitValue32) are not this library's to end.
+ * Of a kernel stream: ends every wait of its triggers, for events too, of those to come as well, and discards what was not
+ * taken; the stream is over.
  * Threads: any.
  */
 int doorbell_stream_abort(doorbell_stream *stream);

@@ -475,6 +475,89 @@ fn events_order_streams_of_both_kinds() {
     assert_eq!(steps.load(Ordering::SeqCst), 150);
 }
 
+/// What a stream waits for that nobody comes to is left, and what is queued later waits for its own again.
+#[test]
+fn an_abort_ends_waits_for_events() {
+    let _alone = alone();
+    let Some(context) = context("an_abort_ends_waits_for_events") else {
+        return;
+    };
+    let limit = Limit::new("an abort and events", BOUND);
+    let stream = new_stream(&context, "aborted");
+    let other = new_stream(&context, "other");
+    let host = HostStream::new("host").unwrap();
+    let bench = Bench::new();
+    let region = bench.region.clone();
+    let _ = stream.status_word();
+    for round in 0..10 {
+        limit.step(round, BOUND);
+        let release = Arc::new(AtomicBool::new(false));
+        let released = Arc::clone(&release);
+        host.launch(move || {
+            while !released.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+        let held = [Event::new(), Event::new()];
+        for event in &held {
+            host.record(event).unwrap();
+            stream.wait_event(event).unwrap();
+        }
+        // The second one is behind the first, and what is behind both has no part in it.
+        let ran = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&ran);
+        stream
+            .launch_host(move || runs.store(true, Ordering::Release))
+            .unwrap();
+        let passed = Event::blocking();
+        stream.record(&passed).unwrap();
+        assert!(stream.synchronize(SHORT).is_err());
+        assert_eq!(stream.status(), 0);
+        stream.abort();
+        stream.synchronize(SOON).unwrap();
+        assert!(ran.load(Ordering::Acquire));
+        assert_eq!(passed.query(), Ok(true));
+        assert_eq!(stream.status(), -19);
+        stream.clear_status();
+        // Nothing of the abort stays.
+        stream.wait_event(&held[1]).unwrap();
+        assert!(stream.synchronize(SHORT).is_err());
+        release.store(true, Ordering::Release);
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(stream.status(), 0);
+
+        // Of another stream of the GPU: a kernel is told, and a memory operation waits for that stream.
+        region.store_u32(0, 0).unwrap();
+        let condition = Condition::GreaterOrEqual(1);
+        let waited = stream_wait_value32(&other, &region, 0, condition, SOON).unwrap();
+        let event = Event::new();
+        other.record(&event).unwrap();
+        stream.wait_event(&event).unwrap();
+        assert!(stream.synchronize(SHORT).is_err());
+        stream.abort();
+        if by_kernel() {
+            stream.synchronize(SOON).unwrap();
+            assert_eq!(stream.status(), -19);
+            stream.clear_status();
+        } else {
+            assert!(stream.synchronize(SHORT).is_err());
+        }
+        assert_eq!(event.query(), Ok(false));
+        assert_eq!(other.query(), Ok(false));
+        if round % 2 == 0 {
+            region.store_u32(0, 1).unwrap();
+        } else {
+            other.abort();
+        }
+        stream.synchronize(SOON).unwrap();
+        let _ = other.synchronize(SOON);
+        other.synchronize(SOON).unwrap();
+        assert_eq!(waited.status() == Status::Complete, round % 2 == 0);
+        assert_eq!(stream.status(), 0);
+    }
+}
+
 #[test]
 fn a_stream_of_somebody_else_stays_theirs() {
     let _alone = alone();

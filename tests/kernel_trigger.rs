@@ -9,6 +9,8 @@ mod rig;
 mod standin;
 mod waived;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{
@@ -659,6 +661,57 @@ fn an_abort_ends_every_wait_of_what_was_taken_and_discards_the_rest() {
         assert!(taken.iter().all(|ticket| cause(ticket).is_some()));
         assert_eq!(cause(&queued), Some(Cause::Discarded));
         assert!(kernels.take().is_err());
+    }
+}
+
+#[test]
+fn an_abort_ends_waits_for_events_of_other_streams() {
+    let _alone = alone();
+    let Some(application) = Application::of("an_abort_ends_waits_for_events") else {
+        return;
+    };
+    let bench = Bench::new();
+    let region = bench.region.clone();
+    for _ in 0..3 {
+        for of_host in [true, false] {
+            let kernels = application.kernels();
+            let event = Event::new();
+            let release = Arc::new(AtomicBool::new(false));
+            let (host, stream);
+            region.store_u32(0, 0).unwrap();
+            if of_host {
+                host = doorbell::HostStream::new("host").unwrap();
+                let released = Arc::clone(&release);
+                host.launch(move || {
+                    while !released.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                })
+                .unwrap();
+                host.record(&event).unwrap();
+            } else {
+                stream = CudaStream::new(&application.context, "held").unwrap();
+                let condition = Condition::GreaterOrEqual(1);
+                stream_wait_value32(&stream, &region, 0, condition, SOON).unwrap();
+                stream.record(&event).unwrap();
+            }
+            kernels.wait_event(&event).unwrap();
+            let last = stream_write_value32(&kernels, &region, 64, 1).unwrap();
+            let trigger = kernels.take().unwrap().unwrap();
+            application.forget_codes();
+            let start = Instant::now();
+            application.launch(&trigger, BOUND, 0);
+            std::thread::sleep(SHORT);
+            assert!(!last.is_over());
+            kernels.abort();
+            application.stream.synchronize(SOON).unwrap();
+            assert!(start.elapsed() < BOUND / 2);
+            assert_eq!(application.code(0), EWORK);
+            assert_eq!(event.query(), Ok(false));
+            release.store(true, Ordering::Release);
+            region.store_u32(0, 1).unwrap();
+            event.synchronize(SOON).unwrap();
+        }
     }
 }
 

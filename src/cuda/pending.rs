@@ -31,9 +31,16 @@ pub(super) enum What {
         listening: Option<Listening>,
     },
     Record(Record),
-    /// A wait for another stream, whose words it keeps, or a count that somebody waits for.
-    Passing {
+    /// A count that somebody waits for.
+    Passing,
+    /// A wait for another stream, whose words it keeps.
+    Event {
         _mark: Option<Mark>,
+        /// A kernel waits, which can be told to end that.
+        by_kernel: bool,
+        /// Nobody wants it any more.
+        given_up: bool,
+        was_told: bool,
     },
     /// A graph, all of it.
     Launched {
@@ -200,16 +207,28 @@ pub(super) fn settle(
 impl Pending {
     /// The stream has come to it, and has not finished it.
     fn begin(&mut self, words: &Words, aborted: bool) {
-        let What::Program {
-            owner,
-            cookie,
-            has_begun,
-            awaited,
-            released,
-            ..
-        } = &mut self.what
-        else {
-            return;
+        let (owner, cookie, has_begun, awaited, released) = match &mut self.what {
+            What::Program {
+                owner,
+                cookie,
+                has_begun,
+                awaited,
+                released,
+                ..
+            } => (owner, cookie, has_begun, awaited, released),
+            What::Event {
+                by_kernel: true,
+                given_up,
+                was_told,
+                ..
+            } => {
+                if (aborted || *given_up) && !std::mem::replace(was_told, true) {
+                    words.note(STATUS_WORK);
+                    words.release(self.done);
+                }
+                return;
+            }
+            What::Event { .. } | What::Record(_) | What::Passing | What::Launched { .. } => return,
         };
         if !std::mem::replace(has_begun, true) {
             owner.started(*cookie);
@@ -252,7 +271,7 @@ impl Pending {
     fn cookie(&self) -> Option<u64> {
         match &self.what {
             What::Program { cookie, .. } => Some(*cookie),
-            What::Record(_) | What::Passing { .. } | What::Launched { .. } => None,
+            What::Record(_) | What::Event { .. } | What::Passing | What::Launched { .. } => None,
         }
     }
 
@@ -285,7 +304,7 @@ impl Pending {
                     event.wake();
                 }
             }
-            What::Passing { .. } | What::Launched { .. } => {}
+            What::Event { .. } | What::Passing | What::Launched { .. } => {}
         }
     }
 
@@ -294,8 +313,17 @@ impl Pending {
         match &self.what {
             What::Program { owner, cookie, .. } => owner.finished(*cookie, Outcome::Discarded),
             What::Record(record) => record.fire(Some(reason.clone())),
-            What::Passing { .. } | What::Launched { .. } => {}
+            What::Event { .. } | What::Passing | What::Launched { .. } => {}
         }
+    }
+
+    /// Nobody wants it any more: a wait for another stream ends as soon as the stream is in it, if it can. Gives the owner of a program, which is to
+    /// be told when no lock is held.
+    pub(super) fn give_up(&mut self) -> Option<Arc<dyn Owner>> {
+        if let What::Event { given_up, .. } = &mut self.what {
+            *given_up = true;
+        }
+        self.owner().cloned()
     }
 
     /// After [`Pending::discard`] of all, and when the stream's count says that it is over: those who sleep until then.
@@ -311,7 +339,7 @@ impl Pending {
     pub(super) fn owner(&self) -> Option<&Arc<dyn Owner>> {
         match &self.what {
             What::Program { owner, .. } => Some(owner),
-            What::Record(_) | What::Passing { .. } | What::Launched { .. } => None,
+            What::Record(_) | What::Event { .. } | What::Passing | What::Launched { .. } => None,
         }
     }
 }

@@ -23,7 +23,7 @@ use super::pending::{Awaited, Listening, Pending, What, settle};
 use super::queue::{Call, Given, Queue};
 use super::reach::Reach;
 use super::stream::Execution;
-use super::word::{STATUS_STREAM, Stop, Words};
+use super::word::{STATUS_STREAM, STATUS_WORK, Stop, Words};
 use crate::peer::Program;
 use crate::proxy::drop_elsewhere as drop_owner_elsewhere;
 use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
@@ -516,12 +516,19 @@ impl Shared {
         }
     }
 
-    /// Lets the stream wait for a count of others.
-    pub(super) fn wait_for_count(&self, queue: &mut Queue, address: CUdeviceptr, value: u32) {
-        match self.own_means(queue) {
+    /// Lets the stream wait for a count of others. Whether by a kernel, which can be told to wait no more until the count that comes next.
+    pub(super) fn wait_for_count(
+        &self,
+        queue: &mut Queue,
+        address: CUdeviceptr,
+        value: u32,
+    ) -> bool {
+        let by = self.own_means(queue);
+        match by {
             Execution::MemoryOps => queue.ops.push(wait_count(address, value)),
             Execution::Kernel => queue.batch.wait_count(address, value, queue.issued + 1),
         }
+        by == Execution::Kernel
     }
 
     /// Lets the stream count, and enters what is finished with that.
@@ -748,8 +755,8 @@ impl Shared {
     pub(super) fn give_up(&self) {
         // Not under the lock, which the thread that ends waits takes.
         let pending: Vec<_> = lock(&self.pending)
-            .iter()
-            .filter_map(|pending| pending.owner().cloned())
+            .iter_mut()
+            .filter_map(Pending::give_up)
             .collect();
         for owner in pending {
             owner.give_up();
@@ -758,7 +765,21 @@ impl Shared {
                 drop_owner_elsewhere(Box::new(owner));
             }
         }
+        // Behind the owners, whose waits come behind the gates.
+        self.give_up_gates();
         self.ensure_watched();
+    }
+
+    /// Opens all gates, though nobody has come that they are for.
+    fn give_up_gates(&self) {
+        let mut gates = lock(&self.gates);
+        if let Some((last, _)) = gates.back() {
+            let words = &self.count.words;
+            words.note(STATUS_WORK);
+            // Release: what says why comes before.
+            words.gate().store(*last, Ordering::Release);
+        }
+        gates.clear();
     }
 
     /// One turn of a wait for the stream.

@@ -305,14 +305,18 @@ impl CudaStream {
             launch(module, shared.raw)?;
             // Counted, so that the stream has its context, and with it the kernel, until this is done.
             let after = queue.issued;
-            shared.count_for(queue, after, What::Passing { _mark: None });
+            shared.count_for(queue, after, What::Passing);
             Ok(())
         })
     }
 
-    /// Gives up what is queued at this moment. The GPU executes it all the same, since nothing takes it back; but waits for completions and for
-    /// words end at once, and endpoints with operations in it have failed ([`Cause::Discarded`](crate::Cause::Discarded)). What is queued
-    /// later is executed. Waits for events of other streams go on: it is those streams that are to be aborted.
+    /// Gives up what is queued at this moment. The GPU executes it all the same, since nothing takes it back; but waits for completions, for
+    /// words and for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it have failed
+    /// ([`Cause::Discarded`](crate::Cause::Discarded)). What is queued later is executed.
+    ///
+    /// A wait for an event of another stream of a GPU ends with [`Execution::Kernel`]. With [`Execution::MemoryOps`] it goes on until that stream
+    /// has passed the event: the GPU looks at nothing but that stream's own count, which all who wait for the stream look at. So it is
+    /// that stream that is to be aborted, or both.
     pub fn abort(&self) {
         self.shared().give_up();
     }
@@ -419,7 +423,7 @@ unsafe impl Executor for CudaStream {
         let mut target = 0;
         shared.queue_unchecked(|shared, queue| {
             let after = queue.issued;
-            shared.count_for(queue, after, What::Passing { _mark: None });
+            shared.count_for(queue, after, What::Passing);
             target = queue.issued;
             Ok(())
         })?;

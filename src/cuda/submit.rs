@@ -55,8 +55,14 @@ impl Shared {
             return self.queue(|shared, queue| {
                 queue.make_room(Batch::WAIT_WORDS);
                 let after = queue.issued;
-                shared.wait_for_count(queue, word, mark.position as u32);
-                shared.count_for(queue, after, What::Passing { _mark: Some(mark) });
+                let by_kernel = shared.wait_for_count(queue, word, mark.position as u32);
+                let what = What::Event {
+                    _mark: Some(mark),
+                    by_kernel,
+                    given_up: false,
+                    was_told: false,
+                };
+                shared.count_for(queue, after, what);
                 Ok(())
             });
         }
@@ -65,9 +71,15 @@ impl Shared {
             queue.make_room(Batch::WAIT_WORDS);
             queue.gate = queue.gate.wrapping_add(1);
             let gate = queue.gate;
-            shared.wait_for_count(queue, shared.count.words.gate_at(), gate);
             let after = queue.issued;
-            shared.count_for(queue, after, What::Passing { _mark: None });
+            let by_kernel = shared.wait_for_count(queue, shared.count.words.gate_at(), gate);
+            let what = What::Event {
+                _mark: None,
+                by_kernel,
+                given_up: false,
+                was_told: false,
+            };
+            shared.count_for(queue, after, what);
             // Before the driver has it. If it is refused, the gate is opened in vain, and the next one has its number.
             lock(&shared.gates).push_back((queue.gate, mark));
             Ok(())
