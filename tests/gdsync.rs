@@ -71,7 +71,9 @@ fn builds_and_runs(test: &str, name: &str) {
                 &[]
             };
             for (verbs, flags) in VERBS.iter().chain(contexts) {
-                let program = build(name, language, verbs, flags);
+                let mut flags = flags.to_vec();
+                flags.extend((name == "on_use").then_some("-DGDS_REGISTER_ON_USE=1"));
+                let program = build(name, language, verbs, &flags);
                 scope.spawn(move || {
                     let output = run(&mut Command::new(program));
                     assert_eq!(output, "done\n", "{language} {verbs}");
@@ -92,6 +94,11 @@ fn what_goes_wrong_is_an_errno_or_a_completion_in_error() {
         "what_goes_wrong_is_an_errno_or_a_completion_in_error",
         "errors",
     );
+}
+
+#[test]
+fn memory_is_registered_by_its_first_use_if_a_program_wants_that() {
+    builds_and_runs("memory_is_registered_by_its_first_use", "on_use");
 }
 
 /// What kernels execute. The kernel is the one of that name that the stand-in for the driver has; elsewhere only what is refused is seen.
@@ -144,6 +151,7 @@ fn every_function_is_called_by_a_program() {
         "rig.h",
         "elsewhere.c",
         "kernels.c",
+        "on_use.c",
     ]
     .iter()
     .filter_map(|name| fs::read_to_string(source(name)).ok())

@@ -446,9 +446,9 @@ static inline struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context
 {
 	doorbell_endpoint_config config;
 	struct doorbell_gds_qp *qp = NULL;
-	int error = pd && context && attr && !attr->srq ? 0 : EINVAL;
+	int error = pd && context && attr ? 0 : EINVAL;
 	(void)gpu_id;
-	if (!error && (flags != GDS_CREATE_QP_DEFAULT || attr->qp_type != IBV_QPT_RC))
+	if (!error && (flags != GDS_CREATE_QP_DEFAULT || attr->qp_type != IBV_QPT_RC || attr->srq))
 		error = EOPNOTSUPP;
 	if (!error)
 		error = doorbell_gds_errno(doorbell_endpoint_config_init(&config, (uint32_t)sizeof(config)));

@@ -311,11 +311,20 @@ static inline int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *de
 
 /* ------------------------------------------------------------------------------------------ descriptors to streams */
 
-/* Whether a descriptor can be given to a stream, as far as that is known before. */
-static inline int doorbell_gds_check(const gds_descriptor_t *desc)
+/* Whether a stream can wait for these words, and store them: those of a GPU's memory it leaves to CUDA. */
+static inline int doorbell_gds_host_words(const void *start, size_t len_bytes)
 {
 	const doorbell_region *region;
 	uint64_t offset;
+	int error = doorbell_gds_words(start, len_bytes, &region, &offset);
+	if (error)
+		return error;
+	return doorbell_region_kind(region) == DOORBELL_REGION_HOST ? 0 : EINVAL;
+}
+
+/* Whether a descriptor can be given to a stream, as far as that is known before. */
+static inline int doorbell_gds_check(const gds_descriptor_t *desc)
+{
 	uint32_t i;
 	int error = 0;
 	switch (desc->tag) {
@@ -325,18 +334,18 @@ static inline int doorbell_gds_check(const gds_descriptor_t *desc)
 		if (!desc->wait || !desc->wait->prepared)
 			return EINVAL;
 		for (i = 0; i < desc->wait->appended && !error; i++)
-			error = doorbell_gds_words(desc->wait->append[i].ptr, 4, &region, &offset);
+			error = doorbell_gds_host_words(desc->wait->append[i].ptr, 4);
 		return error;
 	case GDS_TAG_WAIT_VALUE32:
 		if (desc->wait32.cond_flags == GDS_WAIT_COND_EQ)
 			return EOPNOTSUPP;
-		return doorbell_gds_words(desc->wait32.ptr, 4, &region, &offset);
+		return doorbell_gds_host_words(desc->wait32.ptr, 4);
 	case GDS_TAG_WRITE_VALUE32:
-		return doorbell_gds_words(desc->write32.ptr, 4, &region, &offset);
+		return doorbell_gds_host_words(desc->write32.ptr, 4);
 	case GDS_TAG_WRITE_MEMORY:
 		if (!desc->writemem.src || desc->writemem.count % 4 != 0 || desc->writemem.count > GDS_WRITE_MEMORY_MAX_BYTES)
 			return EINVAL;
-		return doorbell_gds_words(desc->writemem.dest, desc->writemem.count, &region, &offset);
+		return doorbell_gds_host_words(desc->writemem.dest, desc->writemem.count);
 	default:
 		return EINVAL;
 	}

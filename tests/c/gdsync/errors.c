@@ -14,12 +14,16 @@ static void queue_pairs(struct side *side)
 	REFUSED(EINVAL, gds_create_qp(side->pd, NULL, &attr, 0, 0));
 	REFUSED(EINVAL, gds_create_qp(side->pd, side->context, NULL, 0, 0));
 	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, GDS_CREATE_QP_WQ_ON_GPU));
+	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, GDS_CREATE_QP_TX_CQ_ON_GPU));
 	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, GDS_CREATE_QP_RX_CQ_ON_GPU));
+	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, GDS_CREATE_QP_WQ_DBREC_ON_GPU));
+	attr.qp_type = IBV_QPT_UC;
+	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, 0));
 	attr.qp_type = IBV_QPT_UD;
 	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, 0));
 	attributes(&attr);
 	attr.srq = (struct ibv_srq *)(void *)&attr;
-	REFUSED(EINVAL, gds_create_qp(side->pd, side->context, &attr, 0, 0));
+	REFUSED(EOPNOTSUPP, gds_create_qp(side->pd, side->context, &attr, 0, 0));
 	attributes(&attr);
 	attr.cap.max_send_wr = 1u << 30;
 	REFUSED(EINVAL, gds_create_qp(side->pd, side->context, &attr, 0, 0));
@@ -263,6 +267,9 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 					       GDS_MEMORY_HOST));
 		GIVES(i < 2 ? EINVAL : EFAULT, gds_stream_post_descriptors(stream, 3, descs, 0));
 	}
+	/* Stores are of words. */
+	WORKS(gds_prepare_write_memory(&descs[2].writemem, (uint8_t *)page + 2, (const uint8_t *)page, 8, GDS_MEMORY_HOST));
+	GIVES(EINVAL, gds_stream_post_descriptors(stream, 3, descs, 0));
 	descs[2].tag = GDS_TAG_WAIT_VALUE32;
 	WORKS(gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
 	descs[2].wait32.cond_flags = GDS_WAIT_COND_EQ;
@@ -296,7 +303,9 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 	GIVES(EINVAL, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, 0));
 	GIVES(EINVAL, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST | GDS_WRITE_PRE_BARRIER));
 	GIVES(EINVAL, gds_prepare_wait_value32(NULL, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
+	GIVES(EOPNOTSUPP, gds_prepare_wait_value32(&descs[2].wait32, page, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_IO));
 	GIVES(EOPNOTSUPP, gds_prepare_write_value32(&descs[2].write32, page, 0, GDS_MEMORY_IO));
+	GIVES(EOPNOTSUPP, gds_prepare_write_memory(&descs[2].writemem, (uint8_t *)page, NULL, 4, GDS_MEMORY_IO));
 	GIVES(EINVAL, gds_prepare_write_value32(&descs[2].write32, page, 0, 3));
 	GIVES(EINVAL, gds_prepare_write_value32(NULL, page, 0, GDS_MEMORY_HOST));
 	GIVES(EINVAL, gds_prepare_write_memory(&descs[2].writemem, (uint8_t *)page, NULL, 4, GDS_MEMORY_HOST | 1 << 9));
@@ -341,6 +350,91 @@ static void requests_and_descriptors(struct side *a, struct side *b)
 	WORKS(gds_stream_queue_send(stream, a->qp, &wr, &bad));
 	sync_stream(stream);
 	expect_wc(a->qp->send_cq.cq, 3, IBV_WC_RDMA_WRITE, 0);
+	end_stream(stream);
+}
+
+/* What the calling thread posts would overtake what a stream has, and has not come to. */
+static void beside_a_stream(struct side *a, struct side *b)
+{
+	static uint32_t page[1024] __attribute__((aligned(4096)));
+	CUstream stream = new_stream();
+	struct ibv_sge from = at(a, 0, 64), to = at(a, 128, 64);
+	gds_send_wr wr = request_to(1, IBV_WR_RDMA_WRITE, &from, b, 0), *bad = NULL;
+	struct ibv_recv_wr recv, *bad_recv = NULL;
+	memset(&recv, 0, sizeof(recv));
+	recv.sg_list = &to;
+	recv.num_sge = 1;
+	if (!is_sync()) {
+		WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, NULL));
+		WORKS(gds_stream_post_poll_dword(stream, page, 1, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
+		WORKS(gds_stream_queue_send(stream, a->qp, &wr, &bad));
+		wr.wr_id = 2;
+		GIVES(EBUSY, gds_post_send(a->qp, &wr, &bad));
+		EXPECT(bad == &wr);
+		GIVES(EBUSY, ibv_post_send(a->qp->qp, &wr, &bad));
+		EXPECT(has_none(a->qp->send_cq.cq));
+		/* Of the other queue nothing is overtaken. */
+		WORKS(gds_post_recv(a->qp, &recv, &bad_recv));
+		store(page, 1);
+		sync_stream(stream);
+		expect_wc(a->qp->send_cq.cq, 1, IBV_WC_RDMA_WRITE, 0);
+		WORKS(gds_unregister_mem(page, sizeof(page)));
+		WORKS(gds_post_send(a->qp, &wr, &bad));
+		expect_wc(a->qp->send_cq.cq, 2, IBV_WC_RDMA_WRITE, 0);
+	}
+	end_stream(stream);
+}
+
+/* Memory of a GPU is for slices, and its words are no words of this layer's: CUDA waits for them, and stores them. */
+static void words_of_a_gpu(struct side *a)
+{
+	int (*alloc)(CUdeviceptr *pointer, size_t len_bytes);
+	int (*release)(CUdeviceptr pointer);
+	CUstream stream;
+	CUdeviceptr memory = 0, device = 0;
+	static uint32_t page[1024] __attribute__((aligned(4096)));
+	gds_descriptor_t descs[2];
+	struct ibv_mr *mr;
+	uint32_t *word, bytes[2] = {1, 2};
+	void *library;
+	int i;
+	if (!by_cuda() || strncmp(device_name(), "softcx", 6) != 0)
+		return;
+	stream = new_stream();
+	library = dlopen("libcuda.so.1", RTLD_NOW);
+	EXPECT(library);
+	find(library, "cuMemAlloc_v2", &alloc);
+	find(library, "cuMemFree_v2", &release);
+	WORKS(alloc(&memory, 65536));
+	word = (uint32_t *)(uintptr_t)memory;
+	GIVES(EFAULT, gds_stream_post_poke_dword(stream, word, 1, GDS_MEMORY_GPU));
+	WORKS(gds_register_mem(page, sizeof(page), GDS_MEMORY_HOST, NULL));
+	descs[0].tag = GDS_TAG_WRITE_VALUE32;
+	WORKS(gds_prepare_write_value32(&descs[0].write32, page, 1, GDS_MEMORY_HOST));
+	descs[1].tag = GDS_TAG_WRITE_VALUE32;
+	WORKS(gds_prepare_write_value32(&descs[1].write32, word, 1, GDS_MEMORY_GPU));
+	for (i = 0; i < 2; i++) {
+		/* Registered for words, and for slices. */
+		mr = NULL;
+		if (i == 0)
+			WORKS(gds_register_mem(word, 4096, GDS_MEMORY_GPU, &device));
+		else
+			EXPECT((mr = gds_reg_mr(a->pd, word, 4096, IBV_ACCESS_LOCAL_WRITE)) != NULL);
+		GIVES(EINVAL, gds_stream_post_poke_dword(stream, word, 1, GDS_MEMORY_GPU));
+		GIVES(EINVAL, gds_stream_post_poll_dword(stream, word, 0, GDS_WAIT_COND_GEQ, GDS_MEMORY_GPU));
+		GIVES(EINVAL, gds_stream_post_inline_copy(stream, word, bytes, sizeof(bytes), GDS_MEMORY_GPU));
+		/* What is before it is not given either. */
+		GIVES(EINVAL, gds_stream_post_descriptors(stream, 2, descs, 0));
+		sync_stream(stream);
+		EXPECT(load(page) == 0);
+		if (i == 0)
+			WORKS(gds_unregister_mem(word, 4096));
+		else
+			WORKS(gds_dereg_mr(mr));
+	}
+	EXPECT(device == memory);
+	WORKS(gds_unregister_mem(page, sizeof(page)));
+	WORKS(release(memory));
 	end_stream(stream);
 }
 
@@ -500,6 +594,8 @@ int main(void)
 	queue_pairs(&a);
 	keys_and_slices(&a, &b);
 	requests_and_descriptors(&a, &b);
+	beside_a_stream(&a, &b);
+	words_of_a_gpu(&a);
 	full_queue(&a, &b);
 	end_side(&a);
 	end_side(&b);

@@ -1,0 +1,44 @@
+/* GDS_REGISTER_ON_USE, as the build has it: memory that nobody has registered, which the first wait or store does. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "rig.h"
+
+#if !GDS_REGISTER_ON_USE
+#error "to be built with GDS_REGISTER_ON_USE=1"
+#endif
+
+int main(void)
+{
+	CUstream stream = new_stream();
+	const uint32_t words[3] = {7, 8, 9};
+	void *at_page;
+	uint32_t *page;
+	int turn;
+	EXPECT(posix_memalign(&at_page, 4096, 3 * 4096) == 0);
+	page = (uint32_t *)at_page;
+	for (turn = 0; turn < 3; turn++) {
+		memset(page, 0, 3 * 4096);
+		/* A store, and another one and a wait of the same page. */
+		WORKS(gds_stream_post_poke_dword(stream, page + 3, 7, GDS_MEMORY_HOST));
+		WORKS(gds_stream_post_poke_dword(stream, page + 1023, 8, GDS_MEMORY_HOST));
+		WORKS(gds_stream_post_poll_dword(stream, page + 3, 7, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
+		/* Over the end of a page. */
+		WORKS(gds_stream_post_inline_copy(stream, page + 2046, (void *)(uintptr_t)words, sizeof(words), GDS_MEMORY_HOST));
+		sync_stream(stream);
+		EXPECT(page[3] == 7 && page[1023] == 8 && page[2045] == 0);
+		EXPECT(memcmp(page + 2046, words, sizeof(words)) == 0);
+		/* A page that was asked for once is registered once. */
+		WORKS(gds_unregister_mem(page, 4096));
+		GIVES(EINVAL, gds_unregister_mem(page, 4096));
+		WORKS(gds_unregister_mem(page + 1024, 2 * 4096));
+		GIVES(EINVAL, gds_unregister_mem(page + 1024, 2 * 4096));
+	}
+	/* What is nobody's memory is registered by no use. */
+	EXPECT(gds_stream_post_poke_dword(stream, (uint32_t *)(uintptr_t)4096, 1, GDS_MEMORY_HOST) != 0);
+	GIVES(EINVAL, gds_stream_post_poke_dword(stream, NULL, 1, GDS_MEMORY_HOST));
+	sync_stream(stream);
+	free(page);
+	end_stream(stream);
+	puts("done");
+	return 0;
+}
