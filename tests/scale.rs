@@ -48,24 +48,27 @@ fn cpu() -> Cost<Duration> {
     }
 }
 
-/// The share of one core that a second without work takes: the least of a few, for the machine has other users.
-fn idle_share() -> Cost<f64> {
-    let least = |one: Cost<f64>, other: Cost<f64>| Cost {
-        engine: one.engine.min(other.engine),
-        rest: one.rest.min(other.rest),
+/// The share of one core that a second without work takes: the least of a few, for the machine has other users; and of more if none of these
+/// is as little as is asked for.
+fn idle_share(enough: impl Fn(Cost<f64>) -> bool) -> Cost<f64> {
+    let mut least = Cost {
+        engine: f64::INFINITY,
+        rest: f64::INFINITY,
     };
-    (0..4)
-        .map(|_| {
-            let (before, started) = (cpu(), Instant::now());
-            std::thread::sleep(Duration::from_secs(1));
-            let (after, seconds) = (cpu(), started.elapsed().as_secs_f64());
-            Cost {
-                engine: (after.engine - before.engine).as_secs_f64() / seconds,
-                rest: (after.rest - before.rest).as_secs_f64() / seconds,
-            }
-        })
-        .reduce(least)
-        .unwrap()
+    for second in 0..30 {
+        if second >= 4 && enough(least) {
+            break;
+        }
+        let (before, started) = (cpu(), Instant::now());
+        std::thread::sleep(Duration::from_secs(1));
+        let (after, seconds) = (cpu(), started.elapsed().as_secs_f64());
+        let share = |before: Duration, after: Duration| (after - before).as_secs_f64() / seconds;
+        least = Cost {
+            engine: least.engine.min(share(before.engine, after.engine)),
+            rest: least.rest.min(share(before.rest, after.rest)),
+        };
+    }
+    least
 }
 
 #[test]
@@ -78,7 +81,7 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
     let stream = HostStream::new("scale").unwrap();
     let one = Pair::new(&device, &config);
     std::thread::sleep(Duration::from_millis(300));
-    let idle_with_one = idle_share();
+    let idle_with_one = idle_share(|_| true);
     drop(one);
 
     let before = resident_bytes();
@@ -142,7 +145,15 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
     }
 
     std::thread::sleep(Duration::from_millis(500));
-    let idle = idle_share();
+    // Measured: 0.3 % with a thousand pairs and 0.5 % with one, which is noise both ways. One point of a core is what a busy
+    // machine may add to either.
+    let most_rest = idle_with_one.rest + 0.01;
+    // Behind a door nobody says that a UAR page was stored to, and each of these queue pairs has one: the engine looks at all of
+    // them, every few milliseconds. Measured: 10 % of a core with them, 4 % with one, in a release build. On a card there is no engine.
+    let dearer = if device.name() == "softcx" { 0.01 } else { 0.7 };
+    let most_engine = idle_with_one.engine + dearer;
+    limit.step(4, Duration::from_secs(150));
+    let idle = idle_share(|idle| idle.rest < most_rest && idle.engine < most_engine);
     for (what, idle, with_one) in [
         ("the engine", idle.engine, idle_with_one.engine),
         ("the rest", idle.rest, idle_with_one.rest),
@@ -153,19 +164,14 @@ fn a_thousand_pairs_work_are_small_and_cost_nothing_while_idle() {
             100.0 * with_one
         );
     }
-    // Measured: 0.3 % with a thousand pairs and 0.5 % with one, which is noise both ways. One point of a core is what a busy
-    // machine may add to either.
     assert!(
-        idle.rest < idle_with_one.rest + 0.01,
+        idle.rest < most_rest,
         "the library takes {} of a core, {} with one pair",
         idle.rest,
         idle_with_one.rest
     );
-    // Behind a door nobody says that a UAR page was stored to, and each of these queue pairs has one: the engine looks at all of
-    // them, every few milliseconds. Measured: 10 % of a core with them, 4 % with one, in a release build. On a card there is no engine.
-    let dearer = if device.name() == "softcx" { 0.01 } else { 0.7 };
     assert!(
-        idle.engine < idle_with_one.engine + dearer,
+        idle.engine < most_engine,
         "the engine takes {} of a core, {} with one pair",
         idle.engine,
         idle_with_one.engine
