@@ -7,12 +7,16 @@
 //! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged.
 #![allow(unsafe_code)] // calls the driver, as an application does
 
+mod bells;
+mod emitter;
 mod examples;
 mod facts;
 mod figures;
 mod gpu;
 mod kernels;
+mod posts;
 mod process;
+mod puts;
 mod report;
 mod sanitizer;
 mod steps;

@@ -22,6 +22,92 @@ extern "C" __global__ void gpu_check_put(const __grid_constant__ measured_puts p
 	((int *)puts.codes)[thread] = measured_put(&puts, queue, thread);
 }
 
+/* A put and an addition of each of these lanes: all of them have the code. */
+__device__ static int post_of_lanes(const measured_posts *posts, const doorbell_queue *queue, uint32_t lanes, uint32_t round, uint32_t thread)
+{
+	const uint64_t place = 8 * (uint64_t)thread;
+	uint32_t upto, slot;
+	int code = doorbell_put_warp(queue, lanes, posts->local_addr + place, posts->lkey, 8, posts->remote_addr + place, posts->rkey,
+				     MEASURED_BOUND_NS, &upto);
+	if (code != DOORBELL_OK)
+		return code;
+	code = doorbell_reserve_warp(queue, lanes, MEASURED_BOUND_NS, &slot);
+	if (code != DOORBELL_OK)
+		return code;
+	doorbell_write_add(queue, slot, 0, measured_brought(posts), posts->lkey, measured_counter(posts), posts->rkey, 1);
+	code = doorbell_submit_warp(queue, lanes, slot);
+	if (code == DOORBELL_OK)
+		code = doorbell_wait(queue, upto, MEASURED_BOUND_NS);
+	if (code == DOORBELL_OK)
+		code = doorbell_wait(queue, slot + 1, MEASURED_BOUND_NS);
+	return code == DOORBELL_OK ? measured_look(posts, round, thread) : code;
+}
+
+/* By turns the whole warp, and its halves apart. Whoever fails has all of the warp end. */
+__device__ static int post_of_warp(const measured_posts *posts, const doorbell_queue *queue, uint32_t thread)
+{
+	int code = DOORBELL_OK;
+	for (uint32_t round = 0; round < posts->rounds && !__any_sync(0xffffffff, code != DOORBELL_OK); round++) {
+		measured_store(posts, round, thread);
+		if (round % 2 == 0)
+			code = post_of_lanes(posts, queue, 0xffffffff, round, thread);
+		else if (threadIdx.x % 2 == 0)
+			code = post_of_lanes(posts, queue, 0x55555555, round, thread);
+		else
+			code = post_of_lanes(posts, queue, 0xaaaaaaaa, round, thread);
+	}
+	return code;
+}
+
+/* What all threads of the block have stored, and a signal behind it. */
+__device__ static int post_of_block(const measured_posts *posts, const doorbell_queue *queue, uint32_t thread)
+{
+	const uint64_t place = 8 * (uint64_t)blockIdx.x * blockDim.x, signal_addr = measured_counter(posts) + 8 + 8 * (uint64_t)blockIdx.x;
+	int code = DOORBELL_OK;
+	for (uint32_t round = 0; round < posts->rounds && !__syncthreads_or(code != DOORBELL_OK); round++) {
+		uint32_t upto;
+		measured_store(posts, round, thread);
+		code = doorbell_put_signal_block(queue, posts->local_addr + place, posts->lkey, 8 * blockDim.x, posts->remote_addr + place,
+						 posts->rkey, signal_addr, posts->rkey, round + 1, MEASURED_BOUND_NS, &upto);
+		/* The same for all. */
+		if (code == DOORBELL_OK)
+			code = doorbell_wait_block(queue, upto, MEASURED_BOUND_NS);
+		if (code == DOORBELL_OK)
+			code = measured_look(posts, round, thread);
+	}
+	return code;
+}
+
+extern "C" __global__ void gpu_check_post(const __grid_constant__ measured_posts posts)
+{
+	const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+	const struct doorbell_queue *queue = (const struct doorbell_queue *)posts.queues + blockIdx.x % posts.queue_count;
+	int code;
+	if (posts.how == MEASURED_BLOCKS)
+		code = post_of_block(&posts, queue, thread);
+	else if (posts.how == MEASURED_WARPS)
+		code = post_of_warp(&posts, queue, thread);
+	else
+		code = measured_post_lane(&posts, queue, thread);
+	((int *)posts.codes)[thread] = code;
+}
+
+/* One warp. */
+extern "C" __global__ void gpu_check_full(const __grid_constant__ measured_full full)
+{
+	const struct doorbell_queue *queue = (const struct doorbell_queue *)full.queue;
+	uint32_t first = 0, slot;
+	if (threadIdx.x == 0)
+		measured_fill(&full, queue, &first);
+	__syncwarp();
+	const int code = doorbell_reserve_warp(queue, 0xffffffff, full.bound_ns, &slot);
+	const bool is_one = __all_sync(0xffffffff, code == __shfl_sync(0xffffffff, code, 0));
+	if (threadIdx.x == 0) {
+		((int *)full.codes)[3] = is_one ? code : MEASURED_WRONG;
+		measured_drain(&full, queue, first);
+	}
+}
+
 /* One block. The loop before it has the threads come late, each in another way. */
 extern "C" __global__ void gpu_check_group(const __grid_constant__ measured_group group)
 {

@@ -7,7 +7,8 @@
 #include <doorbell/queue.h>
 #include <doorbell/trigger.h>
 
-enum { MEASURED_BOUND_NS = 1000000000 };
+/* Longer than anything takes that is not a failure, also under compute-sanitizer. */
+#define MEASURED_BOUND_NS 10000000000u
 
 /* Who sees a doorbell is a thread of the host: it says go, and takes the time until it sees the flag. */
 struct measured_bells {
@@ -74,6 +75,138 @@ DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorb
 			code = doorbell_add(queue, puts->local_addr, puts->lkey, puts->remote_addr, puts->rkey, 1, MEASURED_BOUND_NS, &upto);
 	}
 	return code != DOORBELL_OK ? code : doorbell_wait(queue, upto, MEASURED_BOUND_NS);
+}
+
+/* Threads that post on their own, or as warps, or as blocks, round by round: each puts a word of its own, and looks whether it has arrived. */
+enum measured_how { MEASURED_LANES, MEASURED_WARPS, MEASURED_BLOCKS };
+/* What arrived is not what was put. */
+enum { MEASURED_WRONG = -1000 };
+
+struct measured_posts {
+	uint64_t queues;      /* struct doorbell_queue for each */
+	uint64_t codes;       /* int32_t for each thread */
+	uint64_t data;        /* as kernels reach it: uint64_t for each thread */
+	uint64_t arrived;     /* the same where it goes; then a counter; then a signal's word for each block */
+	uint64_t local_addr;  /* `data` for the NIC, and 8 bytes behind it for what additions bring */
+	uint64_t remote_addr; /* `arrived` for the NIC */
+	uint32_t lkey;
+	uint32_t rkey;
+	uint32_t queue_count;
+	uint32_t rounds;
+	uint32_t how; /* enum measured_how */
+	uint32_t blocks;
+	uint32_t threads; /* of a block */
+	uint32_t reserved;
+};
+
+DBL_DEVICE uint64_t measured_word(uint32_t round, uint32_t thread)
+{
+	return (uint64_t)(round + 1) << 32 | thread;
+}
+
+DBL_DEVICE void measured_store(const struct measured_posts *posts, uint32_t round, uint32_t thread)
+{
+	((volatile uint64_t *)(uintptr_t)posts->data)[thread] = measured_word(round, thread);
+}
+
+/* Behind the wait for it. */
+DBL_DEVICE int measured_look(const struct measured_posts *posts, uint32_t round, uint32_t thread)
+{
+	const uint64_t *arrived = (const uint64_t *)(uintptr_t)posts->arrived + thread;
+	return dbl_load_qword(arrived) == measured_word(round, thread) ? DOORBELL_OK : MEASURED_WRONG;
+}
+
+/* Where additions go, and where what they find does. */
+DBL_DEVICE uint64_t measured_counter(const struct measured_posts *posts)
+{
+	return posts->remote_addr + 8 * (uint64_t)posts->blocks * posts->threads;
+}
+
+DBL_DEVICE uint64_t measured_brought(const struct measured_posts *posts)
+{
+	return posts->local_addr + 8 * (uint64_t)posts->blocks * posts->threads;
+}
+
+/* A thread by itself: a put and an addition, and its neighbours do it in other ways. */
+DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const struct doorbell_queue *queue, uint32_t thread)
+{
+	const uint64_t place = 8 * (uint64_t)thread, counter = measured_counter(posts), brought = measured_brought(posts);
+	uint32_t round, upto = 0, slot;
+	int code = DOORBELL_OK;
+
+	for (round = 0; round < posts->rounds && code == DOORBELL_OK; round++) {
+		measured_store(posts, round, thread);
+		switch (thread % 3) {
+		case 0:
+			code = doorbell_put(queue, posts->local_addr + place, posts->lkey, 8, posts->remote_addr + place, posts->rkey,
+					    MEASURED_BOUND_NS, &upto);
+			if (code == DOORBELL_OK)
+				code = doorbell_add(queue, brought, posts->lkey, counter, posts->rkey, 1, MEASURED_BOUND_NS, &upto);
+			break;
+		case 1:
+			code = doorbell_add(queue, brought, posts->lkey, counter, posts->rkey, 1, MEASURED_BOUND_NS, &upto);
+			if (code == DOORBELL_OK)
+				code = doorbell_put(queue, posts->local_addr + place, posts->lkey, 8, posts->remote_addr + place,
+						    posts->rkey, MEASURED_BOUND_NS, &upto);
+			break;
+		default:
+			code = doorbell_reserve(queue, 2, MEASURED_BOUND_NS, &slot);
+			if (code != DOORBELL_OK)
+				break;
+			doorbell_write_put(queue, slot, DOORBELL_WORK_UNSIGNALED, posts->local_addr + place, posts->lkey, 8,
+					   posts->remote_addr + place, posts->rkey);
+			doorbell_write_add(queue, slot + 1, 0, brought, posts->lkey, counter, posts->rkey, 1);
+			upto = slot + 2;
+			code = doorbell_submit(queue, slot, 2);
+		}
+		if (code == DOORBELL_OK)
+			code = doorbell_wait(queue, upto, MEASURED_BOUND_NS);
+		if (code == DOORBELL_OK)
+			code = measured_look(posts, round, thread);
+	}
+	return code;
+}
+
+/* A queue of which every slot is somebody's, and nobody has submitted: `codes` of what is asked of it, and how long the bound took. */
+struct measured_full {
+	uint64_t queue; /* struct doorbell_queue */
+	uint64_t codes; /* int32_t: of filling it; of one more; of one more at once; of a warp; of submitting all; of one more then */
+	uint64_t took_ns; /* uint64_t: of the second */
+	uint64_t bound_ns;
+};
+
+DBL_DEVICE void measured_fill(const struct measured_full *full, const struct doorbell_queue *queue, uint32_t *first)
+{
+	int32_t *codes = (int32_t *)(uintptr_t)full->codes;
+	uint32_t slot, at;
+	uint64_t start_ns;
+
+	codes[0] = doorbell_reserve(queue, 1, 0, first);
+	for (at = 1; at < queue->capacity && codes[0] == DOORBELL_OK; at++)
+		codes[0] = doorbell_reserve(queue, 1, 0, &slot);
+	start_ns = dbl_now_ns();
+	codes[1] = doorbell_reserve(queue, 1, full->bound_ns, &slot);
+	*(uint64_t *)(uintptr_t)full->took_ns = dbl_now_ns() - start_ns;
+	codes[2] = doorbell_put(queue, 0, 0, 8, 0, 0, 0, NULL);
+}
+
+DBL_DEVICE void measured_drain(const struct measured_full *full, const struct doorbell_queue *queue, uint32_t first)
+{
+	int32_t *codes = (int32_t *)(uintptr_t)full->codes;
+	uint32_t at, slot;
+
+	for (at = 0; at < queue->capacity; at++)
+		doorbell_write_nop(queue, first + at, 0);
+	codes[4] = doorbell_submit(queue, first, queue->capacity);
+	if (codes[4] == DOORBELL_OK)
+		codes[4] = doorbell_wait(queue, first + queue->capacity, MEASURED_BOUND_NS);
+	codes[5] = doorbell_reserve(queue, 1, 0, &slot);
+	if (codes[5] != DOORBELL_OK)
+		return;
+	doorbell_write_nop(queue, slot, 0);
+	codes[5] = doorbell_submit(queue, slot, 1);
+	if (codes[5] == DOORBELL_OK)
+		codes[5] = doorbell_wait(queue, slot + 1, MEASURED_BOUND_NS);
 }
 
 /* A warp or a block whose threads have each stored a word of what its trigger sends. */

@@ -7,11 +7,23 @@ use serde_json::json;
 
 use super::process::{End, Ended, judged};
 use super::report::{Outcome, Report, Step, Time};
-use super::steps::{BLOCKS, GROUPS, MARK, one};
+use super::steps::{BLOCKS, FAILURES, GROUPS, MARK, POSTS, one};
 use super::suites::{self, Waivers};
 
 /// What runs: for people, the program of the bundle with its arguments, the tools, and about how long one takes.
-const LIST: [(&str, &[&str], &[&str], u64); 4] = [
+const LIST: [(&str, &[&str], &[&str], u64); 6] = [
+    (
+        "posts of lanes, warps and blocks",
+        &["gpu_check", "--short", "--step", POSTS],
+        &["memcheck", "racecheck"],
+        12,
+    ),
+    (
+        "a full queue and a dead peer",
+        &["gpu_check", "--short", "--step", FAILURES],
+        &["memcheck"],
+        10,
+    ),
     (
         "puts of many blocks",
         &["gpu_check", "--short", "--step", BLOCKS],

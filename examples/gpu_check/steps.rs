@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::process::{End, Ended, Limit, judged};
 use super::report::{NO_TIME, Outcome, Report, Step, Time, WHOLE};
-use super::{examples, facts, figures, kernels, sanitizer, suites};
+use super::{bells, emitter, examples, facts, figures, kernels, posts, puts, sanitizer, suites};
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
     Time { about_s, limit_s }
@@ -28,10 +28,12 @@ const FACTS: [Here; 7] = [
     ("fact: patched graphs", time(2, 30)),
 ];
 /// Kernels that ring, and kernels that make work requests.
-const KERNELS: [Here; 3] = [
+const KERNELS: [Here; 5] = [
     (MARK, time(2, 30)),
     (GROUPS, time(4, 60)),
     (BLOCKS, time(6, 90)),
+    (POSTS, time(8, 90)),
+    (FAILURES, time(5, 60)),
 ];
 /// Those of kernels, and those of streams.
 const FIGURES: [Here; 8] = [
@@ -47,6 +49,8 @@ const FIGURES: [Here; 8] = [
 pub const MARK: &str = "kernels: one that stores a word";
 pub const GROUPS: &str = "kernels: triggers of warps and blocks";
 pub const BLOCKS: &str = "kernels: puts of many blocks";
+pub const POSTS: &str = "kernels: posts of lanes, warps and blocks";
+pub const FAILURES: &str = "kernels: a full queue and a dead peer";
 const LOOPS: &str = "figure: loops";
 
 /// Runs one of them, and gives what it found as a line of JSON.
@@ -66,9 +70,11 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "figure: graph replay" => figures::graph_replay(short),
         MARK => kernels::mark(),
         GROUPS => kernels::triggers_of_groups(short),
-        BLOCKS => kernels::puts_of_blocks(short),
-        "figure: kernel trigger" => kernels::trigger_to_doorbell(short),
-        "figure: emitter" => kernels::emitter(short),
+        BLOCKS => puts::puts_of_blocks(short),
+        POSTS => posts::posts_of_groups(short),
+        FAILURES => posts::failures(),
+        "figure: kernel trigger" => bells::trigger_to_doorbell(short),
+        "figure: emitter" => emitter::emitter(short),
         LOOPS => match std::env::current_exe() {
             Ok(here) => figures::loops(&here.with_file_name("doorbell"), short),
             Err(error) => Err(error.into()),

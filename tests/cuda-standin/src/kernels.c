@@ -130,6 +130,65 @@ int gpu_check_put(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
+/* Its threads one after the other: those of a warp as if each were alone, and for a block the last one. */
+int gpu_check_post(const void *const arguments[], uint64_t thread)
+{
+    struct measured_posts posts;
+    struct doorbell_queue queue;
+    uint64_t threads, first, at, upto_thread = thread + 1;
+    uint32_t round, upto;
+    int code = DOORBELL_OK;
+
+    memcpy(&posts, arguments[0], sizeof posts);
+    threads = (uint64_t)posts.blocks * posts.threads;
+    if (!reach(&posts.queues, sizeof queue * posts.queue_count) || !reach(&posts.codes, 4 * threads) || !reach(&posts.data, 8 * threads + 8) ||
+        !reach(&posts.arrived, 8 * (threads + 1 + posts.blocks)))
+        return ILLEGAL_ADDRESS;
+    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)posts.queues + thread / posts.threads % posts.queue_count, sizeof queue);
+    if (!reach_queue(&queue))
+        return ILLEGAL_ADDRESS;
+    if (posts.how != MEASURED_BLOCKS) {
+        ((int *)(uintptr_t)posts.codes)[thread] = measured_post_lane(&posts, &queue, (uint32_t)thread);
+        return SUCCESS;
+    }
+    if (upto_thread % posts.threads != 0)
+        return SUCCESS;
+    first = upto_thread - posts.threads;
+    for (round = 0; round < posts.rounds && code == DOORBELL_OK; round++) {
+        for (at = first; at < upto_thread; at++)
+            measured_store(&posts, round, (uint32_t)at);
+        code = doorbell_put_signal(&queue, posts.local_addr + 8 * first, posts.lkey, 8 * posts.threads, posts.remote_addr + 8 * first,
+                                   posts.rkey, measured_counter(&posts) + 8 + 8 * (thread / posts.threads), posts.rkey, round + 1,
+                                   MEASURED_BOUND_NS, &upto);
+        if (code == DOORBELL_OK)
+            code = doorbell_wait(&queue, upto, MEASURED_BOUND_NS);
+        for (at = first; at < upto_thread && code == DOORBELL_OK; at++)
+            code = measured_look(&posts, round, (uint32_t)at);
+    }
+    for (at = first; at < upto_thread; at++)
+        ((int *)(uintptr_t)posts.codes)[at] = code;
+    return SUCCESS;
+}
+
+int gpu_check_full(const void *const arguments[], uint64_t thread)
+{
+    struct measured_full full;
+    struct doorbell_queue queue;
+    uint32_t first = 0, slot;
+
+    (void)thread;
+    memcpy(&full, arguments[0], sizeof full);
+    if (!reach(&full.queue, sizeof queue) || !reach(&full.codes, 4 * 6) || !reach(&full.took_ns, 8))
+        return ILLEGAL_ADDRESS;
+    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)full.queue, sizeof queue);
+    if (!reach_queue(&queue))
+        return ILLEGAL_ADDRESS;
+    measured_fill(&full, &queue, &first);
+    ((int *)(uintptr_t)full.codes)[3] = doorbell_reserve(&queue, 32, full.bound_ns, &slot);
+    measured_drain(&full, &queue, first);
+    return SUCCESS;
+}
+
 /* Its threads one after the other: the last one has the trigger. */
 int gpu_check_group(const void *const arguments[], uint64_t thread)
 {

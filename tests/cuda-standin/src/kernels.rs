@@ -36,6 +36,8 @@ unsafe extern "C" {
     fn gpu_check_mark(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_post(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_full(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_group(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_emit(arguments: *const *const c_void, thread: u64) -> u32;
     fn doorbell_standin_wait(arguments: *const *const c_void, thread: u64) -> u32;
@@ -93,6 +95,18 @@ static KERNELS: &[Kernel] = &[
         parameters: &[48],
         once: false,
         run: Run::C(gpu_check_put),
+    },
+    Kernel {
+        name: c"gpu_check_post",
+        parameters: &[80],
+        once: false,
+        run: Run::C(gpu_check_post),
+    },
+    Kernel {
+        name: c"gpu_check_full",
+        parameters: &[32],
+        once: true,
+        run: Run::C(gpu_check_full),
     },
     Kernel {
         name: c"gpu_check_group",

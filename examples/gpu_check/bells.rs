@@ -1,0 +1,168 @@
+//! How long a kernel takes from its trigger to the doorbell that the NIC's thread sees.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use doorbell::peer::{Fence, Program, Role, Target, TargetId, Targets};
+use doorbell::stream::{Attachments, Outcome, Owner, Submission};
+use doorbell::{CudaStream, Executor, KernelStream};
+use serde_json::{Value, json};
+
+use super::figures::figure;
+use super::gpu::{Gpu, PORTABLE, Page, SOON, median};
+use super::kernels::{Kernels, WITHOUT};
+
+/// `struct measured_bells`.
+#[repr(C)]
+struct Bells {
+    go: u64,
+    data: u64,
+    flag: u64,
+    triggers: u64,
+    code: u64,
+    rounds: u32,
+    ordered: u32,
+}
+
+/// A doorbell record and a doorbell register that are memory of this process, for a thread of it to watch.
+struct Bell {
+    targets: Targets,
+    record: Target,
+    register: Target,
+    page: Page,
+    attachments: Attachments,
+    is_discarded: AtomicBool,
+}
+
+// SAFETY: the table never changes; the page is never freed, and is used atomically.
+unsafe impl Owner for Bell {
+    fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+        let at = if target == self.record.id() {
+            RECORD
+        } else {
+            REGISTER
+        };
+        // SAFETY: within the page.
+        NonNull::new(unsafe { self.page.host.add(at) })
+    }
+
+    fn attachments(&self) -> Option<&Attachments> {
+        Some(&self.attachments)
+    }
+
+    fn finished(&self, _: u64, outcome: Outcome) {
+        if outcome != Outcome::Done {
+            self.is_discarded.store(true, Ordering::Release);
+        }
+    }
+}
+
+const GO: usize = 0;
+const CODE: usize = 256;
+const RECORD: usize = 8192;
+const REGISTER: usize = 16384;
+
+/// A kernel's trigger, until the thread that stands for the NIC sees the doorbell, against a store, a fence and a flag that are bare. All
+/// three begin with a word of the host that the kernel sees; half of what the way there and a flag alone take is that word's way.
+pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
+    let gpu = Gpu::new()?;
+    let Some(measured) = Kernels::load(&gpu.context)? else {
+        return Ok(json!({"waived": WITHOUT}));
+    };
+    let stream = CudaStream::new(&gpu.context, "bells")?;
+    let rounds = if short { 64 } else { 2000 };
+    let page = Page::new(PORTABLE, false)?;
+    let mut targets = Targets::new();
+    let record = targets.register("doorbell record", Role::DoorbellRecord, 64);
+    let register = targets.register("register", Role::Uar, 64);
+    let bell = Arc::new(Bell {
+        targets,
+        record,
+        register,
+        page,
+        attachments: Attachments::default(),
+        is_discarded: AtomicBool::new(false),
+    });
+    let kernels = KernelStream::new(&gpu.context, "bells")?;
+    let mut triggers = Vec::new();
+    for round in 1..=u64::from(rounds) {
+        let mut program = Program::new(&bell.targets);
+        program.store_dword(bell.record.dword(0)?, round as u32)?;
+        program.fence(Fence::RECORD_BEFORE_UAR)?;
+        program.store_qword(bell.register.qword(0)?, round)?;
+        let owner: Arc<dyn Owner> = bell.clone();
+        let submission = Submission {
+            program,
+            owner,
+            cookie: round,
+        };
+        kernels.submit_one(submission).map_err(|(_, error)| error)?;
+        let trigger = kernels.take()?.context("no trigger")?;
+        triggers.extend(trigger.to_bytes());
+    }
+    let memory = gpu.context.alloc(triggers.len() as u64)?;
+    memory.copy_from_host(0, &triggers)?;
+    let latency = |ordered: u32, triggers: u64| -> Result<f64> {
+        page.word(GO).store(0, Ordering::SeqCst);
+        page.word(CODE).store(77, Ordering::SeqCst);
+        page.long(REGISTER).store(0, Ordering::SeqCst);
+        let bells = Bells {
+            go: page.gpu + GO as u64,
+            data: page.gpu + RECORD as u64,
+            flag: page.gpu + REGISTER as u64,
+            triggers,
+            code: page.gpu + CODE as u64,
+            rounds,
+            ordered,
+        };
+        measured.launch(&stream, c"gpu_check_ring", (1, 1), &bells)?;
+        let mut times = Vec::new();
+        for round in 1..=rounds {
+            // The kernel waits again by then: what it has to do behind a doorbell is not in the figure.
+            let pause = Instant::now();
+            while pause.elapsed() < Duration::from_micros(20) {
+                std::hint::spin_loop();
+            }
+            let start = Instant::now();
+            page.word(GO).store(round, Ordering::Release);
+            while page.long(REGISTER).load(Ordering::Acquire) != u64::from(round) {
+                ensure!(start.elapsed() < SOON, "round {round}: no doorbell came");
+                std::hint::spin_loop();
+            }
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+            ensure!(
+                (ordered == 0 && triggers == 0)
+                    || page.word(RECORD).load(Ordering::Acquire) == round,
+                "round {round}: the doorbell came before its record"
+            );
+        }
+        stream.synchronize(Some(SOON))?;
+        let code = page.word(CODE).load(Ordering::Acquire).cast_signed();
+        ensure!(code == 0, "the kernel came to the code {code}");
+        median(times)
+    };
+    let alone = latency(0, 0)?;
+    let bare = latency(1, 0)?;
+    let triggered = latency(0, memory.ptr())?;
+    kernels.synchronize(Some(SOON))?;
+    ensure!(
+        !bell.is_discarded.load(Ordering::Acquire),
+        "a trigger was discarded"
+    );
+    let way = alone / 2.0;
+    let more = json!({"go to a flag alone us": alone, "go to store, fence and flag us": bare, "go to the doorbell of a trigger us": triggered});
+    Ok(figure(
+        "kernel trigger to the doorbell that the NIC's thread sees, times a bare store, fence and flag",
+        (triggered - way) / (bare - way),
+        true,
+        1.2,
+        &more,
+    ))
+}
