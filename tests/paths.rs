@@ -579,7 +579,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
 /// Many endpoints, many streams, in random order: each stream sees its own order, whoever rings.
 #[test]
 fn random_orders_over_one_proxy_are_kept() {
-    let _limit = Limit::new("random", STEP);
+    let limit = Limit::new("random", STEP);
     let seed = from_env("DOORBELL_SEED", 0xd00b_0004);
     println!("DOORBELL_SEED={seed}");
     let mut random = Random(seed);
@@ -593,7 +593,8 @@ fn random_orders_over_one_proxy_are_kept() {
     let regions: Vec<_> = pairs.iter().map(|pair| pair.region(4096)).collect();
     let streams: Vec<_> = (0..3).map(|_| HostStream::new("order").unwrap()).collect();
     let mut counts = [0u32; 8];
-    for _ in 0..from_env("DOORBELL_ROUNDS", 20_000) {
+    for round in 0..from_env("DOORBELL_ROUNDS", 20_000) {
+        limit.step(round, STEP);
         let at = random.below(8) as usize;
         let (pair, region) = (&mut pairs[at], &regions[at]);
         let stream = &streams[random.below(3) as usize];

@@ -12,7 +12,6 @@ fn small_rings_go_round_thousands_of_times() {
     let rounds = from_env("DOORBELL_RINGS", 1200) as u32;
     for rig in rigs() {
         for depth in [1, 2, 3, 7, 16] {
-            limit.step(depth.into(), STEP);
             let config = EndpointConfig {
                 send_depth: depth,
                 recv_depth: depth,
@@ -27,6 +26,7 @@ fn small_rings_go_round_thousands_of_times() {
             let remote = region.remote();
             let mut number = 0u32;
             for _ in 0..rounds / depth {
+                limit.step(number.into(), STEP);
                 let mut receives = Vec::new();
                 // Fills the queue wholly; the last is signaled, so that it can be emptied.
                 for place in 0..depth {
@@ -73,7 +73,6 @@ fn seventy_thousand_posts_wrap_the_doorbell_record() {
     const ROUND: u32 = 50;
     let limit = Limit::new("70,000 posts", STEP);
     for rig in rigs() {
-        limit.step(0, STEP);
         let config = EndpointConfig {
             send_depth: ROUND,
             recv_depth: ROUND,
@@ -83,6 +82,7 @@ fn seventy_thousand_posts_wrap_the_doorbell_record() {
         let mut driver = (rig.driver)();
         let region = pair.region(u64::from(ROUND) * 4);
         for round in 0..posts / ROUND {
+            limit.step(round.into(), STEP);
             let mut tickets = Vec::new();
             for place in 0..ROUND {
                 let number = round * ROUND + place;
