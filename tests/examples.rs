@@ -211,8 +211,9 @@ fn examples_in_cuda_run_on_a_processor() {
             "PASS: every byte was there behind its signal"
         );
         let program = build_on_cpu("stencil");
-        let output = run(Command::new(&program)
-            .args(["--steps", "75", "--device", device, "3x2", "17x10", "64x64"]));
+        let output = run(Command::new(&program).args([
+            "--steps", "75", "--rounds", "2", "--device", device, "3x2", "17x10", "64x64",
+        ]));
         assert_eq!(output.matches("stencil ").count(), 3, "{output}");
         assert_eq!(output.contains("triggered"), has_triggers(), "{output}");
         assert_eq!(

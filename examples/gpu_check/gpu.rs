@@ -13,6 +13,11 @@ pub const SOON: Duration = Duration::from_secs(10);
 pub const PORTABLE: u32 = 1 | 2;
 pub const IOMEMORY: u32 = 4;
 
+/// Whether to do less: in the short form, and over the stand-in, where a processor is all threads of a grid, one after the other.
+pub fn is_few(short: bool) -> bool {
+    short || std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
+}
+
 /// The result of a driver's call.
 pub fn check(call: &str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {

@@ -15,6 +15,11 @@ extern "C" __global__ void gpu_check_ring(const __grid_constant__ measured_bells
 	*(int *)bells.code = measured_ring(&bells);
 }
 
+extern "C" __global__ void gpu_check_look(const __grid_constant__ measured_looks looks)
+{
+	*(uint64_t *)looks.took_ns = measured_looked(&looks);
+}
+
 extern "C" __global__ void gpu_check_put(const __grid_constant__ measured_puts puts)
 {
 	const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -122,4 +127,19 @@ extern "C" __global__ void gpu_check_group(const __grid_constant__ measured_grou
 extern "C" __global__ void gpu_check_emit(const __grid_constant__ measured_emits emits)
 {
 	measured_emit(&emits, blockIdx.x * blockDim.x + threadIdx.x);
+}
+
+extern "C" __global__ void gpu_check_flood(const __grid_constant__ measured_flood flood)
+{
+	const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+	const struct doorbell_queue *queue = (const struct doorbell_queue *)flood.queues + blockIdx.x % flood.queue_count;
+	int code = DOORBELL_OK;
+	if (flood.by_warps) {
+		/* The same code for all of a warp. */
+		for (uint32_t at = 0; at < flood.count && code == DOORBELL_OK; at++)
+			code = doorbell_put_warp(queue, 0xffffffff, 64 + at, 1, 8, 64 + at, 2, 0, nullptr);
+	} else {
+		code = measured_flooded(&flood, queue);
+	}
+	((int *)flood.codes)[thread] = code;
 }

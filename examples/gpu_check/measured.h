@@ -18,7 +18,7 @@ struct measured_bells {
 	uint64_t triggers; /* struct doorbell_trigger for each round; 0: `ordered` says what is stored */
 	uint64_t code;     /* int32_t: of the last round */
 	uint32_t rounds;
-	uint32_t ordered; /* 1: data, a fence, the flag; 0: the flag alone */
+	uint32_t ordered; /* 0: the flag alone; 1: data, a fence, the flag; 2: data, the flag with release */
 };
 
 DBL_DEVICE int measured_ring(const struct measured_bells *bells)
@@ -40,13 +40,37 @@ DBL_DEVICE int measured_ring(const struct measured_bells *bells)
 			code = doorbell_trigger_thread(&trigger, MEASURED_BOUND_NS);
 			continue;
 		}
-		if (bells->ordered) {
+		if (bells->ordered)
 			dbl_store_dword((void *)(uintptr_t)bells->data, round);
-			dbl_fence_system();
+		if (bells->ordered == 2) {
+			/* The low half, which is all that a round has. */
+			dbl_store_dword_release((void *)(uintptr_t)bells->flag, round);
+			continue;
 		}
+		if (bells->ordered)
+			dbl_fence_system();
 		dbl_store_qword((void *)(uintptr_t)bells->flag, round);
 	}
 	return code;
+}
+
+/* How long a look at a word of the host takes, as a wait looks. */
+struct measured_looks {
+	uint64_t word;    /* uint32_t, which is 0 */
+	uint64_t took_ns; /* uint64_t: of all */
+	uint32_t count;
+	uint32_t reserved;
+};
+
+DBL_DEVICE uint64_t measured_looked(const struct measured_looks *looks)
+{
+	const uint64_t start_ns = dbl_now_ns();
+	uint32_t at;
+
+	for (at = 0; at < looks->count; at++)
+		if (dbl_load_dword((const void *)(uintptr_t)looks->word) != 0)
+			return 0;
+	return dbl_now_ns() - start_ns;
 }
 
 /* Threads that post to queues: puts of 8 bytes to a place of their own, and as many additions to one counter. */
@@ -59,6 +83,8 @@ struct measured_puts {
 	uint32_t rkey;
 	uint32_t queue_count;
 	uint32_t puts;
+	uint32_t adds; /* 0: puts alone */
+	uint32_t reserved;
 };
 
 /* `queue` is that of the thread, or a copy of it. */
@@ -71,7 +97,7 @@ DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorb
 	for (at = 0; at < puts->puts && code == DOORBELL_OK; at++) {
 		code = doorbell_put(queue, puts->local_addr + place, puts->lkey, 8, puts->remote_addr + place, puts->rkey, MEASURED_BOUND_NS,
 				    &upto);
-		if (code == DOORBELL_OK)
+		if (code == DOORBELL_OK && puts->adds)
 			code = doorbell_add(queue, puts->local_addr, puts->lkey, puts->remote_addr, puts->rkey, 1, MEASURED_BOUND_NS, &upto);
 	}
 	return code != DOORBELL_OK ? code : doorbell_wait(queue, upto, MEASURED_BOUND_NS);
@@ -224,6 +250,26 @@ struct measured_emits {
 	uint32_t count;
 	uint32_t reserved;
 };
+
+/* Puts that are reserved, written, submitted and rung in queues that no NIC looks at. */
+struct measured_flood {
+	uint64_t queues; /* struct doorbell_queue for each */
+	uint64_t codes;  /* int32_t for each thread */
+	uint32_t queue_count;
+	uint32_t count; /* of each thread */
+	uint32_t by_warps;
+	uint32_t threads; /* of a block */
+};
+
+DBL_DEVICE int measured_flooded(const struct measured_flood *flood, const struct doorbell_queue *queue)
+{
+	uint32_t at;
+	int code = DOORBELL_OK;
+
+	for (at = 0; at < flood->count && code == DOORBELL_OK; at++)
+		code = doorbell_put(queue, 64 + at, 1, 8, 64 + at, 2, 0, NULL);
+	return code;
+}
 
 DBL_DEVICE uint64_t measured_emit(const struct measured_emits *emits, uint32_t thread)
 {

@@ -10,7 +10,7 @@ use doorbell::{
 };
 use serde_json::{Value, json};
 
-use super::gpu::{Gpu, PORTABLE, Page};
+use super::gpu::{Gpu, PORTABLE, Page, is_few};
 use super::kernels::{Kernels, WITHOUT};
 use super::puts::Puts;
 
@@ -83,9 +83,11 @@ pub fn posts_of_groups(short: bool) -> Result<Value> {
     let Some(measured) = Kernels::load(&gpu.context)? else {
         return Ok(json!({"waived": WITHOUT}));
     };
-    // Over the stand-in a thread comes after the other.
-    let few = short || std::env::var_os("DOORBELL_CUDA_STANDIN").is_some();
-    let (blocks, threads, rounds) = if few { (2, 64, 4) } else { (8, 128, 50) };
+    let (blocks, threads, rounds) = if is_few(short) {
+        (2, 64, 4)
+    } else {
+        (8, 128, 50)
+    };
     let mut found = Vec::new();
     for device in DEVICES {
         for queues in [1, blocks] {
@@ -258,6 +260,8 @@ fn dead_peer(context: &CudaContext, measured: &Kernels, device: &str) -> Result<
         rkey: region.remote().rkey,
         queue_count: 1,
         puts: 1,
+        adds: 1,
+        reserved: 0,
     };
     let start = Instant::now();
     measured.launch(&stream, c"gpu_check_put", (BLOCKS, 1), &puts)?;

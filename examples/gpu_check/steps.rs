@@ -36,9 +36,10 @@ const KERNELS: [Here; 5] = [
     (FAILURES, time(5, 60)),
 ];
 /// Those of kernels, and those of streams.
-const FIGURES: [Here; 8] = [
+const FIGURES: [Here; 9] = [
     ("figure: kernel trigger", time(4, 60)),
-    ("figure: emitter", time(4, 60)),
+    ("figure: puts of kernels", time(8, 90)),
+    ("figure: emitter", time(6, 60)),
     ("watchdog", time(4, 60)),
     ("figure: round trip", time(4, 60)),
     ("figure: queue cost", time(3, 60)),
@@ -74,6 +75,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         POSTS => posts::posts_of_groups(short),
         FAILURES => posts::failures(),
         "figure: kernel trigger" => bells::trigger_to_doorbell(short),
+        "figure: puts of kernels" => puts::rate_of_blocks(short),
         "figure: emitter" => emitter::emitter(short),
         LOOPS => match std::env::current_exe() {
             Ok(here) => figures::loops(&here.with_file_name("doorbell"), short),

@@ -130,6 +130,33 @@ int gpu_check_put(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
+int gpu_check_look(const void *const arguments[], uint64_t thread)
+{
+    struct measured_looks looks;
+
+    (void)thread;
+    memcpy(&looks, arguments[0], sizeof looks);
+    if (!reach(&looks.word, 4) || !reach(&looks.took_ns, 8))
+        return ILLEGAL_ADDRESS;
+    *(uint64_t *)(uintptr_t)looks.took_ns = measured_looked(&looks);
+    return SUCCESS;
+}
+
+int gpu_check_flood(const void *const arguments[], uint64_t thread)
+{
+    struct measured_flood flood;
+    struct doorbell_queue queue;
+
+    memcpy(&flood, arguments[0], sizeof flood);
+    if (!reach(&flood.queues, sizeof queue * flood.queue_count) || !reach(&flood.codes, 4 * (thread + 1)))
+        return ILLEGAL_ADDRESS;
+    memcpy(&queue, (struct doorbell_queue *)(uintptr_t)flood.queues + thread / flood.threads % flood.queue_count, sizeof queue);
+    if (!reach_queue(&queue))
+        return ILLEGAL_ADDRESS;
+    ((int *)(uintptr_t)flood.codes)[thread] = measured_flooded(&flood, &queue);
+    return SUCCESS;
+}
+
 /* Its threads one after the other: those of a warp as if each were alone, and for a block the last one. */
 int gpu_check_post(const void *const arguments[], uint64_t thread)
 {

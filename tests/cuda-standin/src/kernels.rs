@@ -36,6 +36,8 @@ unsafe extern "C" {
     fn gpu_check_mark(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_look(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_flood(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_post(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_full(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_group(arguments: *const *const c_void, thread: u64) -> u32;
@@ -92,9 +94,21 @@ static KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: c"gpu_check_put",
-        parameters: &[48],
+        parameters: &[56],
         once: false,
         run: Run::C(gpu_check_put),
+    },
+    Kernel {
+        name: c"gpu_check_look",
+        parameters: &[24],
+        once: true,
+        run: Run::C(gpu_check_look),
+    },
+    Kernel {
+        name: c"gpu_check_flood",
+        parameters: &[32],
+        once: false,
+        run: Run::C(gpu_check_flood),
     },
     Kernel {
         name: c"gpu_check_post",
