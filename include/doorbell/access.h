@@ -166,4 +166,12 @@ DBL_DEVICE uint64_t dbl_bounded(uint64_t timeout_ns)
 	return timeout_ns < DOORBELL_KERNEL_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_KERNEL_TIMEOUT_MAX_NS;
 }
 
+/* Whether more than that has passed. A clock that has gone back a step has passed nothing: that a GPU's never does, NVIDIA does not say. */
+DBL_DEVICE int dbl_has_passed(uint64_t now_ns, uint64_t since_ns, uint64_t bound_ns)
+{
+	const uint64_t passed_ns = now_ns - since_ns;
+
+	return passed_ns > bound_ns && passed_ns < (uint64_t)1 << 63;
+}
+
 #endif

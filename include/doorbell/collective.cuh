@@ -57,11 +57,14 @@ DBL_DEVICE int doorbell_put_warp(const struct doorbell_queue *queue, uint32_t la
 {
 	const uint32_t count = __popc(lanes), rank = dbl_rank(lanes);
 	uint32_t slot;
-	const int code = doorbell_reserve_warp(queue, lanes, timeout_ns, &slot);
+	int code;
 
+	if (__any_sync(lanes, len_bytes > DOORBELL_MESSAGE_BYTES_MAX))
+		return DOORBELL_ERANGE;
+	code = doorbell_reserve_warp(queue, lanes, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_put(queue, slot, rank + 1 < count ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u, local_addr, lkey, len_bytes,
+	(void)doorbell_write_put(queue, slot, rank + 1 < count ? (uint32_t)DOORBELL_WORK_UNSIGNALED : 0u, local_addr, lkey, len_bytes,
 			   remote_addr, rkey);
 	if (upto)
 		*upto = slot - rank + count;

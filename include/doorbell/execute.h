@@ -126,7 +126,7 @@ DBL_EXECUTOR int dbl_run_is_late(struct dbl_run *run, uint64_t now_ns)
 {
 	if (run->start_ns == 0)
 		run->start_ns = now_ns;
-	return run->timeout_ns != UINT64_MAX && now_ns - run->start_ns > run->timeout_ns;
+	return dbl_has_passed(now_ns, run->start_ns, run->timeout_ns);
 }
 
 DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
@@ -168,7 +168,7 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 				has_looked = 1;
 				seen = alive;
 				since_ns = dbl_now_ns();
-			} else if (now_ns - since_ns > dbl_load_qword(&control->lease_ns)) {
+			} else if (dbl_has_passed(now_ns, since_ns, dbl_load_qword(&control->lease_ns))) {
 				return DBL_END_STOPPED;
 			}
 		}

@@ -10,7 +10,7 @@
  *     DOORBELL_ETIMEOUT  not complete within the bound
  *     DOORBELL_EWORK   the endpoint has failed: a completion in error, a dead peer, an abort. Nothing more is reserved; what was
  *                      reserved before may still go out. The host's doorbell_endpoint_failure has the reason
- *     DOORBELL_ERANGE  a count that no queue has room for, inline bytes that no slot has room for
+ *     DOORBELL_ERANGE  a count that no queue has room for, inline bytes that no slot has room for, a message that no NIC sends
  *     DOORBELL_EBUSY   others were quicker, for a second longer than the bound
  *
  * Who rings is chosen where the queue is made, and the calls are the same: the kernel itself, by the doorbell record and the UAR, or, on the
@@ -46,6 +46,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Bytes of a put or get at most: the next bit of the length means another kind of segment (mlx5dv.h: MLX5_INLINE_SEG). */
+#define DOORBELL_MESSAGE_BYTES_MAX 0x7fffffffu
 
 /* Inline bytes that a slot has room for, behind the three segments of a write. */
 #define DOORBELL_INLINE_BYTES 28u
@@ -297,7 +300,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 			now_ns = dbl_now_ns();
 			if (outrun == 1024)
 				outrun_ns = now_ns;
-			else if (now_ns - outrun_ns > DBL_CONTENTION_NS + bound_ns)
+			else if (dbl_has_passed(now_ns, outrun_ns, DBL_CONTENTION_NS + bound_ns))
 				return DOORBELL_EBUSY;
 			continue;
 		}
@@ -307,7 +310,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 			if (!is_full)
 				full_ns = now_ns;
 			is_full = 1;
-			late = bound_ns == 0 || now_ns - full_ns > bound_ns;
+			late = bound_ns == 0 || dbl_has_passed(now_ns, full_ns, bound_ns);
 			/* Who comes again and again hears of a failure as well. */
 			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
 				return status;
@@ -369,34 +372,45 @@ DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t
 }
 
 /*
- * A put: writes `len_bytes` (less than 2^31) from `local_addr`, in a region of `lkey`, to `remote_addr` of the peer, in a region of `rkey`.
- * `flags`: DOORBELL_WORK_UNSIGNALED, _SOLICITED, _FENCE. The last slot of what is submitted should be signaled: unsignaled ones are complete
- * when a later one is.
+ * A put: writes `len_bytes` from `local_addr`, in a region of `lkey`, to `remote_addr` of the peer, in a region of `rkey`. 0, or DOORBELL_ERANGE
+ * beyond DOORBELL_MESSAGE_BYTES_MAX: the slot is then to be written again.
+ *
+ * `flags`: DOORBELL_WORK_UNSIGNALED, _SOLICITED, _FENCE. Unsignaled slots are complete, and have room again, when a later signaled one is: the
+ * last of what is submitted has to be signaled, for who waits for it, and some slot of every `capacity` in a row, or the queue is full for good.
  */
-DBL_DEVICE void doorbell_write_put(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
-				   uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
-				   uint32_t rkey)
+DBL_DEVICE int doorbell_write_put(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
+				  uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
+				  uint32_t rkey)
 {
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
 	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_WRITE, flags, 0, 0, local_addr, lkey, len_bytes, remote_addr,
 			    rkey);
+	return DOORBELL_OK;
 }
 
 /* A put that takes one of the peer's receives, whose completion has `imm`, in host order. */
-DBL_DEVICE void doorbell_write_put_imm(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
-				       uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
-				       uint32_t rkey, uint32_t imm)
+DBL_DEVICE int doorbell_write_put_imm(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
+				      uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
+				      uint32_t rkey, uint32_t imm)
 {
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
 	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_WRITE_IMM, flags, imm, 0, local_addr, lkey, len_bytes,
 			    remote_addr, rkey);
+	return DOORBELL_OK;
 }
 
 /* A get: reads `len_bytes` from `remote_addr` of the peer to `local_addr`. */
-DBL_DEVICE void doorbell_write_get(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
-				   uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
-				   uint32_t rkey)
+DBL_DEVICE int doorbell_write_get(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
+				  uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
+				  uint32_t rkey)
 {
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
 	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_READ, flags, 0, 0, local_addr, lkey, len_bytes, remote_addr,
 			    rkey);
+	return DOORBELL_OK;
 }
 
 /* Adds `add` to the 8 bytes at `remote_addr`, a multiple of 8, of the peer, and brings what they were to `result_addr`. In host order. */
@@ -547,7 +561,7 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		if (!has_waited)
 			since_ns = now_ns;
 		has_waited = 1;
-		late = bound_ns == 0 || now_ns - since_ns > bound_ns;
+		late = bound_ns == 0 || dbl_has_passed(now_ns, since_ns, bound_ns);
 		/* Who comes again and again hears of a failure as well. */
 		if (status == 0 && (late || turn % 16 == 0))
 			status = dbl_queue_hear(queue);
@@ -573,11 +587,14 @@ DBL_DEVICE int doorbell_put(const struct doorbell_queue *queue, uint64_t local_a
 			    uint64_t remote_addr, uint32_t rkey, uint64_t timeout_ns, uint32_t *upto)
 {
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 1, timeout_ns, &slot);
+	int code;
 
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
+	code = doorbell_reserve(queue, 1, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_put(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
+	(void)doorbell_write_put(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
 	if (upto)
 		*upto = slot + 1;
 	return doorbell_submit(queue, slot, 1);
@@ -588,11 +605,14 @@ DBL_DEVICE int doorbell_put_imm(const struct doorbell_queue *queue, uint64_t loc
 				uint64_t timeout_ns, uint32_t *upto)
 {
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 1, timeout_ns, &slot);
+	int code;
 
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
+	code = doorbell_reserve(queue, 1, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_put_imm(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey, imm);
+	(void)doorbell_write_put_imm(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey, imm);
 	if (upto)
 		*upto = slot + 1;
 	return doorbell_submit(queue, slot, 1);
@@ -602,11 +622,14 @@ DBL_DEVICE int doorbell_get(const struct doorbell_queue *queue, uint64_t local_a
 			    uint64_t remote_addr, uint32_t rkey, uint64_t timeout_ns, uint32_t *upto)
 {
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 1, timeout_ns, &slot);
+	int code;
 
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
+	code = doorbell_reserve(queue, 1, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_get(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
+	(void)doorbell_write_get(queue, slot, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
 	if (upto)
 		*upto = slot + 1;
 	return doorbell_submit(queue, slot, 1);
@@ -646,11 +669,14 @@ DBL_DEVICE int doorbell_put_signal(const struct doorbell_queue *queue, uint64_t 
 				   uint32_t signal_rkey, uint64_t value, uint64_t timeout_ns, uint32_t *upto)
 {
 	uint32_t slot;
-	const int code = doorbell_reserve(queue, 2, timeout_ns, &slot);
+	int code;
 
+	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
+		return DOORBELL_ERANGE;
+	code = doorbell_reserve(queue, 2, timeout_ns, &slot);
 	if (code != DOORBELL_OK)
 		return code;
-	doorbell_write_put(queue, slot, DOORBELL_WORK_UNSIGNALED, local_addr, lkey, len_bytes, remote_addr, rkey);
+	(void)doorbell_write_put(queue, slot, DOORBELL_WORK_UNSIGNALED, local_addr, lkey, len_bytes, remote_addr, rkey);
 	doorbell_write_signal(queue, slot + 1, 0, signal_addr, signal_rkey, value);
 	if (upto)
 		*upto = slot + 2;

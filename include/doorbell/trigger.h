@@ -207,7 +207,7 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
 			status = status_word ? (int)dbl_load_dword(status_word) : 0;
 			if (status != 0)
 				return status;
-			if (dbl_now_ns() - start_ns > bound_ns)
+			if (dbl_has_passed(dbl_now_ns(), start_ns, bound_ns))
 				return DOORBELL_ETIMEOUT;
 		}
 		if (DBL_PAUSE(turn))

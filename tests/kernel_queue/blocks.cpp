@@ -322,6 +322,8 @@ static void too_many_lanes()
 	expect_one(0x8421ffff, BOUND, DOORBELL_ERANGE);
 	expect_one(0xffff0000, BOUND, DOORBELL_OK);
 	expect_one(0x80000000, BOUND, DOORBELL_OK);
+	expect_codes(ONE_TOO_LONG, 0xf, DOORBELL_ERANGE);
+	expect_one(0xf, BOUND, DOORBELL_OK);
 	tear_down();
 }
 

@@ -192,6 +192,17 @@ template <typename T> static inline T __shfl_sync(unsigned mask, T value, int fr
 	return value;
 }
 
+/* By shuffles: of a few lanes, and seldom. */
+static inline int __any_sync(unsigned mask, int predicate)
+{
+	int any = 0;
+
+	for (uint32_t lane = 0; lane < LANES; lane++)
+		if (mask >> lane & 1)
+			any |= __shfl_sync(mask, (int)(predicate != 0), (int)lane);
+	return any;
+}
+
 static inline void *blocks_run(void *argument)
 {
 	blocks_self = (blocks_thread *)argument;

@@ -90,6 +90,17 @@ __global__ void failure_between(const job *job)
 	job->outcomes[thread_of_block()].code = doorbell_submit_warp(&job->queue, job->mask, slot);
 }
 
+/* The put of one lane of `mask` is longer than any NIC sends. */
+__global__ void one_too_long(const job *job)
+{
+	const uint32_t len_bytes = dbl_rank(job->mask) == 1 ? DOORBELL_MESSAGE_BYTES_MAX + 1 : 8;
+
+	if (job->mask >> dbl_lane() & 1)
+		job->outcomes[thread_of_block()].code =
+			doorbell_put_warp(&job->queue, job->mask, job->local.addr, job->local.lkey, len_bytes, job->remote.addr,
+					  job->remote.rkey, job->timeout_ns, nullptr);
+}
+
 /* The last lane of the first warp comes when the second warp's put has arrived; the others are there long before. */
 __global__ void late_lane(const job *job)
 {
@@ -261,6 +272,6 @@ __global__ void own_shared(const job *job)
 
 /* As in enum kernel. */
 const kernel_of_block BLOCK_NAME(BLOCK)[KERNELS] = {
-	CALL(puts),  CALL(one_put), CALL(one_signal), CALL(failure_between), CALL(late_lane), CALL(put_signal_and_get), CALL(execute),	   CALL(ping),
-	CALL(relay), CALL(shuffle_alone), CALL(warp_barrier), CALL(block_barrier), CALL(own_shared),
+	CALL(puts),	     CALL(one_put), CALL(one_signal), CALL(failure_between), CALL(late_lane),	 CALL(one_too_long),  CALL(put_signal_and_get),
+	CALL(execute),	     CALL(ping),    CALL(relay),      CALL(shuffle_alone),   CALL(warp_barrier), CALL(block_barrier), CALL(own_shared),
 };

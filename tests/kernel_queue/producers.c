@@ -260,6 +260,8 @@ static void full_and_late(void)
 	CHECK(dbl_now_ns() - since_ns < 60 * SECOND);
 	CHECK(doorbell_reserve(&queue, queue.capacity + 1, SECOND, &slot) == DOORBELL_ERANGE);
 	CHECK(doorbell_reserve(&queue, 0, SECOND, &slot) == DOORBELL_ERANGE);
+	/* A clock that steps back, and a bound that is none. */
+	CHECK(dbl_has_passed(12, 10, 1) && !dbl_has_passed(11, 10, 1) && !dbl_has_passed(10, 11, 1) && !dbl_has_passed(10, 0, UINT64_MAX));
 	/* Late is not failed: the endpoint still is what it was. */
 	CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
 	abort_it();
@@ -269,6 +271,41 @@ static void full_and_late(void)
 		usleep(1000);
 	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == DOORBELL_EWORK);
 	CHECK(doorbell_wait(&queue, upto, 0) == DOORBELL_EWORK);
+	recover();
+	tear_down();
+}
+
+/* What no NIC sends takes no slot, and writes none: its length would be taken for another kind of segment. */
+static void too_long(void)
+{
+	const uint32_t lengths[] = {DOORBELL_MESSAGE_BYTES_MAX + 1, DOORBELL_MESSAGE_BYTES_MAX + 9, UINT32_MAX};
+	const uint64_t *wqe;
+	uint32_t upto = 0, slot, at;
+
+	set_up(4096, 4096);
+	for (at = 0; at < 3; at++) {
+		const uint32_t len = lengths[at];
+		CHECK(doorbell_put(&queue, local.addr, local.lkey, len, remote.addr, remote.rkey, 0, &upto) == DOORBELL_ERANGE);
+		CHECK(doorbell_put_imm(&queue, local.addr, local.lkey, len, remote.addr, remote.rkey, 1, 0, &upto) == DOORBELL_ERANGE);
+		CHECK(doorbell_get(&queue, local.addr, local.lkey, len, remote.addr, remote.rkey, 0, &upto) == DOORBELL_ERANGE);
+		CHECK(doorbell_put_signal(&queue, local.addr, local.lkey, len, remote.addr, remote.rkey, remote.addr, remote.rkey, 1, 0,
+					  &upto) == DOORBELL_ERANGE);
+	}
+	CHECK(upto == 0 && dbl_queue_state(&queue)->reserved == 0);
+	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == 0);
+	wqe = (const uint64_t *)(uintptr_t)queue.ring + 8 * (size_t)(slot & queue.slot_mask);
+	for (at = 0; at < 3; at++) {
+		const uint64_t first = wqe[0];
+		const uint32_t len = lengths[at];
+		CHECK(doorbell_write_put(&queue, slot, 0, local.addr, local.lkey, len, remote.addr, remote.rkey) == DOORBELL_ERANGE);
+		CHECK(doorbell_write_put_imm(&queue, slot, 0, local.addr, local.lkey, len, remote.addr, remote.rkey, 1) == DOORBELL_ERANGE);
+		CHECK(doorbell_write_get(&queue, slot, 0, local.addr, local.lkey, len, remote.addr, remote.rkey) == DOORBELL_ERANGE);
+		CHECK(wqe[0] == first);
+	}
+	/* The longest is sent, as what it is: the region is shorter. */
+	CHECK(doorbell_write_put(&queue, slot, 0, local.addr, local.lkey, DOORBELL_MESSAGE_BYTES_MAX, remote.addr, remote.rkey) == 0);
+	CHECK(doorbell_submit(&queue, slot, 1) == 0);
+	CHECK(doorbell_wait(&queue, slot + 1, 20 * SECOND) == DOORBELL_EWORK);
 	recover();
 	tear_down();
 }
@@ -489,6 +526,7 @@ static const struct {
 	{"aborted", aborted},
 	{"full_and_late", full_and_late},
 	{"out_of_order", out_of_order},
+	{"too_long", too_long},
 	{"counts_wrap", counts_wrap},
 	{"all_signaled", all_signaled},
 	{"left_to_another", left_to_another},
