@@ -1971,15 +1971,15 @@ int doorbell_kernel_queue_create(doorbell_endpoint *endpoint, uint32_t kernels, 
 int doorbell_kernel_queue_view(const doorbell_kernel_queue *queue, doorbell_queue *view, size_t view_bytes);
 
 /*
- * The address and key by which kernels name a slice. Its region is held as long as the queue: nothing else holds it for work
- * requests of kernels.
+ * The address and key by which kernels name a slice. Its region is held as long as the queue, and then until the endpoint is reset
+ * or destroyed, since what kernels have submitted may be in flight. Nothing else holds it for work requests of kernels.
  * Threads: any.
  */
 int doorbell_kernel_queue_local(const doorbell_kernel_queue *queue, const doorbell_slice *slice, doorbell_local *local);
 
 /*
- * Ends the loan; the caller sees to it that no kernel uses the queue any more. doorbell_endpoint_reset then gives the endpoint its
- * send queue back. NULL is allowed.
+ * Ends the loan; the caller sees to it that no kernel uses the queue any more. What kernels have submitted goes out and on, while
+ * the endpoint is there. doorbell_endpoint_reset then gives it its send queue back. NULL is allowed.
  * Threads: alone with queue.
  */
 int doorbell_kernel_queue_destroy(doorbell_kernel_queue *queue);

@@ -54,6 +54,7 @@ cases! {
     left_to_another: 64;
     full_and_late: 16;
     too_long: 64;
+    outlives_the_loan: 64;
     error_completion: 64;
     error_that_nobody_polls: 64;
     dead_peer: 64;

@@ -2,11 +2,13 @@
 //!
 //! `include/doorbell/queue.h` is the kernels' side, and has the protocol.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::endpoint::Side;
 use crate::endpoint::shared::Shared;
 use crate::nic::QueueMemory;
+use crate::region::Region;
 use crate::stream::next_id;
 use crate::{Error, Result, WorkError};
 
@@ -97,6 +99,8 @@ pub(crate) struct Line {
     first_completion: u32,
     /// Whether the host rings, and counts completions.
     rings: bool,
+    /// What kernels were given the keys of. As long as anything of theirs may be in flight, which is until the queue is the endpoint's again.
+    held: Mutex<Vec<Region>>,
 }
 
 impl Line {
@@ -195,6 +199,7 @@ impl Lent {
             first,
             first_completion,
             rings,
+            held: Mutex::default(),
         });
         line.control.completed.store(first, Ordering::Relaxed);
         Ok(Lent {
@@ -249,16 +254,24 @@ impl Lent {
         self.shared.failure()
     }
 
-    /// Fails unless memory of that domain is memory for this queue.
-    pub(crate) fn check_region(&self, region: &crate::region::Region) -> Result<()> {
+    /// Holds a region until nothing that kernels have submitted can be in flight any more. Fails unless it is memory for this queue.
+    pub(crate) fn hold(&self, region: &Region) -> Result<()> {
         self.shared.domain.check_same(region.domain(), "slice")?;
-        if region.is_registered() {
-            return Ok(());
+        if !region.is_registered() {
+            return Err(Error::State {
+                operation: "name memory to a kernel queue",
+                reason: "the region is deregistered".into(),
+            });
         }
-        Err(Error::State {
-            operation: "name memory to a kernel queue",
-            reason: "the region is deregistered".into(),
-        })
+        let mut held = self
+            .line
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !held.iter().any(|held| held.is(region)) {
+            held.push(region.clone());
+        }
+        Ok(())
     }
 }
 
@@ -267,6 +280,8 @@ impl Drop for Lent {
         if !self.has_begun {
             return;
         }
+        // What was submitted is under way for who submitted it, whether or not a proxy has come to it.
+        self.shared.ring_submitted(Side::Send);
         self.shared.lanes[0].end_loan();
         self.shared.attachments().alarm().leave(self.id);
         self.shared.leave_stream();

@@ -5,7 +5,7 @@
 //! path a thread of this library rings. The endpoint keeps its receive queue, and its failure is the kernels' failure: every call there ends
 //! with a code.
 //!
-//! Work requests name memory by keys, and nothing holds a region for them: [`KernelQueue::local`] does as long as the queue is there.
+//! Work requests name memory by keys, and nothing holds a region for them: [`KernelQueue::local`] does, until the endpoint is reset.
 
 #![allow(unsafe_code)] // has memory mapped to GPUs that it holds
 
@@ -16,12 +16,11 @@ mod step;
 mod view;
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, PoisonError};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaContext;
 use crate::endpoint::{Endpoint, Lent};
-use crate::region::{Region, Slice};
+use crate::region::Slice;
 use crate::{Result, WorkError};
 #[cfg(feature = "cuda")]
 use gpu::OnGpu;
@@ -32,13 +31,12 @@ pub use view::QueueView;
 /// The send queue of an endpoint, lent to kernels.
 ///
 /// While it is lent, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
-/// nothing checks; a reset then gives the endpoint its send queue back. The endpoint may be dropped before.
+/// nothing checks; what they have submitted goes out and on. A reset then gives the endpoint its send queue back. The endpoint may be dropped before.
 #[derive(Debug)]
 pub struct KernelQueue {
     view: QueueView,
     /// Before the memory that it maps.
     _place: Place,
-    held: Mutex<Vec<Region>>,
     lent: Lent,
 }
 
@@ -83,7 +81,6 @@ impl KernelQueue {
         Ok(KernelQueue {
             view,
             _place: Place::Host(state),
-            held: Mutex::default(),
             lent,
         })
     }
@@ -102,7 +99,6 @@ impl KernelQueue {
         Ok(KernelQueue {
             view,
             _place: Place::Gpu(place),
-            held: Mutex::default(),
             lent,
         })
     }
@@ -112,18 +108,15 @@ impl KernelQueue {
         self.view
     }
 
-    /// The address and the local key by which kernels name a part of a region, which is held as long as this.
+    /// The address and the local key by which kernels name a part of a region. It is held until the endpoint is reset or gone, and as long as this:
+    /// what kernels have submitted goes on when the loan is over.
     ///
     /// # Errors
     /// [`Error::Foreign`](crate::Error::Foreign) for a region of another protection domain; [`Error::State`](crate::Error::State) if it is
     /// deregistered.
     pub fn local(&self, slice: &Slice<'_>) -> Result<(u64, u32)> {
         let region = slice.region;
-        self.lent.check_region(region)?;
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if !held.iter().any(|held| held.is(region)) {
-            held.push(region.clone());
-        }
+        self.lent.hold(region)?;
         Ok((region.as_ptr() as u64 + slice.offset, region.lkey()))
     }
 

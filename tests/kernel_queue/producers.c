@@ -310,6 +310,41 @@ static void too_long(void)
 	tear_down();
 }
 
+/* Once kernels have submitted it, a put is under way: who waits for it no longer, and gives queue and memory back, does not stop it. */
+static void outlives_the_loan(void)
+{
+	const uint64_t bytes = 1 << 20;
+	volatile uint8_t *there;
+	uint32_t upto, at;
+	int round;
+
+	for (round = 0; round < 10; round++) {
+		set_up(bytes, bytes);
+		there = (volatile uint8_t *)doorbell_region_pointer(remote_region);
+		memset(doorbell_region_pointer(local_region), 7, bytes);
+		for (at = 0; at < 8; at++)
+			CHECK(doorbell_put(&queue, local.addr, local.lkey, (uint32_t)bytes, remote.addr, remote.rkey, 0, &upto) == 0);
+		CHECK(doorbell_signal(&queue, remote.addr, remote.rkey, 1, 0, &upto) == 0);
+		CHECK(doorbell_kernel_queue_destroy(kernel_queue) == 0);
+		CHECK(doorbell_region_destroy(local_region) == 0);
+		for (at = 0; at < 20000 && there[0] != 1; at++) {
+			CHECK(doorbell_endpoint_failure(ends[0], NULL, NULL, 0) == 0);
+			usleep(1000);
+		}
+		CHECK(there[0] == 1 && there[8] == 7 && there[bytes - 1] == 7);
+		/* With the endpoint's next life nothing of it is, nor its memory. */
+		for (at = 0; at < 2; at++)
+			CHECK(doorbell_endpoint_reset(ends[at]) == 0);
+		connect_ends();
+		CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &kernel_queue) == 0);
+		CHECK(doorbell_kernel_queue_view(kernel_queue, &queue, sizeof(queue)) == 0);
+		CHECK(doorbell_put(&queue, local.addr, local.lkey, 8, remote.addr, remote.rkey, 0, &upto) == 0);
+		CHECK(doorbell_wait(&queue, upto, 20 * SECOND) == DOORBELL_EWORK);
+		CHECK(doorbell_region_alloc(domain, 8, DOORBELL_ACCESS_ALL, &local_region) == 0);
+		tear_down();
+	}
+}
+
 /* Slots that are submitted in another order than they were reserved go out in that of their reservation, and none before. */
 static void out_of_order(void)
 {
@@ -527,6 +562,7 @@ static const struct {
 	{"full_and_late", full_and_late},
 	{"out_of_order", out_of_order},
 	{"too_long", too_long},
+	{"outlives_the_loan", outlives_the_loan},
 	{"counts_wrap", counts_wrap},
 	{"all_signaled", all_signaled},
 	{"left_to_another", left_to_another},

@@ -164,7 +164,9 @@ impl Shared {
             return false;
         };
         let bell = &bells.bells[side as usize];
-        if self.lane(side).is_lent() {
+        if self.lane(side).is_lent()
+            && let Ok(_ringing) = bell.ringing.try_lock()
+        {
             self.trigger_for_kernels(side, bell);
         }
         if self.rung(side) == bell.told.load(Ordering::Relaxed) {
@@ -177,14 +179,24 @@ impl Shared {
         }
     }
 
-    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it.
+    /// Tells the device of all that kernels have submitted, after whoever is at it.
+    pub(in crate::endpoint) fn ring_submitted(&self, side: Side) {
+        if let Some(bells) = &self.bells {
+            let bell = &bells.bells[side as usize];
+            let _ringing = bell.lock();
+            // Once: no more than that is in flight.
+            if self.trigger_for_kernels(side, bell) {
+                self.ring(side, bell);
+            }
+        }
+    }
+
+    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. Whether there was anything. The
+    /// caller holds `ringing` of the bell.
     #[cold]
-    fn trigger_for_kernels(&self, side: Side, bell: &Bell) {
-        let Ok(_ringing) = bell.ringing.try_lock() else {
-            return;
-        };
+    fn trigger_for_kernels(&self, side: Side, bell: &Bell) -> bool {
         let Some((upto, doorbell)) = self.lane(side).submitted(self.rung(side)) else {
-            return;
+            return false;
         };
         let at = bell.place(upto.wrapping_sub(1));
         bell.records[at].store((upto & 0xffff).to_be(), Ordering::Relaxed);
@@ -193,6 +205,7 @@ impl Shared {
         }
         self.lane(side).queued.store(upto, Ordering::Release);
         self.words.rung[side as usize].store(upto, Ordering::Release);
+        true
     }
 
     /// Tells the device of what was triggered, after whoever is at it.

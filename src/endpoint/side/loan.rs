@@ -112,8 +112,10 @@ impl Lane {
 
     /// The endpoint's again, all of it new.
     pub(super) fn clear_loan(&self) {
-        *self.loan() = Loan::None;
+        let over = std::mem::take(&mut *self.loan());
         self.is_lent.store(false, Ordering::Release);
+        // Not under the lock: with it may go the last hold of a region.
+        drop(over);
     }
 
     /// Whose work requests kernels submit for the host to ring.
