@@ -12,7 +12,7 @@ use doorbell::{CudaStream, Executor, KernelStream};
 use serde_json::{Value, json};
 
 use super::figures::figure;
-use super::gpu::{Gpu, PORTABLE, Page, SOON, median};
+use super::gpu::{Gpu, PORTABLE, Page, SOON, is_few, median};
 use super::kernels::{Kernels, WITHOUT};
 
 /// `struct measured_bells`.
@@ -108,7 +108,7 @@ pub fn trigger_to_doorbell(short: bool) -> Result<Value> {
     };
     let stream = CudaStream::new(&gpu.context, "bells")?;
     // Each way by turns, so that what changes meanwhile does so for all.
-    let (rounds, turns) = if short { (32, 2) } else { (400, 5) };
+    let (rounds, turns) = if is_few(short) { (32, 2) } else { (400, 5) };
     let page = Page::new(PORTABLE, false)?;
     let mut targets = Targets::new();
     let record = targets.register("doorbell record", Role::DoorbellRecord, 64);
