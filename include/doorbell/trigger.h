@@ -177,7 +177,8 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 }
 
 /*
- * Stores a word of host or device memory after everything that this thread has stored; call it behind a barrier for what others have. It is
+ * Stores a word of device memory, or of host memory that is mapped to the GPU (doorbell_region_device_pointer gives the address of a region's),
+ * after everything that this thread has stored; call it behind a barrier for what others have. It is
  * how a kernel lets a stream go on that waits for the value, or another kernel.
  */
 DBL_EXECUTOR void doorbell_kernel_write_value32(uint32_t *word, uint32_t value)

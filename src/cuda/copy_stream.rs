@@ -71,8 +71,7 @@ impl CopyStream {
         len_bytes: usize,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        let pin = || unsafe { Pinned::new(&self.context, start.as_ptr().addr(), len_bytes) };
-        owner.get_or_make(self.context.key(), pin).map(drop)
+        unsafe { Pinned::of(owner, &self.context, start, len_bytes) }.map(drop)
     }
 
     /// Begins a copy, and gives its number. There is none after an error.

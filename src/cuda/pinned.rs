@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
@@ -13,6 +14,7 @@ use super::driver::{check, is};
 use super::host_call::in_host_function;
 use crate::Result;
 use crate::proxy::drop_elsewhere;
+use crate::stream::Attachments;
 
 const PAGE: usize = 4096;
 
@@ -118,6 +120,24 @@ impl Pinned {
         result?;
         pinned.offset = pinned.find_offset(context)?;
         Ok(pinned)
+    }
+
+    /// The span as its owner has it registered for GPUs, from the first use in a context on.
+    ///
+    /// # Errors
+    /// As [`Pinned::new`].
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as `owner` lives, whose one span it is.
+    pub(crate) unsafe fn of(
+        owner: &Attachments,
+        context: &CudaContext,
+        start: NonNull<u8>,
+        len_bytes: usize,
+    ) -> Result<Arc<Pinned>> {
+        // SAFETY: the caller's promise.
+        let pin = || unsafe { Pinned::new(context, start.as_ptr().addr(), len_bytes) };
+        owner.get_or_make(context.key(), pin)
     }
 
     /// The device's address of an address of the span.

@@ -351,6 +351,38 @@ pub unsafe extern "C" fn doorbell_region_pointer(region: *const doorbell_region)
     })
 }
 
+/// The address of a host region on the GPU of the current context.
+///
+/// # Safety
+/// As the header says of pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_region_device_pointer(
+    region: *const doorbell_region,
+    device_pointer: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles.
+        let region = unsafe { get(region, "region") }?;
+        if device_pointer.is_null() {
+            return Err(Failure::null("device_pointer"));
+        }
+        let address = device_address(&region.inner)?;
+        // SAFETY: the caller's promise about places for results.
+        unsafe { device_pointer.write(address) };
+        Ok(0)
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn device_address(region: &Region) -> Result<u64, Failure> {
+    Ok(region.device_address(&crate::CudaContext::current()?)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn device_address(_: &Region) -> Result<u64, Failure> {
+    Err(Failure::Feature { feature: "cuda" })
+}
+
 /// The length of a region.
 ///
 /// # Safety

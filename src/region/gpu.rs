@@ -1,11 +1,12 @@
-//! Memory of a GPU in regions.
+//! Memory of a GPU in regions, and regions as a GPU reaches them.
+#![allow(unsafe_code)] // promises the driver that memory stays mapped
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::ladder::{Kind, Reach, device_range};
 use super::memory::Own;
-use crate::cuda::{Capabilities, DeviceBuffer, WritesOrdering};
+use crate::cuda::{Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering};
 use crate::nic::{Access, Foreign, MemoryRegion};
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
@@ -32,6 +33,20 @@ impl Region {
         access: Access,
     ) -> Result<Region> {
         Region::reach_device(domain, memory, access)?.into_region()
+    }
+
+    /// The address by which kernels of that context reach the first byte of host memory, for its words above all. With the first call for a
+    /// context the memory is registered with the driver, until the region is gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it is no host memory: that of a GPU has its address from the first. [`Error::Cuda`], of memory that the driver does
+    /// not map.
+    pub fn device_address(&self, context: &CudaContext) -> Result<u64> {
+        self.check_host()?;
+        let len_bytes = usize::try_from(self.len_bytes()).unwrap_or(usize::MAX);
+        // SAFETY: the memory of the region, which drops its attachments before it.
+        let pinned = unsafe { Pinned::of(self.attachments(), context, self.start(), len_bytes) }?;
+        Ok(pinned.device_address(self.start().as_ptr().addr()))
     }
 
     /// [`DeviceBuffer::copy_failure`] of the buffer that the region keeps. `None`, too, for memory that is not [`Kind::Copied`].

@@ -10,6 +10,7 @@ static void without_the_feature(struct rig *rig)
 	doorbell_region *region = rig->region;
 	doorbell_cuda_capabilities capabilities;
 	doorbell_graph_builder *builder;
+	uint64_t address = 3;
 
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_stream_create_cuda(NULL, NULL, &stream));
 	EXPECT(stream == NULL);
@@ -17,6 +18,8 @@ static void without_the_feature(struct rig *rig)
 	EXPECT(region == NULL);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_register_device(rig->domain, 64, 8, 0, &region));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_cuda_read_capabilities(&capabilities, sizeof capabilities));
+	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_region_device_pointer(rig->region, &address));
+	EXPECT(address == 3);
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`", doorbell_graph_builder_capture(rig->stream, &builder));
 	FAILS(DOORBELL_EFEATURE, "feature `cuda`",
 	      doorbell_graph_builder_over(rig->stream, (struct CUgraph_st *)(uintptr_t)64, &builder));
@@ -44,6 +47,8 @@ static void everywhere(struct rig *rig)
 	FAILS(DOORBELL_EINVAL, "struct_size of 3", doorbell_stream_create_cuda(NULL, &config, &stream));
 	FAILS(DOORBELL_ERANGE, "`access_flags`", doorbell_region_alloc_device(rig->domain, 8, 16, &region));
 	FAILS(DOORBELL_EINVAL, "`device_pointer`", doorbell_region_register_device(rig->domain, 0, 8, 0, &region));
+	FAILS(DOORBELL_EINVAL, "`device_pointer`", doorbell_region_device_pointer(rig->region, NULL));
+	FAILS(DOORBELL_EINVAL, "`region`", doorbell_region_device_pointer(NULL, &word));
 	/* What only a GPU's streams have. */
 	FAILS(DOORBELL_ESTATE, "doorbell_stream_create_cuda", doorbell_stream_status_word(rig->stream, &word));
 	FAILS(DOORBELL_ESTATE, "host stream", doorbell_stream_status(rig->stream, &status));
@@ -260,6 +265,25 @@ static void capabilities_are_told(void)
 	EXPECT(first[0] == 9);
 }
 
+/* Host memory has an address on the GPU, by which what the GPU does is done to it. */
+static void host_memory_has_an_address_there(const struct driver *driver, struct rig *rig, doorbell_region *memory)
+{
+	unsigned char *here = doorbell_region_pointer(rig->region);
+	unsigned char back[8] = {0};
+	uint64_t there = 0, again = 0;
+
+	WORKS(doorbell_region_device_pointer(rig->region, &there));
+	WORKS(doorbell_region_device_pointer(rig->region, &again));
+	EXPECT(there != 0 && again == there);
+	memcpy(here + 16, "by host", 8);
+	DRIVER(driver->to_host(back, there + 16, sizeof back));
+	EXPECT(memcmp(back, "by host", 8) == 0);
+	DRIVER(driver->to_device(there + 24, "by GPU ", 8));
+	EXPECT(memcmp(here + 24, "by GPU ", 8) == 0);
+	FAILS(DOORBELL_ESTATE, "the processor does not reach", doorbell_region_device_pointer(memory, &again));
+	EXPECT(again == there);
+}
+
 /* The reason of a copy that the driver refused, which the completion does not have. */
 static void copies_that_fail_say_why(const struct driver *driver, struct rig *rig, doorbell_region *memory)
 {
@@ -424,6 +448,7 @@ static int with_the_feature(struct rig *rig)
 		GIVES(DOORBELL_REGION_COPIED, doorbell_region_kind(own));
 		/* Nothing is better than what the software NIC does. */
 		GIVES(0, doorbell_region_reasons(own, text, sizeof text));
+		host_memory_has_an_address_there(&driver, rig, lent);
 		copies_that_fail_say_why(&driver, rig, lent);
 		FAILS(DOORBELL_ESTATE, "processor", doorbell_wait_value32(lent, 0, DOORBELL_WAIT_GEQ, 0, 0));
 		{
