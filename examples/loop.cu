@@ -2,7 +2,7 @@
  * The two loops of GPUDirect RDMA, side by side, in CUDA C: loop.c with kernels of a GPU, and messages in its memory.
  *
  *   scripts/install-c --features cuda PREFIX
- *   nvcc -O2 -std=c++17 -IPREFIX/include examples/loop.cu -LPREFIX/lib -ldoorbell -o loop
+ *   nvcc -O2 -std=c++17 -IPREFIX/include examples/loop.cu -LPREFIX/lib -ldoorbell -Xlinker -rpath=PREFIX/lib -o loop
  *   ./loop [SIZE_BYTES [STEPS [DEVICE]]]
  *
  * Each step computes a message and sends it to a second endpoint of this process.

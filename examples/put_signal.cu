@@ -2,7 +2,7 @@
  * Puts with signals that kernels make, two ways, between two endpoints of this process.
  *
  *   scripts/install-c --features cuda PREFIX
- *   nvcc -O2 -std=c++17 -IPREFIX/include examples/put_signal.cu -LPREFIX/lib -ldoorbell -o put_signal
+ *   nvcc -O2 -std=c++17 -IPREFIX/include examples/put_signal.cu -LPREFIX/lib -ldoorbell -Xlinker -rpath=PREFIX/lib -o put_signal
  *   ./put_signal [BLOCKS [ROUNDS [SIZE_BYTES [DEVICE]]]]
  *
  *   built      each block fills its part of a buffer, and builds a put and a signal in the endpoint's own queue and rings the
@@ -17,6 +17,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -140,6 +141,17 @@ static long argument(int argc, char **argv, int at, long otherwise, long most)
 	return value;
 }
 
+/*
+ * Of the GPU's multiprocessors, how many so many blocks of a kernel fill. A block that waits does so in its place: with too many of them no place
+ * would be left for those that they wait for, which come later.
+ */
+template <typename... Arguments> static double filled_by(void (*kernel)(Arguments...), uint32_t blocks)
+{
+	int of_one = 0;
+	CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_one, kernel, 128, 0));
+	return double(blocks) / of_one;
+}
+
 /* Both streams are done, and nothing that they ran has complained. */
 static bool is_well(cudaStream_t from, cudaStream_t to, const outcome *out, const char *variant, outcome *found)
 {
@@ -178,6 +190,16 @@ int main(int argc, char **argv)
 	bool passed = true;
 	sides s = {};
 	s.size = size;
+	int multiprocessors = 0;
+	CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+	double filled = filled_by(put_built, blocks);
+#ifndef WITHOUT_TRIGGERS
+	filled = std::max(filled, filled_by(put_triggered, blocks));
+#endif
+	if (filled + filled_by(check, blocks) > multiprocessors) {
+		printf("%u blocks that put and as many that wait for them have no room on this GPU at once\n", blocks);
+		return 2;
+	}
 	CUDA(cudaStreamCreateWithFlags(&from, cudaStreamNonBlocking));
 	CUDA(cudaStreamCreateWithFlags(&to, cudaStreamNonBlocking));
 	CUDA(cudaMalloc(&s.source_bytes, blocks * size));

@@ -2,7 +2,7 @@
  * A two-dimensional halo exchange, three ways: what each costs, and that all of them compute the same, bit for bit.
  *
  *   scripts/install-c --features cuda PREFIX
- *   nvcc -O2 -std=c++17 -IPREFIX/include examples/stencil.cu -LPREFIX/lib -ldoorbell -o stencil
+ *   nvcc -O2 -std=c++17 -IPREFIX/include examples/stencil.cu -LPREFIX/lib -ldoorbell -Xlinker -rpath=PREFIX/lib -o stencil
  *   ./stencil [--steps STEPS] [--rounds ROUNDS] [--device DEVICE] [COLUMNSxROWS...]
  *
  * A grid relaxes to the mean of its neighbours, its border fixed. The upper and the lower half belong to two ranks, each with an endpoint,

@@ -53,6 +53,11 @@
  *   cudaStream_t, and a `uint64_t` is a CUdeviceptr. They work in the context that is current in the calling thread, which
  *   the runtime API makes with its first call. Every library has them; one that was built without the feature `cuda` gives
  *   DOORBELL_EFEATURE. DOORBELL_ESTATE if there is no driver, or no current context.
+ *   Streams of one priority share the device's queues, 8 unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise: a wait, and a kernel
+ *   that waits, may hold up a stream that shares its queue. What waits for each other needs queues of its own, or other priorities.
+ *   Memory that a GPU has mapped, that of endpoints, kernel queues and regions, is unregistered when they are destroyed; the driver
+ *   may wait for the GPU then, as it does where memory is freed. A thread that destroys one should not be the one that a stream
+ *   or a kernel waits for.
  *
  * What the Rust interface has beyond this
  *   What a program has given or done itself is not asked back: names, depths, lengths, rights, domains of regions and

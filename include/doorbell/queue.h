@@ -28,7 +28,8 @@
  * - Who rings stores the doorbell record, a fence of system scope, the UAR: the NIC, which has seen the doorbell, finds the record and the work
  *   request. On the proxy path a thread of the host does the same (src/endpoint/shared/bell.rs).
  * - The NIC writes data, then the completion. Who polls loads the completion, has a fence behind it, and stores the count with release; who waits loads
- *   the count with acquire: what a get has brought is there. In memory of the GPU that is so as far as the GPU orders the writes of others
+ *   the count with acquire: what a get has brought is there, for ordinary loads. What a kernel reads through `const T *__restrict__` or __ldg() the
+ *   compiler takes for constant while it runs: not what arrives meanwhile. In memory of the GPU that is so as far as the GPU orders the writes of others
  *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
  * - Who has read completions stores the consumer index with release: the NIC, which loads it before it writes there again, comes after the
  *   loads. It is also what the host goes by that looks for errors nobody polls for (src/endpoint/side/loan.rs).

@@ -46,6 +46,8 @@
  *         the waits for values of streams of either kind
  *     doorbell_kernel_wait_value32: acquire, system scope; pairs with doorbell_kernel_write_value32, doorbell_stream_write_value32 and release
  *         stores of the host
+ * That holds for ordinary loads. What a kernel reads through `const T *__restrict__` or __ldg() the compiler takes for constant while the kernel
+ * runs: not what arrives meanwhile.
  * What a NIC writes to the memory of a GPU is visible to kernels behind a wait where the device's writes are ordered
  * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING of at least 100, as of all data centre GPUs since Volta); where they are not, a later
  * kernel of a stream sees it.
