@@ -71,10 +71,20 @@ fn has_ended(process: &OwnedFd) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one entry, which outlives the call.
-    let done = unsafe { libc::poll(&raw mut entry, 1, 0) };
-    // The descriptor is readable when the process has ended. In doubt it has.
-    done != 0
+    loop {
+        // SAFETY: one entry, which outlives the call.
+        let done = unsafe { libc::poll(&raw mut entry, 1, 0) };
+        // Without a wait, too, a signal that is to be handled interrupts it; that says nothing of the process.
+        if done < 0 && last_errno() == libc::EINTR {
+            continue;
+        }
+        // The descriptor is readable when the process has ended. In doubt it has.
+        return done != 0;
+    }
+}
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -100,6 +110,65 @@ mod tests {
         assert!(!life.lasts(6 * GOOD_NS));
         assert!(!life.lasts(6 * GOOD_NS + 1));
         assert!(!Life::of(child.id(), 0).lasts(GOOD_NS));
+    }
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    /// Has a signal handled in the calling thread, some ten thousand times a second from now on.
+    fn pester() -> libc::timer_t {
+        let signal = libc::SIGRTMIN() + 7;
+        // SAFETY: plain structures, of which zeros are valid, and calls that are given them; the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+            let mut event: libc::sigevent = std::mem::zeroed();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = signal;
+            event.sigev_notify_thread_id = libc::gettid();
+            let mut timer = std::ptr::null_mut();
+            let clock = libc::CLOCK_MONOTONIC;
+            assert_eq!(libc::timer_create(clock, &raw mut event, &raw mut timer), 0);
+            let time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 100_000,
+            };
+            let often = libc::itimerspec {
+                it_interval: time,
+                it_value: time,
+            };
+            assert_eq!(
+                libc::timer_settime(timer, 0, &often, std::ptr::null_mut()),
+                0
+            );
+            timer
+        }
+    }
+
+    #[test]
+    fn nobody_is_dead_because_a_signal_came_while_the_kernel_was_asked() {
+        let own = std::process::id();
+        let inbox = Inbox::new().unwrap();
+        let mut life = Life::of(own, inbox.address().fd);
+        let process = life.process.as_ref().map(AsRawFd::as_raw_fd);
+        let timer = pester();
+        let (start, mut now_ns, mut interrupted) = (Instant::now(), GOOD_NS, 0);
+        while interrupted < 20 && start.elapsed() < Duration::from_secs(30) {
+            now_ns += GOOD_NS;
+            assert!(life.lasts(now_ns), "after {interrupted} interruptions");
+            // That they do interrupt it where it is not asked again.
+            let mut entry = libc::pollfd {
+                fd: process.unwrap_or(-1),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry, which outlives the call.
+            let done = unsafe { libc::poll(&raw mut entry, 1, 0) };
+            interrupted += u32::from(done < 0 && last_errno() == libc::EINTR);
+        }
+        // SAFETY: made above, and deleted once.
+        unsafe { libc::timer_delete(timer) };
+        assert!(interrupted > 0, "no signal came in between");
     }
 
     #[test]
