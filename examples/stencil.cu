@@ -421,15 +421,15 @@ int main(int argc, char **argv)
 {
 	std::vector<shape> sizes;
 	const char *name = "softcx";
-	uint64_t steps = 500, rounds = 5;
+	long long steps = 500, rounds = 5;
 	for (int i = 1; i < argc; i++) {
 		const std::string word = argv[i];
 		shape size;
 		char rest;
 		if (word == "--steps" && i + 1 < argc) {
-			steps = (uint64_t)atoll(argv[++i]);
+			steps = atoll(argv[++i]);
 		} else if (word == "--rounds" && i + 1 < argc) {
-			rounds = (uint64_t)atoll(argv[++i]);
+			rounds = atoll(argv[++i]);
 		} else if (word == "--device" && i + 1 < argc) {
 			name = argv[++i];
 		} else if (sscanf(argv[i], "%ux%u%c", &size.columns, &size.rows, &rest) == 2 && size.columns >= 3 && size.columns <= 1 << 16 &&
@@ -440,7 +440,7 @@ int main(int argc, char **argv)
 			break;
 		}
 	}
-	if (steps == 0 || rounds == 0) {
+	if (steps <= 0 || rounds <= 0) {
 		fprintf(stderr, "usage: %s [--steps STEPS] [--rounds ROUNDS] [--device DEVICE] [COLUMNSxROWS...], from 3x2 to 65536x65536, rows even\n", argv[0]);
 		return 2;
 	}
@@ -465,7 +465,7 @@ int main(int argc, char **argv)
 	TRY(doorbell_device_open(name, &device));
 	TRY(doorbell_domain_create(device, &domain));
 	for (const shape &size : sizes)
-		agree &= run_size(domain, size, steps, rounds);
+		agree &= run_size(domain, size, (uint64_t)steps, (uint64_t)rounds);
 	doorbell_domain_destroy(domain);
 	doorbell_device_close(device);
 	CUDA(cudaGetLastError());

@@ -419,7 +419,7 @@ void *doorbell_region_pointer(const doorbell_region *region);
  * The address by which kernels of the current context reach the first byte of host memory, as words that they signal or wait for
  * (doorbell/trigger.h: doorbell_kernel_write_value32, doorbell_kernel_wait_value32). It is valid as long as the handle. With the
  * first call in a context the memory is registered with the driver, which unregisters it with the region. DOORBELL_ESTATE if it is
- * no host memory; DOORBELL_ECUDA if the driver does not map it.
+ * no host memory, or if the driver maps its parts apart; DOORBELL_ECUDA if it does not map it.
  * Threads: any.
  */
 int doorbell_region_device_pointer(const doorbell_region *region, uint64_t *device_pointer);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::process::Limit;
 
-/// Who lends a GPU lends it for so long.
+/// A GPU that is shared is not had for long: ten minutes, with what is before and after this.
 pub const WHOLE: Duration = Duration::from_secs(470);
 /// Of the short form, which is for machines without one, and these may be small and busy.
 const WHOLE_SHORT: Duration = Duration::from_secs(1200);

@@ -166,6 +166,14 @@ impl Line {
     }
 }
 
+impl Drop for Line {
+    fn drop(&mut self) {
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // By whatever thread: a proxy's, one that looks after all endpoints, or one that holds an endpoint's locks.
+        held.drain(..).for_each(Region::let_go);
+    }
+}
+
 /// The send queue of an endpoint, to be lent, and then as long as it is lent. The endpoint gets it back by a reset.
 #[derive(Debug)]
 pub(crate) struct Lent {

@@ -31,7 +31,7 @@ pub use view::QueueView;
 /// The send queue of an endpoint, lent to kernels.
 ///
 /// While it is lent, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
-/// nothing checks; what they have submitted goes out and on. A reset then gives the endpoint its send queue back. The endpoint may be dropped before.
+/// nothing checks; what they have submitted goes out and on, while the endpoint is there. A reset then gives it its send queue back. The endpoint may be dropped before.
 #[derive(Debug)]
 pub struct KernelQueue {
     view: QueueView,

@@ -184,19 +184,18 @@ impl Shared {
         if let Some(bells) = &self.bells {
             let bell = &bells.bells[side as usize];
             let _ringing = bell.lock();
-            // Once: no more than that is in flight.
-            if self.trigger_for_kernels(side, bell) {
-                self.ring(side, bell);
-            }
+            // Once: no more than that is in flight. Also of what the proxy has triggered, and not yet rung for.
+            self.trigger_for_kernels(side, bell);
+            self.ring(side, bell);
         }
     }
 
-    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. Whether there was anything. The
-    /// caller holds `ringing` of the bell.
+    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. The caller holds
+    /// `ringing` of the bell.
     #[cold]
-    fn trigger_for_kernels(&self, side: Side, bell: &Bell) -> bool {
+    fn trigger_for_kernels(&self, side: Side, bell: &Bell) {
         let Some((upto, doorbell)) = self.lane(side).submitted(self.rung(side)) else {
-            return false;
+            return;
         };
         let at = bell.place(upto.wrapping_sub(1));
         bell.records[at].store((upto & 0xffff).to_be(), Ordering::Relaxed);
@@ -205,7 +204,6 @@ impl Shared {
         }
         self.lane(side).queued.store(upto, Ordering::Release);
         self.words.rung[side as usize].store(upto, Ordering::Release);
-        true
     }
 
     /// Tells the device of what was triggered, after whoever is at it.

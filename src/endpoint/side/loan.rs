@@ -114,7 +114,7 @@ impl Lane {
     pub(super) fn clear_loan(&self) {
         let over = std::mem::take(&mut *self.loan());
         self.is_lent.store(false, Ordering::Release);
-        // Not under the lock: with it may go the last hold of a region.
+        // Not under the lock, for with it regions may go.
         drop(over);
     }
 
