@@ -739,7 +739,10 @@ fn handles_go_in_any_order_and_what_was_taken_is_executed() {
         application.stream.synchronize(SOON).unwrap();
         // An endpoint that is dropped fails what it has in flight.
         if round % 3 == 0 {
-            assert_eq!(application.code(0), OK);
+            // What was not taken ends as a failure, as soon as the host sees that what was taken is done, and the kernel may not have looked for
+            // one yet.
+            let code = application.code(0);
+            assert!(code == OK || (queued.is_some() && code == EWORK), "{code}");
             assert!(region.is_filled_with(4096, 512, round).unwrap());
         } else {
             assert_ne!(application.code(0), NOT_RUN);

@@ -77,7 +77,8 @@ static void the_device_is_the_environments(doorbell_group *group)
 	WORKS(doorbell_group_domain(group, &domain));
 	WORKS(doorbell_domain_device(domain, &device));
 	EXPECT(doorbell_device_describe(device, text, sizeof text) > 0);
-	EXPECT(strncmp(text, getenv("DOORBELL_DEVICE"), strlen(getenv("DOORBELL_DEVICE"))) == 0);
+	/* Without how it is to be used. */
+	EXPECT(strncmp(text, getenv("DOORBELL_DEVICE"), strcspn(getenv("DOORBELL_DEVICE"), ",")) == 0);
 	WORKS(doorbell_device_close(device));
 	WORKS(doorbell_domain_destroy(domain));
 }
