@@ -1025,7 +1025,8 @@ int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void
 int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
 
 /*
- * 1 if everything queued so far is done, 0 if not.
+ * 1 if everything queued so far is done, 0 if not. Of a CUDA stream the driver says so, which may be an instant after
+ * doorbell_stream_synchronize has come back.
  * Threads: any.
  */
 int doorbell_stream_query(doorbell_stream *stream);
