@@ -1300,7 +1300,8 @@ int doorbell_stream_queue_read(doorbell_stream *stream, doorbell_endpoint *endpo
 			       uint32_t slice_count, uint64_t remote_addr, uint32_t rkey, doorbell_ticket **ticket);
 
 /*
- * Queues a receive: it is posted when the stream comes to it.
+ * Queues a receive: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the receive when the
+ * proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt (rnr_retry).
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_queue_recv(doorbell_stream *stream, doorbell_endpoint *endpoint, uint64_t wr_id,
@@ -1430,7 +1431,8 @@ int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32
 int doorbell_post_send(doorbell_endpoint *endpoint, const doorbell_work *work, doorbell_ticket **ticket);
 
 /*
- * Posts a receive now, from this thread. Errors as of doorbell_post_send, but it needs no connection.
+ * Posts a receive now, from this thread. The NIC has it when this returns: whoever learns of that may send. Errors as of doorbell_post_send,
+ * but it needs no connection.
  * Threads: one at a time for endpoint.
  */
 int doorbell_post_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbell_slice *slices,

@@ -240,6 +240,16 @@ impl QueuePair {
         }
     }
 
+    /// Returns when the device has the receives that were rung for: an attempt of the peer finds them. A card, and a device of software, look
+    /// for receives when a message comes.
+    #[inline]
+    pub(crate) fn settle_receives(&self) {
+        #[cfg(feature = "verbs")]
+        if let Kind::Relay(relay) = &self.kind {
+            relay.settle_receives();
+        }
+    }
+
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     pub(crate) fn direct(&self) -> Result<&'static str, String> {
         match &self.kind {

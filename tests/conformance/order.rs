@@ -9,8 +9,8 @@ use doorbell::{
     stream_post, stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 
-use crate::STEP;
-use crate::rig::{Limit, Pair, Random, SOON, device, has_no_queue};
+use crate::rig::{Limit, Pair, Random, SOON, device, from_env, has_no_queue};
+use crate::{STEP, rigs};
 
 /// Streams to run the orders on: every kind that there is.
 fn streams(count: usize) -> Vec<Box<dyn Executor>> {
@@ -368,5 +368,41 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
         }
         event.unwrap().synchronize(SOON).unwrap();
         assert_eq!(region.load_u32(16), Ok(round * 100 + 4));
+    }
+}
+
+/// A receive is the device's when the call that posts it returns, whatever else is going on at its endpoint: the peer sends at once, and once.
+#[test]
+fn a_posted_receive_is_there_for_the_first_attempt() {
+    let limit = Limit::new("posted receives", STEP);
+    let config = EndpointConfig {
+        rnr_retry: 0,
+        ..EndpointConfig::default()
+    };
+    for rig in rigs() {
+        let mut pair = Pair::new(&(rig.open)(), &config);
+        let mut driver = (rig.driver)();
+        let region = pair.region(8);
+        for round in 0..from_env("DOORBELL_RECEIVES", 3_000) {
+            limit.step(round, STEP);
+            // Somebody looks after the endpoint while it has work, if anybody does, and is to be met at every point of a look.
+            if round % 8 == 0 {
+                driver.send(&mut pair.b, &Work::nop());
+                driver.wait(&mut pair.b, Side::Send);
+            }
+            let into = [region.slice(0, 8).unwrap()];
+            let receive = pair.b.post_recv(round, &into).unwrap();
+            pair.a
+                .post_send(&Work::send_inline(&round.to_le_bytes()))
+                .unwrap();
+            pair.a
+                .wait_cq(Side::Send, SOON)
+                .unwrap_or_else(|error| panic!("{}, {round}: {error}", rig.name));
+            assert_eq!(pair.b.wait_cq(Side::Recv, SOON).unwrap().wr_id, round);
+            assert_eq!(receive.status(), Status::Complete);
+            if round % 8 == 7 {
+                driver.settle();
+            }
+        }
     }
 }

@@ -84,7 +84,9 @@ impl Endpoint {
         self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
     }
 
-    /// Queues a receive on a stream: it is posted when the stream comes to it.
+    /// Queues a receive on a stream: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the
+    /// receive when the proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt
+    /// ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
@@ -128,7 +130,7 @@ impl Endpoint {
         self.execute_or_roll_back(prepared)
     }
 
-    /// Posts a receive now, from this thread.
+    /// Posts a receive now, from this thread. The device has it when this returns: whoever learns of that may send.
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
@@ -265,6 +267,10 @@ impl Endpoint {
         let _ = execute(&prepared.program, &*shared, cookie);
         // On the proxy path that was a trigger. This thread need not wait for another one to see it.
         shared.ring_now(side);
+        if side == Side::Recv {
+            // Whoever was told of this call's return may send at once.
+            shared.qp.settle_receives();
+        }
         Ok(ticket)
     }
 }

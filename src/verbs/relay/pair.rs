@@ -215,6 +215,15 @@ impl Relay {
         self.turn();
     }
 
+    /// Returns when the device has the receives that were rung for, as far as it takes them: also if that was while another was at work, who
+    /// may not have come to them.
+    pub(crate) fn settle_receives(&self) {
+        let mut core = self.lock();
+        if core.recv.has_announced() {
+            self.work(&mut core);
+        }
+    }
+
     #[inline]
     fn work(&self, core: &mut Core<Verbs>) -> bool {
         let turn = core.turn(self.states.state());

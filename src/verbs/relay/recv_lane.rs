@@ -84,6 +84,11 @@ impl RecvLane {
         if ahead > self.parts.wqes { 0 } else { ahead }
     }
 
+    /// Whether there are such receives.
+    pub(super) fn has_announced(&self) -> bool {
+        self.announced() > 0
+    }
+
     /// Posts what was announced, as far as the device takes it. Whether there was any.
     pub(super) fn post(&mut self, provider: &mut impl Provider) -> bool {
         let mut worked = false;
