@@ -120,6 +120,20 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a
 #define DBL_RANG(queue) ((void)0)
 #endif
 
+/* Marks that a thread loads at once. For models, which try all orders of all loads: fewer. */
+#ifndef DBL_MARKS_AT_ONCE
+#define DBL_MARKS_AT_ONCE 8
+#endif
+
+/* Relaxed, with a fence of their own beside them; where ThreadSanitizer is to see the order, which knows no fences, acquire and release. */
+#if defined(__CUDACC__) || defined(DBL_FENCES_ORDER)
+#define DBL_LOAD_FENCED dbl_load_dword_relaxed
+#define DBL_STORE_FENCED dbl_store_dword
+#else
+#define DBL_LOAD_FENCED dbl_load_dword
+#define DBL_STORE_FENCED dbl_store_dword_release
+#endif
+
 /* How long a thread tries to reserve slots that others always take before it. */
 #define DBL_CONTENTION_NS 1000000000u
 
@@ -474,6 +488,30 @@ DBL_DEVICE void doorbell_write_nop(const struct doorbell_queue *queue, uint32_t 
 	dbl_queue_write(queue, slot, &wr);
 }
 
+/* Behind the last of the slots in a row from `begin` on that are submitted. Relaxed; the caller has `ringing`. */
+DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint32_t begin)
+{
+	uint32_t end = begin, ahead, marks[DBL_MARKS_AT_ONCE];
+
+	do {
+		/* Several at once: a way to memory and back is long, and as many of them one after the other would bound what a queue does. */
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+		for (ahead = 0; ahead < DBL_MARKS_AT_ONCE; ahead++)
+			marks[ahead] = DBL_LOAD_FENCED(dbl_queue_mark(queue, end + ahead));
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+		for (ahead = 0; ahead < DBL_MARKS_AT_ONCE; ahead++) {
+			if (marks[ahead] != end + 1)
+				return end;
+			end++;
+		}
+	} while (end - begin < queue->capacity);
+	return end;
+}
+
 /* Tells the NIC of all slots that are submitted, up to the first that is not, unless another thread is at it, which looks again. */
 DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 {
@@ -483,18 +521,19 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 	do {
 		if (!dbl_exchange_dword(&state->ringing, 0, 1))
 			return;
-		begin = end = state->rung;
-		while (end - begin < queue->capacity && dbl_load_dword(dbl_queue_mark(queue, end)) == end + 1)
-			end++;
+		begin = state->rung;
+		end = dbl_queue_submitted(queue, begin);
 		if (end != begin) {
-			const uint64_t doorbell =
-				((const uint64_t *)(uintptr_t)queue->doorbells)[(end - 1) & queue->slot_mask];
+			uint64_t doorbell;
+
+			/* Acquire: the work requests and doorbells of which the marks have told. */
+			dbl_fence_system();
+			doorbell = ((const uint64_t *)(uintptr_t)queue->doorbells)[(end - 1) & queue->slot_mask];
 			/*
 			 * Before the record, by which a NIC may go that has not seen the doorbell yet: who finds a completion is to find
-			 * that it was rung for.
+			 * that it was rung for. And the record before the doorbell.
 			 */
-			dbl_store_dword_release(&state->rung, end);
-			/* The work requests, of which the marks have told, before the record; the record before the doorbell. */
+			DBL_STORE_FENCED(&state->rung, end);
 			dbl_fence_system();
 			dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
 			dbl_fence_system();
@@ -515,14 +554,8 @@ DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t firs
 
 	/* What was stored before, the work requests among it, before the marks. */
 	dbl_fence_system();
-	for (slot = first; slot != first + count; slot++) {
-#if defined(__CUDACC__) || defined(DBL_FENCES_ORDER_MARKS)
-		dbl_store_dword(dbl_queue_mark(queue, slot), slot + 1);
-#else
-		/* Where ThreadSanitizer is to see the order, which knows no fences. */
-		dbl_store_dword_release(dbl_queue_mark(queue, slot), slot + 1);
-#endif
-	}
+	for (slot = first; slot != first + count; slot++)
+		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
 	if (queue->record != 0) {
 		/* The marks before the look whether somebody rings. */
 		dbl_fence_system();

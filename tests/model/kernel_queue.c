@@ -15,7 +15,8 @@
 
 #include "rig.h"
 
-#define DBL_FENCES_ORDER_MARKS
+#define DBL_FENCES_ORDER
+#define DBL_MARKS_AT_ONCE 2
 #include <doorbell/queue.h>
 
 #define SLOTS 2u
