@@ -854,9 +854,22 @@ fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
         .unwrap();
     let event = Event::blocking();
     stream.record(&event).unwrap();
+    let calls = stream.driver_calls();
+    let synchronized = std::thread::spawn({
+        let stream = stream.clone();
+        let (wait, sent) = (wait.clone(), sent.clone());
+        move || (stream.synchronize(SOON), wait.is_over() && sent.is_over())
+    });
+    until("somebody waits", || stream.driver_calls() > calls);
     // SAFETY: made above.
     unsafe { sys::cuCtxDestroy_v2(raw) }.result().unwrap();
-    until("tickets", || wait.is_over() && sent.is_over());
+    let (result, were_over) = synchronized.join().unwrap();
+    assert!(
+        matches!(result, Err(Error::Asynchronous { .. })),
+        "{result:?}"
+    );
+    assert!(were_over, "who waited is told after everybody");
+    assert!(wait.is_over() && sent.is_over());
     assert!(matches!(
         event.synchronize(SOON),
         Err(Error::Asynchronous { .. })

@@ -253,6 +253,7 @@ unsafe impl Executor for KernelStream {
         forbid_on(shared.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if shared.ended.load(Ordering::Acquire) {
+            drop(shared.settle_to_the_end());
             return shared.check();
         }
         let queue = lock(&shared.queue);
@@ -271,7 +272,7 @@ unsafe impl Executor for KernelStream {
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        drop(shared.settle());
+        drop(shared.settle_to_the_end());
         shared.check()
     }
 }

@@ -643,8 +643,10 @@ impl Shared {
             stream: self.name.clone(),
             reason: self.fault.sticky_reason().unwrap_or_default(),
         };
-        // Not under the queue's lock: an owner may be dropped here.
-        let dropped: Vec<Pending> = lock(&self.pending).drain(..).collect();
+        // Told under the lock, as `settle` does: who finds nothing pending finds that everyone was told.
+        let mut pending = lock(&self.pending);
+        // Not dropped under any lock: an owner may be dropped here.
+        let dropped: Vec<Pending> = pending.drain(..).collect();
         // The reason before the end: who sees that nothing more is to come finds why.
         dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
@@ -654,10 +656,27 @@ impl Shared {
             words.done().store(last.done as u32, Ordering::Release);
         }
         dropped.iter().for_each(Pending::wake);
+        drop(pending);
         lock(&self.gates).clear();
         if !dropped.is_empty() {
             drop_elsewhere(Dropped::Owners(dropped));
         }
+    }
+
+    /// Tells everyone how far the stream has come, and that this was all, where nothing more is to come. Who reports an end does this first, for it
+    /// is the end of everybody's work.
+    pub(super) fn settle_to_the_end(&self) -> Vec<Pending> {
+        let over = self.settle();
+        let cut = self.cut.load(Ordering::Acquire);
+        let is_cut = || {
+            lock(&self.pending)
+                .front()
+                .is_some_and(|next| next.done > cut)
+        };
+        if self.ended.load(Ordering::Acquire) || is_cut() {
+            self.discard();
+        }
+        over
     }
 
     pub(super) fn ensure_watched(&self) {
@@ -686,18 +705,9 @@ impl Shared {
     fn look(&self) -> Turn {
         self.count.words.stay_alive();
         self.open_gates();
-        let over = self.settle();
+        let over = self.settle_to_the_end();
         if !over.is_empty() {
             drop_elsewhere(Dropped::Owners(over));
-        }
-        let cut = self.cut.load(Ordering::Acquire);
-        let is_cut = || {
-            lock(&self.pending)
-                .front()
-                .is_some_and(|next| next.done > cut)
-        };
-        if self.ended.load(Ordering::Acquire) || is_cut() {
-            self.discard();
         }
         if self.has_work() {
             return Turn::Waiting;

@@ -418,6 +418,7 @@ unsafe impl Executor for CudaStream {
         forbid_on(shared.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if shared.ended.load(Ordering::Acquire) {
+            drop(shared.settle_to_the_end());
             return shared.check();
         }
         let mut target = 0;
@@ -433,7 +434,7 @@ unsafe impl Executor for CudaStream {
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        drop(shared.settle());
+        drop(shared.settle_to_the_end());
         shared.check()
     }
 }
