@@ -747,7 +747,8 @@ impl Shared {
             if self.turn() {
                 backoff.reset();
             } else if !backoff.pause_until(deadline) {
-                return false;
+                // It may have come in time, and this thread got no processor since it looked.
+                return self.progress.reached(target);
             }
             turns = turns.wrapping_add(1);
             if backoff.has_slept() && turns.is_multiple_of(16) {

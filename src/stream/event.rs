@@ -304,7 +304,8 @@ impl Event {
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return false;
+                        // It may have come in time, and this thread got no processor since it looked.
+                        return mark.is_reached();
                     }
                     let waited = self.inner.passed.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
@@ -471,6 +472,48 @@ mod tests {
             "the end event takes no time"
         );
         assert!(untimed.inner.blocks, "the kind stays");
+    }
+
+    /// Has whoever looks from the wait on get no processor for as long as that, in which the work is done.
+    struct Preempts {
+        looks: AtomicU64,
+        time: Duration,
+    }
+
+    impl Elsewhere for Preempts {
+        fn completed(&self) -> u64 {
+            // The first look is before the wait.
+            match self.looks.fetch_add(1, Ordering::Relaxed) {
+                0 => 0,
+                1 => {
+                    std::thread::sleep(self.time);
+                    0
+                }
+                _ => 1,
+            }
+        }
+
+        #[cfg(feature = "cuda")]
+        fn device_word(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn what_came_in_time_is_no_timeout_however_late_it_is_looked_for() {
+        let timeout = Duration::from_millis(1);
+        for event in [Event::new(), Event::blocking()] {
+            let preempts = Preempts {
+                looks: AtomicU64::new(0),
+                time: 3 * timeout,
+            };
+            let progress = Arc::new(Progress {
+                elsewhere: Some(Box::new(preempts)),
+                ..Progress::new(1)
+            });
+            record(&event, &progress, 1).fire(None);
+            assert_eq!(event.synchronize(Some(timeout)), Ok(()));
+        }
     }
 
     #[test]
