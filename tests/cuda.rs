@@ -339,8 +339,10 @@ fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done()
     let condition = Condition::GreaterOrEqual(1);
     let waited = stream_wait_value32(&stream, &region, 0, condition, None).unwrap();
     let waiting = stream.clone();
+    let before = stream.driver_calls();
     let synchronized = std::thread::spawn(move || waiting.synchronize(SOON));
-    std::thread::sleep(Duration::from_millis(50));
+    // It could not queue what it waits for during the capture.
+    until("it waits", || stream.driver_calls() > before);
     // By somebody else, as a framework would.
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     let mut graph = std::ptr::null_mut();
