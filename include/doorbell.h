@@ -402,7 +402,8 @@ int doorbell_region_register_peermem(const doorbell_domain *domain, uint64_t add
 int doorbell_region_deregister(const doorbell_region *region);
 
 /*
- * Ends the handle; the region is deregistered when no work in flight needs it any more. NULL is allowed.
+ * Ends the handle; the region is deregistered when no work in flight needs it any more: when a ticket, a poll or the library's own look, once a
+ * millisecond, has found that such work is done. To be sure of it on return: doorbell_region_deregister first. NULL is allowed.
  * Threads: alone with region.
  */
 int doorbell_region_destroy(doorbell_region *region);
@@ -1480,7 +1481,8 @@ typedef struct doorbell_details {
 
 /*
  * The state of the operation, DOORBELL_STATUS_*. If it is DOORBELL_STATUS_FAILED, the reason goes to `failure`, which may be
- * NULL.
+ * NULL. What is over stays as it is told, and the NIC is not at its memory any more: where the endpoint has failed just now, the NIC is brought
+ * to flush first what it was at, which takes 20 ms at most.
  * Threads: any.
  */
 int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);

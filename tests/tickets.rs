@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use doorbell::{Cause, EndpointConfig, Error, Executor, Side, Status, Work, stream_post};
+use doorbell::{
+    Cause, EndpointConfig, Error, Executor, Side, Status, Ticket, WcStatus, Work, stream_post,
+};
 use rig::{Pair, SOON, device, has_no_queue};
 
 fn small() -> EndpointConfig {
@@ -275,5 +277,161 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
         assert_eq!(a.failure(), None);
         a.reset().unwrap();
         b.reset().unwrap();
+    }
+}
+
+/// A reset that comes before anybody has looked at the completions: those of the life that it ends tell how that was.
+#[test]
+fn what_completed_before_a_reset_is_told_as_that_behind_it() {
+    let mut pair = Pair::new(&device(), &small());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let slice = [region.slice(0, 64).unwrap()];
+    let stream = rig::stream("s");
+    for round in 0..50 {
+        let is_good = round % 2 == 0;
+        let rkey = if is_good {
+            remote.rkey
+        } else {
+            remote.rkey ^ 0xff00
+        };
+        let addr = remote.at(512, 64).unwrap();
+        let sent = pair
+            .a
+            .stream_queue_write(&stream, &slice, addr, rkey)
+            .unwrap();
+        // It may have failed before it could be waited for.
+        let wait = pair.a.stream_wait_cq(&stream, Side::Send);
+        let synchronized = stream.synchronize(SOON);
+        pair.reset();
+        if is_good {
+            synchronized.unwrap();
+            assert_eq!(sent.status(), Status::Complete);
+            assert_eq!(wait.unwrap().status(), Status::Complete);
+            continue;
+        }
+        for ticket in [Ok(sent), wait].into_iter().flatten() {
+            let status = ticket.status();
+            assert!(
+                matches!(status, Status::Failed(e) if matches!(
+                    e.cause,
+                    Cause::Completion { status: WcStatus::RemAccessErr, .. }
+                )),
+                "{round}: {status:?}"
+            );
+        }
+    }
+}
+
+/// A wait whose completion is there when its endpoint fails, on a stream that has not come to it: it is not over before the stream is through
+/// it, and then it is as it was.
+#[test]
+fn a_wait_is_not_over_before_its_stream_is_through_it() {
+    let device = device();
+    if has_no_queue(
+        &device,
+        "a_wait_is_not_over_before_its_stream_is_through_it",
+    ) {
+        return;
+    }
+    let mut pair = Pair::new(&device, &small());
+    let stream = rig::stream("s");
+    let go = Arc::new(AtomicBool::new(false));
+    let sent = pair.a.post_send(&Work::nop()).unwrap();
+    while !sent.is_over() {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let held = Arc::clone(&go);
+    stream
+        .launch(move || {
+            while !held.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+    let wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    pair.a.abort();
+    assert_eq!(pair.a.failure().unwrap().cause, Cause::Aborted);
+    // Until the watchdog has done what it does then, and a while longer.
+    for _ in 0..20 {
+        assert_eq!(wait.status(), Status::Queued);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    go.store(true, Ordering::Release);
+    let _ = stream.synchronize(SOON);
+    assert_eq!(
+        (sent.status(), wait.status()),
+        (Status::Complete, Status::Complete)
+    );
+}
+
+/// What completed before a failure is polled before the failure is told, whoever has found the two.
+#[test]
+fn completions_come_before_the_failure() {
+    let mut pair = Pair::new(&device(), &small());
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let slice = [region.slice(0, 64).unwrap()];
+    for round in 0..200 {
+        for wr_id in 0..2 {
+            let work = Work::write(&slice, remote.addr, remote.rkey).wr_id(wr_id);
+            pair.a.post_send(&work).unwrap();
+        }
+        let bad = Work::write(&slice, remote.addr, remote.rkey ^ 0xff00).wr_id(2);
+        pair.a.post_send(&bad).unwrap();
+        for wr_id in 0..2 {
+            let completion = pair
+                .a
+                .wait_cq(Side::Send, SOON)
+                .unwrap_or_else(|error| panic!("{round}, {wr_id}: {error}"));
+            assert_eq!(completion.wr_id, wr_id);
+        }
+        let failure = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
+        assert!(
+            matches!(failure, Error::Work(e) if e.wr_id == Some(2)),
+            "{failure}"
+        );
+        pair.reset();
+    }
+}
+
+/// What is told as over is over, and not told otherwise later: the device is not at it any more.
+#[test]
+fn what_an_abort_has_ended_stays_so() {
+    const LEN: u64 = 64 << 10;
+    const WRITES: u64 = 8;
+    let config = EndpointConfig {
+        send_depth: WRITES as u32,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new(&device(), &config);
+    let region = pair.region((1 + WRITES) * LEN);
+    let remote = region.remote();
+    let data = [region.slice(0, LEN).unwrap()];
+    for round in 0..60u8 {
+        region.fill(0, LEN, round + 1).unwrap();
+        let tickets: Vec<_> = (1..=WRITES)
+            .map(|number| {
+                let addr = remote.at(number * LEN, LEN).unwrap();
+                pair.a
+                    .post_send(&Work::write(&data, addr, remote.rkey))
+                    .unwrap()
+            })
+            .collect();
+        pair.a.abort();
+        let look = || tickets.iter().map(Ticket::status).collect::<Vec<_>>();
+        let before = look();
+        for (number, status) in (1..).zip(&before) {
+            match status {
+                Status::Complete => {
+                    assert!(region.is_filled_with(number * LEN, LEN, round + 1).unwrap())
+                }
+                status => assert!(matches!(status, Status::Failed(_)), "{status:?}"),
+            }
+        }
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(look(), before, "{round}");
+        pair.reset();
+        assert_eq!(look(), before, "{round}");
     }
 }

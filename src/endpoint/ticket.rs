@@ -68,7 +68,8 @@ impl Ticket {
         }
     }
 
-    /// The state now. Looks at new completions first, without waiting.
+    /// The state now. Looks at new completions first, without waiting; unless the endpoint has failed just now. Then
+    /// the device is brought to flush first what it was at, 20 ms at most, so that it is not at the memory any more of what is over.
     pub fn status(&self) -> Status {
         let (shared, side, is_wait, count, serial, epoch) = match &self.subject {
             Subject::Operation {
@@ -86,21 +87,39 @@ impl Ticket {
             wr_id: None,
             cause: crate::Cause::Aborted,
         };
-        let is_now = || shared.epoch.load(Ordering::Acquire) == epoch;
-        let now = is_now().then(|| {
+        let now = shared.is_in(epoch).then(|| {
             shared.look_for_failure();
-            // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
-            shared.reap_fully();
+            // Before the last look at completions: what was complete when it failed, is.
+            let failure = shared.failure();
             let lane = shared.lane(side);
-            let standing = if is_wait {
-                lane.wait_standing(count, serial)
-            } else {
-                lane.standing(count, serial, shared.rung(side))
+            let look = || {
+                // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
+                shared.reap_fully();
+                if is_wait {
+                    lane.wait_standing(count, serial)
+                } else {
+                    lane.standing(count, serial, shared.rung(side))
+                }
             };
-            (standing, shared.failure())
+            let mut standing = look();
+            if failure.is_some() && matches!(standing, Standing::Queued | Standing::Rung) {
+                // The device may still be at it, and do it well.
+                shared.break_down_now();
+                standing = look();
+            }
+            let failure = match standing {
+                // Found in that look; where it was a flush, whoever found it may not have said so yet.
+                Standing::Failed => failure
+                    .or_else(|| shared.failure())
+                    .or_else(|| lane.has_error().then(|| shared.failure_of_flush(epoch))),
+                // The stream is going to get through it.
+                Standing::Queued | Standing::Rung if is_wait && lane.has_succeeded(count) => None,
+                _ => failure,
+            };
+            (standing, failure)
         });
         // Of a reset meanwhile the above has seen a mixture.
-        let now = now.filter(|_| is_now());
+        let now = now.filter(|_| shared.is_in(epoch));
         let (standing, failure) = now.unwrap_or_else(|| {
             let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
             (standing, failure.or(Some(unknown)))
@@ -109,10 +128,10 @@ impl Ticket {
             (Standing::Done, _) => Status::Complete,
             (Standing::Cancelled, _) => Status::Cancelled,
             (_, Some(failure)) => Status::Failed(failure),
-            (Standing::Failed, None) => Status::Failed(unknown),
             (Standing::Prepared, None) => Status::Prepared,
             (Standing::Queued, None) => Status::Queued,
-            (Standing::Rung, None) => Status::Rung,
+            // A wait was given up, and who did that is about to say why.
+            (Standing::Rung | Standing::Failed, None) => Status::Rung,
         }
     }
 

@@ -158,18 +158,26 @@ impl Endpoint {
     /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
     fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
         self.shared.reap();
-        match self.shared.lane(side).poll() {
-            Some(Ok(completion)) => Ok(Some(completion)),
-            Some(Err(found)) => {
-                let error = crate::WorkError {
-                    qpn: self.qpn(),
-                    wr_id: found.wr_id,
-                    cause: found.cause,
-                };
-                Err(Error::Work(error))
+        let lane = self.shared.lane(side);
+        let mut taken = lane.poll();
+        if taken.is_none()
+            && let Err(failure) = self.shared.check_alive()
+        {
+            // Whoever found the failure may be about to tell of what had completed before it.
+            self.shared.reap_fully();
+            taken = lane.poll();
+            if taken.is_none() {
+                return Err(failure);
             }
-            None => self.shared.check_alive().map(|()| None),
         }
+        let Some(Err(found)) = taken else {
+            return Ok(taken.and_then(std::result::Result::ok));
+        };
+        Err(Error::Work(crate::WorkError {
+            qpn: self.qpn(),
+            wr_id: found.wr_id,
+            cause: found.cause,
+        }))
     }
 
     /// Waits in this thread for the next completion of a queue; `None` waits for ever.
@@ -203,6 +211,8 @@ impl Endpoint {
             if in_time {
                 continue;
             }
+            // Whoever is at it may have come behind this one's last look, and ahead of the deadline.
+            self.shared.reap_fully();
             return match self.take_completion(side)? {
                 Some(completion) => Ok(completion),
                 None => Err(Error::Timeout {
@@ -267,10 +277,6 @@ impl Endpoint {
         let _ = execute(&prepared.program, &*shared, cookie);
         // On the proxy path that was a trigger. This thread need not wait for another one to see it.
         shared.ring_now(side);
-        if side == Side::Recv {
-            // Whoever was told of this call's return may send at once.
-            shared.qp.settle_receives();
-        }
         Ok(ticket)
     }
 }

@@ -213,6 +213,10 @@ impl Shared {
             let bell = &bells.bells[side as usize];
             let _ringing = bell.lock();
             self.ring(side, bell);
+            if side == Side::Recv {
+                // Whoever is told that the caller has posted it may send at once.
+                self.qp.settle_receives();
+            }
         }
     }
 

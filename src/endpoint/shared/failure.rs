@@ -81,6 +81,18 @@ impl Shared {
         }
     }
 
+    /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not come to it.
+    #[cold]
+    pub(in crate::endpoint) fn break_down_now(&self) {
+        if self.broken_down.load(Ordering::Acquire) {
+            return;
+        }
+        let _life = self.hold_life();
+        if self.has_failed.load(Ordering::Acquire) {
+            self.break_down();
+        }
+    }
+
     /// Waits for the completions, in error, of everything that was rung: a device may take its time to write them. One that hangs is
     /// not waited for any longer; it is made silent after this, and what it did not complete stays without a completion of its own.
     fn await_flush(&self) {
@@ -120,29 +132,47 @@ impl Shared {
 
     #[inline]
     fn reap_by(&self, reap: impl Fn(&Lane, &dyn Fn(Found)) -> bool) -> bool {
-        let epoch = self.epoch.load(Ordering::Acquire);
         let [send, recv] = &self.lanes;
-        let flushed = std::cell::Cell::new(false);
+        let flushed = std::cell::Cell::new(None);
         let failed = |found: Found| {
+            // The life of the completion: a lane does not start over while one is processed.
+            let epoch = self.epoch.load(Ordering::Acquire);
             // A flush tells that something else has failed, and the completion that says what may be in the other queue.
             if found.flushed {
-                flushed.set(true);
+                flushed.set(Some(epoch));
                 // Not only with the failure: streams may wait for this to be counted.
-                if self.epoch.load(Ordering::Acquire) == epoch {
-                    self.attachments.alarm().sound();
-                }
+                self.attachments.alarm().sound();
             } else {
                 self.fail_in(epoch, found.wr_id, found.cause);
             }
         };
         let mut new = reap(send, &failed) | reap(recv, &failed);
-        if flushed.get() && !self.has_failed.load(Ordering::Acquire) {
+        if let Some(epoch) = flushed.get()
+            && !self.has_failed.load(Ordering::Acquire)
+        {
             // Fully: another thread may be about to process just that completion.
             new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
-            self.look_before_kernels(epoch);
-            self.fail_in(epoch, None, Cause::QueuePair);
+            self.fail_of_flush(epoch);
         }
         new
+    }
+
+    /// Records the failure that a flush of that life tells of. The caller has reaped fully.
+    fn fail_of_flush(&self, epoch: u32) {
+        self.look_before_kernels(epoch);
+        self.fail_in(epoch, None, Cause::QueuePair);
+    }
+
+    /// The failure that a completion in error tells of. The caller has reaped fully; whoever has found the completion may not have recorded
+    /// it yet if it was a flush.
+    #[cold]
+    pub(in crate::endpoint) fn failure_of_flush(&self, epoch: u32) -> WorkError {
+        self.fail_of_flush(epoch);
+        self.failure().unwrap_or(WorkError {
+            qpn: self.qp.qpn(),
+            wr_id: None,
+            cause: Cause::QueuePair,
+        })
     }
 
     /// [`Shared::reap`], and a look at what the device says of the queue pair itself.

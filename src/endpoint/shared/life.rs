@@ -1,7 +1,7 @@
 //! The lives of an endpoint: each reset ends one and starts the next.
 #![allow(unsafe_code)] // clears the doorbell record
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -99,7 +99,10 @@ impl Shared {
     /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
         let _life = self.hold_life();
-        // First, so that no flush of the old life arrives in the new one.
+        // What is complete by now is told as that, also where nobody has looked for it yet.
+        self.look_for_failure();
+        self.reap_fully();
+        // Before anything starts over, so that no flush of the old life arrives in the new one.
         self.qp.reset()?;
         let past = Past {
             epoch: self.epoch.load(Ordering::Relaxed),
@@ -112,6 +115,9 @@ impl Shared {
         }
         pasts.push(past);
         drop(pasts);
+        // Before the lanes: who finds this behind its look at them has not seen them start over.
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
         for lane in &self.lanes {
             lane.reset(if self.qp.resets_cqs() {
                 0
@@ -137,6 +143,12 @@ impl Shared {
             unsafe { AtomicU32::from_ptr(self.qp.memory().record.add(word)) }
                 .store(0, Ordering::Release);
         }
+    }
+
+    /// Whether that life goes on, and nothing that was loaded before this call is of the next one.
+    pub(in crate::endpoint) fn is_in(&self, epoch: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.ended.load(Ordering::Relaxed) == epoch
     }
 
     /// How an operation of an earlier life ended: well, or with that life's failure.

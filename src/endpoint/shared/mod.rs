@@ -59,6 +59,8 @@ pub(super) struct Shared {
     broken_down: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
+    /// Counts lives that are over: one more than `epoch` while the next one is being made.
+    ended: AtomicU32,
     /// Held while the watchdog looks and while a new life starts: a verdict on the old one must not hit the new one.
     life: Mutex<()>,
     pasts: Mutex<Vec<Past>>,
@@ -256,6 +258,7 @@ impl Shared {
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
             life: Mutex::default(),
             pasts: Mutex::default(),
             on_streams: Visits::default(),

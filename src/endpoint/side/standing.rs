@@ -227,6 +227,11 @@ impl Lane {
         u32::try_from(failed_at).is_ok_and(|at| index.wrapping_sub(at) as i32 >= 0)
     }
 
+    /// Whether a completion in error was found.
+    pub(in crate::endpoint) fn has_error(&self) -> bool {
+        self.failed_at.load(Ordering::Acquire) != u64::MAX
+    }
+
     /// Whether the completion of this running index is there, and no error.
     pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
         let seen = self.seen().load(Ordering::Acquire);
