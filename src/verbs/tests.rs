@@ -19,7 +19,7 @@ const CONFIG: QueuePairConfig = QueuePairConfig {
 };
 
 /// The name of the device; if there is none, says so as tests/waived does.
-fn device_name(test: &str) -> Option<String> {
+pub(super) fn device_name(test: &str) -> Option<String> {
     let name = std::env::var("DOORBELL_TEST_DEVICE")
         .ok()
         .filter(|name| name != "softcx");
@@ -37,7 +37,7 @@ fn device_name(test: &str) -> Option<String> {
     name
 }
 
-const RELAY: RelayConfig = RelayConfig {
+pub(super) const RELAY: RelayConfig = RelayConfig {
     send_depth: 48,
     recv_depth: 16,
     segments: 4,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // hands memory and verbs objects to the relay
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use doorbell_dv_sys::doorbell_dv_caps;
 
@@ -145,7 +145,7 @@ impl Relay {
 
     /// Bytes of memory that it takes, without the device's own.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.pages.len_bytes() + self.lock().send.staging_bytes()
+        self.pages.len_bytes() + self.hold(|core| core.send.staging_bytes())
     }
 
     pub(crate) fn states(&self) -> &States {
@@ -165,11 +165,12 @@ impl Relay {
 
     #[cold]
     fn show_error(&self) {
-        let mut core = self.lock();
-        if self.states.state() == State::Error {
-            core.turn(State::Error);
-            self.shows_error.store(true, Ordering::Release);
-        }
+        self.hold(|core| {
+            if self.states.state() == State::Error {
+                core.turn(State::Error);
+                self.shows_error.store(true, Ordering::Release);
+            }
+        });
     }
 
     pub(crate) fn abilities(&self) -> Abilities {
@@ -181,8 +182,23 @@ impl Relay {
         self.domain.context.name()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core<Verbs>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for the core, and looks again if somebody rang who found it taken: every way to hold it ends in such a look.
+    fn hold<T>(&self, act: impl FnOnce(&mut Core<Verbs>) -> T) -> T {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut core);
+        drop(core);
+        if self.was_missed() {
+            self.turn();
+        }
+        result
+    }
+
+    /// Whether somebody rang who found the core taken, which the caller has just let go of.
+    #[inline]
+    fn was_missed(&self) -> bool {
+        // Between the unlock and the look at the flag; pairs with the one in `rung`, between the flag and the try to lock.
+        fence(Ordering::SeqCst);
+        self.missed.load(Ordering::Relaxed)
     }
 
     /// Does what there is to do, unless somebody is at it. Whether there was any.
@@ -199,9 +215,7 @@ impl Relay {
             self.missed.swap(false, Ordering::AcqRel);
             worked |= self.work(&mut core);
             drop(core);
-            // Between the unlock and the look at the flag; pairs with the one in `rung`, between the flag and the try to lock.
-            fence(Ordering::SeqCst);
-            if !self.missed.load(Ordering::Relaxed) {
+            if !self.was_missed() {
                 return worked;
             }
         }
@@ -218,10 +232,11 @@ impl Relay {
     /// Returns when the device has the receives that were rung for, as far as it takes them: also if that was while another was at work, who
     /// may not have come to them.
     pub(crate) fn settle_receives(&self) {
-        let mut core = self.lock();
-        if core.recv.has_announced() {
-            self.work(&mut core);
-        }
+        self.hold(|core| {
+            if core.recv.has_announced() {
+                self.work(core);
+            }
+        });
     }
 
     #[inline]
@@ -240,26 +255,27 @@ impl Relay {
     /// # Errors
     /// As [`States::connect`].
     pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
-        let mut core = self.lock();
-        self.states.connect(remote).inspect_err(|_| {
-            if self.states.state() == State::Init {
-                core.post_again();
-            }
+        self.hold(|core| {
+            self.states.connect(remote).inspect_err(|_| {
+                if self.states.state() == State::Init {
+                    core.post_again();
+                }
+            })
         })
     }
 
     /// Any state to ERR. What is posted is flushed by the device, and what is rung later by the relay, in turns to come.
     pub(crate) fn fail(&self) {
-        let _core = self.lock();
-        self.states.fail();
+        self.hold(|_| self.states.fail());
     }
 
     /// After [`Relay::fail`]: passes on what there is, and does nothing more for this life.
     pub(crate) fn silence(&self) {
-        let mut core = self.lock();
-        core.turn(State::Error);
-        core.is_silent = true;
-        self.states.silence();
+        self.hold(|core| {
+            core.turn(State::Error);
+            core.is_silent = true;
+            self.states.silence();
+        });
     }
 
     /// Any state to RESET. The completion queues begin at their first entry.
@@ -267,11 +283,13 @@ impl Relay {
     /// # Errors
     /// As [`States::reset`].
     pub(crate) fn reset(&self) -> Result<()> {
-        let mut core = self.lock();
-        self.states.reset()?;
-        core.reset();
-        self.shows_error.store(false, Ordering::Release);
-        Ok(())
+        // Who rang for the old life and found this at work is answered by a look that finds nothing: in RESET there is nothing to do.
+        self.hold(|core| {
+            self.states.reset()?;
+            core.reset();
+            self.shows_error.store(false, Ordering::Release);
+            Ok(())
+        })
     }
 }
 
@@ -386,5 +404,64 @@ fn create_once(
             ),
         }),
         made => made,
+    }
+}
+
+/// On a device that the environment names.
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::soft::Attributes;
+    use crate::verbs::Device;
+    use crate::verbs::tests::{RELAY, device_name};
+
+    #[test]
+    fn who_rings_while_another_holds_the_relay_is_not_forgotten() {
+        let test = "who_rings_while_another_holds_the_relay_is_not_forgotten";
+        let Some(name) = device_name(test) else {
+            return;
+        };
+        let plain = format!("verbs:{}", name.trim_start_matches("verbs:"));
+        let device = Device::open(&plain).unwrap().unwrap();
+        let domain = Arc::new(Domain::new(&device).unwrap());
+        let relay = Relay::new(&domain, &RELAY).unwrap();
+        let init = || relay.states().init(Attributes::default()).unwrap();
+        init();
+        relay.hold(|_| {
+            std::thread::scope(|threads| threads.spawn(|| relay.rung()).join().unwrap());
+            assert!(relay.missed.load(Ordering::Acquire), "it was taken");
+        });
+        assert!(!relay.missed.load(Ordering::Acquire));
+        // By everything that holds it, and every turn of the two: when both are done, nobody is left who rang and was not looked after.
+        type Holder<'a> = (&'a str, &'a (dyn Fn() + Sync));
+        let to_itself = relay.states().local();
+        let holders: [Holder<'_>; 7] = [
+            ("settle_receives", &|| relay.settle_receives()),
+            ("memory_bytes", &|| assert!(relay.memory_bytes() > 0)),
+            ("show_error", &|| relay.show_error()),
+            ("connect", &|| relay.connect(&to_itself).unwrap()),
+            ("fail", &|| relay.fail()),
+            ("silence", &|| relay.silence()),
+            ("reset", &|| relay.reset().unwrap()),
+        ];
+        for round in 0..300 {
+            relay.reset().unwrap();
+            init();
+            for (call, hold) in holders {
+                let begin = Barrier::new(2);
+                std::thread::scope(|threads| {
+                    threads.spawn(|| {
+                        begin.wait();
+                        relay.rung();
+                    });
+                    begin.wait();
+                    hold();
+                });
+                let missed = relay.missed.load(Ordering::Acquire);
+                assert!(!missed, "{call}, round {round}");
+            }
+        }
     }
 }
