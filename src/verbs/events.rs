@@ -47,8 +47,20 @@ impl Status {
             .unwrap_or(State::Error)
     }
 
-    pub(super) fn set_state(&self, state: State) {
-        self.state.store(state as u8, Ordering::Release);
+    /// A step from one state to the next. Not where an event has told of an error meanwhile: that stays, until a reset.
+    pub(super) fn step(&self, from: State, to: State) {
+        let step = (from as u8, to as u8);
+        let _ = self
+            .state
+            .compare_exchange(step.0, step.1, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(super) fn fail(&self) {
+        self.state.store(State::Error as u8, Ordering::Release);
+    }
+
+    pub(super) fn reset(&self) {
+        self.state.store(State::Reset as u8, Ordering::Release);
     }
 
     pub(super) fn overrun(&self) -> bool {
@@ -178,7 +190,7 @@ impl Events {
         match kind {
             QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR => {
                 if let Some(status) = found() {
-                    status.set_state(State::Error);
+                    status.fail();
                 }
             }
             CQ_ERR => {
@@ -188,7 +200,7 @@ impl Events {
             }
             DEVICE_FATAL => {
                 for status in subjects.values().filter_map(Weak::upgrade) {
-                    status.set_state(State::Error);
+                    status.fail();
                 }
             }
             // A port that is down is one whose peers do not answer: the queue pairs' own timers judge that. The others tell of what
@@ -214,17 +226,22 @@ mod tests {
         let [a, b] = [(); 2].map(|()| Arc::new(Status::new()));
         events.watch([0x10, 0x20, 0x30], &a);
         events.watch([0x40, 0x50, 0x60], &b);
-        a.set_state(State::ReadyToSend);
-        b.set_state(State::ReadyToSend);
+        a.step(State::Reset, State::ReadyToReceive);
+        b.step(State::Reset, State::ReadyToSend);
         events.enter(ibv_event_type::IBV_EVENT_COMM_EST as u32, 0x10);
         events.enter(ibv_event_type::IBV_EVENT_QP_FATAL as u32, 0x70);
-        assert_eq!(a.state(), State::ReadyToSend);
+        assert_eq!(a.state(), State::ReadyToReceive);
         events.enter(ibv_event_type::IBV_EVENT_QP_ACCESS_ERR as u32, 0x10);
         assert_eq!((a.state(), b.state()), (State::Error, State::ReadyToSend));
+        // The call that was under way is done now.
+        a.step(State::ReadyToReceive, State::ReadyToSend);
+        assert_eq!(a.state(), State::Error);
         events.enter(ibv_event_type::IBV_EVENT_CQ_ERR as u32, 0x60);
         assert!(b.overrun() && !a.overrun());
         events.forget([0x40, 0x50, 0x60]);
-        a.set_state(State::Init);
+        a.reset();
+        a.step(State::Reset, State::Init);
+        assert_eq!(a.state(), State::Init);
         events.enter(ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32, 0);
         assert_eq!((a.state(), b.state()), (State::Error, State::ReadyToSend));
     }

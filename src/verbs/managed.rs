@@ -42,11 +42,11 @@ impl States {
         let mut step = steps(ibv_qp_state::IBV_QPS_RTR)?;
         step.attr.min_rnr_timer = own.min_rnr_timer;
         self.modify("ibv_modify_qp to RTR", step.attr, step.mask)?;
-        self.set_state(State::ReadyToReceive);
+        self.step(State::Init, State::ReadyToReceive);
         let mut step = steps(ibv_qp_state::IBV_QPS_RTS)?;
         step.attr.timeout = own.timeout;
         self.modify("ibv_modify_qp to RTS", step.attr, step.mask)?;
-        self.set_state(State::ReadyToSend);
+        self.step(State::ReadyToReceive, State::ReadyToSend);
         Ok(())
     }
 

@@ -96,8 +96,9 @@ impl States {
         &self.context
     }
 
-    pub(super) fn set_state(&self, state: State) {
-        self.status.set_state(state);
+    /// A step that a call has made, as [`Status::step`].
+    pub(super) fn step(&self, from: State, to: State) {
+        self.status.step(from, to);
     }
 
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -181,11 +182,11 @@ impl States {
         attr.qp_access_flags = attributes.access.bits();
         let mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         self.modify("ibv_modify_qp to INIT", attr, mask)?;
-        self.status.set_state(State::Init);
+        self.step(State::Reset, State::Init);
         Ok(())
     }
 
-    /// INIT to RTR and RTS.
+    /// INIT to RTR and RTS. That succeeds also if the device tells of an error of the queue pair meanwhile, which is the state then.
     ///
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead there, or the other end is on another kind of
@@ -245,7 +246,7 @@ impl States {
             | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
             | Mask::IBV_QP_MIN_RNR_TIMER;
         self.modify("ibv_modify_qp to RTR", attr, mask)?;
-        self.status.set_state(State::ReadyToReceive);
+        self.step(State::Init, State::ReadyToReceive);
         Ok(())
     }
 
@@ -264,7 +265,7 @@ impl States {
             | Mask::IBV_QP_SQ_PSN
             | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify("ibv_modify_qp to RTS", attr, mask)?;
-        self.status.set_state(State::ReadyToSend);
+        self.step(State::ReadyToReceive, State::ReadyToSend);
         Ok(())
     }
 
@@ -276,7 +277,7 @@ impl States {
             // One that is in error already stays so; and what a broken device answers does not matter any more.
             let _ = self.modify("ibv_modify_qp to ERR", attr, Mask(0));
         }
-        self.status.set_state(State::Error);
+        self.status.fail();
     }
 
     /// After [`QueuePair::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
@@ -311,7 +312,7 @@ impl States {
         self.modify("ibv_modify_qp to RESET", attr, Mask(0))?;
         // What there is to tell of the life that ends must not hit the next one.
         self.context.events.take();
-        self.status.set_state(State::Reset);
+        self.status.reset();
         Ok(())
     }
 
