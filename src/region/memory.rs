@@ -3,8 +3,8 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::HeldBuffer;
@@ -51,6 +51,8 @@ struct Registered {
     lkey: u32,
     memory_region: MemoryRegion,
     alive: AtomicBool,
+    /// Held while the key is taken from the device, which may take long.
+    ending: Mutex<()>,
     access: Access,
     kind: Kind,
     targets: Targets,
@@ -231,6 +233,7 @@ impl Region {
             lkey: memory_region.lkey(),
             memory_region,
             alive: AtomicBool::new(true),
+            ending: Mutex::default(),
             access,
             kind,
             targets,
@@ -309,9 +312,12 @@ impl Region {
     }
 
     /// Takes the region from the device: its keys are invalid when this returns, for work in flight as well, which then
-    /// fails. The memory stays until the last handle is gone. Whether the region was still registered.
+    /// fails. The memory stays until the last handle is gone. Whether the region was still registered; where another thread is
+    /// about to take it, this waits for that.
     pub fn deregister(&self) -> bool {
-        // AcqRel: one caller wins, and whoever sees `false` later comes after it.
+        // Who is told that it was done already may count on that as well.
+        let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);
+        // AcqRel: for those who only look.
         self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.memory_region.deregister()
     }
 
@@ -652,5 +658,39 @@ mod tests {
         assert!(region.clone().deregister());
         assert!(!region.deregister());
         assert!(!region.is_registered());
+    }
+
+    #[test]
+    fn nobody_is_told_that_a_key_has_ended_before_it_has() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let region = |_| Region::alloc(&domain, 64, Access::ALL).unwrap();
+        let ended_before = region(0);
+        assert!(ended_before.deregister());
+        for _ in 0..4 {
+            let regions: Vec<Region> = (0..6000).map(region).collect();
+            // Who loses a race has less to do, and so runs into the next.
+            let end = || {
+                let ended = |region: &&Region| {
+                    let was_first = region.deregister();
+                    assert!(!region.inner.memory_region.deregister(), "it was there");
+                    was_first
+                };
+                regions.iter().filter(ended).count()
+            };
+            let is_over = AtomicBool::new(false);
+            let ended = std::thread::scope(|threads| {
+                // And somebody keeps the device busy, so that a key does not end at once. Not with new keys, which could be old ones.
+                threads.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        assert!(!ended_before.inner.memory_region.deregister());
+                    }
+                });
+                let threads = [(); 3].map(|()| threads.spawn(end));
+                let ended = threads.map(|thread| thread.join().unwrap_or(0));
+                is_over.store(true, Ordering::Relaxed);
+                ended
+            });
+            assert_eq!(ended.iter().sum::<usize>(), regions.len());
+        }
     }
 }
