@@ -467,6 +467,7 @@ pub(crate) fn graph_post_all(
         give(turns, batch)
     });
     for turn in batch.0 {
+        turn.owner.started(turn.cookie);
         turn.owner.finished(turn.cookie, Outcome::Done);
     }
     result

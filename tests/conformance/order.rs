@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell::{
-    Condition, Control, EndpointConfig, Event, Executor, HostStream, Prepared, Region, Side,
+    Cause, Condition, Control, EndpointConfig, Event, Executor, HostStream, Prepared, Region, Side,
     Status, Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32,
     wait_value32,
 };
@@ -218,6 +218,50 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
             (one.status(), two.status()),
             (Status::Complete, Status::Complete)
         );
+    }
+}
+
+/// Two streams wait for their turn, and one of them has it: the other one's time goes on.
+#[test]
+fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
+    let _limit = Limit::new("turns", STEP);
+    let device = device();
+    let test = "a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one";
+    if has_no_queue(&device, test) {
+        return;
+    }
+    let streams = streams(4);
+    let timeout = Duration::from_millis(600);
+    let config = EndpointConfig {
+        wait_timeout: Some(timeout),
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new(&device, &config);
+    let region = pair.region(4096);
+    // What the first and the third stream do first, which takes as long as the test wants it to.
+    for (stream, at) in [(0, 0), (2, 64)] {
+        let long = Condition::GreaterOrEqual(1);
+        stream_wait_value32(&*streams[stream], &region, at, long, SOON).unwrap();
+        for stream in [stream, stream + 1] {
+            let nop = Work::nop();
+            pair.a.stream_queue_send(&*streams[stream], &nop).unwrap();
+        }
+    }
+    // Both are in their waits, unless the machine is very busy.
+    std::thread::sleep(timeout / 10);
+    region.store_u32(0, 1).unwrap();
+    streams[1].synchronize(SOON).unwrap();
+    let began = Instant::now();
+    while pair.a.failure().is_none() {
+        assert!(began.elapsed() < STEP / 2, "the turn is waited for");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let cause = pair.a.failure().map(|failure| failure.cause);
+    assert_eq!(cause, Some(Cause::Deadline(timeout)));
+    region.store_u32(64, 1).unwrap();
+    for stream in &streams {
+        // Of the fourth the wait was given up.
+        let _ = stream.synchronize(SOON);
     }
 }
 

@@ -235,9 +235,9 @@ impl Shared {
                     return Some(Duration::from_nanos(timeout));
                 }
             }
-            let started = lane.turn_started_ns.load(Ordering::Acquire);
             let timeout = lane.turn_timeout_ns;
-            if started != 0 && now_ns.saturating_sub(started) > timeout {
+            let since = lane.turn_waits.since_ns();
+            if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
                 return Some(Duration::from_nanos(timeout));
             }
         }

@@ -86,7 +86,7 @@ unsafe impl Owner for Shared {
                 .store(now_ns(), Ordering::Relaxed);
             lane.set_wait(cookie.count, Wait::Started);
         } else if cookie.waits_turn {
-            lane.turn_started_ns.store(now_ns(), Ordering::Release);
+            lane.turn_waits.begin(now_ns());
         }
     }
 
@@ -94,7 +94,7 @@ unsafe impl Owner for Shared {
         let cookie = Cookie::from_bits(cookie);
         let lane = self.lane(cookie.side);
         if cookie.waits_turn {
-            lane.turn_started_ns.store(0, Ordering::Release);
+            lane.turn_waits.end(now_ns());
         }
         if cookie.is_wait {
             // Of a wait that a GPU left it may be known late, after a failure of what came behind it.

@@ -7,6 +7,7 @@ mod held;
 mod loan;
 mod reaper;
 mod standing;
+mod turn_waits;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,7 @@ use reaper::Cursor;
 pub(super) use reaper::Found;
 use standing::WaitWord;
 pub(super) use standing::{Ends, Standing, Wait};
+use turn_waits::TurnWaits;
 
 /// What a ticket can learn of a work request after it is done, until the place is used again.
 #[derive(Debug)]
@@ -95,8 +97,7 @@ pub(super) struct Lane {
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
-    /// When a stream began to wait for its turn behind another stream; 0 while none does.
-    pub(super) turn_started_ns: AtomicU64,
+    pub(super) turn_waits: TurnWaits,
     /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
     loan: Mutex<Loan>,
     is_lent: AtomicBool,
@@ -134,7 +135,7 @@ impl Lane {
             queued: AtomicU32::new(0),
             posting: AtomicU64::new(0),
             last_stream: AtomicU64::new(0),
-            turn_started_ns: AtomicU64::new(0),
+            turn_waits: TurnWaits::default(),
             turn_timeout_ns,
             expected: AtomicU32::new(0),
             taken: AtomicU32::new(0),
@@ -419,7 +420,7 @@ impl Lane {
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
         self.last_stream.store(0, Ordering::Relaxed);
-        self.turn_started_ns.store(0, Ordering::Relaxed);
+        self.turn_waits.reset();
         for outcome in &self.outcomes {
             outcome.seq.store(u32::MAX, Ordering::Relaxed);
         }
