@@ -377,12 +377,13 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 
 #[test]
 fn connecting_to_nobody_ends_by_its_deadline() {
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    // A port that is taken, and where nobody listens any more: one that is free is somebody else's the next moment.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let port = address.port();
+    let _caller = std::net::TcpStream::connect(address).unwrap();
+    let _called = listener.accept().unwrap();
+    drop(listener);
     let start = Instant::now();
     let line = format!("bench loop --timeout-s 1 --connect 127.0.0.1:{port}");
     let (code, out, err) = Running::start(&line).end();
