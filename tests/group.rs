@@ -8,8 +8,8 @@ mod ring;
 mod waived;
 
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,18 +85,21 @@ impl Drop for Rank {
 
 /// A job as torchrun's variables describe it.
 fn torchrun(size: u32, rounds: u64, killed: Option<u32>) -> Vec<Rank> {
+    // This process's own address, and ports of this call's. None that was bound to find out that it is free: a child that another test
+    // forks just then would keep it.
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let [_, b, c, d] = std::process::id().to_be_bytes();
+    let address = format!("127.{b}.{c}.{d}");
     // The store takes the port behind that of torch.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = NEXT.fetch_add(2, Ordering::Relaxed);
     let start = |rank: u32| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(MEMBER)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", size.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", (port - 1).to_string())
+            .env("MASTER_ADDR", &address)
+            .env("MASTER_PORT", port.to_string())
             .env("DOORBELL_TOKEN", "of this test");
         killed.map(|killed| command.env(KILLED, killed.to_string()));
         Rank::start(&mut command, rounds)

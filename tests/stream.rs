@@ -707,25 +707,21 @@ fn shortest(marks: &Mutex<Vec<Instant>>) -> Duration {
     rounds.min().expect("several rounds")
 }
 
-#[test]
-fn more_waiting_streams_than_cores_hand_on_quickly() {
-    const STREAMS: usize = 6;
-    const ROUNDS: u32 = 50;
-    let (by_polls, by_events) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
-    let mark = |stream: &HostStream, marks: &Arc<Mutex<Vec<Instant>>>| {
-        let marks = Arc::clone(marks);
-        stream
-            .launch(move || marks.lock().unwrap().push(Instant::now()))
-            .unwrap();
-    };
-    let streams: Vec<_> = (0..STREAMS)
-        .map(|index| HostStream::new(format!("ring{index}")).unwrap())
-        .collect();
+fn mark(stream: &HostStream, marks: &Arc<Mutex<Vec<Instant>>>) {
+    let marks = Arc::clone(marks);
+    stream
+        .launch(move || marks.lock().unwrap().push(Instant::now()))
+        .unwrap();
+}
+
+/// The time from one stream to the next where that was shortest.
+fn hop_by_polls(streams: &[HostStream], rounds: u32) -> Duration {
+    let marks = Arc::default();
     let words = Words::new();
     // A token goes round: each stream waits for its word and stores to the next one's.
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds {
         for (index, stream) in streams.iter().enumerate() {
-            let next = (index + 1) % STREAMS;
+            let next = (index + 1) % streams.len();
             let value = if next == 0 { round + 1 } else { round };
             let hop = words.submission(0, |program| {
                 program.poll_geq(words.dword(index as u64), round)?;
@@ -733,30 +729,49 @@ fn more_waiting_streams_than_cores_hand_on_quickly() {
             });
             submit_one(stream, hop).unwrap();
         }
-        mark(&streams[0], &by_polls);
+        mark(&streams[0], &marks);
     }
     words.set(0, 1);
-    for stream in &streams {
+    for stream in streams {
         stream.synchronize(PATIENCE).unwrap();
     }
-    let per_hop = shortest(&by_polls) / STREAMS as u32;
-    assert_eq!(words.get(0), ROUNDS + 1);
-    println!("{per_hop:?} per hop over polls");
-    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
+    assert_eq!(words.get(0), rounds + 1);
+    shortest(&marks) / streams.len() as u32
+}
 
+/// As [`hop_by_polls`], by events that the streams record and wait for.
+fn hop_by_events(streams: &[HostStream], rounds: u32) -> Duration {
+    let marks = Arc::default();
     let mut last = Event::new();
-    for _ in 0..ROUNDS {
-        for stream in &streams {
+    for _ in 0..rounds {
+        for stream in streams {
             let event = Event::new();
             stream.wait_event(&last).unwrap();
             stream.record(&event).unwrap();
             last = event;
         }
-        mark(&streams[0], &by_events);
+        mark(&streams[0], &marks);
     }
     last.synchronize(PATIENCE).unwrap();
     streams[0].synchronize(PATIENCE).unwrap();
-    let per_hop = shortest(&by_events) / STREAMS as u32;
-    println!("{per_hop:?} per hop over events");
-    assert!(per_hop < Duration::from_millis(4), "{per_hop:?} per hop");
+    shortest(&marks) / streams.len() as u32
+}
+
+#[test]
+fn more_waiting_streams_than_cores_hand_on_quickly() {
+    const ROUNDS: u32 = 50;
+    let streams: Vec<_> = (0..6)
+        .map(|index| HostStream::new(format!("ring{index}")).unwrap())
+        .collect();
+    // A machine that is busy for all of one time may make every round of it slow.
+    let quick = |way: &str, hop: &dyn Fn() -> Duration| {
+        let is_quick = (0..5).any(|_| {
+            let per_hop = hop();
+            println!("{per_hop:?} per hop over {way}");
+            per_hop < Duration::from_millis(4)
+        });
+        assert!(is_quick, "over {way}");
+    };
+    quick("polls", &|| hop_by_polls(&streams, ROUNDS));
+    quick("events", &|| hop_by_events(&streams, ROUNDS));
 }

@@ -277,7 +277,12 @@ mod tests {
         assert!(told(b"GET / HTTP").contains("no peer"));
         assert!(told(b"DBRV\x09\x00").contains("version 9"));
         assert!(is_timeout(&greet(b"DBR", soon)));
-        drop(listener);
+        // A port that is taken, and where nobody listens any more: one that is free is somebody else's the next moment.
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = nobody.local_addr().unwrap();
+        let _caller = TcpStream::connect(address).unwrap();
+        let _called = nobody.accept().unwrap();
+        drop(nobody);
         assert!(matches!(
             Channel::connect(&address.to_string(), soon),
             Err(Error::Timeout { .. })

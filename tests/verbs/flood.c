@@ -48,12 +48,15 @@ static void flooder(int fd)
 	struct address mine = address_of(&device, qp), peer;
 	struct ibv_wc completion;
 	uint32_t posted = 0, done = 0;
+	char joined;
 
 	mine.at = (uintptr_t)memory->addr;
 	mine.rkey = memory->rkey;
 	to_init(qp);
 	tell(fd, &mine, &peer);
 	join(&device, qp, &peer, PATIENCE);
+	/* Who has not joined yet hears nothing, for however long. */
+	CHECK(recv(fd, &joined, 1, MSG_WAITALL) == 1);
 	for (;;) {
 		while (posted - done < DEPTH)
 			post(qp, memory, opcodes[posted++ % 3], peer.at, peer.rkey, BYTES);
@@ -141,6 +144,7 @@ int main(int argc, char **argv)
 			receive(qp, memory);
 		tell(sockets[0], &mine, &peer);
 		join(&device, qp, &peer, PATIENCE);
+		CHECK(write(sockets[0], "", 1) == 1);
 		for (int arrived = 0; arrived < 100 + 37 * kill_number; arrived++) {
 			CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
 			receive(qp, memory);
