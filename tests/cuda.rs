@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::cuda::Execution;
+use doorbell::peer::{Program, Role, Target, TargetId, Targets};
 use doorbell::region::Access;
+use doorbell::stream::{Attachments, Outcome, Owner};
 use doorbell::{
     Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, HostStream, Region, Side,
     Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
@@ -406,6 +408,84 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
     .unwrap();
     drop((last, stream, context));
     until("it has run", || ran.load(Ordering::Acquire));
+}
+
+/// A word, with an owner that takes its time to end.
+struct Slow {
+    targets: Targets,
+    target: Target,
+    attachments: Attachments,
+    word: Box<AtomicU32>,
+    finished: AtomicBool,
+    ends_in: Duration,
+}
+
+// SAFETY: the table never changes, and its one target is the word, which lives as long.
+unsafe impl Owner for Slow {
+    fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    fn base(&self, _: TargetId) -> Option<NonNull<u8>> {
+        Some(NonNull::from(&*self.word).cast())
+    }
+
+    fn attachments(&self) -> Option<&Attachments> {
+        Some(&self.attachments)
+    }
+
+    fn finished(&self, _: u64, outcome: Outcome) {
+        assert_eq!(outcome, Outcome::Done);
+        self.finished.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        std::thread::sleep(self.ends_in);
+    }
+}
+
+impl Slow {
+    /// One whose word is stored to on the stream.
+    fn on(stream: &CudaStream, ends_in: Duration) -> Arc<Slow> {
+        let mut targets = Targets::new();
+        let slow = Arc::new(Slow {
+            target: targets.register("word", Role::Memory, 4),
+            targets,
+            attachments: Attachments::default(),
+            word: Box::default(),
+            finished: AtomicBool::new(false),
+            ends_in,
+        });
+        let mut program = Program::new(&slow.targets);
+        program
+            .store_dword(slow.target.dword(0).unwrap(), 7)
+            .unwrap();
+        stream.submit_program(&program, slow.clone(), 0).unwrap();
+        slow
+    }
+}
+
+#[test]
+fn work_that_is_done_keeps_nothing_of_the_applications() {
+    let _alone = alone();
+    let test = "work_that_is_done_keeps_nothing";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = new_stream(&context, test);
+    for _ in 0..3 {
+        // The last handle is the stream's, and whoever drops it is busy.
+        let last = Arc::downgrade(&Slow::on(&stream, Duration::from_millis(100)));
+        until("it ends", || last.strong_count() == 0);
+        let kept = Slow::on(&stream, Duration::ZERO);
+        // The thread that looks has seen it: nobody else does.
+        until("it is finished", || kept.finished.load(Ordering::Acquire));
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(Arc::strong_count(&kept), 1);
+        assert_eq!(kept.word.load(Ordering::Acquire), 7);
+    }
 }
 
 #[test]

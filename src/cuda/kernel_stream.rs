@@ -170,6 +170,7 @@ impl KernelStream {
         drop(queue);
         drop(shared.settle());
         shared.discard();
+        shared.settle_for_good();
         Ok(())
     }
 
@@ -244,7 +245,11 @@ unsafe impl Executor for KernelStream {
         shared.is_idle()?;
         drop(shared.settle());
         shared.check()?;
-        Ok(!shared.has_work())
+        let idle = !shared.has_work();
+        if idle {
+            shared.settle_for_good();
+        }
+        Ok(idle)
     }
 
     /// Waits until kernels have executed everything that was taken. [`Error::State`] while something is queued that was not taken.
@@ -253,7 +258,7 @@ unsafe impl Executor for KernelStream {
         forbid_on(shared.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if shared.ended.load(Ordering::Acquire) {
-            drop(shared.settle_to_the_end());
+            shared.settle_for_good();
             return shared.check();
         }
         let queue = lock(&shared.queue);
@@ -272,7 +277,7 @@ unsafe impl Executor for KernelStream {
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        drop(shared.settle_to_the_end());
+        shared.settle_for_good();
         shared.check()
     }
 }

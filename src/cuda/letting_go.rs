@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::memory::DeviceBuffer;
-use super::pending::Pending;
 use super::shared::{Shared, watch};
 use crate::proxy;
+use crate::stream::Last;
 
 /// Gives up a handle between the turns of the thread that looks, so that it is not that thread which ends the stream: this may wait for
 /// the GPU, and who ends waits that take too long must not.
@@ -20,7 +20,7 @@ pub(super) fn let_go(inner: Arc<Shared>) {
 /// What is dropped by a thread that nobody waits for: the last handle of an owner unregisters its memory, and who has it may be the thread that
 /// looks, or another that must not wait.
 pub(super) enum Dropped {
-    Owners(Vec<Pending>),
+    Owners(Vec<Last>),
     Stream(Arc<Shared>),
     Memory(DeviceBuffer),
 }
@@ -38,6 +38,7 @@ impl Drop for LetGo {
 
 pub(super) fn drop_elsewhere(what: Dropped) {
     proxy::drop_elsewhere(match what {
+        Dropped::Owners(owners) if owners.is_empty() => return,
         Dropped::Owners(owners) => Box::new(owners),
         Dropped::Stream(inner) => Box::new(LetGo(Some(inner))),
         Dropped::Memory(buffer) => Box::new(buffer),

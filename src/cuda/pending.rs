@@ -10,7 +10,7 @@ use super::graph::Exec;
 use super::word::{STATUS_WORK, Stop, Words};
 use crate::Error;
 use crate::peer::{At, PeerOp, Program, Role};
-use crate::stream::{Mark, Outcome, Owner, Record};
+use crate::stream::{Last, Mark, Outcome, Owner, Record};
 
 /// One thing of a stream's queue, begun when the stream has counted to `after` and finished when it has counted to `done`.
 pub(super) struct Pending {
@@ -174,14 +174,15 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 }
 
 /// Tells everyone who is to be told when the stream has counted to `done`; before that, `released` hears the cookies of those whose wait was
-/// ended. Of a stream that is `aborted` every wait is. Returns owners to be let go, which may take a while.
+/// ended. Of a stream that is `aborted` every wait is. Returns what is to be dropped, which may take a while: handles of owners that others have,
+/// too, are given up in here.
 pub(super) fn settle(
     queue: &mut VecDeque<Pending>,
     done: u64,
     words: &Words,
     aborted: bool,
     released: impl Fn(u64),
-) -> Vec<Pending> {
+) -> Vec<Last> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(mut front) = queue.pop_front() {
@@ -190,7 +191,7 @@ pub(super) fn settle(
                 released(cookie);
             }
             front.finish(outcome);
-            over.push(front);
+            over.extend(front.into_last());
         }
     }
     // Those that one count finishes have begun together: among them is the one, if any, in whose wait the stream is.
@@ -332,6 +333,20 @@ impl Pending {
             && let Some(event) = record.sleepers()
         {
             event.wake();
+        }
+    }
+
+    /// Gives up its handles; what this returns is to be dropped, which may take a while.
+    pub(super) fn into_last(self) -> Option<Last> {
+        match self.what {
+            What::Program {
+                owner, listening, ..
+            } => {
+                drop(listening);
+                owner.into_last()
+            }
+            What::Passing => None,
+            what => Some(Box::new(what)),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
@@ -27,7 +27,7 @@ use super::word::{STATUS_STREAM, STATUS_WORK, Stop, Words};
 use crate::peer::Program;
 use crate::proxy::drop_elsewhere as drop_owner_elsewhere;
 use crate::proxy::{Enlistment, Pace, Placement, Rounds, Turn};
-use crate::stream::{Backoff, Fault, Mark, Owner, Progress, Submission, next_id};
+use crate::stream::{Backoff, Fault, Last, Mark, Owner, Progress, Submission, next_id};
 use crate::{Error, Result};
 
 /// How often the thread looks that tells owners what their programs have come to.
@@ -48,6 +48,8 @@ pub(super) struct Shared {
     pub(super) count: Arc<Count>,
     pub(super) queue: Mutex<Queue>,
     pub(super) pending: Mutex<VecDeque<Pending>>,
+    /// Held by who has handles of owners that may be finished meanwhile.
+    visiting: RwLock<()>,
     /// Waits for what no GPU counts, in the order of the gates.
     pub(super) gates: Mutex<VecDeque<(u32, Mark)>>,
     pub(super) fault: Fault,
@@ -141,6 +143,7 @@ impl Shared {
             count,
             queue: Mutex::default(),
             pending: Mutex::default(),
+            visiting: RwLock::default(),
             gates: Mutex::default(),
             fault: Fault::new(),
             asking: Mutex::default(),
@@ -321,7 +324,9 @@ impl Shared {
             reason: error.to_string(),
         };
         lost.iter().for_each(|pending| pending.discard(&reason));
-        drop_elsewhere(Dropped::Owners(lost));
+        drop_elsewhere(Dropped::Owners(
+            lost.into_iter().filter_map(Pending::into_last).collect(),
+        ));
     }
 
     /// Queues operations made by `prepare`, which may fail and then leaves everything as it was.
@@ -541,8 +546,9 @@ impl Shared {
         });
     }
 
-    /// Tells everyone how far the stream has come. What it returns holds owners.
-    pub(super) fn settle(&self) -> Vec<Pending> {
+    /// Tells everyone how far the stream has come. What it returns is dropped in the caller's thread, or by another. Handles of owners that
+    /// others have, too, are given up under the lock: who finds everything settled finds them gone.
+    pub(super) fn settle(&self) -> Vec<Last> {
         let mut pending = lock(&self.pending);
         // Under the lock, and before the owners hear of it: who finds everything settled finds what there is to report.
         let words = &self.count.words;
@@ -645,7 +651,6 @@ impl Shared {
         };
         // Told under the lock, as `settle` does: who finds nothing pending finds that everyone was told.
         let mut pending = lock(&self.pending);
-        // Not dropped under any lock: an owner may be dropped here.
         let dropped: Vec<Pending> = pending.drain(..).collect();
         // The reason before the end: who sees that nothing more is to come finds why.
         dropped.iter().for_each(|pending| pending.discard(&reason));
@@ -656,16 +661,16 @@ impl Shared {
             words.done().store(last.done as u32, Ordering::Release);
         }
         dropped.iter().for_each(Pending::wake);
+        let dropped = dropped.into_iter().filter_map(Pending::into_last).collect();
         drop(pending);
         lock(&self.gates).clear();
-        if !dropped.is_empty() {
-            drop_elsewhere(Dropped::Owners(dropped));
-        }
+        // Not under a lock: an owner may end here.
+        drop_elsewhere(Dropped::Owners(dropped));
     }
 
     /// Tells everyone how far the stream has come, and that this was all, where nothing more is to come. Who reports an end does this first, for it
     /// is the end of everybody's work.
-    pub(super) fn settle_to_the_end(&self) -> Vec<Pending> {
+    pub(super) fn settle_to_the_end(&self) -> Vec<Last> {
         let over = self.settle();
         let cut = self.cut.load(Ordering::Acquire);
         let is_cut = || {
@@ -705,10 +710,7 @@ impl Shared {
     fn look(&self) -> Turn {
         self.count.words.stay_alive();
         self.open_gates();
-        let over = self.settle_to_the_end();
-        if !over.is_empty() {
-            drop_elsewhere(Dropped::Owners(over));
-        }
+        drop_elsewhere(Dropped::Owners(self.settle_to_the_end()));
         if self.has_work() {
             return Turn::Waiting;
         }
@@ -764,6 +766,7 @@ impl Shared {
 
     /// Tells the owners of what is queued that nobody wants it any more.
     pub(super) fn give_up(&self) {
+        let visiting = self.visit();
         // Not under the lock, which the thread that ends waits takes.
         let pending: Vec<_> = lock(&self.pending)
             .iter_mut()
@@ -771,11 +774,12 @@ impl Shared {
             .collect();
         for owner in pending {
             owner.give_up();
-            if Arc::strong_count(&owner) == 1 {
+            if let Some(last) = owner.into_last() {
                 // It was finished meanwhile, and its memory is unregistered with it.
-                drop_owner_elsewhere(Box::new(owner));
+                drop_owner_elsewhere(last);
             }
         }
+        drop(visiting);
         // Behind the owners, whose waits come behind the gates.
         self.give_up_gates();
         self.ensure_watched();
@@ -797,6 +801,7 @@ impl Shared {
     pub(super) fn turn(&self) -> bool {
         self.open_gates();
         drop(self.settle());
+        let _visiting = self.visit();
         // What the stream waits for may be a NIC that lives by those who wait.
         let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
         // Not under the lock, which the thread that ends waits takes: the NIC may have to copy.
@@ -806,12 +811,24 @@ impl Shared {
         let mut moved = false;
         for owner in owners.into_iter().flatten() {
             moved = moved || owner.progress();
-            if Arc::strong_count(&owner) == 1 {
+            if let Some(last) = owner.into_last() {
                 // It was finished meanwhile, and its memory is unregistered with it.
-                drop_owner_elsewhere(Box::new(owner));
+                drop_owner_elsewhere(last);
             }
         }
         moved
+    }
+
+    fn visit(&self) -> RwLockReadGuard<'_, ()> {
+        self.visiting.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Shared::settle_to_the_end`] for who then says that work is done: no thread has a handle left of an owner whose work is, unless it is the last
+    /// one. An application may free an owner's memory next.
+    pub(super) fn settle_for_good(&self) {
+        drop(self.settle_to_the_end());
+        // Those who have come since have handles of what is pending.
+        drop(self.visiting.write());
     }
 }
 

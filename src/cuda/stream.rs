@@ -407,7 +407,7 @@ unsafe impl Executor for CudaStream {
         shared.turn();
         let idle = shared.is_idle()?;
         if idle {
-            drop(shared.settle());
+            shared.settle_for_good();
         }
         shared.check()?;
         Ok(idle)
@@ -418,7 +418,7 @@ unsafe impl Executor for CudaStream {
         forbid_on(shared.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if shared.ended.load(Ordering::Acquire) {
-            drop(shared.settle_to_the_end());
+            shared.settle_for_good();
             return shared.check();
         }
         let mut target = 0;
@@ -434,7 +434,7 @@ unsafe impl Executor for CudaStream {
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        drop(shared.settle_to_the_end());
+        shared.settle_for_good();
         shared.check()
     }
 }

@@ -48,6 +48,8 @@ pub(crate) use fault::Fault;
 pub(crate) use host::next_id;
 pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;
+#[cfg(feature = "cuda")]
+pub(crate) use owner::Last;
 pub use owner::{Attachments, Outcome, Owner};
 #[cfg(feature = "cuda")]
 pub(crate) use worker::{act_as, forbid_on, message};

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::alarm::Alarm;
 use crate::Result;
@@ -37,7 +37,7 @@ pub enum Outcome {
 ///   by a device, or not at all while a program that reads it may run.
 ///
 /// An implementation need not align `base`: executors refuse a misaligned word.
-pub unsafe trait Owner: Send + Sync {
+pub unsafe trait Owner: Send + Sync + Lasting {
     /// The table that the programs of this owner address.
     fn targets(&self) -> &Targets;
 
@@ -84,6 +84,24 @@ pub unsafe trait Owner: Send + Sync {
     fn released(&self, cookie: u64) -> bool {
         let _ = cookie;
         false
+    }
+}
+
+/// Every owner, as a handle of it is given up by who must not wait for its end.
+pub trait Lasting {
+    /// Gives up a handle. What it returns, if it was the last, is to be dropped: by another thread, maybe, for that may have to wait for a GPU.
+    #[doc(hidden)]
+    fn into_last(self: Arc<Self>) -> Option<Last>;
+}
+
+/// What ends when it is dropped.
+pub type Last = Box<dyn Send>;
+
+impl<T: Owner + 'static> Lasting for T {
+    fn into_last(self: Arc<Self>) -> Option<Last> {
+        // The memory of a program may be in the owner itself, and stays where it is until the mappings of it are gone with the owner.
+        let place: Weak<T> = Arc::downgrade(&self);
+        Arc::into_inner(self).map(|last| Box::new((last, place)) as Last)
     }
 }
 
