@@ -770,8 +770,8 @@ int doorbell_group_size(const doorbell_group *group);
 int doorbell_group_domain(const doorbell_group *group, doorbell_domain **domain);
 
 /*
- * The endpoint that is connected with rank `peer`, once; it is the caller's, to be destroyed. Waits until the peer's process
- * has joined: its program need not do anything. DOORBELL_ESTATE if it was given before, or for this process's own rank.
+ * The endpoint that is connected with rank `peer`, as the peer's is with it, once; it is the caller's, to be destroyed. Waits
+ * until the peer's process has joined: its program need not do anything. DOORBELL_ESTATE if it was given before, or for this process's own rank.
  * Threads: any.
  */
 int doorbell_group_endpoint(const doorbell_group *group, uint32_t peer, doorbell_endpoint **endpoint);

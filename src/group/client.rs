@@ -18,7 +18,9 @@ const CANCEL: Duration = Duration::from_secs(1);
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &Client, from: u32, bytes: &[u8]);
-    /// The group has failed.
+    /// The group fails. Nobody was told of it yet, and when this returns all are.
+    fn failing(&self, client: &Client);
+    /// The group has failed: [`Client::failure`] says so.
     fn failed(&self, client: &Client);
 }
 
@@ -224,14 +226,14 @@ impl Client {
         Ok(())
     }
 
-    /// Only the first failure counts.
+    /// Only the first failure counts. The reader's.
     fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
-        let mut state = self.state();
-        if state.failure.is_some() {
+        if self.failure().is_some() {
             return;
         }
-        state.failure = Some((rank, reason));
-        drop(state);
+        // First, so that who hears of the failure has it behind itself, and what it begins then is not ended.
+        watcher.failing(self);
+        self.state().failure = Some((rank, reason));
         self.changed.notify_all();
         watcher.failed(self);
     }

@@ -96,7 +96,7 @@ impl Group {
         &self.store
     }
 
-    /// The endpoint that is connected with another rank; waits for it the first time.
+    /// The endpoint that is connected with another rank, as that rank's is with it; waits for it the first time.
     ///
     /// # Errors
     /// [`Error::Range`] for a rank that there is not; [`Error::State`] for this one; [`Error::Timeout`] if the other one has not come;

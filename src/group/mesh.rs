@@ -1,5 +1,6 @@
 //! The endpoints of a group: each made by whichever side comes first, and connected without the other application's help.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,15 +18,50 @@ const ANSWER: Duration = Duration::from_secs(10);
 enum Link {
     /// Its address is not known yet; the peer knows ours.
     Offered(Endpoint),
-    /// Connected, and not asked for yet.
+    /// Connected on this side; of the other one it is not known.
     Connected(Endpoint),
+    /// Connected on both sides, and not asked for yet.
+    Ready(Endpoint),
     /// The application has it.
     Taken,
     /// It could not be.
     Failed(Error),
 }
 
-/// All of them. The address of an endpoint is mail to its peer; the first mail of two lets the other side make its endpoint and answer.
+/// What ranks write to each other. On the wire: a byte for the kind, and the rest.
+enum Mail<'a> {
+    /// Where the sender's endpoint is. The first of two lets the other side make its endpoint and answer.
+    Address(Address),
+    /// That endpoint is connected with the receiver's: it takes what comes.
+    Connected,
+    /// It could not be, and why.
+    Refused(Cow<'a, str>),
+}
+
+impl<'a> Mail<'a> {
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Mail::Address(address) => [&[0], &address.to_bytes()[..]].concat(),
+            Mail::Connected => vec![1],
+            Mail::Refused(reason) => [&[2], reason.as_bytes()].concat(),
+        }
+    }
+
+    fn from_bytes(bytes: &'a [u8]) -> Result<Mail<'a>> {
+        match bytes {
+            [0, address @ ..] => Address::from_bytes(address).map(Mail::Address),
+            [1] => Ok(Mail::Connected),
+            [2, reason @ ..] => Ok(Mail::Refused(String::from_utf8_lossy(reason))),
+            _ => Err(Error::Malformed {
+                what: "mail of a rank",
+                reason: format!("{} bytes that are none", bytes.len()),
+            }),
+        }
+    }
+}
+
+/// All of them. An endpoint is given away when both sides are connected: what is sent to a queue pair that is not is sent again only as often as
+/// the endpoint's configuration says, which may be never.
 #[derive(Debug)]
 pub(super) struct Mesh {
     domain: ProtectionDomain,
@@ -68,7 +104,9 @@ impl Mesh {
         let deadline = Deadline::new("connection with a rank of the group", timeout);
         let mut state = self.state();
         if !state.links.contains_key(&peer) {
-            let endpoint = self.offer(&mut state, client, peer, &deadline)?;
+            let endpoint = self.make(&mut state)?;
+            let mail = Mail::Address(endpoint.address());
+            client.send_mail(peer, &mail.to_bytes(), &deadline)?;
             state.links.insert(peer, Link::Offered(endpoint));
         }
         loop {
@@ -76,8 +114,8 @@ impl Mesh {
                 return Err(failure);
             }
             match state.links.get_mut(&peer) {
-                Some(link @ Link::Connected(_)) => {
-                    if let Link::Connected(endpoint) = std::mem::replace(link, Link::Taken) {
+                Some(link @ Link::Ready(_)) => {
+                    if let Link::Ready(endpoint) = std::mem::replace(link, Link::Taken) {
                         return Ok(endpoint);
                     }
                 }
@@ -97,42 +135,75 @@ impl Mesh {
         }
     }
 
-    /// Makes an endpoint and tells the peer its address.
-    fn offer(
-        &self,
-        state: &mut State,
-        client: &Client,
-        peer: u32,
-        deadline: &Deadline,
-    ) -> Result<Endpoint> {
+    /// Makes an endpoint that ends with the group.
+    fn make(&self, state: &mut State) -> Result<Endpoint> {
         let endpoint = Endpoint::new(&self.domain, &self.config)?;
         let abort = endpoint.abort_handle();
         if state.has_failed {
             abort.abort();
         }
         state.aborts.push(abort);
-        client.send_mail(peer, &endpoint.address().to_bytes(), deadline)?;
         Ok(endpoint)
     }
 
+    /// Connects with the endpoint at an address, and says so there.
     fn connect(
         &self,
         state: &mut State,
         client: &Client,
         peer: u32,
-        mail: &[u8],
+        address: &Address,
     ) -> Result<Endpoint> {
-        let address = Address::from_bytes(mail)?;
-        let mut endpoint = match state.links.remove(&peer) {
-            Some(Link::Offered(endpoint)) => endpoint,
-            _ => {
-                let deadline = Deadline::new("answer to a rank of the group", ANSWER);
-                self.offer(state, client, peer, &deadline)?
-            }
+        let (mut endpoint, is_known) = match state.links.remove(&peer) {
+            Some(Link::Offered(endpoint)) => (endpoint, true),
+            _ => (self.make(state)?, false),
         };
-        endpoint.connect(&address)?;
+        endpoint.connect(address)?;
+        if !is_known {
+            answer(client, peer, &Mail::Address(endpoint.address()))?;
+        }
+        answer(client, peer, &Mail::Connected)?;
         Ok(endpoint)
     }
+
+    /// What becomes of the link with a rank by its mail; `None` if that says nothing new.
+    fn read(
+        &self,
+        state: &mut State,
+        client: &Client,
+        peer: u32,
+        mail: Result<Mail<'_>>,
+    ) -> Option<Link> {
+        let failed = |error: Error| {
+            // It waits for an answer.
+            let _ = answer(client, peer, &Mail::Refused(error.to_string().into()));
+            Link::Failed(error)
+        };
+        match (mail, state.links.get(&peer)) {
+            (Ok(Mail::Address(address)), None | Some(Link::Offered(_))) => {
+                let connected = self.connect(state, client, peer, &address);
+                Some(connected.map_or_else(failed, Link::Connected))
+            }
+            (Ok(Mail::Connected), Some(Link::Connected(_))) => match state.links.remove(&peer) {
+                Some(Link::Connected(endpoint)) => Some(Link::Ready(endpoint)),
+                other => other,
+            },
+            (Ok(Mail::Refused(reason)), None | Some(Link::Offered(_) | Link::Connected(_))) => {
+                Some(Link::Failed(Error::State {
+                    operation: "endpoint of the group",
+                    reason: format!("rank {peer} could not connect: {reason}"),
+                }))
+            }
+            (Err(error), None | Some(Link::Offered(_) | Link::Connected(_))) => Some(failed(error)),
+            // Each side says each once. More is of no use, and the endpoint that is there stays as it is.
+            _ => None,
+        }
+    }
+}
+
+fn answer(client: &Client, peer: u32, mail: &Mail<'_>) -> Result<()> {
+    let deadline = Deadline::new("answer to a rank of the group", ANSWER);
+    client.send_mail(peer, &mail.to_bytes(), &deadline)
 }
 
 /// The mesh as the store's reader sees it.
@@ -142,25 +213,26 @@ impl Watcher for Watch {
     fn mail(&self, client: &Client, from: u32, bytes: &[u8]) {
         let mesh = &self.0;
         let mut state = mesh.state();
-        // Each side sends its address once. More is of no use, and the endpoint that is there stays as it is.
-        if from == client.rank() || !matches!(state.links.get(&from), None | Some(Link::Offered(_)))
-        {
+        if from == client.rank() {
             return;
         }
-        let link = match mesh.connect(&mut state, client, from, bytes) {
-            Ok(endpoint) => Link::Connected(endpoint),
-            Err(error) => Link::Failed(error),
-        };
-        state.links.insert(from, link);
+        let mail = Mail::from_bytes(bytes);
+        if let Some(link) = mesh.read(&mut state, client, from, mail) {
+            state.links.insert(from, link);
+        }
         drop(state);
         mesh.changed.notify_all();
     }
 
-    fn failed(&self, _: &Client) {
+    fn failing(&self, _: &Client) {
         let mut state = self.0.state();
         state.has_failed = true;
         state.aborts.iter().for_each(AbortHandle::abort);
-        drop(state);
+    }
+
+    fn failed(&self, _: &Client) {
+        // Whoever holds the lock may have looked for the failure before it was there, and does not wait yet.
+        drop(self.0.state());
         self.0.changed.notify_all();
     }
 }

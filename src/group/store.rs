@@ -159,5 +159,7 @@ struct Nobody;
 impl Watcher for Nobody {
     fn mail(&self, _: &Client, _: u32, _: &[u8]) {}
 
+    fn failing(&self, _: &Client) {}
+
     fn failed(&self, _: &Client) {}
 }

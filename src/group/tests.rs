@@ -7,10 +7,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::group::client::{Client, Watcher};
 use crate::group::greeting::{self, Hello, Verdict};
 use crate::group::{Group, GroupConfig, Place, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{Error, Side, Work};
+use crate::{EndpointConfig, Error, Side, Work};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -320,6 +321,98 @@ fn every_pair_is_connected_whoever_asks_first() {
         group.barrier().unwrap();
         group.leave().unwrap();
     });
+}
+
+/// The other side is connected as well: nothing is sent twice.
+#[test]
+fn an_endpoint_of_the_group_needs_no_repetition() {
+    for _ in 0..20 {
+        let address = free();
+        let one = move |rank| {
+            let domain = Device::open("softcx").unwrap().protection_domain();
+            let endpoint = EndpointConfig {
+                retry_count: 0,
+                timeout: 20,
+                ..EndpointConfig::default()
+            };
+            let config = GroupConfig {
+                timeout: SOON,
+                endpoint,
+            };
+            let region = Region::alloc(&domain, 7, Access::LOCAL_WRITE).unwrap();
+            let mut group = Group::join(&place(rank, 3, address), &domain, &config).unwrap();
+            for peer in (0..3).filter(|&peer| peer != rank) {
+                let endpoint = group.endpoint(peer).unwrap();
+                endpoint.post_send(&Work::send_inline(b"at once")).unwrap();
+                let into = region.slice(0, 7).unwrap();
+                endpoint.post_recv(1, &[into]).unwrap();
+                endpoint.wait_cq(Side::Send, Some(SOON)).unwrap();
+                endpoint.wait_cq(Side::Recv, Some(SOON)).unwrap();
+            }
+            group.barrier().unwrap();
+            group.leave().unwrap();
+        };
+        let threads = [0, 1, 2].map(|rank| thread::spawn(move || one(rank)));
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn who_cannot_connect_says_so_to_who_waits_for_it() {
+    let address = free();
+    let one = move |rank| {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let mut config = GroupConfig {
+            timeout: SOON,
+            ..GroupConfig::default()
+        };
+        if rank == 1 {
+            config.endpoint.send_depth = 0;
+        }
+        let mut group = Group::join(&place(rank, 2, address), &domain, &config).unwrap();
+        if rank == 0 {
+            let error = group.endpoint(1).unwrap_err().to_string();
+            assert!(error.contains("rank 1 could not connect: "), "{error}");
+            assert!(error.contains("send_depth"), "{error}");
+        }
+        group.barrier().unwrap();
+        group.leave().unwrap();
+    };
+    let threads = [0, 1].map(|rank| thread::spawn(move || one(rank)));
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+/// Who hears of the failure may reset its endpoint, and no abort of the old life may reach the new one.
+#[test]
+fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
+    struct Order(mpsc::Sender<(&'static str, Option<Error>)>);
+    impl Watcher for Order {
+        fn mail(&self, _: &Client, _: u32, _: &[u8]) {}
+
+        fn failing(&self, client: &Client) {
+            self.0.send(("failing", client.failure())).unwrap();
+        }
+
+        fn failed(&self, client: &Client) {
+            self.0.send(("failed", client.failure())).unwrap();
+        }
+    }
+    let address = free();
+    let (order, told) = mpsc::channel();
+    let watched = Store::join_with(&place(0, 2, address), SOON, Box::new(Order(order)));
+    drop(join(1, 2, address));
+    assert_eq!(told.recv_timeout(SOON).unwrap(), ("failing", None));
+    let (last, failure) = told.recv_timeout(SOON).unwrap();
+    assert!(
+        matches!(failure, Some(Error::Rank { rank: 1, .. })),
+        "{failure:?}"
+    );
+    assert_eq!(last, "failed");
+    // Only the first failure counts.
+    drop(watched.unwrap());
+    assert!(told.recv_timeout(SOON).is_err());
 }
 
 #[test]
