@@ -350,7 +350,8 @@ int doorbell_region_alloc_huge(const doorbell_domain *domain, uint64_t len_bytes
 
 /*
  * Registers memory of the caller's. It must stay valid until the region is destroyed and all work that names it is done,
- * waits for and stores of its words on streams included.
+ * waits for and stores of its words on streams included. Of a CUDA stream that is when doorbell_stream_synchronize or
+ * doorbell_stream_query says so: tickets and events may say it a millisecond or more before the library has let go of the memory.
  * Threads: any.
  */
 int doorbell_region_register(const doorbell_domain *domain, void *start, uint64_t len_bytes, uint32_t access_flags,
