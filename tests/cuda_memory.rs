@@ -1297,6 +1297,8 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1, 2, 7, 9, 5]);
     // One of ours, and theirs from then on: it is freed once.
     drop(slice);
+    // It is freed in the order of its stream.
+    stream.synchronize().unwrap();
     let before = free_bytes(&context);
     let buffer = context.alloc(1 << 20).unwrap();
     buffer.copy_from_host(0, &[6; 1 << 20]).unwrap();
