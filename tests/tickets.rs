@@ -21,6 +21,20 @@ fn small() -> EndpointConfig {
     }
 }
 
+/// Holds the stream where it is, until the flag is set.
+fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
+    let go = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&go);
+    stream
+        .launch(move || {
+            while !flag.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+    go
+}
+
 #[test]
 fn after_a_reset_tickets_tell_how_it_was() {
     let device = device();
@@ -33,16 +47,8 @@ fn after_a_reset_tickets_tell_how_it_was() {
     let stream = rig::stream("s");
     let slice = [region.slice(0, 64).unwrap()];
     let remote = region.remote();
-    // Held until all is queued: nothing is taken behind a failure.
-    let queued = Arc::new(AtomicBool::new(false));
-    let held = Arc::clone(&queued);
-    stream
-        .launch(move || {
-            while !held.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        })
-        .unwrap();
+    // Until all is queued: nothing is taken behind a failure.
+    let queued = held(&stream);
     let good = pair
         .a
         .stream_queue_write(&stream, &slice, remote.at(512, 64).unwrap(), remote.rkey)
@@ -336,19 +342,11 @@ fn a_wait_is_not_over_before_its_stream_is_through_it() {
     }
     let mut pair = Pair::new(&device, &small());
     let stream = rig::stream("s");
-    let go = Arc::new(AtomicBool::new(false));
     let sent = pair.a.post_send(&Work::nop()).unwrap();
     while !sent.is_over() {
         std::thread::sleep(Duration::from_micros(50));
     }
-    let held = Arc::clone(&go);
-    stream
-        .launch(move || {
-            while !held.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        })
-        .unwrap();
+    let go = held(&stream);
     let wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
     pair.a.abort();
     assert_eq!(pair.a.failure().unwrap().cause, Cause::Aborted);
@@ -372,7 +370,7 @@ fn completions_come_before_the_failure() {
     let region = pair.region(4096);
     let remote = region.remote();
     let slice = [region.slice(0, 64).unwrap()];
-    for round in 0..200 {
+    for round in 0..1000 {
         for wr_id in 0..2 {
             let work = Work::write(&slice, remote.addr, remote.rkey).wr_id(wr_id);
             pair.a.post_send(&work).unwrap();
