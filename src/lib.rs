@@ -49,7 +49,6 @@ pub mod cm;
 pub mod cuda;
 pub mod endpoint;
 mod error;
-mod ffi;
 #[cfg(feature = "cuda")]
 pub mod graph;
 pub mod group;

@@ -38,17 +38,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cm", &["endpoint", "nic"]),
     // A user of the public interface, but for the deadlines of sockets.
     ("group", &["endpoint", "region"]),
-    // Only what the crate root exports: the C interface is a user of the public one.
-    ("ffi", &[]),
-    // Another crate to the compiler, which sees to it that only public names of the library are used.
-    ("bin", &[]),
 ];
 
 #[test]
 fn imports_point_down_only() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let sources = read_sources(&src);
-    for expected in ["lib.rs", "error.rs", "peer/mod.rs", "bin/doorbell/main.rs"] {
+    for expected in ["lib.rs", "error.rs", "peer/mod.rs"] {
         assert!(sources.contains_key(expected), "{expected} was not read");
     }
     let found = violations(&sources);
@@ -90,10 +86,6 @@ fn violations(sources: &BTreeMap<String, String>) -> Vec<String> {
                 found.push(format!("{file}:1: room `{room}` is not in the table"));
                 continue;
             }
-            (Some("bin"), _) => {
-                found.extend(detours(file, &tokens));
-                continue;
-            }
             _ => found.extend(detours(file, &tokens)),
         }
         let (Some(room), Some(allowed)) = (room, allowed) else {
@@ -103,14 +95,6 @@ fn violations(sources: &BTreeMap<String, String>) -> Vec<String> {
         for (line, name) in root_names(&tokens, &module) {
             let exported = exports.get(&name).map(String::as_str);
             let is_room = EDGES.iter().any(|(room, _)| *room == name);
-            if room == "ffi" {
-                if name != room && exported.is_none() {
-                    found.push(format!(
-                        "{file}:{line}: `ffi` names `crate::{name}`, which the crate root does not export"
-                    ));
-                }
-                continue;
-            }
             match exported.or(is_room.then_some(name.as_str())) {
                 None => found.push(format!(
                     "{file}:{line}: `crate::{name}` is neither a room nor an export of the root"
@@ -423,14 +407,6 @@ fn edges_down_are_allowed() {
             "peer/mod.rs",
             "fn f<'a>(c: char) -> bool { c == '\"' || c == '\\'' } use crate::Error;",
         ),
-        (
-            "ffi/send.rs",
-            "use crate::{Endpoint, Error}; use crate::ffi::panic;",
-        ),
-        (
-            "bin/doorbell/main.rs",
-            "mod bench; use crate::bench::Row; use doorbell::Endpoint;",
-        ),
     ] {
         assert_eq!(
             judged(file, source),
@@ -489,16 +465,6 @@ fn edges_up_and_sideways_are_caught() {
             "use crate::nowhere::X;",
             "neither a room nor an export",
         ),
-        (
-            "ffi/mod.rs",
-            "use crate::peer::Program;",
-            "the crate root does not export",
-        ),
-        (
-            "ffi/mod.rs",
-            "use crate::endpoint::Endpoint;",
-            "the crate root does not export",
-        ),
         ("cellar/mod.rs", "", "room `cellar` is not in the table"),
         ("cellar.rs", "", "room `cellar` is not in the table"),
         (
@@ -507,7 +473,7 @@ fn edges_up_and_sideways_are_caught() {
             "goes around",
         ),
         (
-            "bin/doorbell/main.rs",
+            "peer/mod.rs",
             "include!(\"../../mlx5/wqe.rs\");",
             "goes around",
         ),

@@ -41,7 +41,7 @@ impl Door {
             command.arg(program.as_ref());
             return command;
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+        let mut command = Command::new(command());
         command.args(["softcx", "run", "--door", self.name()]);
         if self == Door::Preload {
             command.arg("--library").arg(library());
@@ -51,24 +51,41 @@ impl Door {
     }
 }
 
-/// The preload door's library, as the rest of this build was built.
+/// The folder of this build: `target/debug` and the like.
+fn build_folder() -> PathBuf {
+    let program = std::env::current_exe().expect("the test's own path");
+    let folder = program.parent().and_then(Path::parent);
+    folder.expect("a test lies in `deps`").to_owned()
+}
+
+/// A product of this build, which the runner of the tests has built before.
+fn product(name: &str, package: &str) -> PathBuf {
+    let path = build_folder().join(name);
+    assert!(
+        path.is_file(),
+        "{} is missing: run `cargo build -p {package}` with the same features and profile first",
+        path.display()
+    );
+    path
+}
+
+/// The command `doorbell`.
+pub fn command() -> PathBuf {
+    product("doorbell", "doorbell-cli")
+}
+
+/// The preload door's library.
 pub fn library() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_BIN_EXE_doorbell")).parent().unwrap();
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["build", "--quiet", "-p", "doorbell-softcx-preload"]);
-        command.arg("--target-dir").arg(folder.parent().unwrap());
-        if !cfg!(debug_assertions) {
-            command.arg("--release");
-        }
-        let status = command
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .unwrap();
-        assert!(status.success());
-        folder.join("libdoorbell_softcx.so")
-    })
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| product("libdoorbell_softcx.so", "doorbell-softcx-preload"))
+}
+
+/// The repository's `tests/`, whichever package this is a test of.
+fn sources() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = package.ancestors().map(|folder| folder.join("tests"));
+    let found = folders.find(|folder| folder.join("verbs").is_dir());
+    found.expect("tests/verbs is in the repository")
 }
 
 /// Where a program is made before it is renamed to `program`: tests are processes side by side, and one may be running what
@@ -77,7 +94,7 @@ pub fn partial(program: &Path) -> PathBuf {
     program.with_extension(format!("{}.part", std::process::id()))
 }
 
-/// A C program of `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
+/// A C program of the repository's `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
 pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let probe = folder.join(format!("{test}.{}.probe.c", std::process::id()));
@@ -110,11 +127,7 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     // The libraries are there: from here on, a failure is a failure.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
-        .arg(
-            Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("tests")
-                .join(source),
-        )
+        .arg(sources().join(source))
         .args(["-lmlx5", "-libverbs", "-lpthread", "-o"])
         .arg(&part)
         .output()

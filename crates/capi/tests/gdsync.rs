@@ -1,0 +1,328 @@
+//! `include/doorbell/gdsync.h`: the names of libgdsync, used by programs in the style of its own, in C and in C++.
+//!
+//! Their streams are host streams, or with `DOORBELL_TEST_STREAM=cuda` those of a GPU; `scripts/test cuda` runs them over the stand-in for
+//! the driver.
+
+mod c_toolchain;
+#[path = "../../../tests/waived/mod.rs"]
+mod waived;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use c_toolchain::{NATIVE_LIBS, compiler, has, library, root, run, scratch, succeed};
+
+/// With libibverbs' types where they are installed, and with the header's own.
+const VERBS: &[(&str, &[&str])] = &[("", &[]), ("own_verbs", &["-DDOORBELL_GDSYNC_OWN_VERBS"])];
+
+/// Whether the device is one that libibverbs opens, too: its contexts are taken as they are.
+fn is_of_libibverbs() -> bool {
+    let device = std::env::var("DOORBELL_TEST_DEVICE");
+    cfg!(feature = "verbs")
+        && device.is_ok_and(|name| name.starts_with("mlx5_") && !name.contains(','))
+}
+
+fn source(name: &str) -> PathBuf {
+    root().join("crates/capi/tests/c/gdsync").join(name)
+}
+
+/// Compiles a program of two sources: the first in that language, the other one in C.
+fn build(name: &str, language: &str, verbs: &str, flags: &[&str]) -> PathBuf {
+    let stem = format!("gdsync_{name}_{language}_{verbs}");
+    let mut objects = Vec::new();
+    for (file, in_language) in [(format!("{name}.c"), language), ("elsewhere.c".into(), "c")] {
+        let object = scratch(&format!("{stem}_{file}.o"));
+        let mut command = match in_language {
+            "c" => compiler("cc", "c11"),
+            _ => compiler("g++", "c++17"),
+        };
+        command.args(flags);
+        if in_language != "c" {
+            // Values that an enum has not are given on purpose; C++ has no such thing, and UndefinedBehaviorSanitizer says so.
+            command.args(["-x", "c++", "-fno-sanitize=enum"]);
+        }
+        command.arg("-c").arg(source(&file)).arg("-o").arg(&object);
+        succeed(&mut command);
+        objects.push(object);
+    }
+    let program = scratch(&stem);
+    let mut link = Command::new(if language == "c" { "cc" } else { "g++" });
+    if let Ok(flags) = std::env::var("CFLAGS") {
+        link.args(flags.split_whitespace());
+    }
+    link.args(&objects).arg(library("a")).args(NATIVE_LIBS);
+    succeed(link.arg("-o").arg(&program));
+    program
+}
+
+/// Builds the forms of a program one after the other. Each runs beside the builds of the next: one of them waits for seconds.
+fn builds_and_runs(test: &str, name: &str) {
+    std::thread::scope(|scope| {
+        for language in ["c", "c++"] {
+            if language == "c++" && !has("g++") {
+                waived::waived(test, "g++ is not installed");
+                continue;
+            }
+            let with_libibverbs: &[(&str, &[&str])] = &[("libibverbs", &["-DGDSYNC_LIBIBVERBS"])];
+            let contexts = if is_of_libibverbs() && name == "transfers" {
+                with_libibverbs
+            } else {
+                &[]
+            };
+            for (verbs, flags) in VERBS.iter().chain(contexts) {
+                let mut flags = flags.to_vec();
+                flags.extend((name == "on_use").then_some("-DGDS_REGISTER_ON_USE=1"));
+                let program = build(name, language, verbs, &flags);
+                scope.spawn(move || {
+                    let output = run(&mut Command::new(program));
+                    assert_eq!(output, "done\n", "{language} {verbs}");
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn programs_of_libgdsync_transfer() {
+    builds_and_runs("programs_of_libgdsync_transfer", "transfers");
+}
+
+#[test]
+fn what_goes_wrong_is_an_errno_or_a_completion_in_error() {
+    builds_and_runs(
+        "what_goes_wrong_is_an_errno_or_a_completion_in_error",
+        "errors",
+    );
+}
+
+#[test]
+fn memory_is_registered_by_its_first_use_if_a_program_wants_that() {
+    builds_and_runs("memory_is_registered_by_its_first_use", "on_use");
+}
+
+/// What kernels execute. The kernel is the one of that name that the stand-in for the driver has; elsewhere only what is refused is seen.
+#[test]
+fn kernels_ring_what_a_program_has_prepared() {
+    let test = "kernels_ring_what_a_program_has_prepared";
+    if std::env::var_os("DOORBELL_CUDA_STANDIN").is_none() {
+        waived::waived(test, "the kernel that executes a trigger is the stand-in's");
+    }
+    builds_and_runs(test, "kernels");
+}
+
+/// The text of the folder's headers.
+fn headers() -> Vec<(String, String)> {
+    let folder = root().join("include/doorbell/gdsync");
+    let mut texts: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            (name, fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    texts.sort();
+    texts
+}
+
+/// The functions named `gds_` that a text defines.
+fn defined(text: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter(|line| line.starts_with("static inline "))
+        .filter_map(|line| {
+            let before = line.split('(').next()?;
+            let name = before.rsplit([' ', '*']).next()?;
+            name.starts_with("gds_").then(|| name.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn every_function_is_called_by_a_program() {
+    let functions: BTreeSet<String> = headers()
+        .iter()
+        .flat_map(|(_, text)| defined(text))
+        .collect();
+    assert!(functions.len() > 40, "only {} were read", functions.len());
+    let programs: String = [
+        "transfers.c",
+        "errors.c",
+        "rig.h",
+        "elsewhere.c",
+        "kernels.c",
+        "on_use.c",
+    ]
+    .iter()
+    .filter_map(|name| fs::read_to_string(source(name)).ok())
+    .collect();
+    let uncalled: Vec<&String> = functions
+        .iter()
+        .filter(|name| !programs.contains(&format!("{name}(")))
+        .collect();
+    assert!(uncalled.is_empty(), "{uncalled:?}");
+}
+
+/// The calls of libgdsync's headers of version 2.2, `core.h`, `tools.h` and `mlx5.h`, and those of its inside that its programs name.
+const LIBGDSYNC: &[&str] = &[
+    "gds_query_param",
+    "gds_create_qp",
+    "gds_destroy_qp",
+    "gds_post_send",
+    "gds_post_recv",
+    "gds_stream_wait_cq",
+    "gds_stream_queue_send",
+    "gds_prepare_send",
+    "gds_stream_post_send",
+    "gds_stream_post_send_all",
+    "gds_prepare_wait_cq",
+    "gds_append_wait_cq",
+    "gds_abort_wait_cq",
+    "gds_stream_post_wait_cq",
+    "gds_stream_post_wait_cq_all",
+    "gds_post_wait_cq",
+    "gds_prepare_wait_value32",
+    "gds_prepare_write_value32",
+    "gds_prepare_write_memory",
+    "gds_stream_post_descriptors",
+    "gds_post_descriptors",
+    "gds_post_pokes",
+    "gds_post_pokes_on_cpu",
+    "gds_stream_post_wait_cq_multi",
+    "gds_register_mem",
+    "gds_unregister_mem",
+    "gds_alloc_mapped_memory",
+    "gds_free_mapped_memory",
+    "gds_stream_post_poll_dword",
+    "gds_stream_post_poke_dword",
+    "gds_stream_post_inline_copy",
+    "gds_stream_post_polls_and_pokes",
+    "gds_stream_post_polls_and_immediate_copies",
+    "gds_mlx5_get_send_info",
+    "gds_mlx5_get_wait_info",
+    "gds_mlx5_get_dword_wait_info",
+];
+
+#[test]
+fn no_name_of_libgdsync_is_missing() {
+    let functions: BTreeSet<String> = headers()
+        .iter()
+        .flat_map(|(_, text)| defined(text))
+        .collect();
+    for name in LIBGDSYNC {
+        assert!(functions.contains(*name), "{name}");
+    }
+}
+
+/// Other orders and forms of inclusion than the programs above have: as libgdsync's programs name the headers, and each alone.
+#[test]
+fn it_can_be_included_as_libgdsync_was() {
+    let test = "it_can_be_included_as_libgdsync_was";
+    let forms = [
+        (
+            "libgdsync",
+            "#include <gdsync.h>\n#include <gdsync/tools.h>\n#include <gdsync/mlx5.h>\n",
+        ),
+        ("tools_first", "#include <gdsync/tools.h>\n"),
+        ("mlx5_first", "#include <gdsync/mlx5.h>\n"),
+        (
+            "twice",
+            "#include <doorbell/gdsync.h>\n#include <gdsync.h>\n#include <doorbell.h>\n",
+        ),
+        (
+            "register_on_use",
+            "#define GDS_REGISTER_ON_USE 1\n#define GDS_WAIT_TIMEOUT_MS DOORBELL_NO_TIMEOUT\n#include <gdsync.h>\n",
+        ),
+    ];
+    for (name, standard, extension) in [
+        ("cc", "c11", "c"),
+        ("g++", "c++17", "cpp"),
+        ("clang", "c11", "c"),
+    ] {
+        if !has(name) {
+            waived::waived(test, &format!("{name} is not installed"));
+            continue;
+        }
+        for (form, text) in forms {
+            for (_, flags) in VERBS {
+                let path = scratch(&format!("gdsync_{form}.{extension}"));
+                fs::write(&path, format!("{text}int main(void) {{ int value; return gds_query_param(GDS_PARAM_VERSION, &value); }}\n"))
+                    .unwrap();
+                let mut command = compiler(name, standard);
+                command.arg("-I").arg(root().join("include/doorbell"));
+                command.args(["-Wshadow", "-fsyntax-only"]).args(*flags);
+                succeed(command.arg(&path));
+            }
+        }
+    }
+}
+
+/// With CUDA's own header, and infos that a kernel executes.
+#[test]
+fn it_is_cuda() {
+    let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
+    if !has(&nvcc) {
+        return waived::waived("it_is_cuda", "nvcc is not installed");
+    }
+    let path = scratch("gdsync.cu");
+    let text = "#include <cuda.h>\n#include <doorbell/gdsync.h>\n#include <doorbell/device.cuh>\n\
+        __global__ void ring(const __grid_constant__ gds_mlx5_send_info_t info, int *status)\n\
+        { *status = doorbell_trigger_thread(&info.trigger, 1000); }\n\
+        int send(CUstream stream, gds_send_request_t *request, CUdeviceptr *address)\n\
+        { *address = 0; return gds_stream_post_send(stream, request); }\n";
+    fs::write(&path, text).unwrap();
+    for (_, flags) in VERBS {
+        let mut command = Command::new(&nvcc);
+        command.args([
+            "-std=c++17",
+            "-arch=sm_75",
+            "-Werror",
+            "all-warnings",
+            "-Xcompiler",
+            "-Wall,-Wextra",
+        ]);
+        command.arg("-I").arg(root().join("include")).args(*flags);
+        succeed(
+            command
+                .arg("-c")
+                .arg(&path)
+                .arg("-o")
+                .arg(scratch("gdsync_cu.o")),
+        );
+    }
+}
+
+/// The types that stand for libibverbs' are so by name and value: a program that takes them from the one compiles with the other, and sees the
+/// same numbers.
+#[test]
+fn own_types_have_the_values_of_libibverbs() {
+    let test = "own_types_have_the_values_of_libibverbs";
+    if !std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
+        return waived::waived(test, "libibverbs' headers are not installed");
+    }
+    let own = fs::read_to_string(root().join("include/doorbell/gdsync/verbs.h")).unwrap();
+    let constants: Vec<&str> = own
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| word.starts_with("IBV_"))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    assert!(constants.len() > 40, "only {} were read", constants.len());
+    let mut outputs = Vec::new();
+    for (verbs, flags) in VERBS {
+        let path = scratch("gdsync_values.c");
+        let mut text = String::from("#include <doorbell/gdsync.h>\nint main(void) {\n");
+        for name in &constants {
+            text.push_str(&format!("printf(\"{name} %d\\n\", (int){name});\n"));
+        }
+        text.push_str("return 0; }\n");
+        fs::write(&path, text).unwrap();
+        let program = scratch(&format!("gdsync_values_{verbs}"));
+        let mut command = compiler("cc", "c11");
+        command.args(*flags).arg(&path).arg(library("a"));
+        succeed(command.args(NATIVE_LIBS).arg("-o").arg(&program));
+        outputs.push(run(&mut Command::new(program)));
+    }
+    assert_eq!(outputs[0], outputs[1]);
+}

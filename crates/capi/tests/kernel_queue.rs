@@ -1,0 +1,120 @@
+//! Queues that kernels post to, with threads of a CPU as kernels: `tests/kernel_queue/producers.c`, which has the code of
+//! `include/doorbell/queue.h`, over the software ConnectX, rung by the threads themselves and by a proxy.
+
+mod c_toolchain;
+#[path = "kernel_queue/programs.rs"]
+mod programs;
+#[path = "../../../tests/waived/mod.rs"]
+mod waived;
+
+use std::path::PathBuf;
+
+use c_toolchain::{compiler, has, root, run};
+use programs::{THREAD_SANITIZER, command, controls, link, other_build};
+
+/// Operations of the load, of both control paths together.
+const OPERATIONS: u32 = 10_000_000;
+
+fn build(name: &str, with_thread_sanitizer: bool) -> PathBuf {
+    let mut command = compiler("cc", "c11");
+    command.arg("-O2");
+    if with_thread_sanitizer {
+        command.args(THREAD_SANITIZER);
+    }
+    command.arg(root().join("crates/capi/tests/kernel_queue/producers.c"));
+    link(command, name, with_thread_sanitizer)
+}
+
+/// On each control path.
+fn succeeds(name: &str, what: &str, threads: u32, operations: u32, depth: u32) {
+    if !has("cc") {
+        return waived::waived(name, "cc is not installed");
+    }
+    let program = build(name, false);
+    for control in controls() {
+        let numbers = [threads, operations, depth].map(|number| number.to_string());
+        let output = run(command(&program).arg(what).args(numbers).arg(control));
+        assert_eq!(output.lines().last(), Some("ok"), "control {control}");
+    }
+}
+
+macro_rules! cases {
+    ($($name:ident: $depth:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            succeeds(stringify!($name), stringify!($name), 0, 0, $depth);
+        })*
+    };
+}
+
+cases! {
+    kinds: 64;
+    loans: 64;
+    out_of_order: 64;
+    all_signaled: 64;
+    left_to_another: 64;
+    full_and_late: 16;
+    too_long: 64;
+    outlives_the_loan: 64;
+    error_completion: 64;
+    error_that_nobody_polls: 64;
+    dead_peer: 64;
+    aborted: 64;
+}
+
+/// Where kernels ring: the host's counts begin with the endpoint's.
+#[test]
+fn counts_wrap() {
+    let test = "counts_wrap";
+    if let Some(reason) = other_build() {
+        return waived::waived(test, reason);
+    }
+    let mut command = command(&build(test, false));
+    let output = run(command.args(["counts_wrap", "0", "0", "1024", "0"]));
+    assert_eq!(output.lines().last(), Some("ok"));
+}
+
+#[test]
+fn queues_of_any_depth_are_full_again_and_again() {
+    let name = "queues_of_any_depth_are_full_again_and_again";
+    let operations = if other_build().is_none() {
+        40_000
+    } else {
+        4_000
+    };
+    for depth in [1, 2, 3, 5, 16] {
+        succeeds(name, "load", 4, operations, depth);
+    }
+}
+
+/// Ten million operations, which is the 16 bits of the NIC's counts again and again: none is lost, doubled or torn, and the threads have no
+/// data race.
+#[test]
+fn many_threads_lose_double_and_tear_nothing() {
+    let test = "many_threads_lose_double_and_tear_nothing";
+    if !has("cc") {
+        return waived::waived(test, "cc is not installed");
+    }
+    // A part of them where it is not: the count is needed once.
+    let all = if let Some(reason) = other_build() {
+        waived::waived(&format!("{test} under ThreadSanitizer"), reason);
+        OPERATIONS / 40
+    } else {
+        OPERATIONS
+    };
+    let program = build(test, other_build().is_none());
+    for (control, depth, operations) in [
+        ("0", "1024", all / 2),
+        ("1", "1024", all / 4),
+        ("0", "64", all / 8),
+        ("1", "64", all / 8),
+    ] {
+        if !controls().contains(&control) {
+            continue;
+        }
+        let mut command = command(&program);
+        command.args(["load", "6", &operations.to_string(), depth, control]);
+        let output = run(&mut command);
+        assert_eq!(output.lines().last(), Some("ok"), "control {control}");
+    }
+}

@@ -1,0 +1,298 @@
+//! `doorbell bench --stream cuda`, run as its users run it. No figure is judged here: over the stand-in for the driver none means anything.
+#![cfg(all(feature = "cuda", not(loom)))]
+
+#[path = "../../../tests/rig/standin.rs"]
+mod standin;
+#[path = "../../../tests/waived/mod.rs"]
+mod waived;
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use standin::is_standin;
+use waived::waived;
+
+const LIMIT: Duration = Duration::from_secs(240);
+const QUICK: &str = "--iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 0,5";
+
+/// Whether the test is WAIVED: there is no driver.
+fn has_no_driver(test: &str) -> bool {
+    let missing = doorbell::CudaContext::primary(0).err();
+    if let Some(error) = &missing {
+        assert!(!is_standin(), "{error}");
+        waived(test, &error.to_string());
+    }
+    missing.is_some()
+}
+
+fn device() -> String {
+    std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into())
+}
+
+fn run(line: &str) -> Output {
+    run_with_faults(line, "")
+}
+
+/// With a stand-in that fails by these rules.
+fn run_with_faults(line: &str, rules: &str) -> Output {
+    run_on(&device(), line, rules)
+}
+
+fn run_on(device: &str, line: &str, rules: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+        .args(line.split_whitespace())
+        .args(["--device", device])
+        .env("DOORBELL_CUDA_STANDIN_FAULTS", rules)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LIMIT {
+            let _ = child.kill();
+            panic!("`{line}` hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn rows_of_either_loop_have_the_devices_time() {
+    if has_no_driver("rows_of_either_loop_have_the_devices_time") {
+        return;
+    }
+    for line in [
+        "bench loop --op write",
+        "bench loop --op send --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let output = run(&format!("{line} {QUICK} --stream cuda --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 4, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda");
+            assert_eq!(row["iterations"], 40);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            // The kernel is in every batch; the device's clock steps by half a microsecond.
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+}
+
+#[test]
+fn messages_lie_in_the_gpus_memory_if_they_are_to() {
+    let test = "messages_lie_in_the_gpus_memory_if_they_are_to";
+    if has_no_driver(test) {
+        return;
+    }
+    if !device().starts_with("softcx") {
+        return waived(test, "only softcx reaches the memory of every GPU");
+    }
+    for which in ["loop", "pingpong"] {
+        let output = run(&format!("bench {which} {QUICK} --stream cuda --memory gpu"));
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines[0].contains("stream=cuda path="), "{said}");
+        assert!(lines[1].starts_with("# gpu="), "{said}");
+        assert!(lines[1].contains("driver=CUDA-"), "{said}");
+        assert!(lines[1].contains("memory=gpu"), "{said}");
+        assert_eq!(lines[1].contains("stand-in"), is_standin(), "{said}");
+        assert_eq!(lines.len(), 3 + 4, "{said}");
+    }
+}
+
+#[test]
+fn batches_of_the_loop_go_as_graphs() {
+    let test = "batches_of_the_loop_go_as_graphs";
+    if has_no_driver(test) {
+        return;
+    }
+    // One batch is one launch; and sizes and kernels change, so that there is more than one graph.
+    for batches in ["--steps 5 --batches 2", "--steps 40 --batches 1"] {
+        let line = format!(
+            "bench loop --stream cuda --graph --sizes 8,4K --kernel-us 0,5 --iterations 400 {batches}"
+        );
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 8, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-graph");
+            assert_eq!(row["iterations"], 400);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+    let output = run(&format!(
+        "bench loop {QUICK} --stream cuda --graph --loop async"
+    ));
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("stream=cuda-graph path="), "{said}");
+    assert!(said.contains(" graph=on"), "{said}");
+}
+
+#[test]
+fn a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch() {
+    let test = "a_graph_is_recorded_once_for_a_case_and_launched_once_for_a_batch";
+    if has_no_driver(test) {
+        return;
+    }
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    // Two cases, each of 2 batches to warm up and 8 that are measured, of 5 steps.
+    let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64,128 --kernel-us 0 --stream cuda --graph --loop async";
+    for (function, nth, is_made) in [
+        ("cuGraphInstantiateWithFlags", 2, true),
+        ("cuGraphInstantiateWithFlags", 3, false),
+        // The first of the second case: nothing is in flight.
+        ("cuGraphLaunch", 11, true),
+        ("cuGraphLaunch", 21, false),
+        // One more tries whether kernels are taken at all.
+        ("cuLaunchKernel", 1 + 10, true),
+        ("cuLaunchKernel", 1 + 11, false),
+    ] {
+        let output = run_with_faults(line, &format!("{function}:999,nth={nth}"));
+        let said = text(&output.stderr);
+        assert_eq!(
+            output.status.success(),
+            !is_made,
+            "{function} {nth}: {said}"
+        );
+        let where_it_fails = "loop, 128 bytes, kernel 0 us: warm-up: cu";
+        assert_eq!(
+            said.contains(where_it_fails),
+            is_made,
+            "{function} {nth}: {said}"
+        );
+    }
+}
+
+#[test]
+fn kernels_ring_by_themselves() {
+    let test = "kernels_ring_by_themselves";
+    if has_no_driver(test) {
+        return;
+    }
+    for line in [
+        "bench loop --op write",
+        "bench loop --op send --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let line = format!("{line} {QUICK} --stream cuda --trigger kernel");
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 4, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-trigger");
+            assert_eq!(row["iterations"], 40);
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+    let output = run(&format!(
+        "bench loop {QUICK} --stream cuda --trigger kernel --loop async"
+    ));
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("stream=cuda-trigger path="), "{said}");
+    assert!(said.contains(" trigger=kernel"), "{said}");
+}
+
+#[test]
+fn no_kernel_rings_on_the_sync_path() {
+    if has_no_driver("no_kernel_rings_on_the_sync_path") || !device().starts_with("softcx") {
+        return;
+    }
+    let line = format!("bench loop {QUICK} --stream cuda --trigger kernel");
+    let output = run_on("softcx,path=sync", &line, "");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("on the sync path no kernel rings"), "{said}");
+}
+
+#[test]
+fn kernels_make_their_work_requests() {
+    let test = "kernels_make_their_work_requests";
+    if has_no_driver(test) {
+        return;
+    }
+    for line in [
+        "bench loop",
+        "bench loop --validate",
+        "bench pingpong",
+        "bench pingpong --validate",
+    ] {
+        let line = format!("{line} {QUICK} --stream cuda --loop async --trigger build");
+        let output = run(&format!("{line} --json"));
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), 2, "{line}");
+        for row in rows {
+            assert_eq!(row["stream"], "cuda-build");
+            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let kernel = row["kernel_us"].as_f64().unwrap();
+            assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
+        }
+    }
+}
+
+/// One launch a step, which is the step's kernel and rings; no operation of a stream between but the counts of batches.
+#[test]
+fn a_step_whose_kernel_rings_is_one_launch() {
+    let test = "a_step_whose_kernel_rings_is_one_launch";
+    if has_no_driver(test) {
+        return;
+    }
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    // 2 batches to warm up and 8 that are measured, of 5 steps; one launch more tries whether kernels are taken at all.
+    let line = "bench loop --iterations 40 --steps 5 --batches 2 --sizes 64 --kernel-us 3 --stream cuda --trigger kernel --loop async";
+    for (nth, is_made) in [(1 + 50, true), (1 + 51, false)] {
+        let output = run_with_faults(line, &format!("cuLaunchKernel:999,nth={nth}"));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.success(), !is_made, "{nth}: {said}");
+    }
+}
+
+#[test]
+fn what_goes_not_together_is_said() {
+    for (line, reason) in [
+        ("--memory gpu", "--stream cuda"),
+        ("--memory gpu --stream cuda --validate", "--memory host"),
+        ("--graph", "--graph goes with --stream cuda"),
+        ("--graph --stream cuda --op send", "--op write"),
+        ("--graph --stream cuda --validate", "without --validate"),
+        ("--graph --stream cuda --listen 127.0.0.1:0", "--listen"),
+        ("--stream gpu", "possible values: host, cuda"),
+        ("--trigger build --stream cuda", "--loop async"),
+        ("--trigger kernel", "--trigger goes with --stream cuda"),
+        ("--trigger kernel --stream cuda --graph", "without --graph"),
+        ("--trigger kernel --stream cuda --loop sync", "--loop async"),
+    ] {
+        let output = run(&format!("bench loop {line}"));
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        let said = text(&output.stderr);
+        assert!(said.contains(reason), "{line}: {said}");
+    }
+    let output = run("bench loop --stream cuda --gpu 10000");
+    assert_eq!(output.status.code(), Some(1));
+}
