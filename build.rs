@@ -1,5 +1,4 @@
-//! Compiles the shim; and, with the feature `cuda` and where there is nvcc, the kernels. No policy: the default build needs a C compiler
-//! and nothing else.
+//! Compiles the kernels, with the feature `cuda` and where there is nvcc. No policy: other builds need nothing of this.
 
 use std::env;
 use std::fs;
@@ -8,33 +7,9 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    shim();
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         kernels();
     }
-}
-
-fn shim() {
-    for file in [
-        "cuda/shim.c",
-        "include/doorbell/peer.h",
-        "include/doorbell/wqe.h",
-    ] {
-        println!("cargo::rerun-if-changed={file}");
-    }
-    cc::Build::new()
-        .file("cuda/shim.c")
-        .include("include")
-        .std("c11")
-        // Always optimised: the emitter is on the hot path of debug builds' tests as well, and gets the same code in all of them.
-        .opt_level(2)
-        // Debug information would bring frame pointers with it: they cost instructions and the backtraces do not need them.
-        .force_frame_pointer(false)
-        // What is exported by a library that contains the shim is the C interface, not the shim.
-        .flag_if_supported("-fvisibility=hidden")
-        .warnings(true)
-        .extra_warnings(true)
-        .compile("doorbell_shim");
 }
 
 /// The architectures that the kernels are compiled for: Turing to Hopper. Those after come to it by the PTX of the last.

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use doorbell::peer::PeerOp;
 use doorbell::stream::{Submission, execute};
 use doorbell::{
     Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, Result, Side, Work,
 };
+use doorbell_wire::peer::PeerOp;
 
 /// A stream that is the calling thread, with the time at which it began its last send.
 #[derive(Default)]

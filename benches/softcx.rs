@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use doorbell::mlx5::SendRequest;
-use doorbell::soft::Device;
+use doorbell_softcx::device::Device;
+use doorbell_wire::mlx5::SendRequest;
 
 #[path = "../tests/soft_end/mod.rs"]
 mod soft_end;

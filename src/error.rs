@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::status::WcStatus;
+use doorbell_wire::verbs::WcStatus;
 
 /// What went wrong. A variant is the operation or the rule that failed, with its context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -142,6 +142,66 @@ pub enum Error {
         /// How it is known.
         reason: String,
     },
+}
+
+impl From<doorbell_wire::Error> for Error {
+    fn from(error: doorbell_wire::Error) -> Error {
+        use doorbell_wire::Error as Wire;
+        match error {
+            Wire::Range {
+                argument,
+                value,
+                min,
+                max,
+            } => Error::Range {
+                argument,
+                value,
+                min,
+                max,
+            },
+            Wire::Alignment {
+                argument,
+                value,
+                align,
+            } => Error::Alignment {
+                argument,
+                value,
+                align,
+            },
+            Wire::OutOfBounds {
+                argument,
+                offset,
+                len_bytes,
+                limit_bytes,
+                what,
+            } => Error::OutOfBounds {
+                argument,
+                offset,
+                len_bytes,
+                limit_bytes,
+                what,
+            },
+            Wire::ProgramFull { limit, needed } => Error::ProgramFull { limit, needed },
+            Wire::Foreign {
+                argument,
+                found,
+                expected,
+            } => Error::Foreign {
+                argument,
+                found,
+                expected,
+            },
+            Wire::QueueFull { queue, depth } => Error::QueueFull { queue, depth },
+            Wire::State { operation, reason } => Error::State { operation, reason },
+            Wire::System { operation, errno } => Error::System { operation, errno },
+            Wire::Malformed { what, reason } => Error::Malformed { what, reason },
+            // The packages have one version: a variant without a counterpart is a bug, and its text is kept.
+            other => Error::State {
+                operation: "queue formats",
+                reason: other.to_string(),
+            },
+        }
+    }
 }
 
 /// How an endpoint failed: its first error, and the operation that it belongs to.

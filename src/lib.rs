@@ -53,17 +53,15 @@ mod error;
 pub mod graph;
 pub mod group;
 pub mod kernel_queue;
-pub mod mlx5;
 mod nic;
-pub mod peer;
 mod proxy;
 pub mod region;
-pub mod soft;
-pub mod softcx;
-mod status;
 pub mod stream;
 #[cfg(feature = "verbs")]
 mod verbs;
+
+#[doc(hidden)]
+pub use doorbell_wire::{mlx5, peer};
 
 #[cfg(feature = "cuda")]
 pub use bounce::CudaEngine;
@@ -75,6 +73,8 @@ pub use cuda::{
     Capabilities, CudaContext, CudaStream, DeviceBuffer, Execution, KernelStream, TimingEvent,
     Trigger, WritesOrdering,
 };
+pub use doorbell_wire::mlx5::Opcode;
+pub use doorbell_wire::verbs::WcStatus;
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,
@@ -87,12 +87,10 @@ pub use group::{Group, GroupConfig, Place, Store, Token};
 #[cfg(feature = "cuda")]
 pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
-pub use mlx5::Opcode;
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
     Access, CacheConfig, CacheCounters, Cached, Counters, Device, Faults, Held, Invalidation,
     Kind as RegionKind, PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, Slice,
 };
-pub use status::WcStatus;
 pub use stream::{Event, Executor, HostStream};

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::cuda::Execution;
-use doorbell::peer::{Program, Role, Target, TargetId, Targets};
 use doorbell::region::Access;
 use doorbell::stream::{Attachments, Outcome, Owner};
 use doorbell::{
     Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, HostStream, Region, Side,
     Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
+use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
 use standin::{Fault, is_standin};

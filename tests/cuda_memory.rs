@@ -56,7 +56,7 @@ fn copying(test: &str) -> Option<Device> {
     None
 }
 
-/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
+/// Has the stand-in fail, as `tools/cuda-standin/src/fault.rs` says; until it is dropped.
 struct Fault(unsafe extern "C" fn(*const std::ffi::c_char) -> u32);
 
 impl Fault {

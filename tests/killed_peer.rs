@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use doorbell::mlx5::{SendRequest, Syndrome};
-use doorbell::soft::{Attributes, Device, PortId, RemoteQueuePair, State};
+use doorbell_softcx::device::{Attributes, Device, PortId, RemoteQueuePair, State};
+use doorbell_wire::mlx5::{SendRequest, Syndrome};
 
 mod soft_end;
 use soft_end::End;
@@ -22,7 +22,7 @@ const ATTRIBUTES: Attributes = Attributes {
     rnr_retry: 7,
     min_rnr_timer: 12,
     max_reads: 16,
-    access: doorbell::soft::Access::ALL,
+    access: doorbell_softcx::device::Access::ALL,
 };
 
 /// What one side tells the other, as a line of text.

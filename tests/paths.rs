@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deaf::DeafStream;
-use doorbell::peer::{Fence, PeerOp};
 use doorbell::stream::Submission;
 use doorbell::{
     Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
     Side, Status, Work, stream_post, stream_post_all,
 };
+use doorbell_wire::peer::{Fence, PeerOp};
 use rig::{Limit, Pair, Random, SOON, from_env};
 
 const STEP: Duration = Duration::from_secs(120);

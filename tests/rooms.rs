@@ -4,30 +4,40 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each room with the rooms that it may name. Its own name and `error` go without saying. A new room gets a line here first.
-const EDGES: &[(&str, &[&str])] = &[
-    ("status", &[]),
-    // An error names the verbs status of a failed work request.
-    ("error", &["status"]),
+/// A room with the rooms that it may name.
+type Edges = (&'static str, &'static [&'static str]);
+
+/// The crates, by the folder of their sources, each with its rooms. Its own name and `error` go without saying, and what the wire crate has
+/// is for all. A new room gets a line here first.
+const CRATES: &[(&str, &[Edges])] = &[
+    ("src", LIBRARY),
+    ("crates/wire/src", WIRE),
+    ("crates/softcx/src", SOFTCX),
+];
+
+const WIRE: &[Edges] = &[
+    ("error", &[]),
+    ("verbs", &[]),
+    ("memory", &[]),
     ("peer", &[]),
-    ("mlx5", &["peer", "status"]),
-    ("soft", &["mlx5", "peer"]),
-    // Of the software NIC the words that both have (states, rights, attributes), and the device's side of queue memory; of mlx5 the reader
-    // of its formats: a relay consumes queues as a card does (and its tests prepare work, which takes `peer`).
-    ("verbs", &["soft", "mlx5", "peer", "status"]),
-    ("nic", &["verbs", "soft"]),
-    ("softcx", &["soft"]),
-    ("stream", &["peer"]),
+    ("mlx5", &["peer", "verbs"]),
+];
+
+const SOFTCX: &[Edges] = &[("device", &[]), ("doors", &["device"])];
+
+const LIBRARY: &[Edges] = &[
+    ("error", &[]),
+    // The other half of mlx5 and of all verbs devices; a relay consumes queues as a card does.
+    ("verbs", &[]),
+    ("nic", &["verbs", "softcx"]),
+    ("stream", &[]),
     // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
     ("proxy", &["stream"]),
     // An executor of programs; it counts, and a thread of its own goes round to its streams. It makes the copies that stand for the software
     // NIC's access to the memory of a GPU.
-    ("cuda", &["soft", "stream", "proxy", "peer"]),
-    ("region", &["cuda", "nic", "stream", "peer", "proxy"]),
-    (
-        "endpoint",
-        &["region", "proxy", "stream", "nic", "mlx5", "peer"],
-    ),
+    ("cuda", &["softcx", "stream", "proxy"]),
+    ("region", &["cuda", "nic", "stream", "proxy"]),
+    ("endpoint", &["region", "proxy", "stream", "nic"]),
     // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
     ("graph", &["cuda", "endpoint", "region", "stream"]),
     // The send queue of an endpoint, mapped to a GPU.
@@ -42,13 +52,20 @@ const EDGES: &[(&str, &[&str])] = &[
 
 #[test]
 fn imports_point_down_only() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let sources = read_sources(&src);
-    for expected in ["lib.rs", "error.rs", "peer/mod.rs"] {
-        assert!(sources.contains_key(expected), "{expected} was not read");
+    for (folder, table) in CRATES {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let sources = read_sources(&src);
+        assert!(
+            sources.contains_key("lib.rs"),
+            "{folder}/lib.rs was not read"
+        );
+        for (room, _) in *table {
+            let of_room = |file: &String| file.starts_with(room);
+            assert!(sources.keys().any(of_room), "{folder}: no room `{room}`");
+        }
+        let found = violations(&sources, table);
+        assert!(found.is_empty(), "{folder}\n{}", found.join("\n"));
     }
-    let found = violations(&sources);
-    assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
 /// Every Rust file under `src`, by its path there.
@@ -70,14 +87,14 @@ fn read_sources(src: &Path) -> BTreeMap<String, String> {
 }
 
 /// What breaks the table, one line each: `file:line: reason`.
-fn violations(sources: &BTreeMap<String, String>) -> Vec<String> {
+fn violations(sources: &BTreeMap<String, String>, table: &[Edges]) -> Vec<String> {
     let exports = exports(sources.get("lib.rs").map_or("", String::as_str));
     let mut found = Vec::new();
     for (file, source) in sources {
         let tokens = tokens(source);
         let module = module_of(file);
         let room = module.first().map(String::as_str);
-        let allowed = EDGES
+        let allowed = table
             .iter()
             .find(|(name, _)| Some(*name) == room)
             .map(|(_, to)| *to);
@@ -92,14 +109,28 @@ fn violations(sources: &BTreeMap<String, String>) -> Vec<String> {
             // The root declares and exports rooms; it has no code that could import.
             continue;
         };
+        if !allowed.contains(&"softcx") {
+            let named = tokens
+                .iter()
+                .filter(|token| token.text == "doorbell_softcx");
+            found.extend(named.map(|token| {
+                format!(
+                    "{file}:{}: `{room}` must not import from `softcx`",
+                    token.line
+                )
+            }));
+        }
         for (line, name) in root_names(&tokens, &module) {
             let exported = exports.get(&name).map(String::as_str);
-            let is_room = EDGES.iter().any(|(room, _)| *room == name);
+            let is_room = table.iter().any(|(room, _)| *room == name);
             match exported.or(is_room.then_some(name.as_str())) {
                 None => found.push(format!(
                     "{file}:{line}: `crate::{name}` is neither a room nor an export of the root"
                 )),
-                Some(to) if to == room || to == "error" || allowed.contains(&to) => {}
+                Some(to)
+                    if to == room
+                        || ["error", "doorbell_wire"].contains(&to)
+                        || allowed.contains(&to) => {}
                 Some(to) => found.push(format!(
                     "{file}:{line}: `{room}` must not import from `{to}` (`crate::{name}`)"
                 )),
@@ -378,11 +409,22 @@ fn after_string(chars: &[char], quote: usize) -> usize {
 
 /// The verdict on one file beside a root with two exports.
 fn judged(file: &str, source: &str) -> Vec<String> {
+    const TABLE: &[Edges] = &[
+        ("error", &[]),
+        ("peer", &[]),
+        ("mlx5", &["peer"]),
+        ("soft", &["mlx5", "peer"]),
+        ("stream", &["peer"]),
+        ("endpoint", &["stream", "mlx5", "peer"]),
+    ];
     let lib = "mod error; pub mod peer; mod endpoint; pub use error::{Error, Result}; pub use endpoint::Endpoint;";
-    violations(&BTreeMap::from([
-        ("lib.rs".to_owned(), lib.to_owned()),
-        (file.to_owned(), source.to_owned()),
-    ]))
+    violations(
+        &BTreeMap::from([
+            ("lib.rs".to_owned(), lib.to_owned()),
+            (file.to_owned(), source.to_owned()),
+        ]),
+        TABLE,
+    )
 }
 
 #[test]
@@ -461,6 +503,11 @@ fn edges_up_and_sideways_are_caught() {
             "neither a room nor an export",
         ),
         (
+            "stream/mod.rs",
+            "use doorbell_softcx::device::Device;",
+            "`stream` must not import from `softcx`",
+        ),
+        (
             "soft/mod.rs",
             "use crate::nowhere::X;",
             "neither a room nor an export",
@@ -487,16 +534,17 @@ fn edges_up_and_sideways_are_caught() {
 }
 
 #[test]
-fn the_table_itself_has_no_cycle() {
-    let index = |room: &str| EDGES.iter().position(|(name, _)| *name == room).unwrap();
-    // Every edge goes to a line further up: then no walk along edges comes back.
-    let order: Vec<(usize, usize)> = EDGES
-        .iter()
-        .enumerate()
-        .flat_map(|(from, (_, to))| to.iter().map(move |room| (from, index(room))))
-        .collect();
-    assert!(!order.is_empty());
-    for (from, to) in order {
-        assert!(to < from, "{} -> {}", EDGES[from].0, EDGES[to].0);
+fn the_tables_themselves_have_no_cycle() {
+    for (folder, table) in CRATES {
+        // Every edge goes to a line further up: then no walk along edges comes back.
+        for (from, (room, to)) in table.iter().enumerate() {
+            for other in to.iter().filter(|other| **other != "softcx") {
+                let line = table.iter().position(|(name, _)| name == other);
+                assert!(
+                    line.is_some_and(|line| line < from),
+                    "{folder}: {room} -> {other}"
+                );
+            }
+        }
     }
 }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use doorbell::peer::{Dword, Program, Role, Target, TargetId, Targets};
 use doorbell::stream::{Event, Executor, HostStream, Outcome, Owner, Submission};
 use doorbell::{Error, Result};
+use doorbell_wire::peer::{Dword, Program, Role, Target, TargetId, Targets};
 
 /// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
@@ -97,7 +97,7 @@ impl Words {
 
     fn store(self: &Arc<Self>, cookie: u64, index: u64, value: u32) -> Submission {
         self.submission(cookie, |program| {
-            program.store_dword(self.dword(index), value)
+            Ok(program.store_dword(self.dword(index), value)?)
         })
     }
 
@@ -105,7 +105,7 @@ impl Words {
     fn wait(self: &Arc<Self>, cookie: u64, value: u32) -> Submission {
         self.submission(cookie, |program| {
             program.poll_geq(self.dword(0), value)?;
-            program.store_dword(self.dword(1), value)
+            Ok(program.store_dword(self.dword(1), value)?)
         })
     }
 
@@ -725,7 +725,7 @@ fn hop_by_polls(streams: &[HostStream], rounds: u32) -> Duration {
             let value = if next == 0 { round + 1 } else { round };
             let hop = words.submission(0, |program| {
                 program.poll_geq(words.dword(index as u64), round)?;
-                program.store_dword(words.dword(next as u64), value)
+                Ok(program.store_dword(words.dword(next as u64), value)?)
             });
             submit_one(stream, hop).unwrap();
         }

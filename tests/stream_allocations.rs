@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell::peer::{Program, Role, TargetId, Targets};
 use doorbell::stream::{Event, Executor, HostStream, Outcome, Owner, Submission};
+use doorbell_wire::peer::{Program, Role, TargetId, Targets};
 
 thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };

@@ -1,7 +1,7 @@
 //! The reader of CQEs, and the writer that the software NIC has: what one keeps, the other gives back.
 #![no_main]
 
-use doorbell::mlx5::Cqe;
+use doorbell_wire::mlx5::Cqe;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use doorbell::Error;
-use doorbell::soft::{HEADER_BYTES, Header};
+use doorbell_softcx::device::{HEADER_BYTES, Header};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

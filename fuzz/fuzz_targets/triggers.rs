@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell::peer::PeerOp;
+use doorbell_wire::peer::PeerOp;
 use doorbell::stream::{Submission, execute};
 use doorbell::{
     Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, Result, Side, Work,

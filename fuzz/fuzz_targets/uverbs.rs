@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use doorbell::softcx::hostile::Hostile;
+use doorbell_softcx::doors::hostile::Hostile;
 use libfuzzer_sys::fuzz_target;
 
 thread_local! {

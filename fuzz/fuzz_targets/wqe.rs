@@ -2,7 +2,7 @@
 #![no_main]
 
 use doorbell::Error;
-use doorbell::mlx5::{Doorbell, Segment, Wqe, parse_recv};
+use doorbell_wire::mlx5::{Doorbell, Segment, Wqe, parse_recv};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -16,10 +16,9 @@ use super::driver::{check, is};
 use super::host_call::in_host_function;
 use super::pinned::Pinned;
 use super::shared::lock;
-use crate::soft::foreign::{Foreign, Move};
-use crate::soft::space::{Fault, Span};
 use crate::stream::Backoff;
 use crate::{Error, Result};
+use doorbell_softcx::device::{Fault, Foreign, Move, Span};
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
 const STAGING_BYTES: usize = 1 << 20;

@@ -140,7 +140,7 @@ impl EndpointConfig {
                 max: u64::MAX,
             });
         }
-        self.attributes().check()
+        Ok(self.attributes().check()?)
     }
 }
 

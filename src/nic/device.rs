@@ -3,10 +3,10 @@
 #[cfg(feature = "verbs")]
 use std::sync::Arc;
 
-use crate::soft::{self, Counters, Faults};
 #[cfg(feature = "verbs")]
 use crate::verbs;
 use crate::{Error, Result};
+use doorbell_softcx::device::{self as soft, Counters, Faults};
 
 /// The name of the embedded software NIC.
 const SOFTCX: &str = "softcx";
@@ -37,7 +37,7 @@ impl Device {
 
     pub(crate) fn open(name: &str) -> Result<Device> {
         if name == SOFTCX {
-            return soft::Device::open().map(Device::Soft);
+            return Ok(Device::Soft(soft::Device::open()?));
         }
         #[cfg(feature = "verbs")]
         if let Some(device) = verbs::Device::open(name)? {

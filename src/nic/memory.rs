@@ -1,4 +1,5 @@
 //! Memory registered with a device.
+#![allow(unsafe_code)] // the software NIC accesses what is registered
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -6,12 +7,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Domain;
-#[cfg(feature = "cuda")]
-use crate::soft::foreign::{Foothold, Foreign};
-use crate::soft::{self, Access};
 #[cfg(feature = "verbs")]
 use crate::verbs;
 use crate::{Error, Result};
+use doorbell_softcx::device::{self as soft, Access};
+#[cfg(feature = "cuda")]
+use doorbell_softcx::device::{Foothold, Foreign};
 
 /// A registration; it ends with this, if [`MemoryRegion::deregister`] did not end it before.
 #[derive(Debug)]
@@ -48,10 +49,14 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<MemoryRegion> {
         match domain {
-            Domain::Soft { device, number } => Ok(MemoryRegion::Soft {
-                device: device.clone(),
-                key: device.register(*number, start.as_ptr() as usize, len_bytes, access)?,
-            }),
+            Domain::Soft { device, number } => {
+                // SAFETY: the caller's promise.
+                let key = unsafe { device.register(*number, start.as_ptr(), len_bytes, access) }?;
+                Ok(MemoryRegion::Soft {
+                    device: device.clone(),
+                    key,
+                })
+            }
             #[cfg(feature = "verbs")]
             Domain::Verbs(domain) => {
                 verbs::MemoryRegion::new(domain, start, len_bytes, access).map(MemoryRegion::Verbs)
@@ -72,8 +77,10 @@ impl MemoryRegion {
         match domain {
             Domain::Soft { device, number } => {
                 let foothold = Foothold::new(memory);
-                let key = device.register_foreign(*number, &foothold, addr, len_bytes, access);
-                Some(key.map(|key| MemoryRegion::Copied {
+                // SAFETY: the caller's promise.
+                let key =
+                    unsafe { device.register_foreign(*number, &foothold, addr, len_bytes, access) };
+                Some(key.map_err(Into::into).map(|key| MemoryRegion::Copied {
                     device: device.clone(),
                     key,
                     _foothold: foothold,

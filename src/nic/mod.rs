@@ -9,13 +9,15 @@ mod memory;
 mod queue_pair;
 mod remote;
 
-#[cfg(feature = "cuda")]
-pub(crate) use crate::soft::foreign::Foreign;
-pub use crate::soft::{Access, Counters, Faults};
-pub(crate) use crate::soft::{Attributes, Pages, State};
 #[cfg(feature = "verbs")]
 pub(crate) use crate::verbs::{Step, Steps};
 pub(crate) use device::{Device, Domain};
+#[cfg(feature = "cuda")]
+pub(crate) use doorbell_softcx::device::Foreign;
+pub use doorbell_softcx::device::{Counters, Faults};
+pub(crate) use doorbell_wire::memory::Pages;
+pub use doorbell_wire::verbs::Access;
+pub(crate) use doorbell_wire::verbs::{Attributes, State};
 pub(crate) use memory::MemoryRegion;
 pub(crate) use queue_pair::{QueueMemory, QueuePair, QueuePairConfig};
 pub(crate) use remote::{RemoteQueuePair, Unreadable};

@@ -6,10 +6,12 @@ use crate::Error;
 use crate::Result;
 use crate::nic::{Domain, RemoteQueuePair};
 #[cfg(feature = "verbs")]
-use crate::soft::Pages;
-use crate::soft::{self, Attributes, State};
-#[cfg(feature = "verbs")]
 use crate::verbs;
+use doorbell_softcx::device as soft;
+#[cfg(feature = "verbs")]
+use doorbell_wire::memory::Pages;
+use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
+use doorbell_wire::verbs::{Attributes, State};
 
 /// Sizes of a queue pair; counts are powers of two. A device may make it larger.
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +90,7 @@ impl QueuePair {
             Domain::Soft { device, number } => {
                 let pair = soft::QueuePair::new(
                     device,
-                    &soft::QueuePairConfig {
+                    &QueuePairSizes {
                         pd: *number,
                         send_wqebbs: config.send_wqebbs,
                         recv_wqes: config.recv_wqes,
@@ -309,7 +311,7 @@ impl QueuePair {
     /// RESET to INIT: receives may be posted from now on. In INIT it sets the attributes anew.
     pub(crate) fn init(&self, attributes: Attributes) -> Result<()> {
         match &self.kind {
-            Kind::Soft(pair) => pair.init(attributes),
+            Kind::Soft(pair) => Ok(pair.init(attributes)?),
             #[cfg(feature = "verbs")]
             Kind::Verbs { pair, .. } => pair.states().init(attributes),
             #[cfg(feature = "verbs")]
@@ -320,7 +322,7 @@ impl QueuePair {
     /// INIT to RTR and RTS. After an error it is where it was.
     pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
         match (&self.kind, remote) {
-            (Kind::Soft(pair), RemoteQueuePair::Soft(remote)) => pair.connect(remote),
+            (Kind::Soft(pair), RemoteQueuePair::Soft(remote)) => Ok(pair.connect(remote)?),
             #[cfg(feature = "verbs")]
             (Kind::Verbs { pair, .. }, RemoteQueuePair::Verbs(remote)) => {
                 pair.states().connect(remote)
@@ -403,7 +405,7 @@ impl QueuePair {
     /// Any state to RESET. The driver makes rings and records fresh before it goes on.
     pub(crate) fn reset(&self) -> Result<()> {
         match &self.kind {
-            Kind::Soft(pair) => pair.reset(),
+            Kind::Soft(pair) => Ok(pair.reset()?),
             #[cfg(feature = "verbs")]
             Kind::Verbs { pair, .. } => pair.states().reset(),
             #[cfg(feature = "verbs")]
@@ -424,7 +426,7 @@ impl QueuePair {
 }
 
 /// Memory that was laid out for a device of software.
-fn own_memory(memory: &soft::QueuePairMemory, config: &QueuePairConfig) -> QueueMemory {
+fn own_memory(memory: &QueuePairMemory, config: &QueuePairConfig) -> QueueMemory {
     QueueMemory {
         send_ring: memory.send_ring,
         send_wqebbs: config.send_wqebbs,

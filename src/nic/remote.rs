@@ -1,8 +1,8 @@
 //! What one end of a connection must know of the other, on each kind of device, and its bytes.
 
-use crate::soft::{self, PortId};
 #[cfg(feature = "verbs")]
 use crate::verbs::{self, Link, PortAddress};
+use doorbell_softcx::device::{self as soft, PortId};
 
 /// The kinds of device, as in the bytes.
 const SOFT: u8 = 1;

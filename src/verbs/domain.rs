@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::call::{object, release};
 use super::context::{Context, Device};
-use crate::soft::Access;
 use crate::{Error, Result};
+use doorbell_wire::verbs::Access;
 
 /// A protection domain.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rdma_sys::ibv_event_type;
 
 use super::call::failed;
 use crate::Result;
-use crate::soft::State;
+use doorbell_wire::verbs::State;
 
 /// How often the kernel is asked at most: a look costs a system call, and poll loops look all the time.
 const INTERVAL_NS: u64 = 500_000;

@@ -6,8 +6,8 @@ use std::ffi::CStr;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
 
 use super::states::States;
-use crate::soft::State;
 use crate::{Error, Result};
+use doorbell_wire::verbs::State;
 
 /// What a connection manager says of one step of a queue pair's way to its peer.
 pub(crate) struct Step {

@@ -11,8 +11,8 @@ use super::completion_queue::CompletionQueue;
 use super::context::Context;
 use super::events::Status;
 use super::port::{Link, PortAddress};
-use crate::soft::{Attributes, State};
 use crate::{Error, Result};
+use doorbell_wire::verbs::{Attributes, State};
 
 /// What one end of a connection must know of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use super::call::injection::{ERRNO, alive, fail_after};
 use super::states::States;
 use super::{Device, Domain, MemoryRegion, QueuePair, QueuePairConfig, Relay, RelayConfig};
-use crate::soft::{Access, Attributes, Pages, State};
 use crate::{Error, Result};
+use doorbell_wire::memory::Pages;
+use doorbell_wire::verbs::{Access, Attributes, State};
 
 const CONFIG: QueuePairConfig = QueuePairConfig {
     send_wqebbs: 64,

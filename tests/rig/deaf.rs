@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell::peer::{TargetId, Targets};
 use doorbell::stream::{Outcome, Owner, Submission};
 use doorbell::{Event, Executor, HostStream, Result};
+use doorbell_wire::peer::{TargetId, Targets};
 
 pub struct DeafStream(pub HostStream);
 

@@ -12,7 +12,7 @@ pub fn is_standin() -> bool {
     std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
 }
 
-/// Has the stand-in fail, as `tests/cuda-standin/src/fault.rs` says; until it is dropped.
+/// Has the stand-in fail, as `tools/cuda-standin/src/fault.rs` says; until it is dropped.
 pub struct Fault(Tell);
 
 impl Fault {

@@ -4,12 +4,12 @@
 
 use std::ptr::NonNull;
 
-use doorbell::mlx5::{
+use doorbell::stream::{Outcome, Owner, execute};
+use doorbell_softcx::device::{Access, Attributes, Device, Pages, QueuePair, QueuePairSizes};
+use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, Cqe, DataSegment, SendQueue, SendQueueConfig, SendRequest,
 };
-use doorbell::peer::{Program, Role, TargetId, Targets};
-use doorbell::soft::{Access, Attributes, Device, Pages, QueuePair, QueuePairConfig};
-use doorbell::stream::{Outcome, Owner, execute};
+use doorbell_wire::peer::{Program, Role, TargetId, Targets};
 
 /// A queue pair as the owner of programs.
 pub struct Pair {
@@ -57,7 +57,7 @@ static KEPT: std::sync::Mutex<Vec<&'static Pages>> = std::sync::Mutex::new(Vec::
 impl End {
     pub fn new(device: &Device, memory_bytes: usize) -> End {
         let pd = device.create_pd();
-        let config = QueuePairConfig {
+        let config = QueuePairSizes {
             pd,
             send_wqebbs: 256,
             recv_wqes: 16,
@@ -100,7 +100,7 @@ impl End {
         KEPT.lock().unwrap().push(memory);
         let (start, len_bytes) = (memory.start().as_ptr(), memory.len_bytes() as u64);
         // SAFETY: it was just leaked.
-        let key = unsafe { device.register_raw(pd, start, len_bytes, Access::ALL) };
+        let key = unsafe { device.register(pd, start, len_bytes, Access::ALL) };
         End {
             send,
             cq,

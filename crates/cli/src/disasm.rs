@@ -4,10 +4,10 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use doorbell::mlx5::Wqe;
 use doorbell::{
     Access, Device, Endpoint, EndpointConfig, Prepared, ProtectionDomain, Region, Side, Work,
 };
+use doorbell_wire::mlx5::Wqe;
 
 /// Bytes of a row of the dump: a segment of a WQE.
 const ROW_BYTES: usize = 16;

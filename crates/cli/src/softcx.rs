@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use doorbell::soft;
-use doorbell::softcx::{self, Outcome};
+use doorbell_softcx::device;
+use doorbell_softcx::doors::{self, Outcome};
 
 use crate::surroundings;
 
@@ -88,23 +88,23 @@ impl Options {
         Ok(found)
     }
 
-    fn device(&self) -> Result<soft::Options> {
-        let mut faults = soft::Faults {
+    fn device(&self) -> Result<device::Options> {
+        let mut faults = device::Faults {
             loss: self.loss.unwrap_or(0.0),
             delay_ns: self.delay_us.unwrap_or(0).saturating_mul(1000),
-            ..soft::Faults::default()
+            ..device::Faults::default()
         };
         for fault in self.fault.iter().flat_map(|list| list.split(',')) {
             faults.set(fault).context("--fault")?;
         }
-        Ok(soft::Options {
+        Ok(device::Options {
             fabric: match &self.fabric {
                 Some(fabric) => fabric.clone(),
                 None => outer("fabric").unwrap_or_else(|| "default".into()),
             },
             link: match self.link() {
-                Link::Ib => soft::Link::InfiniBand,
-                Link::Eth => soft::Link::Ethernet,
+                Link::Ib => device::Link::InfiniBand,
+                Link::Eth => device::Link::Ethernet,
             },
             faults,
             trace: self.trace()?,
@@ -136,7 +136,7 @@ impl Options {
     }
 
     /// Tells the program, and runs within this one, what holds.
-    fn tell(&self, command: &mut Command, device: &soft::Options) -> Result<()> {
+    fn tell(&self, command: &mut Command, device: &device::Options) -> Result<()> {
         for (option, value) in self.given()? {
             surroundings::tell(command, option, value.as_deref());
         }
@@ -196,7 +196,7 @@ pub fn run(options: &Options) -> Result<u8> {
     let outcome = match options.door {
         Door::Seccomp => {
             surroundings::without_library(&mut command);
-            softcx::run(&device, command)
+            doors::run(&device, command)
         }
         Door::Preload => {
             surroundings::with_library(&mut command, &options.library()?);

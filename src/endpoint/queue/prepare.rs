@@ -73,7 +73,7 @@ impl Endpoint {
             payload,
         };
         let posted = match self.send.post(&request) {
-            Err(Error::QueueFull { .. }) => {
+            Err(doorbell_wire::Error::QueueFull { .. }) => {
                 // The ring is full though the depth is not reached: long work requests.
                 self.reap()?;
                 self.send.post(&request)?
@@ -135,7 +135,7 @@ impl Endpoint {
         self.make_room(Side::Recv)?;
         let list = &segments.list[..segments.count];
         let posted = match self.recv.post(list) {
-            Err(Error::QueueFull { .. }) => {
+            Err(doorbell_wire::Error::QueueFull { .. }) => {
                 // A reaper has counted it and has not given the ring's entry back yet.
                 self.reap()?;
                 self.recv.post(list)?
@@ -400,7 +400,7 @@ impl Endpoint {
     fn release(&mut self) -> Result<()> {
         let consumed = |side| self.shared.lane(side).consumed.load(Ordering::Acquire);
         self.send.release(consumed(Side::Send))?;
-        self.recv.release(consumed(Side::Recv))
+        Ok(self.recv.release(consumed(Side::Recv))?)
     }
 
     /// Takes the newest work request of a queue back, which no stream was given. Whether it is gone; that cannot fail, unless the
@@ -458,7 +458,7 @@ fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> R
     if shared.bells().is_some() {
         program.fence(Fence::WORK_BEFORE_FLAG)?;
     }
-    program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
+    Ok(program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))?)
 }
 
 /// The longest message (IBTA: 2^31 bytes).

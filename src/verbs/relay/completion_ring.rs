@@ -1,21 +1,21 @@
 //! The device's side of a completion queue in memory of ours.
 
 use crate::mlx5::Cqe;
-use crate::soft::{RecordWord, Ring};
+use doorbell_wire::memory::{RecordCell, RingCells};
 
 /// Where CQEs are written, and how far the owner has read them.
 #[derive(Debug)]
 pub(super) struct CompletionRing {
-    ring: Ring,
+    ring: RingCells,
     cqes: u32,
-    record: RecordWord,
+    record: RecordCell,
     /// The running index of the next CQE.
     next: u32,
 }
 
 impl CompletionRing {
     /// A ring of that many entries, a power of two.
-    pub(super) fn new(ring: Ring, cqes: u32, record: RecordWord) -> CompletionRing {
+    pub(super) fn new(ring: RingCells, cqes: u32, record: RecordCell) -> CompletionRing {
         CompletionRing {
             ring,
             cqes,
@@ -26,9 +26,7 @@ impl CompletionRing {
 
     /// Whether an entry is free: an unread one is never written over.
     pub(super) fn has_room(&self) -> bool {
-        let Ok(read) = self.record.load() else {
-            return false;
-        };
+        let read = self.record.load();
         // The record holds 24 bits of the count.
         (self.next.wrapping_sub(read) & 0xff_ffff) < self.cqes
     }
@@ -41,12 +39,9 @@ impl CompletionRing {
         }
         let owner = self.next & self.cqes != 0;
         let slot = self.next & (self.cqes - 1);
-        let written = self
-            .ring
-            .write_cqe(slot as usize * 64, &cqe.encode(owner))
-            .is_ok();
-        self.next = self.next.wrapping_add(u32::from(written));
-        written
+        self.ring.write_cqe(slot as usize * 64, &cqe.encode(owner));
+        self.next = self.next.wrapping_add(1);
+        true
     }
 
     /// Back to the first entry of the first lap, which the owner makes fresh.

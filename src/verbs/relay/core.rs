@@ -3,7 +3,7 @@
 use super::provider::{BATCH, Completion, Provider, Queue};
 use super::recv_lane::RecvLane;
 use super::send_lane::SendLane;
-use crate::soft::State;
+use doorbell_wire::verbs::State;
 
 /// What works, apart from how a queue pair is made and led through its states.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::provider::{Completion, PostedUpTo, Provider, Queue, Recv, Send, Sge};
 use super::request::{INLINE, SIGNALED};
-use crate::status::WcStatus;
+use doorbell_wire::verbs::WcStatus;
 
 /// A send that was posted.
 #[derive(Debug, Clone)]

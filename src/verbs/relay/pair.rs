@@ -13,13 +13,14 @@ use super::provider::Verbs;
 use super::recv_lane::{RecvLane, RecvParts};
 use super::send_lane::{SendLane, SendParts};
 use super::staging::Staging;
-use crate::soft::{Pages, QueuePairConfig, QueuePairMemory, RecordWord, Ring, State};
 use crate::verbs::call::object;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use crate::verbs::domain::Domain;
 use crate::verbs::states::{Qp, RemoteQueuePair, States};
 use crate::{Error, Result};
+use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
+use doorbell_wire::verbs::State;
 
 /// A reliable-connected queue pair with two completion queues of its own. The fields stand in the order in which they must go.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl Relay {
                 },
             );
         }
-        let (pages, memory) = QueuePairMemory::new(&QueuePairConfig {
+        let (pages, memory) = QueuePairMemory::new(&QueuePairSizes {
             pd: 0,
             send_wqebbs: config.send_wqebbs,
             recv_wqes: config.recv_wqes,
@@ -90,15 +91,15 @@ impl Relay {
         let (send, recv) = unsafe {
             let completions = |ring: *mut u8, cqes: u32, record: *mut u32| {
                 CompletionRing::new(
-                    Ring::new(ring, cqes as usize * 64),
+                    RingCells::new(ring, cqes as usize * 64),
                     cqes,
-                    RecordWord::new(record),
+                    RecordCell::new(record),
                 )
             };
             let stride_bytes = 16 * config.segments.next_power_of_two();
             let send = SendParts {
-                ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
-                record: RecordWord::new(memory.record.add(1)),
+                ring: RingCells::new(memory.send_ring, config.send_wqebbs as usize * 64),
+                record: RecordCell::new(memory.record.add(1)),
                 wqebbs: config.send_wqebbs,
                 completions: completions(memory.send_cq, config.send_cqes, memory.send_cq_record),
                 staging,
@@ -107,8 +108,8 @@ impl Relay {
                 qpn,
             };
             let recv = RecvParts {
-                ring: Ring::new(memory.recv_ring, (config.recv_wqes * stride_bytes) as usize),
-                record: RecordWord::new(memory.record),
+                ring: RingCells::new(memory.recv_ring, (config.recv_wqes * stride_bytes) as usize),
+                record: RecordCell::new(memory.record),
                 wqes: config.recv_wqes,
                 stride_bytes,
                 completions: completions(memory.recv_cq, config.recv_cqes, memory.recv_cq_record),
@@ -413,9 +414,9 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::soft::Attributes;
     use crate::verbs::Device;
     use crate::verbs::tests::{RELAY, device_name};
+    use doorbell_wire::verbs::Attributes;
 
     #[test]
     fn who_rings_while_another_holds_the_relay_is_not_forgotten() {

@@ -7,7 +7,7 @@ use super::provider::{Provider, Queue, Recv};
 use super::request::{is_success, recv_cqe, recv_sges};
 use super::work::WorkId;
 use crate::mlx5::{Cqe, CqeOpcode, Syndrome};
-use crate::soft::{RecordWord, Ring};
+use doorbell_wire::memory::{RecordCell, RingCells};
 
 /// Bytes of the longest receive.
 const STRIDE_BYTES_MAX: usize = 1024;
@@ -15,8 +15,8 @@ const STRIDE_BYTES_MAX: usize = 1024;
 /// Where the parts of a receive queue lie, and how long they are.
 #[derive(Debug)]
 pub(super) struct RecvParts {
-    pub(super) ring: Ring,
-    pub(super) record: RecordWord,
+    pub(super) ring: RingCells,
+    pub(super) record: RecordCell,
     pub(super) wqes: u32,
     pub(super) stride_bytes: u32,
     pub(super) completions: CompletionRing,
@@ -77,9 +77,7 @@ impl RecvLane {
 
     /// Receives that were announced and are not posted. A record that announces more than a ring announces none.
     fn announced(&self) -> u32 {
-        let Ok(record) = self.parts.record.load() else {
-            return 0;
-        };
+        let record = self.parts.record.load();
         let ahead = u32::from((record as u16).wrapping_sub(self.tail as u16));
         if ahead > self.parts.wqes { 0 } else { ahead }
     }
@@ -131,9 +129,7 @@ impl RecvLane {
             let Some(wqe) = bytes.get_mut(..stride) else {
                 break;
             };
-            if parts.ring.read(position as usize * stride, wqe).is_err() {
-                break;
-            }
+            parts.ring.read(position as usize * stride, wqe);
             let first_sge = batch.sges.len() as u32;
             let sges = recv_sges(wqe, &mut batch.sges);
             let id = WorkId {

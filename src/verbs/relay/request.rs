@@ -8,7 +8,7 @@ use super::work::WorkId;
 use crate::mlx5::{
     Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Segment, Syndrome, Wqe, parse_recv,
 };
-use crate::status::WcStatus;
+use doorbell_wire::verbs::WcStatus;
 
 pub(super) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 pub(super) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -25,8 +25,9 @@ fn verbs_opcode(opcode: Opcode) -> Option<u32> {
         Opcode::RdmaRead => ibv_wr_opcode::IBV_WR_RDMA_READ,
         Opcode::AtomicCs => ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP,
         Opcode::AtomicFa => ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
-        // It would close windows, which no endpoint has.
+        // The first has no opcode in verbs; the second would close windows, which no endpoint has.
         Opcode::Nop | Opcode::SendInval => return None,
+        _ => return None,
     })
 }
 

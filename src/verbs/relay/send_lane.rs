@@ -10,7 +10,7 @@ use super::request::{SIGNALED, is_success, send_request, syndrome, vendor_syndro
 use super::staging::Staging;
 use super::work::WorkId;
 use crate::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome, WQEBB_BYTES, Wqe};
-use crate::soft::{RecordWord, Ring};
+use doorbell_wire::memory::{RecordCell, RingCells};
 
 /// Bytes of the longest WQE: its length has six bits, in segments of 16.
 const WQE_BYTES: usize = 63 * 16;
@@ -18,8 +18,8 @@ const WQE_BYTES: usize = 63 * 16;
 /// Where the parts of a send queue lie, and how long they are.
 #[derive(Debug)]
 pub(super) struct SendParts {
-    pub(super) ring: Ring,
-    pub(super) record: RecordWord,
+    pub(super) ring: RingCells,
+    pub(super) record: RecordCell,
     pub(super) wqebbs: u32,
     pub(super) completions: CompletionRing,
     pub(super) staging: Staging,
@@ -157,9 +157,7 @@ impl SendLane {
 
     /// WQEBBs that were announced and are not read. A record that announces more than a ring announces none.
     fn announced(&self) -> u32 {
-        let Ok(record) = self.parts.record.load() else {
-            return 0;
-        };
+        let record = self.parts.record.load();
         let ahead = u32::from((record as u16).wrapping_sub(self.read as u16));
         if ahead > self.parts.wqebbs { 0 } else { ahead }
     }
@@ -276,11 +274,8 @@ impl SendLane {
         };
         let start = self.read as usize * WQEBB_BYTES;
         let (head, _) = bytes.split_at_mut(WQEBB_BYTES);
-        let control = match parts.ring.read(start, head) {
-            Ok(()) => head.first_chunk().map(Wqe::ctrl),
-            Err(_) => None,
-        };
-        let Some(control) = control else {
+        parts.ring.read(start, head);
+        let Some(control) = head.first_chunk().map(Wqe::ctrl) else {
             self.refuse(self.tail);
             return (Some(refused(0, Syndrome::LocalQpOp)), left);
         };
@@ -289,14 +284,13 @@ impl SendLane {
             return (Some(refused(control.opcode_raw, Syndrome::WrFlush)), wqebbs);
         }
         let len_bytes = usize::from(control.ds) * 16;
-        let whole = control.wqebbs() <= left
-            && bytes
-                .get_mut(..len_bytes)
-                .is_some_and(|all| parts.ring.read(start, all).is_ok());
         let wqe = bytes
-            .get(..len_bytes)
-            .filter(|_| whole)
-            .and_then(|bytes| Wqe::parse(bytes).ok())
+            .get_mut(..len_bytes)
+            .filter(|_| control.wqebbs() <= left)
+            .and_then(|bytes| {
+                parts.ring.read(start, bytes);
+                Wqe::parse(bytes).ok()
+            })
             .filter(|wqe| wqe.ctrl.qpn == parts.qpn && wqe.ctrl.index == index);
         let id = WorkId {
             life: self.life,

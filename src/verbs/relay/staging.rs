@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::soft::{Access, Pages};
 use crate::verbs::domain::{Domain, MemoryRegion};
+use doorbell_wire::memory::Pages;
+use doorbell_wire::verbs::Access;
 
 /// A provider that takes inline payloads copies them when they are posted; another one is given the slot by its key, and the device reads
 /// it as long as the request is in flight. So the same call works on both.

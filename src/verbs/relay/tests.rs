@@ -20,8 +20,9 @@ use crate::mlx5::{
     SendQueue, SendQueueConfig, SendRequest, Syndrome,
 };
 use crate::peer::{Role, Targets};
-use crate::soft::{Pages, QueuePairConfig, QueuePairMemory, RecordWord, Ring, State};
-use crate::status::WcStatus;
+use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
+use doorbell_wire::verbs::State;
+use doorbell_wire::verbs::WcStatus;
 
 const QPN: u32 = 0x12_3456;
 const SLOT_KEY: u32 = 0x5107;
@@ -68,7 +69,7 @@ struct Rig {
 impl Rig {
     fn new(sizes: Sizes) -> Rig {
         let stride_bytes = 16 * sizes.segments.next_power_of_two();
-        let (pages, memory) = QueuePairMemory::new(&QueuePairConfig {
+        let (pages, memory) = QueuePairMemory::new(&QueuePairSizes {
             pd: 0,
             send_wqebbs: sizes.send_wqebbs,
             recv_wqes: sizes.recv_wqes,
@@ -91,9 +92,9 @@ impl Rig {
         unsafe {
             let completions = |ring, record| {
                 CompletionRing::new(
-                    Ring::new(ring, sizes.cqes as usize * 64),
+                    RingCells::new(ring, sizes.cqes as usize * 64),
                     sizes.cqes,
-                    RecordWord::new(record),
+                    RecordCell::new(record),
                 )
             };
             let cq = |ring, record, cq_marks| {
@@ -118,8 +119,8 @@ impl Rig {
                         ..Imitation::default()
                     },
                     SendLane::new(SendParts {
-                        ring: Ring::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
-                        record: RecordWord::new(memory.record.add(1)),
+                        ring: RingCells::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
+                        record: RecordCell::new(memory.record.add(1)),
                         wqebbs: sizes.send_wqebbs,
                         completions: completions(memory.send_cq, memory.send_cq_record),
                         staging,
@@ -128,11 +129,11 @@ impl Rig {
                         qpn: QPN,
                     }),
                     RecvLane::new(RecvParts {
-                        ring: Ring::new(
+                        ring: RingCells::new(
                             memory.recv_ring,
                             (sizes.recv_wqes * stride_bytes) as usize,
                         ),
-                        record: RecordWord::new(memory.record),
+                        record: RecordCell::new(memory.record),
                         wqes: sizes.recv_wqes,
                         stride_bytes,
                         completions: completions(memory.recv_cq, memory.recv_cq_record),
@@ -1077,7 +1078,7 @@ fn statuses_are_the_syndromes_that_read_as_them() {
 enum Step {
     Send { kind: u8, signaled: bool },
     Recv,
-    Ring,
+    RingCells,
     Turn,
     CarryOut(u8),
     Arrive(u8),
@@ -1089,7 +1090,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..5u8, any::<bool>()).prop_map(|(kind, signaled)| Step::Send { kind, signaled }),
         4 => Just(Step::Recv),
-        5 => Just(Step::Ring),
+        5 => Just(Step::RingCells),
         6 => Just(Step::Turn),
         4 => (1..5u8).prop_map(Step::CarryOut),
         3 => (1..4u8).prop_map(Step::Arrive),
@@ -1192,7 +1193,7 @@ proptest! {
                 Step::Recv => {
                     let _ = rig.recv.post(&list[..1]);
                 }
-                Step::Ring => rig.ring(),
+                Step::RingCells => rig.ring(),
                 Step::Turn => {
                     turn(&mut rig, &mut state, &mut has_failed);
                 }

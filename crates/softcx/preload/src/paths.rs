@@ -1,0 +1,65 @@
+//! Where a path leads that a program gives to a function of the C library.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use softcx::doors::{Local, Redirect};
+
+use crate::state;
+
+/// Where a path leads.
+pub enum Lead {
+    /// To the device's node.
+    Node,
+    /// To a file of the private tree.
+    File(CString),
+    /// Where it says.
+    Elsewhere,
+}
+
+/// A path that the functions of the C library take, as one.
+pub fn as_path(file: &CStr) -> &Path {
+    Path::new(OsStr::from_bytes(file.to_bytes()))
+}
+
+/// The absolute form of a path, if it can be about RDMA devices.
+///
+/// # Safety
+/// `path` is null or a terminated string.
+pub unsafe fn absolute(directory: c_int, path: *const c_char) -> Option<PathBuf> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: terminated, by the caller's word.
+    Local::absolute(directory, as_path(unsafe { CStr::from_ptr(path) }))
+}
+
+/// Looks at a path. The device is made if it is about RDMA devices.
+///
+/// # Safety
+/// `path` is null or a terminated string.
+pub unsafe fn lead(directory: c_int, path: *const c_char) -> Lead {
+    // SAFETY: the caller's word.
+    match unsafe { absolute(directory, path) } {
+        Some(path) => lead_of(&path),
+        None => Lead::Elsewhere,
+    }
+}
+
+/// The same for an absolute path.
+pub fn lead_of(path: &Path) -> Lead {
+    // Only who has a device can be inside its tree.
+    let local = if Local::is_about_devices(path) {
+        state::start()
+    } else {
+        state::started()
+    };
+    match local.map(|local| local.redirect(path)) {
+        Some(Redirect::Node) => Lead::Node,
+        Some(Redirect::File(file)) => {
+            CString::new(file.into_os_string().into_vec()).map_or(Lead::Elsewhere, Lead::File)
+        }
+        Some(Redirect::Elsewhere) | None => Lead::Elsewhere,
+    }
+}

@@ -1,0 +1,161 @@
+//! The registers of all queue pairs: which of them each turn looks at, and what a doorbell does.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::Core;
+use crate::device::dma::Register;
+use crate::device::qp::{Counters, Qp, State};
+use doorbell_wire::mlx5::Doorbell;
+
+/// Turns without a doorbell after which a register is looked at only now and then.
+const HOT_TURNS: u16 = 2048;
+/// Registers of idle queue pairs looked at in one turn, for doorbells of which nobody told: a thousand idle pairs cost a turn
+/// what one costs.
+const COLD_LOOKS: usize = 1;
+
+/// A queue pair's UAR registers and how long ago they were rung.
+#[derive(Debug)]
+pub(super) struct Uar {
+    pub(super) registers: [Register; 2],
+    quiet_turns: u16,
+}
+
+impl Uar {
+    /// Registers that no turn looks at before somebody rings.
+    pub(super) fn new(registers: [Register; 2]) -> Uar {
+        Uar {
+            registers,
+            quiet_turns: HOT_TURNS,
+        }
+    }
+}
+
+impl Core {
+    #[inline]
+    pub(super) fn look_at_doorbells(&mut self, now_ns: u64) -> bool {
+        // A turn of an engine that slept counts for the turns that it did not make: a device that comes to rest with many
+        // registers rung lately is not to look at them all for seconds.
+        let slept_us = now_ns.saturating_sub(self.looked_ns) / 1000;
+        self.looked_ns = now_ns;
+        let turns = 1 + slept_us.min(u64::from(HOT_TURNS)) as u16;
+        let mut worked = false;
+        let mut at = 0;
+        while let Some(&slot) = self.hot.get(at) {
+            let rung = self.look_at(slot);
+            worked |= rung;
+            let quiet = match self.uars.get_mut(slot) {
+                Some(Some(uar)) if rung => {
+                    uar.quiet_turns = 0;
+                    false
+                }
+                Some(Some(uar)) => {
+                    uar.quiet_turns = uar.quiet_turns.saturating_add(turns);
+                    uar.quiet_turns >= HOT_TURNS
+                }
+                _ => true,
+            };
+            if quiet && !self.stop_watching(slot) {
+                self.hot.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        worked | self.look_at_idle(COLD_LOOKS)
+    }
+
+    /// Looks at the registers of this queue pair in every turn from now on: somebody says that it was rung.
+    pub(crate) fn watch(&mut self, slot: usize) {
+        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
+        else {
+            return;
+        };
+        if uar.quiet_turns >= HOT_TURNS {
+            self.hot.push(slot);
+        }
+        uar.quiet_turns = 0;
+        qp.status.set_watched(true);
+    }
+
+    /// Watches no more, unless it was rung just now.
+    #[cold]
+    fn stop_watching(&mut self, slot: usize) -> bool {
+        let Some(Some(qp)) = self.qps.get(slot) else {
+            return false;
+        };
+        qp.status.set_watched(false);
+        // Orders the flag before the last look; pairs with the fence in `QueuePair::rung`, between the doorbell and the flag.
+        fence(Ordering::SeqCst);
+        let rung = self.look_at(slot);
+        if rung
+            && let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
+        {
+            uar.quiet_turns = 0;
+            qp.status.set_watched(true);
+        }
+        rung
+    }
+
+    /// Looks at up to `count` registers that no turn looks at, going on where the last look ended. Whether one was rung.
+    pub(crate) fn look_at_idle(&mut self, count: usize) -> bool {
+        let mut found = false;
+        for _ in 0..count.min(self.uars.len()) {
+            self.cold = if self.cold + 1 < self.uars.len() {
+                self.cold + 1
+            } else {
+                0
+            };
+            let slot = self.cold;
+            let cold =
+                matches!(self.uars.get(slot), Some(Some(uar)) if uar.quiet_turns >= HOT_TURNS);
+            if cold && self.look_at(slot) {
+                self.watch(slot);
+                found = true;
+            }
+        }
+        found
+    }
+
+    #[inline]
+    fn look_at(&mut self, slot: usize) -> bool {
+        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get(slot), self.qps.get_mut(slot))
+        else {
+            return false;
+        };
+        if !ring(qp, uar, &mut self.counters) {
+            return false;
+        }
+        self.enlist(slot);
+        true
+    }
+}
+
+/// Takes a queue pair's doorbells. Whether there were any.
+#[inline]
+pub(super) fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
+    let mut rung = false;
+    for register in uar.registers {
+        let Some(value) = register.take() else {
+            continue;
+        };
+        let doorbell = Doorbell::parse(value);
+        if doorbell.qpn != qp.parts.qpn || matches!(qp.state(), State::Reset | State::Init) {
+            continue;
+        }
+        rung = true;
+        counters.doorbells += 1;
+        let Ok(recorded) = qp.parts.send_record.load() else {
+            qp.lose_queue();
+            continue;
+        };
+        let recorded = recorded as u16;
+        let wqebbs = u16::from(doorbell.ds).div_ceil(4);
+        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        if qp
+            .requester
+            .announce(doorbell.index, wqebbs, recorded, ring_wqebbs)
+        {
+            counters.doorbells_before_record += 1;
+        }
+    }
+    rung
+}

@@ -1,0 +1,252 @@
+//! Making, changing and destroying what the device has: queue pairs, their states, completion queues.
+
+use super::doorbells::{Uar, ring};
+use super::{Context, Core, context};
+use crate::device::cq::Cq;
+use crate::device::inbox::PortAddress;
+use crate::device::qp::{Attributes, Parts, Qp, Remote, State};
+use crate::{Error, Result};
+
+/// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
+const MAX_QPS: usize = 1 << 16;
+/// Queue pairs of a device on a fabric: 14 bits of the number, under 4 of a generation and 6 of the node. The last ones would,
+/// on the last node, have the number that stands for multicast.
+const MAX_QPS_OF_NODE: usize = (1 << 14) - 1;
+
+/// A slot for a new object, `first` or one behind it.
+pub(super) fn free_slot<T>(slots: &mut Vec<Option<T>>, first: usize) -> usize {
+    let free = slots.iter().skip(first).position(Option::is_none);
+    let slot = free.map_or(slots.len().max(first), |free| free + first);
+    while slots.len() <= slot {
+        slots.push(None);
+    }
+    slot
+}
+
+impl Core {
+    pub(crate) fn create_pd(&mut self) -> u32 {
+        self.next_pd += 1;
+        self.next_pd - 1
+    }
+
+    pub(crate) fn create_cq(&mut self, cq: Cq) -> usize {
+        let slot = free_slot(&mut self.cqs, 0);
+        self.cqs[slot] = Some(cq);
+        slot
+    }
+
+    pub(crate) fn destroy_cq(&mut self, cq: usize) {
+        if let Some(slot) = self.cqs.get_mut(cq) {
+            *slot = None;
+        }
+    }
+
+    /// Reserves a queue pair number: slot, and the number itself.
+    pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
+        self.check_present_for("create_qp")?;
+        // A freed slot is used again last: late packets for its old number should find nobody.
+        let max = if self.fabric.is_some() {
+            MAX_QPS_OF_NODE
+        } else {
+            MAX_QPS
+        };
+        let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
+            if self.qps.len() == max {
+                return Err(Error::State {
+                    operation: "create_qp",
+                    reason: format!("the device has {max} queue pairs"),
+                });
+            }
+            self.qps.push(None);
+            self.uars.push(None);
+            self.generations.push(self.first_generation);
+            self.qps.len() - 1
+        } else {
+            self.free_qps.pop_front().unwrap_or_default()
+        };
+        self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
+        let generation = u32::from(self.generations[slot]);
+        let qpn = match &self.fabric {
+            Some(fabric) => u32::from(fabric.node()) << 18 | (generation & 0xf) << 14,
+            None => generation << 16,
+        };
+        Ok((slot, qpn | slot as u32))
+    }
+
+    pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
+        self.uars[slot] = parts.uar.map(Uar::new);
+        self.qps[slot].insert(Box::new(Qp::new(parts)))
+    }
+
+    pub(crate) fn destroy_qp(&mut self, slot: usize) {
+        self.leave_lane(slot);
+        self.qps[slot] = None;
+        self.uars[slot] = None;
+        self.hot.retain(|&hot| hot != slot);
+        self.ready.retain(|&ready| ready != slot);
+        self.answering.retain(|&answering| answering != slot);
+        self.timed.retain(|&timed| timed != slot);
+        self.failed.retain(|&failed| failed != slot);
+        self.held.retain(|&held| held != slot);
+        self.free_qps.push_back(slot);
+    }
+
+    fn qp_mut(&mut self, slot: usize) -> Result<&mut Qp> {
+        let gone = Error::State {
+            operation: "modify_qp",
+            reason: "the queue pair is gone".into(),
+        };
+        self.qps
+            .get_mut(slot)
+            .and_then(Option::as_deref_mut)
+            .ok_or(gone)
+    }
+
+    fn check_present_for(&self, operation: &'static str) -> Result<()> {
+        if self.gone {
+            let reason = "the device is gone".into();
+            return Err(Error::State { operation, reason });
+        }
+        Ok(())
+    }
+
+    fn transition(&mut self, slot: usize, to: State) -> Result<&mut Qp> {
+        self.check_present_for("modify_qp")?;
+        let qp = self.qp_mut(slot)?;
+        let from = qp.state();
+        if from.allows(to) {
+            Ok(qp)
+        } else {
+            Err(Error::State {
+                operation: "modify_qp",
+                reason: format!("{from:?} does not lead to {to:?}"),
+            })
+        }
+    }
+
+    /// RESET to INIT.
+    pub(crate) fn init_qp(&mut self, slot: usize, attributes: Attributes) -> Result<()> {
+        attributes.check()?;
+        let qp = self.transition(slot, State::Init)?;
+        qp.attributes = attributes;
+        qp.set_state(State::Init);
+        Ok(())
+    }
+
+    /// INIT to RTR: from now on the other end's packets are taken. `psn` and `connection` are what it will use.
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        slot: usize,
+        port: &PortAddress,
+        qpn: u32,
+        own: (u32, u32),
+        remote: (u32, u32),
+    ) -> Result<()> {
+        self.transition(slot, State::ReadyToReceive)?;
+        let to = self.destination(port)?;
+        let (psn, connection) = own;
+        let qp = self.qp_mut(slot)?;
+        qp.remote = Some(Remote {
+            to,
+            qpn,
+            connection: remote.1,
+            node: 0,
+            sl: 0,
+        });
+        qp.connection = connection;
+        qp.requester.connect(psn);
+        qp.responder.connect(remote.0);
+        qp.set_state(State::ReadyToReceive);
+        self.enter_lane(to);
+        Ok(())
+    }
+
+    /// INIT to RTS, with the PSN to send from and the one to expect.
+    #[cfg(test)]
+    pub(crate) fn start_qp(&mut self, slot: usize, psns: (u32, u32)) {
+        if let Ok(qp) = self.transition(slot, State::ReadyToReceive) {
+            qp.requester.connect(psns.0);
+            qp.responder.connect(psns.1);
+            qp.set_state(State::ReadyToSend);
+        }
+        self.enlist(slot);
+    }
+
+    /// RTR to RTS.
+    pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
+        self.transition(slot, State::ReadyToSend)?
+            .set_state(State::ReadyToSend);
+        self.show_qp(slot);
+        self.enlist(slot);
+        Ok(())
+    }
+
+    /// Shows a queue pair that has changed to its peer.
+    pub(super) fn show_qp(&mut self, slot: usize) {
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.show_in(&self.inbox.openings(), slot);
+        }
+    }
+
+    /// Any state to ERR. When this returns, everything posted is flushed and the device writes nothing more but flushes.
+    pub(crate) fn fail_qp(&mut self, slot: usize, now_ns: u64) {
+        if self.gone {
+            return;
+        }
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            // What was rung before this call counts as posted.
+            match self.uars.get(slot) {
+                Some(Some(uar)) => {
+                    ring(qp, uar, &mut self.counters);
+                }
+                _ => self.count_sends(slot),
+            }
+        }
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.enter_error(context!(self, now_ns));
+        }
+        self.enlist(slot);
+    }
+
+    /// Fails the queue pairs of clients whose completion queue lost a completion.
+    #[cold]
+    pub(super) fn spread_overruns(&mut self) {
+        self.overran = false;
+        for slot in 0..self.qps.len() {
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            let broken = |cq: usize| matches!(self.cqs.get(cq), Some(Some(cq)) if cq.is_overrun());
+            let concerned =
+                qp.parts.uar.is_none() && (broken(qp.parts.send_cq) || broken(qp.parts.recv_cq));
+            if concerned && !matches!(qp.state(), State::Reset | State::Init | State::Error) {
+                qp.fail_by_itself();
+                self.enlist(slot);
+            }
+        }
+    }
+
+    /// Any state to RESET.
+    pub(crate) fn reset_qp(&mut self, slot: usize) {
+        self.leave_lane(slot);
+        if let Some(Some(uar)) = self.uars.get(slot) {
+            for register in uar.registers {
+                register.take();
+            }
+        }
+        self.held.retain(|&held| held != slot);
+        if let Some(Some(qp)) = self.qps.get_mut(slot) {
+            qp.held = false;
+            qp.reset();
+            let cqs = [qp.parts.send_cq, qp.parts.recv_cq];
+            // Completion queues of clients are shared, and cleaned by their drivers.
+            let own = qp.parts.uar.is_some();
+            for cq in cqs.into_iter().filter(|_| own) {
+                if let Some(Some(cq)) = self.cqs.get_mut(cq) {
+                    cq.reset();
+                }
+            }
+        }
+        self.failed.retain(|&failed| failed != slot);
+    }
+}

@@ -1,0 +1,136 @@
+//! Packets that have come: to whom they go, and what is done behind them.
+
+use super::{Context, Core, context};
+use crate::device::gather::Source;
+use crate::device::packet::{Header, Kind, Packet};
+use crate::device::qp::Qp;
+use doorbell_wire::mlx5::Datagram;
+
+/// The queue pair in that place, if it still has the number.
+#[inline]
+fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Option<&mut Qp> {
+    qps.get_mut(slot)?
+        .as_deref_mut()
+        .filter(|qp| qp.parts.qpn == qpn)
+}
+
+impl Core {
+    #[inline]
+    pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
+        let packets = self.wire.take_arrived();
+        for Packet { header, payload } in &packets {
+            self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
+        }
+        let worked = !packets.is_empty();
+        self.wire.give_back(packets);
+        self.settle(now_ns);
+        worked
+    }
+
+    /// Makes the copies that were collected, before anybody hears of them.
+    #[inline]
+    pub(super) fn settle(&mut self, now_ns: u64) {
+        self.copies.settle();
+        while let Some(qpn) = self.copies.take_orphan() {
+            let slot = self.slot_of(qpn);
+            if let Some(qp) = numbered(&mut self.qps, slot, qpn) {
+                qp.lose_sender();
+            }
+        }
+        while let Some(cause) = self.copies.take_any_fault() {
+            let slot = self.slot_of(cause.qpn);
+            if let Some(qp) = numbered(&mut self.qps, slot, cause.qpn) {
+                qp.lose_data(context!(self, now_ns), cause.request);
+            }
+            self.enlist(slot);
+        }
+    }
+
+    #[inline]
+    pub(super) fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        if self.wire.is_down() {
+            self.counters.packets_dropped += 1;
+            return;
+        }
+        if header.dst_qpn == Datagram::MULTICAST_QPN {
+            return self.dispatch_to_group(now_ns, header, source);
+        }
+        let slot = self.slot_of(header.dst_qpn);
+        let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
+        let Some(qp) = receiver.filter(|qp| qp.expects(header)) else {
+            self.counters.packets_dropped += 1;
+            if let Some(trace) = &mut self.trace {
+                trace.received(now_ns, header, false);
+            }
+            return;
+        };
+        self.counters.packets_received += 1;
+        if let Some(trace) = &mut self.trace {
+            trace.received(now_ns, header, true);
+        }
+        self.copies
+            .work_for(header.dst_qpn, header.kind.is_request());
+        let context = context!(self, now_ns);
+        if header.kind.is_request() {
+            let unknown = !qp.responder.is_established();
+            qp.on_request(context, header, source);
+            if unknown && qp.responder.is_established() {
+                // What is shown to have been carried out is carried out.
+                self.copies.settle();
+                qp.show_in(&self.inbox.openings(), slot);
+            }
+            if self.copies.is_settled() {
+                qp.show_progress();
+            }
+        } else if qp.is_sending() {
+            match header.kind {
+                Kind::Ack => qp.on_ack(context, header),
+                _ => qp.on_response(context, header, source),
+            }
+        }
+        self.enlist(slot);
+        if self.copies.take_lost_source() {
+            self.lose_source(now_ns, header);
+        }
+    }
+
+    /// The bytes of a request of this device could not be read: its sender is told, who else would repeat it. Of a response the asker has
+    /// been told already.
+    #[cold]
+    pub(super) fn lose_source(&mut self, now_ns: u64, header: &Header) {
+        if !header.kind.is_request() {
+            return;
+        }
+        let slot = self.slot_of(header.source_qpn);
+        if let Some(qp) = numbered(&mut self.qps, slot, header.source_qpn) {
+            qp.lose_source(context!(self, now_ns), header.psn);
+        }
+        self.enlist(slot);
+    }
+
+    /// A datagram for a group: each member gets it.
+    #[cold]
+    fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
+        let members = self.multicast.get(&header.grh_gid()).cloned();
+        if let Some(trace) = &mut self.trace {
+            trace.received(now_ns, header, members.is_some());
+        }
+        for slot in members.unwrap_or_default() {
+            if let Some(Some(qp)) = self.qps.get_mut(slot)
+                && qp.expects(header)
+                && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
+            {
+                self.counters.packets_received += 1;
+                self.copies.work_for(qp.parts.qpn, true);
+                qp.on_request(context!(self, now_ns), header, source);
+                self.enlist(slot);
+            }
+        }
+    }
+
+    /// A packet that nobody sent, or one before the others that came with it.
+    #[cfg(test)]
+    pub(crate) fn inject(&mut self, header: &Header, payload: &[u8]) {
+        self.dispatch(0, header, &Source::Bytes(payload));
+    }
+}

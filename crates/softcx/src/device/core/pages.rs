@@ -1,0 +1,252 @@
+//! UAR pages of clients: one register rings for many queue pairs.
+
+use super::Core;
+use super::clients::own;
+use super::objects::free_slot;
+use crate::device::client::Errno;
+use crate::device::dma::{RecordWord, Register};
+use crate::device::qp::State;
+use doorbell_wire::mlx5::Doorbell;
+
+/// Where the doorbell registers of a page lie: two of libmlx5's, each with the other half of its BlueFlame buffer
+/// (`MLX5_BF_OFFSET` and on, 256 bytes each). What is copied into a buffer begins with the same 8 bytes as a doorbell, and
+/// ends before the next.
+pub(crate) const DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
+/// Where completion queues are armed (`MLX5_CQ_DOORBELL`).
+pub(crate) const ARM: usize = 0x20;
+
+/// Looks without a hit after which a page is looked at only now and then.
+const HOT_LOOKS: u32 = 1 << 14;
+/// How often then: every so many turns.
+const COLD_TURNS: u32 = 8;
+
+/// A page.
+#[derive(Debug)]
+pub(super) struct UarPage {
+    doorbells: [Register; 4],
+    arm: Register,
+    pub(super) qps: Vec<usize>,
+    pub(super) cqs: Vec<usize>,
+    quiet: u32,
+}
+
+/// What was rung since the last look.
+#[derive(Debug, Clone, Copy)]
+struct Rung {
+    doorbells: [Option<u64>; 4],
+    armed: bool,
+}
+
+impl UarPage {
+    #[inline]
+    fn look(&mut self) -> Rung {
+        let rung = Rung {
+            doorbells: self.doorbells.map(Register::take),
+            armed: self.arm.take().is_some(),
+        };
+        self.quiet = if rung.armed || rung.doorbells != [None; 4] {
+            0
+        } else {
+            self.quiet.saturating_add(1)
+        };
+        rung
+    }
+}
+
+impl Core {
+    pub(crate) fn add_uar(
+        &mut self,
+        client: u32,
+        doorbells: [Register; 4],
+        arm: Register,
+    ) -> Result<u32, Errno> {
+        let slot = free_slot(&mut self.pages, 0);
+        self.owner_mut(client)?.uars.push(slot);
+        self.pages[slot] = Some(UarPage {
+            doorbells,
+            arm,
+            qps: Vec::new(),
+            cqs: Vec::new(),
+            quiet: 0,
+        });
+        Ok(slot as u32)
+    }
+
+    pub(crate) fn free_uar(&mut self, client: u32, uar: u32) -> Result<(), Errno> {
+        let slot = own(&self.owner(client)?.uars, uar)?;
+        match self.pages.get_mut(slot) {
+            Some(Some(page)) if !page.qps.is_empty() || !page.cqs.is_empty() => Err(libc::EBUSY),
+            Some(page) => {
+                *page = None;
+                self.owner_mut(client)?.uars.retain(|&uar| uar != slot);
+                Ok(())
+            }
+            None => Err(libc::EINVAL),
+        }
+    }
+
+    pub(super) fn page_mut(&mut self, uar: usize) -> Option<&mut UarPage> {
+        self.pages.get_mut(uar).and_then(Option::as_mut)
+    }
+
+    /// Pages of clients' queue pairs that take requests: a doorbell may be stored to at any time, and nobody says so.
+    pub(crate) fn pages_that_may_be_rung(&self) -> usize {
+        let awake = |slot: &usize| {
+            let qp = self.qps.get(*slot).and_then(Option::as_ref);
+            qp.is_some_and(|qp| !matches!(qp.state(), State::Reset | State::Init))
+        };
+        let pages = self.pages.iter().flatten();
+        pages.filter(|page| page.qps.iter().any(awake)).count()
+    }
+
+    /// Has the next turn look at all pages, also those that were quiet for long.
+    pub(crate) fn look_at_all_pages(&mut self) {
+        for page in self.pages.iter_mut().flatten() {
+            page.quiet = page.quiet.min(HOT_LOOKS - 1);
+        }
+    }
+
+    /// Looks at the registers of all pages. A register may have been overwritten before it was seen, so a hit is taken as one
+    /// for each queue on its page, and their records tell.
+    #[inline]
+    pub(super) fn look_at_pages(&mut self) -> bool {
+        let mut worked = false;
+        self.page_turns = self.page_turns.wrapping_add(1);
+        for at in 0..self.pages.len() {
+            let Some(Some(page)) = self.pages.get_mut(at) else {
+                continue;
+            };
+            let waits = page.quiet >= HOT_LOOKS
+                && !(self.page_turns.wrapping_add(at as u32)).is_multiple_of(COLD_TURNS);
+            if waits || (page.qps.is_empty() && page.cqs.is_empty()) {
+                continue;
+            }
+            worked |= self.look_at_page(at);
+        }
+        worked
+    }
+
+    /// Takes what was rung on a page. Whether anything was.
+    pub(super) fn look_at_page(&mut self, at: usize) -> bool {
+        let Some(page) = self.page_mut(at) else {
+            return false;
+        };
+        let rung = page.look();
+        let any = rung.doorbells != [None; 4];
+        if any {
+            self.count_page(at, rung.doorbells);
+        }
+        if rung.armed {
+            self.arm_page(at);
+        }
+        any || rung.armed
+    }
+
+    fn count_page(&mut self, at: usize, doorbells: [Option<u64>; 4]) {
+        let found = doorbells.iter().flatten();
+        self.counters.doorbells += found.clone().count() as u64;
+        let Some(page) = self.page_mut(at) else {
+            return;
+        };
+        let qps = std::mem::take(&mut page.qps);
+        // A doorbell of a queue pair alone on its page tells as much as its record, without a look at another process.
+        let mut alone = qps.len() == 1;
+        if let [slot] = qps.as_slice() {
+            for &value in found {
+                alone &= self.count_told(*slot, Doorbell::parse(value));
+            }
+        }
+        if !alone {
+            self.count_all(&qps);
+        }
+        if let Some(page) = self.page_mut(at) {
+            page.qps = qps;
+        }
+    }
+
+    /// Announces what a doorbell says is posted. `false` if it is not one of this queue pair.
+    fn count_told(&mut self, slot: usize, doorbell: Doorbell) -> bool {
+        let Some(Some(qp)) = self.qps.get(slot) else {
+            return true;
+        };
+        if doorbell.qpn != qp.parts.qpn || doorbell.ds == 0 {
+            return false;
+        }
+        if self.record_of(slot).is_some() {
+            let wqebbs = u16::from(doorbell.ds).div_ceil(4);
+            self.announce(slot, doorbell.index.wrapping_add(wqebbs));
+        }
+        true
+    }
+
+    /// Announces what the records of many say is posted.
+    fn count_all(&mut self, slots: &[usize]) {
+        let takes = |slot: &usize| self.record_of(*slot).map(|record| (*slot, record));
+        let (slots, records): (Vec<_>, Vec<_>) = slots.iter().filter_map(takes).unzip();
+        let Ok(counts) = RecordWord::load_all(&records) else {
+            // One of them is gone: which it is, each tells.
+            return slots.into_iter().for_each(|slot| self.count_sends(slot));
+        };
+        for (slot, count) in slots.into_iter().zip(counts) {
+            self.announce(slot, count as u16);
+        }
+    }
+
+    /// The record of a queue pair that takes doorbells.
+    fn record_of(&self, slot: usize) -> Option<RecordWord> {
+        let qp = self.qps.get(slot)?.as_ref()?;
+        let takes = !matches!(qp.state(), State::Reset | State::Init) && !qp.is_lost();
+        (takes && qp.parts.send_ring.len_bytes() > 0).then_some(qp.parts.send_record)
+    }
+
+    fn announce(&mut self, slot: usize, count: u16) {
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        if qp.requester.announce_recorded(count, ring_wqebbs) {
+            self.enlist(slot);
+        }
+    }
+
+    fn arm_page(&mut self, at: usize) {
+        let Some(Some(page)) = self.pages.get(at) else {
+            return;
+        };
+        let mut cqs = Vec::new();
+        let mut records = Vec::new();
+        for &slot in &page.cqs {
+            if let Some(Some(cq)) = self.cqs.get_mut(slot)
+                && let Some(owned) = cq.owned()
+            {
+                records.push(owned.arm_record);
+                cqs.push(slot);
+            }
+        }
+        // A record that cannot be read arms nothing, and the others are read alone.
+        let words = RecordWord::load_all(&records);
+        for (at, slot) in cqs.into_iter().enumerate() {
+            let word = match &words {
+                Ok(words) => words.get(at).copied(),
+                Err(_) => records.get(at).and_then(|record| record.load().ok()),
+            };
+            if let (Some(Some(cq)), Some(word)) = (self.cqs.get_mut(slot), word) {
+                cq.arm(word);
+            }
+        }
+    }
+
+    /// Announces what a queue pair's record says is posted.
+    pub(super) fn count_sends(&mut self, slot: usize) {
+        match self.record_of(slot).map(RecordWord::load) {
+            Some(Ok(count)) => self.announce(slot, count as u16),
+            Some(Err(_)) => {
+                if let Some(Some(qp)) = self.qps.get_mut(slot) {
+                    qp.lose_queue();
+                }
+                self.enlist(slot);
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a turn looks at only now and then.
+
+use super::{Context, Core, context};
+use crate::device::client::Event;
+use crate::device::qp::State;
+
+/// Timers and failed queue pairs are looked at this often.
+const TICK_NS: u64 = 20_000;
+/// Failed queue pairs of other processes are looked at once in so many ticks.
+const FAR_TICKS: u32 = 50;
+/// Lanes are looked over for dead writers this often.
+const SWEEP_NS: u64 = 20_000_000;
+
+impl Core {
+    /// The device is pulled out: it does nothing from now on.
+    fn remove(&mut self) {
+        self.gone = true;
+        self.open_or_shut();
+        for qp in self.qps.iter_mut().flatten() {
+            if qp.state() != State::Reset {
+                qp.set_state(State::Error);
+            }
+        }
+        self.tell_clients(Event::DeviceFatal);
+    }
+
+    /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
+    #[cold]
+    pub(super) fn tick(&mut self, now_ns: u64) -> bool {
+        self.next_tick_ns = now_ns + TICK_NS;
+        let mut worked = false;
+        let mut at = 0;
+        while let Some(&slot) = self.timed.get(at) {
+            let Some(Some(qp)) = self.qps.get_mut(slot) else {
+                self.timed.swap_remove(at);
+                continue;
+            };
+            worked |= qp.on_timer(context!(self, now_ns));
+            if qp.requester.next_timer_ns().is_none() {
+                qp.timed = false;
+                self.timed.swap_remove(at);
+            } else {
+                at += 1;
+            }
+            self.enlist(slot);
+        }
+        if self.wire.is_gone(now_ns) {
+            self.remove();
+            return true;
+        }
+        if let Some(active) = self.wire.link_change(now_ns) {
+            self.tell_clients(Event::Port { active });
+            worked = true;
+        }
+        self.ticks = self.ticks.wrapping_add(1);
+        for at in 0..self.failed.len() {
+            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
+                continue;
+            };
+            // To look at the record of another process is a system call.
+            let waits = qp.parts.recv_record.is_far() && !qp.requester.has_work();
+            if waits && !self.ticks.is_multiple_of(FAR_TICKS) {
+                continue;
+            }
+            let before = self.counters.completions;
+            qp.flush(context!(self, now_ns));
+            worked |= self.counters.completions != before;
+        }
+        let qps = &self.qps;
+        self.failed.retain(|&slot| {
+            let qp = qps.get(slot).and_then(Option::as_ref);
+            qp.is_some_and(|qp| matches!(qp.state(), State::Error | State::SendQueueError))
+        });
+        if now_ns >= self.next_sweep_ns {
+            self.next_sweep_ns = now_ns + SWEEP_NS;
+            self.inbox.sweep();
+            self.sweep_nodes();
+        }
+        worked
+    }
+}

@@ -1,0 +1,319 @@
+//! The device as its users see it.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard};
+
+use crate::device::core::Core;
+use crate::device::engine::{ANYBODY, Engine, NOBODY, Nic};
+use crate::device::fabric::{Fabric, gid_of};
+use crate::device::faults::Faults;
+use crate::device::inbox::PortAddress;
+use crate::device::keys::Access;
+use crate::device::options::{Link, Options};
+use crate::device::pace::Pace;
+use crate::device::qp::{Counters, Status};
+use crate::device::{
+    foreign::Foothold,
+    space::{Place, Space},
+};
+use crate::{Error, Result};
+
+/// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortId(pub(crate) PortAddress);
+
+impl PortId {
+    /// Length of [`PortId::to_bytes`].
+    pub const BYTES: usize = 24;
+
+    /// The bytes to give to a peer, little-endian.
+    pub fn to_bytes(&self) -> [u8; PortId::BYTES] {
+        let mut bytes = [0; PortId::BYTES];
+        bytes[..8].copy_from_slice(&self.0.host.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.0.pid.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.0.fd.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.0.port.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what [`PortId::to_bytes`] wrote. Any bytes are a port; whether it is there, connecting tells.
+    pub fn from_bytes(bytes: &[u8; PortId::BYTES]) -> PortId {
+        let long = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u64::from_le_bytes(*b))
+        };
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
+        PortId(PortAddress {
+            host: long(0),
+            pid: word(8),
+            fd: word(12),
+            port: long(16),
+        })
+    }
+}
+
+#[cold]
+fn table_is_full() -> Error {
+    Error::State {
+        operation: "reg_mr",
+        reason: "the device's key table is full".into(),
+    }
+}
+
+/// A software ConnectX. Clones are handles of the same device; it ends with the last handle, and everything made from it
+/// holds one.
+#[derive(Debug, Clone)]
+pub struct Device {
+    engine: Arc<Engine>,
+}
+
+impl Device {
+    /// Makes a device with an engine thread.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel gives no shared memory or no thread.
+    pub fn open() -> Result<Device> {
+        Device::with(Core::new()?, None)
+    }
+
+    /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
+    pub fn on_fabric(options: &Options) -> Result<Device> {
+        Device::with(Device::core_of(options)?, Some(Pace::new()))
+    }
+
+    fn core_of(options: &Options) -> Result<Core> {
+        let mut core = Core::on_fabric(&options.fabric, options.link)?;
+        core.set_faults(options.faults);
+        if let Some(path) = &options.trace {
+            core.set_trace(path)?;
+        }
+        Ok(core)
+    }
+
+    fn with(core: Core, pace: Option<Pace>) -> Result<Device> {
+        Ok(Device {
+            engine: Arc::new(Engine::start(core, pace)?),
+        })
+    }
+
+    /// As [`Device::on_fabric`], without an engine.
+    #[cfg(test)]
+    pub(crate) fn on_fabric_without_engine(options: &Options) -> Result<Device> {
+        Ok(Device {
+            engine: Arc::new(Engine::resting(Device::core_of(options)?)),
+        })
+    }
+
+    /// A device that nothing moves but the caller's turns of its core.
+    #[cfg(test)]
+    pub(crate) fn without_engine() -> Result<Device> {
+        Ok(Device {
+            engine: Arc::new(Engine::resting(Core::new()?)),
+        })
+    }
+
+    /// One turn at a time of the caller's choice.
+    #[cfg(test)]
+    pub(crate) fn turn_at(&self, now_ns: u64) -> bool {
+        self.nic().turn(&mut self.lock(), now_ns)
+    }
+
+    fn nic(&self) -> &Nic {
+        &self.engine.nic
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.nic().lock()
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.nic().now_ns()
+    }
+
+    /// Whether both are handles of one device.
+    pub fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.engine, &other.engine)
+    }
+
+    /// Lets the device do a turn of its work inside the caller, for poll loops. Whether there was any; `false` also when
+    /// another thread is at it.
+    #[inline]
+    pub fn progress(&self) -> bool {
+        let nic = self.nic();
+        let Some(mut core) = nic.try_lock() else {
+            // If it is the engine, it steps aside after this turn: the data is in this thread's cache, not in the engine's, and
+            // without this word a busy engine would keep the lock from those who wait for ever.
+            nic.driven.fetch_add(1, Ordering::Relaxed);
+            return false;
+        };
+        // Under the lock, so a load and a store will do: that one of the others is lost does not matter, it changes anyway.
+        nic.driven.store(
+            nic.driven.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+        let worked = nic.turn(&mut core, nic.now_ns());
+        let more = core.has_more_to_do();
+        drop(core);
+        if more {
+            // The caller may find what it waits for and never come back: the engine must not sleep over the rest.
+            nic.bell.ring();
+        }
+        worked
+    }
+
+    /// As [`Device::progress`], for a caller that will call again and again, or say that it stops: until then the engine is not
+    /// woken by packets.
+    #[inline]
+    pub(crate) fn progress_on(&self) -> bool {
+        self.nic().bell.stand_in();
+        self.progress()
+    }
+
+    /// That caller turns to something else.
+    #[inline]
+    pub(crate) fn progress_off(&self) {
+        if self.nic().bell.stand_down() {
+            self.progress();
+        }
+    }
+
+    /// Tells the device that a register was stored to: wakes the engine if it sleeps. A card needs no such call, because
+    /// the store itself reaches it.
+    ///
+    /// [`super::QueuePair::rung`] says which one, and is to be preferred: without that, the doorbell of a queue pair that has
+    /// been idle is only looked for when the device has nothing else to do.
+    #[inline]
+    pub fn rung(&self) {
+        let nic = self.nic();
+        // Orders the doorbell before the look at the hint: a hint that is there already may be taken before the doorbell is seen.
+        fence(Ordering::SeqCst);
+        if nic.rung.load(Ordering::Relaxed) != ANYBODY {
+            nic.rung.store(ANYBODY, Ordering::Release);
+        }
+        nic.bell.ring();
+    }
+
+    #[inline]
+    pub(crate) fn rung_at(&self, slot: usize, status: &Status) {
+        let nic = self.nic();
+        // Orders the doorbell before the look at the flag; pairs with the fence in `Core::stop_watching`. Either the device
+        // sees the doorbell in its last look, or this sees that it does not watch.
+        fence(Ordering::SeqCst);
+        if !status.watched() {
+            let hint = |old| (old != slot).then_some(if old == NOBODY { slot } else { ANYBODY });
+            let _ = nic
+                .rung
+                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, hint);
+        }
+        nic.bell.ring();
+    }
+
+    /// Its number on its fabric, 1 to 63; 0 for a device on none.
+    pub fn node(&self) -> u16 {
+        self.lock().fabric().map_or(0, Fabric::node)
+    }
+
+    /// The kind of its link.
+    pub fn link(&self) -> Link {
+        self.lock().fabric().map_or(Link::default(), Fabric::link)
+    }
+
+    /// Its LID on an InfiniBand link: the number of its node. 0 on Ethernet, which has none.
+    pub fn lid(&self) -> u16 {
+        match self.link() {
+            Link::InfiniBand => self.node(),
+            Link::Ethernet => 0,
+        }
+    }
+
+    /// Its GID: link-local with an EUI-64 of its node on InfiniBand, the address 127.0.0.NODE on Ethernet.
+    pub fn gid(&self) -> [u8; 16] {
+        gid_of(self.link(), self.node())
+    }
+
+    /// Where other devices of this host reach this one.
+    pub fn port(&self) -> PortId {
+        PortId(self.lock().inbox().address())
+    }
+
+    /// What the device has counted so far.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
+    }
+
+    /// Sets what happens to the packets that this device sends from now on, for tests.
+    pub fn set_faults(&self, faults: Faults) {
+        self.lock().set_faults(faults);
+        self.rung();
+    }
+
+    /// Stops all work of the device, or lets it go on: a card that hangs, for tests.
+    pub fn set_frozen(&self, frozen: bool) {
+        self.lock().set_frozen(frozen);
+        self.rung();
+    }
+
+    /// A new protection domain.
+    pub fn create_pd(&self) -> u32 {
+        self.lock().create_pd()
+    }
+
+    /// Registers memory of this process: the key by which work requests and peers name it. The local and the remote key are one.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and writes until [`Device::deregister`] returns, or the last handle of the device and all that was made
+    /// from it are gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the device's table is full.
+    #[allow(unsafe_code)] // the promise about the memory can only be the caller's
+    pub unsafe fn register(
+        &self,
+        pd: u32,
+        base: *mut u8,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        let base = base.expose_provenance();
+        let key = self.lock().keys.register(pd, base, len_bytes, access);
+        key.ok_or_else(table_is_full)
+    }
+
+    /// Registers memory of another device, which is copied by `foothold`'s [`Foreign`](crate::device::Foreign). The caller keeps `foothold`
+    /// as long as the registration.
+    ///
+    /// # Safety
+    /// As for [`Device::register`]: `addr` is the address of such memory in the other device.
+    ///
+    /// # Errors
+    /// As of [`Device::register`].
+    #[allow(unsafe_code)] // as above
+    pub unsafe fn register_foreign(
+        &self,
+        pd: u32,
+        foothold: &Foothold,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<u32> {
+        let space = Space::of_foreign(foothold);
+        let key = self
+            .lock()
+            .keys
+            .register_foreign(pd, Place { space, addr }, len_bytes, access);
+        key.ok_or_else(table_is_full)
+    }
+
+    /// Takes memory out again. When this returns, the device does not touch it any more. `false` if there is no such key.
+    pub fn deregister(&self, key: u32) -> bool {
+        self.lock().keys.deregister(key)
+    }
+}

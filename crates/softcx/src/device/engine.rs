@@ -1,0 +1,301 @@
+//! The thread of a device, and what it shares with the handles.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::device::core::Core;
+use crate::device::inbox::InboxBell;
+use crate::device::pace::{self, Pace, Rest};
+use crate::{Error, Result};
+
+/// How long the engine spins with nothing to do before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
+const UNHEARD_SPIN: Duration = Duration::from_micros(200);
+/// For how long it expects more of those.
+const UNHEARD_FOR: Duration = Duration::from_secs(1);
+/// How long it keeps out of the way while somebody else makes the device's progress.
+const NAP: Duration = Duration::from_micros(50);
+/// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
+/// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
+const SLEEP: Duration = Duration::from_millis(1);
+/// The same for a device with nothing to do for [`DOZE_AFTER`].
+const DOZE: Duration = Duration::from_millis(10);
+/// How long an engine steps aside for those who wait for the core.
+const STEP_ASIDE: Duration = Duration::from_micros(2);
+/// When an idle device becomes one that is not used.
+const DOZE_AFTER: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(super) struct Nic {
+    pub(super) core: Mutex<Core>,
+    pub(super) bell: InboxBell,
+    started: Instant,
+    stop: AtomicBool,
+    /// Changes with every turn that others than the engine make, or would have made.
+    pub(super) driven: AtomicU64,
+    /// Whose doorbell to look for: [`NOBODY`], a slot, or [`ANYBODY`].
+    pub(super) rung: AtomicUsize,
+    /// How many wait for the core to do something with it.
+    wanted: AtomicU32,
+    /// Of a device on a fabric, which programs may ring unheard.
+    pace: Option<Pace>,
+}
+
+/// Nobody said that a doorbell was rung that no turn looks at.
+pub(super) const NOBODY: usize = usize::MAX;
+/// A doorbell of some queue pair, or doorbells of several, were rung.
+pub(super) const ANYBODY: usize = usize::MAX - 1;
+/// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
+const IDLE_LOOKS: usize = 64;
+
+impl Nic {
+    fn new(core: Core, pace: Option<Pace>) -> Nic {
+        let bell = core.inbox().bell();
+        Nic {
+            core: Mutex::new(core),
+            bell,
+            started: Instant::now(),
+            stop: AtomicBool::new(false),
+            driven: AtomicU64::new(0),
+            rung: AtomicUsize::new(NOBODY),
+            wanted: AtomicU32::new(0),
+            pace,
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// The core is plain data: a panic while it was locked (none is known) leaves it as it was at that point.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+        // A busy engine unlocks and locks again faster than a sleeper wakes up. With this word it steps aside.
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let core = self
+            .core
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// One turn, with a look at what was rung.
+    #[inline]
+    pub(super) fn turn(&self, core: &mut Core, now_ns: u64) -> bool {
+        let mut anybody = false;
+        if self.rung.load(Ordering::Relaxed) != NOBODY {
+            // Acquire: behind the doorbell that the hint is about.
+            match self.rung.swap(NOBODY, Ordering::AcqRel) {
+                NOBODY => {}
+                ANYBODY => anybody = true,
+                slot => core.watch(slot),
+            }
+        }
+        let worked = core.turn(now_ns);
+        // The doorbells that every turn looks at come first: a hint without a name is nearly always about one of them.
+        if !worked && anybody && core.look_at_idle(usize::MAX) {
+            return core.turn(now_ns);
+        }
+        worked
+    }
+
+    /// The engine of a device that is also rung unheard.
+    fn run_at(&self, pace: Pace) {
+        pace::wake_promptly();
+        let pace = pace.calibrated();
+        let mut seen = 0;
+        let mut idle_since: Option<Instant> = None;
+        let mut nap = NAP;
+        while !self.stop.load(Ordering::Acquire) {
+            if self.wanted.load(Ordering::Relaxed) != 0 {
+                std::thread::sleep(STEP_ASIDE);
+            }
+            let driven = self.driven.load(Ordering::Relaxed);
+            if driven != seen {
+                seen = driven;
+                idle_since = None;
+                // Whoever drives says when it stops, and is told of what comes after that by the bell.
+                // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
+                // do has a driver.
+                let last_look = || {
+                    if let Some(mut core) = self.try_lock() {
+                        self.turn(&mut core, self.now_ns());
+                    }
+                    self.stop.load(Ordering::Acquire)
+                };
+                if !self.bell.sleep(nap, last_look) {
+                    nap = (nap * 2).min(LONGEST_NAP);
+                    continue;
+                }
+                seen = self.driven.load(Ordering::Relaxed);
+            }
+            nap = NAP;
+            let Some(mut core) = self.try_lock() else {
+                // Whoever has it may be waiting for this very core of the machine.
+                std::thread::sleep(STEP_ASIDE);
+                continue;
+            };
+            if self.turn(&mut core, self.now_ns()) {
+                idle_since = None;
+                continue;
+            }
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            let mut rest = pace.rest(idle, driven != 0, core.pages_that_may_be_rung());
+            if rest != Rest::Spin {
+                let now_ns = self.now_ns();
+                let due = core.next_due_ns(now_ns);
+                rest = rest.until(due.map(|due| Duration::from_nanos(due.saturating_sub(now_ns))));
+                core.look_at_all_pages();
+            }
+            drop(core);
+            match rest {
+                Rest::Spin => std::hint::spin_loop(),
+                Rest::Nap(time) => std::thread::sleep(time),
+                Rest::Sleep(time) => {
+                    let last_look = || {
+                        let found = self.turn(&mut self.lock(), self.now_ns());
+                        if found {
+                            idle_since = None;
+                        }
+                        found || self.stop.load(Ordering::Acquire)
+                    };
+                    self.bell.sleep(time, last_look);
+                }
+            }
+        }
+    }
+
+    fn run(&self) {
+        if let Some(pace) = self.pace {
+            return self.run_at(pace);
+        }
+        let mut seen = 0;
+        let mut idle_since = None;
+        let mut unheard: Option<Instant> = None;
+        let expects_more = |unheard: Option<Instant>| {
+            unheard.is_some_and(|at: Instant| at.elapsed() < UNHEARD_FOR)
+        };
+        let mut nap = NAP;
+        let mut napped = false;
+        while !self.stop.load(Ordering::Acquire) {
+            if self.wanted.load(Ordering::Relaxed) != 0 {
+                std::thread::yield_now();
+            }
+            let driven = self.driven.load(Ordering::Relaxed);
+            if driven != seen {
+                seen = driven;
+                idle_since = None;
+                std::thread::sleep(nap);
+                if !expects_more(unheard) {
+                    nap = (nap * 2).min(LONGEST_NAP);
+                }
+                napped = true;
+                continue;
+            }
+            nap = NAP;
+            let worked = self
+                .try_lock()
+                .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
+            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
+            if std::mem::take(&mut napped) && worked {
+                unheard = Some(Instant::now());
+            }
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            let idle = since.elapsed();
+            if idle < SPIN || (idle < UNHEARD_SPIN && expects_more(unheard)) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now_ns = self.now_ns();
+            let due = self.lock().next_due_ns(now_ns);
+            let longest = if since.elapsed() < DOZE_AFTER {
+                SLEEP
+            } else {
+                DOZE
+            };
+            let timeout = due.map_or(longest, |due| {
+                Duration::from_nanos(due.saturating_sub(now_ns)).min(longest)
+            });
+            if timeout.is_zero() {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut woken = false;
+            self.bell.sleep(timeout, || {
+                woken =
+                    self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
+                woken
+            });
+            // After a time-out one turn is enough to know; after a ring there is more to come.
+            let found = woken || self.lock().look_at_idle(IDLE_LOOKS);
+            if found {
+                idle_since = None;
+            }
+            if found && !woken {
+                unheard = Some(Instant::now());
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) nic: Arc<Nic>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Sets a core to work; at a pace if clients ring it unheard.
+    pub(super) fn start(core: Core, pace: Option<Pace>) -> Result<Engine> {
+        let nic = Arc::new(Nic::new(core, pace));
+        let engine = Arc::clone(&nic);
+        let thread = std::thread::Builder::new()
+            .name("softcx-engine".into())
+            .spawn(move || engine.run());
+        let thread = thread.map_err(|error| Error::System {
+            operation: "start of the engine thread",
+            errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+        })?;
+        Ok(Engine {
+            nic,
+            thread: Some(thread),
+        })
+    }
+
+    /// A core that nothing moves but its user.
+    #[cfg(test)]
+    pub(super) fn resting(core: Core) -> Engine {
+        Engine {
+            nic: Arc::new(Nic::new(core, None)),
+            thread: None,
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.nic.stop.store(true, Ordering::Release);
+        self.nic.bell.ring();
+        if let Some(thread) = self.thread.take() {
+            // The engine does not panic; if it did, the panic was printed, and a drop is no place for another.
+            let _ = thread.join();
+        }
+    }
+}

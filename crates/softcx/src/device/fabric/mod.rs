@@ -1,0 +1,368 @@
+//! A named fabric: the table, in shared memory, of the devices that reach each other, by node number.
+//!
+//! A node that ends gives its number back; the number of one that died is taken over. Claims exclude each other by a lock
+//! on the file, which the kernel lets go when its holder dies. Readers take no lock: an entry that is torn or stale names
+//! an inbox that is not there, or not the one of that port, and opening the lane finds that out.
+
+mod leaver;
+mod table;
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+pub(crate) use self::leaver::Leaver;
+use self::table::{Entry, Shared};
+use crate::device::inbox::{PortAddress, host, started};
+use crate::device::options::Link;
+use crate::device::wire::Destination;
+use crate::{Error, Result};
+
+/// Node numbers are 1 to this one: 6 bits of a queue pair number.
+pub(crate) const NODES: u16 = 63;
+const NAME_BYTES: usize = 64;
+/// The upper half of every InfiniBand GID: link-local, as of a subnet without a manager.
+const SUBNET: u64 = 0xfe80 << 48;
+/// The lower half, or'ed with the node number: the identity of a port, EUI-64.
+const PORT_GUID: u64 = 0x5c0f_7c00_0000_0000;
+
+/// A device's place on a fabric.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    table: Shared,
+    node: u16,
+    link: Link,
+    address: PortAddress,
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Fabric {
+    /// Takes a node number for the device with this inbox.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the name is none, or the fabric is full or of another version; [`Error::System`] if the table
+    /// cannot be opened.
+    pub(crate) fn join(name: &str, link: Link, address: PortAddress) -> Result<Fabric> {
+        let no = |reason: String| Error::State {
+            operation: "open of a fabric",
+            reason,
+        };
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > NAME_BYTES || !name.bytes().all(allowed) {
+            return Err(no(format!(
+                "`{name}` is no name: it needs 1 to {NAME_BYTES} letters, digits, `-`, `_` and `.`"
+            )));
+        }
+        let path = table::path(name, link);
+        table::sweep(&path);
+        let locked = table::lock(&path)?;
+        let mut fabric = Fabric {
+            table: table::map(&locked, &path)?,
+            node: 0,
+            link,
+            address,
+            inode: locked.inode().unwrap_or(0),
+            path,
+        };
+        let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(Entry::is_vacant));
+        let Some(node) = node else {
+            return Err(no(format!("all {NODES} nodes of `{name}` are taken")));
+        };
+        if let Some(entry) = fabric.entry(node) {
+            let at = started(address.pid).ok().flatten().unwrap_or(0);
+            entry.port.store(0, Ordering::Release);
+            entry.pid.store(address.pid, Ordering::Relaxed);
+            entry.fd.store(address.fd, Ordering::Relaxed);
+            entry.started.store(at, Ordering::Relaxed);
+            // Release: who finds the port finds the rest.
+            entry.port.store(address.port, Ordering::Release);
+        }
+        fabric.node = node;
+        Ok(fabric)
+    }
+
+    fn entry(&self, node: u16) -> Option<&Entry> {
+        self.table.entry(node)
+    }
+
+    /// This device's number.
+    pub(crate) fn node(&self) -> u16 {
+        self.node
+    }
+
+    pub(crate) fn link(&self) -> Link {
+        self.link
+    }
+
+    /// The port that has this number now; 0 for none.
+    #[inline]
+    pub(crate) fn port(&self, node: u16) -> u64 {
+        self.entry(node)
+            .map_or(0, |entry| entry.port.load(Ordering::Acquire))
+    }
+
+    /// Where the device of this number is.
+    pub(crate) fn address(&self, node: u16) -> Option<PortAddress> {
+        let entry = self.entry(node)?;
+        let port = entry.port.load(Ordering::Acquire);
+        (port != 0).then(|| PortAddress {
+            host: host(),
+            pid: entry.pid.load(Ordering::Relaxed),
+            fd: entry.fd.load(Ordering::Relaxed),
+            port,
+        })
+    }
+
+    /// As if the process had been killed.
+    #[cfg(test)]
+    pub(crate) fn play_dead(&self) {
+        if let Some(entry) = self.entry(self.node) {
+            entry.pid.store(u32::MAX - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Where packets for a node go, whether it is there or not: a device that comes later is found, too.
+    #[inline]
+    pub(crate) fn route(&self, node: u16) -> Destination {
+        if node == self.node {
+            Destination::Local
+        } else if (1..=NODES).contains(&node) {
+            Destination::Lane(usize::from(node))
+        } else {
+            Destination::Nowhere
+        }
+    }
+
+    /// Whether the device of this number is gone without a word.
+    pub(crate) fn is_vacant(&self, node: u16) -> bool {
+        self.entry(node).is_none_or(Entry::is_vacant)
+    }
+}
+
+impl Fabric {
+    /// A way to leave that needs nothing of this.
+    pub(crate) fn leaver(&self) -> Leaver {
+        Leaver::of(self)
+    }
+
+    /// Gives the number back; the last one to go removes the table.
+    fn leave(&self) {
+        let locked = table::lock_existing(&self.path);
+        if let Some(entry) = self.entry(self.node) {
+            // Not if it was taken over.
+            let (port, gone) = (self.address.port, 0);
+            let _ = entry
+                .port
+                .compare_exchange(port, gone, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        // Its name may stand for another table now.
+        if let Some(locked) = &locked
+            && locked.inode() == Some(self.inode)
+            && self.table.is_deserted()
+        {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // A child of a fork has a copy of the device, and not its place.
+        if self.address.pid == std::process::id() && self.node > 0 {
+            self.leave();
+        }
+    }
+}
+
+/// The GID of a node.
+pub(crate) fn gid_of(link: Link, node: u16) -> [u8; 16] {
+    let number = match link {
+        Link::InfiniBand => u128::from(SUBNET) << 64 | u128::from(PORT_GUID | u64::from(node)),
+        // IPv4-mapped 127.0.0.NODE (IBTA annex A17: a RoCE v2 GID is an IP address).
+        Link::Ethernet => 0xffff_7f00_0000 | u128::from(node),
+    };
+    number.to_be_bytes()
+}
+
+/// The node that a GID names.
+pub(crate) fn node_of(link: Link, gid: &[u8; 16]) -> Option<u16> {
+    let node = u16::from_be_bytes([gid[14], gid[15]]);
+    let node = if link == Link::Ethernet {
+        node & 0xff
+    } else {
+        node
+    };
+    ((1..=NODES).contains(&node) && gid_of(link, node) == *gid).then_some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::device::inbox::Inbox;
+
+    fn fabric(name: &str) -> (Inbox, Fabric) {
+        let inbox = Inbox::new().unwrap();
+        let fabric = Fabric::join(name, Link::InfiniBand, inbox.address()).unwrap();
+        (inbox, fabric)
+    }
+
+    fn name(test: &str) -> String {
+        format!("test-{test}-{}", std::process::id())
+    }
+
+    #[track_caller]
+    fn is_forgotten(name: &str) {
+        assert!(!table::path(name, Link::InfiniBand).exists());
+    }
+
+    #[track_caller]
+    fn until(mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+    }
+
+    #[test]
+    fn nodes_are_numbered_found_and_given_back() {
+        let name = name("nodes");
+        let (inbox_a, a) = fabric(&name);
+        let (inbox_b, b) = fabric(&name);
+        assert_eq!((a.node(), b.node()), (1, 2));
+        assert_eq!(a.address(2), Some(inbox_b.address()));
+        assert_eq!(b.address(1), Some(inbox_a.address()));
+        assert_eq!(
+            (a.address(3), a.address(0), a.address(64)),
+            (None, None, None)
+        );
+        drop(a);
+        assert_eq!(b.address(1), None);
+        assert_eq!(fabric(&name).1.node(), 1);
+        drop(b);
+        is_forgotten(&name);
+    }
+
+    #[test]
+    fn the_number_of_a_dead_node_is_taken_over_and_not_given_back_by_it() {
+        let name = name("dead");
+        let (_inbox, a) = fabric(&name);
+        let (_other_inbox, other) = fabric(&name);
+        let alive = a.address;
+        // No process has this number; then one of the same number that started at another time; then one without the inbox.
+        for (pid, later, fd) in [
+            (u32::MAX - 1, 0, alive.fd),
+            (alive.pid, 1, alive.fd),
+            (alive.pid, 0, 0),
+        ] {
+            let entry = a.entry(1).unwrap();
+            entry.port.store(alive.port, Ordering::Relaxed);
+            entry.pid.store(pid, Ordering::Relaxed);
+            entry.fd.store(fd, Ordering::Relaxed);
+            entry.started.fetch_add(later, Ordering::Relaxed);
+            assert!(a.is_vacant(1), "{pid} {later} {fd}");
+            let (inbox, b) = fabric(&name);
+            assert_eq!(b.node(), 1);
+            assert!(!b.is_vacant(1));
+            assert_eq!(a.address(1), Some(inbox.address()));
+        }
+        let (inbox, b) = fabric(&name);
+        drop(a);
+        assert_eq!(b.address(1), Some(inbox.address()));
+        drop(b);
+        drop(other);
+        is_forgotten(&name);
+    }
+
+    #[test]
+    fn a_fabric_is_full_at_its_last_node_and_names_are_names() {
+        let name = name("full");
+        let all: Vec<_> = (0..NODES).map(|_| fabric(&name)).collect();
+        assert_eq!(all.last().unwrap().1.node(), NODES);
+        let address = all[0].0.address();
+        let refused = Fabric::join(&name, Link::InfiniBand, address);
+        assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
+        for bad in ["", "a/b", "..\0", &"x".repeat(65), "ä"] {
+            let refused = Fabric::join(bad, Link::InfiniBand, address);
+            assert!(matches!(refused, Err(Error::State { .. })), "{bad}");
+        }
+        drop(all);
+        is_forgotten(&name);
+    }
+
+    #[test]
+    fn a_table_that_everybody_has_left_without_a_word_is_removed_by_the_next_who_joins_any() {
+        let (left, other) = (name("left"), name("other"));
+        let (inbox, a) = fabric(&left);
+        let b = fabric(&other);
+        assert!(table::path(&left, Link::InfiniBand).exists());
+        a.play_dead();
+        // The place of a process that was killed is not given back. Kept in sight: to a leak checker it is no leak.
+        static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
+        *KILLED.lock().unwrap() = Some((inbox, a));
+        drop(b);
+        // Who joins passes over a table that somebody else looks at just then.
+        until(|| {
+            drop(fabric(&other));
+            !table::path(&left, Link::InfiniBand).exists()
+        });
+        is_forgotten(&other);
+    }
+
+    #[test]
+    fn a_place_is_left_without_its_device() {
+        let name = name("leavers");
+        let path = table::path(&name, Link::InfiniBand);
+        let (_inbox_a, a) = fabric(&name);
+        let (inbox_b, b) = fabric(&name);
+        // Somebody holds the table, and is not waited for.
+        let held = table::lock(&path).unwrap();
+        a.leaver().leave();
+        assert!(b.address(1).is_some());
+        drop(held);
+        // Others look over all tables now and then: one that is locked for so long is given up.
+        until(|| {
+            a.leaver().leave();
+            b.address(1).is_none()
+        });
+        a.leaver().leave();
+        assert_eq!(
+            (b.address(1), b.address(2)),
+            (None, Some(inbox_b.address()))
+        );
+        // Another has the number now, and keeps it.
+        let (inbox_c, c) = fabric(&name);
+        a.leaver().leave();
+        assert_eq!((c.node(), b.address(1)), (1, Some(inbox_c.address())));
+        until(|| {
+            c.leaver().leave();
+            b.address(1).is_none()
+        });
+        assert!(path.exists());
+        // The last one.
+        until(|| {
+            b.leaver().leave();
+            !path.exists()
+        });
+        b.leaver().leave();
+        drop((a, b, c));
+        is_forgotten(&name);
+    }
+
+    #[test]
+    fn gids_name_nodes() {
+        for link in [Link::InfiniBand, Link::Ethernet] {
+            for node in [1, 2, NODES] {
+                assert_eq!(node_of(link, &gid_of(link, node)), Some(node));
+            }
+            assert_eq!(node_of(link, &gid_of(link, 0)), None);
+            assert_eq!(node_of(link, &gid_of(link, NODES + 1)), None);
+            assert_eq!(node_of(link, &[0xff; 16]), None);
+        }
+        let mut gid = gid_of(Link::Ethernet, 7);
+        assert_eq!(gid[10..], [0xff, 0xff, 127, 0, 0, 7]);
+        gid[14] = 1;
+        assert_eq!(node_of(Link::Ethernet, &gid), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! Where the bytes of an arrived packet are, and how they get to their place.
+#![allow(unsafe_code)] // copies to and from addresses that the key table resolved
+
+use crate::device::copies::Copies;
+use crate::device::keys::{Access, Keys, Refused};
+use crate::device::packet::{INLINE_BYTES, Payload, Span};
+use crate::device::space::{Fault, Place};
+
+/// Why a payload did not reach its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScatterError {
+    /// The memory to write to may not be written.
+    Target,
+    /// There is more payload than room.
+    TooLong,
+    /// The sender's memory is no longer registered: to the receiver, a packet that never came.
+    Source,
+}
+
+/// Where the bytes of an arrived packet are.
+#[derive(Debug)]
+pub(crate) enum Source<'a> {
+    /// In the packet.
+    Bytes(&'a [u8]),
+    /// In the sender's registered memory, by key.
+    Memory { pd: u32, spans: &'a [Span; 2] },
+    /// In a slot of a lane, which the sender will not touch before the slot is given back (and if it did: torn bytes).
+    Lane { start: *const u8, len_bytes: u32 },
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn of(payload: &'a Payload, len_bytes: u16) -> Source<'a> {
+        match payload {
+            Payload::Empty => Source::Bytes(&[]),
+            Payload::Inline(bytes) => {
+                Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
+            }
+            Payload::Heap(bytes) => Source::Bytes(bytes),
+            Payload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> u32 {
+        match self {
+            Source::Bytes(bytes) => bytes.len() as u32,
+            Source::Memory { spans, .. } => spans[0].len_bytes + spans[1].len_bytes,
+            Source::Lane { len_bytes, .. } => *len_bytes,
+        }
+    }
+
+    /// Copies `len_bytes` from `offset` on.
+    ///
+    /// # Safety
+    /// `into` was resolved for `len_bytes` under the device's lock, and `offset + len_bytes <= self.len_bytes()`.
+    #[inline]
+    pub(crate) unsafe fn copy_to(
+        &self,
+        keys: &Keys,
+        copies: &mut Copies,
+        mut offset: u32,
+        mut into: Place,
+        mut len_bytes: u32,
+    ) -> Result<(), ScatterError> {
+        let failed = |Fault| ScatterError::Source;
+        let no_target = |Fault| ScatterError::Target;
+        match self {
+            // SAFETY: the caller's promise; slicing checks the source.
+            Source::Bytes(bytes) => unsafe {
+                let bytes = &bytes[offset as usize..(offset + len_bytes) as usize];
+                copies.store(into, bytes).map_err(no_target)?;
+            },
+            // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
+            Source::Lane { start, .. } => unsafe {
+                let from = Place::local(start.add(offset as usize));
+                if len_bytes <= 8 {
+                    // By way of a local copy, so that words arrive whole.
+                    let mut word = [0; 8];
+                    let word = &mut word[..len_bytes as usize];
+                    copies.load(from, word).map_err(no_target)?;
+                    copies.store(into, word).map_err(no_target)?;
+                } else {
+                    copies
+                        .copy(from, into, len_bytes as usize)
+                        .map_err(failed)?;
+                }
+            },
+            Source::Memory { pd, spans } => {
+                for span in *spans {
+                    if offset >= span.len_bytes {
+                        offset -= span.len_bytes;
+                        continue;
+                    }
+                    let piece = (span.len_bytes - offset).min(len_bytes);
+                    let from = keys
+                        .resolve(
+                            span.lkey,
+                            *pd,
+                            span.addr.wrapping_add(offset.into()),
+                            piece.into(),
+                            Access::LOCAL_READ,
+                        )
+                        .map_err(|Refused| ScatterError::Source)?;
+                    // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
+                    unsafe { copies.copy(from, into, piece as usize) }.map_err(|Fault| {
+                        copies.lose_source(from);
+                        ScatterError::Source
+                    })?;
+                    into = into.behind(piece.into());
+                    len_bytes -= piece;
+                    offset = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+}

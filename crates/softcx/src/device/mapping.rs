@@ -1,0 +1,88 @@
+//! What a process has mapped: the check that the kernel makes when it pins memory for a card.
+
+use std::io::{BufRead, BufReader};
+
+use crate::device::space::{Fault, Space};
+
+impl Space {
+    /// Whether all of a range is mapped so that it can be read, and written if `writable`. What the process unmaps later is a
+    /// fault when it is used.
+    ///
+    /// # Errors
+    /// [`Fault`] if not, or if the process is gone.
+    pub(crate) fn check(self, addr: u64, len_bytes: u64, writable: bool) -> Result<(), Fault> {
+        let end = addr.checked_add(len_bytes).ok_or(Fault)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        // Mapped is not yet there: a file may be shorter than its mapping, and device memory cannot be copied.
+        let mut byte = [0];
+        self.read(addr, &mut byte)?;
+        self.read(end - 1, &mut byte)?;
+        let file = std::fs::File::open(format!("/proc/{}/maps", self.pid())).map_err(|_| Fault)?;
+        let mut covered = addr;
+        for line in BufReader::new(file).split(b'\n') {
+            let line = line.map_err(|_| Fault)?;
+            let Some((start, stop, rights)) = parse(&line) else {
+                continue;
+            };
+            if stop <= covered {
+                continue;
+            }
+            let allowed = rights[0] == b'r' && (!writable || rights[1] == b'w');
+            if start > covered || !allowed {
+                return Err(Fault);
+            }
+            covered = stop;
+            if covered >= end {
+                return Ok(());
+            }
+        }
+        Err(Fault)
+    }
+}
+
+/// `start-end rwxp ...` of a line in `/proc/PID/maps` (proc(5)).
+fn parse(line: &[u8]) -> Option<(u64, u64, [u8; 2])> {
+    let line = std::str::from_utf8(line.get(..line.len().min(64))?).ok()?;
+    let (range, rest) = line.split_once(' ')?;
+    let (start, stop) = range.split_once('-')?;
+    let hex = |digits| u64::from_str_radix(digits, 16).ok();
+    let rights = rest.as_bytes().first_chunk()?;
+    Some((hex(start)?, hex(stop)?, *rights))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::dma::{PAGE_BYTES, Pages};
+
+    #[test]
+    fn a_range_is_checked_to_its_last_byte() {
+        let pages = Pages::new(4 * PAGE_BYTES).unwrap();
+        let at = pages.start().as_ptr() as u64;
+        let check = |addr, len_bytes, writable| Space::LOCAL.check(addr, len_bytes, writable);
+        assert_eq!(check(at, 4 * PAGE_BYTES as u64, true), Ok(()));
+        assert_eq!(check(at + 5, 1, false), Ok(()));
+        assert_eq!(check(0, 1, false), Err(Fault));
+        assert_eq!(check(u64::MAX, 2, false), Err(Fault));
+        assert_eq!(check(u64::MAX - 1, 1, false), Err(Fault));
+        assert_eq!(check(at, 1 << 46, false), Err(Fault));
+        let constant: &'static str = "not to be written";
+        let constant = constant.as_ptr() as u64;
+        assert_eq!(check(constant, 8, false), Ok(()));
+        assert_eq!(check(constant, 8, true), Err(Fault));
+    }
+
+    #[test]
+    fn lines_of_a_map_are_read() {
+        let line = b"7f0012345000-7f0012346000 r-xp 00000000 08:01 1 /lib/x";
+        assert_eq!(
+            parse(line),
+            Some((0x7f00_1234_5000, 0x7f00_1234_6000, *b"r-"))
+        );
+        for bad in ["", "x", "1-2", "1-2 ", "1-2 r", "g-2 rw", "1-2-3 rw"] {
+            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The software ConnectX: a NIC that consumes the same rings, doorbell records and UAR registers as a card would.
+//!
+//! [`Device`] owns an engine thread. The engine also makes progress inside the poll loops of whoever waits
+//! ([`Device::progress`]): on a machine with few cores that is what keeps spinning threads from starving each other.
+//!
+//! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
+//! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
+//! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
+//! `requester/placement` and `inbox/placement` (writes that need no packets), `core` (one turn of work, without clock or
+//! thread), and `engine` (the thread).
+
+mod bell;
+pub(crate) mod client;
+mod copies;
+mod core;
+mod cq;
+mod cursor;
+mod device;
+mod dma;
+#[cfg(all(test, not(loom)))]
+mod driver;
+mod engine;
+pub(crate) mod fabric;
+mod faults;
+mod foreign;
+mod gather;
+#[cfg(all(test, not(loom)))]
+mod harness;
+mod inbox;
+mod keys;
+mod life;
+mod mapping;
+mod options;
+mod pace;
+mod packet;
+mod qp;
+mod queue_pair;
+mod requester;
+mod responder;
+pub(crate) mod space;
+mod srq;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod trace;
+mod transitions;
+mod wire;
+
+pub use device::{Device, PortId};
+pub use dma::{PAGE_BYTES, Pages};
+pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
+pub use faults::Faults;
+pub use foreign::{Foothold, Foreign, Move};
+pub use keys::Access;
+pub use options::{Link, Options};
+pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, Service, flag};
+pub use qp::{Attributes, Counters, State, Status};
+pub use queue_pair::{QueuePair, RemoteQueuePair};
+pub use space::{Fault, Span};

@@ -1,0 +1,81 @@
+//! What a queue pair tells of its work requests: completions, behind the bytes that they report.
+
+use super::{Context, Qp, State};
+use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
+
+impl Qp {
+    /// Completes a work request of the send queue.
+    #[inline]
+    pub(crate) fn complete_send(
+        &mut self,
+        context: &mut Context<'_>,
+        wqe_counter: u16,
+        opcode: u8,
+        byte_count: u32,
+        syndrome: Option<Syndrome>,
+    ) {
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn);
+        let syndrome = syndrome.or(lost.then_some(Syndrome::LocalProt));
+        let cqe = Cqe {
+            opcode: if syndrome.is_some() {
+                CqeOpcode::ReqErr
+            } else {
+                CqeOpcode::Req
+            },
+            qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
+            wqe_counter,
+            byte_count,
+            send_opcode: opcode,
+            syndrome: syndrome.map_or(0, |syndrome| syndrome as u8),
+            timestamp: context.now_ns,
+            ..Cqe::default()
+        };
+        let pushed = context.complete(self.parts.send_cq, &cqe);
+        self.check_overrun(pushed);
+        if lost {
+            self.enter_error(context);
+        }
+    }
+
+    /// Completes a receive.
+    pub(crate) fn complete_recv(&mut self, context: &mut Context<'_>, cqe: Cqe) {
+        // Behind what it reports.
+        let lost = context.copies.settle_for(self.parts.qpn) && !cqe.opcode.is_error();
+        let mut cqe = Cqe {
+            qpn: self.parts.qpn,
+            srqn_uidx: self.parts.user_index,
+            timestamp: context.now_ns,
+            ..cqe
+        };
+        if lost {
+            cqe.opcode = CqeOpcode::RespErr;
+            cqe.syndrome = Syndrome::LocalProt as u8;
+        }
+        let pushed = context.complete(self.parts.recv_cq, &cqe);
+        self.check_overrun(pushed);
+        if lost {
+            self.refuse_done(context);
+        }
+    }
+
+    /// The memory of a request was not there, which was found out behind it, or that of a response.
+    pub(crate) fn lose_data(&mut self, context: &mut Context<'_>, request: bool) {
+        if matches!(self.state(), State::Reset | State::Error) {
+            return;
+        }
+        if request {
+            self.refuse_done(context);
+        } else {
+            self.fail_oldest(context, Syndrome::LocalProt);
+        }
+    }
+
+    fn check_overrun(&mut self, pushed: bool) {
+        if !pushed {
+            self.status.set_overrun(true);
+            self.fail_by_itself();
+        }
+    }
+}

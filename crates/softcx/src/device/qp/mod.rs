@@ -1,0 +1,290 @@
+//! A queue pair in the device: what it is made of, what it sends and completes, and how it ends.
+
+mod completions;
+mod context;
+mod counters;
+mod shown;
+mod status;
+
+use std::sync::Arc;
+
+pub(crate) use self::context::Context;
+pub use self::counters::Counters;
+use self::shown::Shown;
+pub use self::status::Status;
+use crate::device::client::{Event, EventSink, QpAttributes, Transport};
+use crate::device::dma::{RecordWord, Register, Ring};
+use crate::device::fabric::Fabric;
+use crate::device::keys::Accessor;
+use crate::device::packet::{Header, Kind, Packet, Payload, Service};
+use crate::device::requester::Requester;
+use crate::device::responder::Responder;
+use crate::device::wire::{Counted, Destination};
+pub use doorbell_wire::verbs::{Attributes, State};
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) to: Destination,
+    pub(crate) qpn: u32,
+    /// The connection number that the other end expects.
+    pub(crate) connection: u32,
+    /// The node that packets must come from; 0 for any.
+    pub(crate) node: u16,
+    /// Service level of packets to it.
+    pub(crate) sl: u8,
+}
+
+/// The memory and the numbers with which a queue pair is created.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) qpn: u32,
+    pub(crate) transport: Transport,
+    pub(crate) pd: u32,
+    /// Put into every CQE.
+    pub(crate) user_index: u32,
+    /// The shared receive queue from which it takes, instead of its own.
+    pub(crate) srq: Option<usize>,
+    /// Who hears what becomes of it. An embedded device's owner looks at its [`Status`].
+    pub(crate) events: Option<Arc<dyn EventSink>>,
+    pub(crate) send_cq: usize,
+    pub(crate) recv_cq: usize,
+    pub(crate) send_ring: Ring,
+    pub(crate) send_record: RecordWord,
+    pub(crate) recv_ring: Ring,
+    pub(crate) recv_wqes: u32,
+    pub(crate) recv_stride_bytes: u32,
+    pub(crate) recv_record: RecordWord,
+    /// Its own registers, or none if it is one of many on a page.
+    pub(crate) uar: Option<[Register; 2]>,
+    /// That page, then.
+    pub(crate) page: usize,
+    /// Its own multicast does not come back to it.
+    pub(crate) blocks_loopback: bool,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) parts: Parts,
+    pub(crate) status: Arc<Status>,
+    pub(crate) attributes: Attributes,
+    /// Attributes as a client set them.
+    pub(crate) asked: Box<QpAttributes>,
+    pub(crate) remote: Option<Remote>,
+    /// The connection number that this end expects in packets.
+    pub(crate) connection: u32,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    /// Set while the queue pair stands in the device's list of that name.
+    pub(crate) ready: bool,
+    pub(crate) answering: bool,
+    pub(crate) timed: bool,
+    /// Waits for room on a lane, and stands in no list of those with something to send until there is some.
+    pub(crate) held: bool,
+    /// Its memory cannot be reached, so there is nothing to flush.
+    lost: bool,
+    /// Its peer may write by itself.
+    shown: Option<Shown>,
+}
+
+impl Qp {
+    pub(crate) fn new(parts: Parts) -> Qp {
+        Qp {
+            parts,
+            status: Arc::default(),
+            attributes: Attributes::default(),
+            asked: Box::default(),
+            remote: None,
+            connection: 0,
+            requester: Requester::default(),
+            responder: Responder::default(),
+            ready: false,
+            answering: false,
+            timed: false,
+            held: false,
+            lost: false,
+            shown: None,
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.status.state()
+    }
+
+    /// Who it is to the key table.
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.parts.pd,
+            qpn: self.parts.qpn,
+        }
+    }
+
+    /// Sets it. Until [`Qp::show_in`] its peer writes by packets.
+    pub(crate) fn set_state(&mut self, state: State) {
+        self.shown = None;
+        self.status.set_state(state);
+    }
+
+    /// Forgets everything: as after creation, with new starting numbers to come from `connect`.
+    pub(crate) fn reset(&mut self) {
+        self.requester = Requester::default();
+        self.responder = Responder::default();
+        self.remote = None;
+        self.connection = 0;
+        self.lost = false;
+        self.parts.send_ring.forget();
+        self.parts.recv_ring.forget();
+        *self.asked = QpAttributes::default();
+        self.status.set_overrun(false);
+        self.set_state(State::Reset);
+    }
+
+    /// Sends a packet to the other end.
+    #[inline]
+    pub(crate) fn send(
+        &self,
+        context: &mut Context<'_>,
+        kind: Kind,
+        psn: u32,
+        payload: Payload,
+        fill: impl FnOnce(&mut Header),
+    ) {
+        let Some(remote) = self.remote else { return };
+        let mut header = Header::new(kind, remote.qpn, psn, remote.connection);
+        header.source_qpn = self.parts.qpn;
+        header.source_lid = context.fabric.map_or(0, Fabric::node);
+        header.sl = remote.sl;
+        if self.parts.transport == Transport::Uc {
+            header.service = Service::Unreliable;
+        }
+        fill(&mut header);
+        self.send_to(context, remote.to, Packet { header, payload });
+    }
+
+    #[inline]
+    pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, mut packet: Packet) {
+        context.counters.packets_sent += 1;
+        if context.wire.is_faulty() {
+            garble(context, &mut packet.header);
+        }
+        if let Some(trace) = &mut context.trace {
+            trace.sent(context.now_ns, to, &packet.header);
+        }
+        context.wire.send(context.now_ns, to, packet);
+    }
+
+    /// Whether a packet that has come for this number is of its transport, and from its peer.
+    #[inline]
+    pub(crate) fn expects(&self, header: &Header) -> bool {
+        match (self.parts.transport, header.service) {
+            (Transport::Rc, Service::Reliable) | (Transport::Uc, Service::Unreliable) => {
+                self.connection == header.connection
+                    && self
+                        .remote
+                        .is_some_and(|remote| remote.node == 0 || remote.node == header.source_lid)
+            }
+            (Transport::Ud, Service::Datagram) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it sends, or finishes what it began before it was told to drain.
+    #[inline]
+    pub(crate) fn is_sending(&self) -> bool {
+        matches!(self.state(), State::ReadyToSend | State::SendQueueDrained)
+    }
+
+    /// Whether it receives. A failed or drained send queue does not keep it from that.
+    #[inline]
+    pub(crate) fn is_receiving(&self) -> bool {
+        matches!(
+            self.state(),
+            State::ReadyToReceive
+                | State::ReadyToSend
+                | State::SendQueueDrained
+                | State::SendQueueError
+        )
+    }
+
+    /// Tells its owner.
+    pub(crate) fn notify(&self, event: Event) {
+        if let Some(events) = &self.parts.events {
+            events.event(event);
+        }
+    }
+
+    /// The memory of its queues or records is gone.
+    pub(crate) fn lose_queue(&mut self) {
+        self.lost = true;
+        self.fail_by_itself();
+    }
+
+    /// Whether its memory is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Moves to the error state without a completion that would tell why.
+    pub(crate) fn fail_by_itself(&mut self) {
+        if self.state() != State::Error {
+            self.set_state(State::Error);
+            self.notify(Event::QpFatal {
+                qpn: self.parts.qpn,
+            });
+        }
+    }
+
+    /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
+    pub(crate) fn enter_error(&mut self, context: &mut Context<'_>) {
+        self.trace_state(context, State::Error);
+        self.set_state(State::Error);
+        self.flush(context);
+    }
+
+    fn trace_state(&self, context: &mut Context<'_>, to: State) {
+        if let Some(trace) = &mut context.trace {
+            trace.state(context.now_ns, self.parts.qpn, self.state(), to);
+        }
+    }
+
+    /// Completes in error what was posted; called again and again in the error state, for what is posted later.
+    pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
+        if self.lost {
+            return;
+        }
+        match self.state() {
+            State::Error => {
+                self.flush_sends(context);
+                self.flush_receives(context);
+            }
+            State::SendQueueError => self.flush_sends(context),
+            _ => {}
+        }
+    }
+
+    /// The send queue cannot go on. A reliable queue pair is in error with it; the others go on receiving.
+    pub(crate) fn fail_sends(&mut self, context: &mut Context<'_>) {
+        if self.parts.transport == Transport::Rc {
+            return self.enter_error(context);
+        }
+        if self.state() != State::Error {
+            self.trace_state(context, State::SendQueueError);
+            self.set_state(State::SendQueueError);
+        }
+        self.flush_sends(context);
+    }
+}
+
+/// Gives a response the form of the other kind, if a fault picks it.
+#[cold]
+fn garble(context: &mut Context<'_>, header: &mut Header) {
+    let other = match header.kind {
+        Kind::ReadResponse => Kind::AtomicResponse,
+        Kind::AtomicResponse => Kind::ReadResponse,
+        _ => return,
+    };
+    if context.wire.strikes(Counted::Response).is_some() {
+        header.kind = other;
+    }
+}

@@ -1,0 +1,43 @@
+//! Where the owner of a queue pair reads its present state.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use crate::device::qp::State;
+
+/// The part of a queue pair that its owner reads without the device's lock: what a card tells by asynchronous events.
+#[derive(Debug, Default)]
+pub struct Status {
+    state: AtomicU8,
+    overrun: AtomicU8,
+    /// Whether the device looks at the registers in every turn. It clears this before a last look, and whoever rings looks
+    /// here behind the ring: one of the two sees the other.
+    watched: AtomicBool,
+}
+
+impl Status {
+    pub(crate) fn set_watched(&self, watched: bool) {
+        self.watched.store(watched, Ordering::Relaxed);
+    }
+
+    pub(crate) fn watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
+    /// The state as the device last set it.
+    pub fn state(&self) -> State {
+        State::parse(self.state.load(Ordering::Acquire)).unwrap_or(State::Reset)
+    }
+
+    /// Whether a completion queue overran: completions were lost.
+    pub fn overrun(&self) -> bool {
+        self.overrun.load(Ordering::Acquire) != 0
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    pub(super) fn set_overrun(&self, overrun: bool) {
+        self.overrun.store(overrun.into(), Ordering::Release);
+    }
+}

@@ -1,0 +1,245 @@
+//! A queue pair with its memory, as a provider library would hold it: rings, doorbell records, completion queues, UAR page.
+#![allow(unsafe_code)] // hands raw ring memory to the device
+
+use std::sync::{Arc, Mutex};
+
+use crate::Result;
+use crate::device::client::Transport;
+use crate::device::cq::Cq;
+use crate::device::device::{Device, PortId};
+use crate::device::dma::{RecordWord, Register, Ring};
+use crate::device::inbox::random;
+use crate::device::qp::{Attributes, Parts, Status};
+use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes};
+
+/// What one end of a connection must know of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteQueuePair {
+    /// The device.
+    pub port: PortId,
+    /// Queue pair number.
+    pub qpn: u32,
+    /// The PSN that it starts with, 24 bits.
+    pub psn: u32,
+    /// The number of this connection: it changes with every reset, so that packets of an earlier one are not taken.
+    pub connection: u32,
+}
+
+/// A reliable-connected queue pair with two completion queues of its own. Dropping it destroys it in the device first.
+#[derive(Debug)]
+pub struct QueuePair {
+    device: Device,
+    memory: QueuePairMemory,
+    pages: Pages,
+    status: Arc<Status>,
+    slot: usize,
+    qpn: u32,
+    cqs: [usize; 2],
+    start: Mutex<(u32, u32)>,
+}
+
+fn starting_numbers() -> Result<(u32, u32)> {
+    let bits = random()?;
+    Ok((bits as u32 & 0xff_ffff, (bits >> 32) as u32))
+}
+
+impl QueuePair {
+    /// Makes a queue pair in the RESET state.
+    ///
+    /// # Errors
+    /// [`Error::Range`](crate::Error::Range) or [`Error::Alignment`](crate::Error::Alignment) naming the size; [`Error::State`](crate::Error::State) if the device is full.
+    pub fn new(device: &Device, config: &QueuePairSizes) -> Result<QueuePair> {
+        let (pages, memory) = QueuePairMemory::new(config)?;
+        let start = starting_numbers()?;
+        let mut core = device.lock();
+        let (slot, qpn) = core.reserve_qp()?;
+        // SAFETY: all of it lies in `pages`, aligned by `place` and long enough; `drop` destroys the device's objects, under
+        // its lock, before `pages` is freed.
+        let (parts, send_cq_parts, recv_cq_parts) = unsafe {
+            let parts = Parts {
+                qpn,
+                transport: Transport::Rc,
+                pd: config.pd,
+                user_index: 0,
+                srq: None,
+                events: None,
+                send_cq: 0,
+                recv_cq: 0,
+                send_ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
+                send_record: RecordWord::new(memory.record.add(1)),
+                recv_ring: Ring::new(
+                    memory.recv_ring,
+                    (config.recv_wqes * config.recv_stride_bytes) as usize,
+                ),
+                recv_wqes: config.recv_wqes,
+                recv_stride_bytes: config.recv_stride_bytes,
+                recv_record: RecordWord::new(memory.record),
+                uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
+                page: 0,
+                blocks_loopback: false,
+            };
+            let send_ring = Ring::new(memory.send_cq, config.send_cqes as usize * 64);
+            let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);
+            (
+                parts,
+                Cq::new(
+                    send_ring,
+                    config.send_cqes,
+                    RecordWord::new(memory.send_cq_record),
+                ),
+                Cq::new(
+                    recv_ring,
+                    config.recv_cqes,
+                    RecordWord::new(memory.recv_cq_record),
+                ),
+            )
+        };
+        let cqs = [core.create_cq(send_cq_parts), core.create_cq(recv_cq_parts)];
+        let qp = core.create_qp(
+            slot,
+            Parts {
+                send_cq: cqs[0],
+                recv_cq: cqs[1],
+                ..parts
+            },
+        );
+        let status = Arc::clone(&qp.status);
+        drop(core);
+        Ok(QueuePair {
+            device: device.clone(),
+            memory,
+            pages,
+            status,
+            slot,
+            qpn,
+            cqs,
+            start: Mutex::new(start),
+        })
+    }
+
+    /// Where its parts lie.
+    pub fn memory(&self) -> &QueuePairMemory {
+        &self.memory
+    }
+
+    /// Bytes of memory that it takes, without the device's own bookkeeping.
+    pub fn memory_bytes(&self) -> usize {
+        self.pages.len_bytes()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Its state, without the device's lock.
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Tells the device that a register of this queue pair was stored to; see [`Device::rung`]. Where many queue pairs share
+    /// a device, this finds an idle one's doorbell at once, and the device need not go round to look for it.
+    #[inline]
+    pub fn rung(&self) {
+        self.device.rung_at(self.slot, &self.status);
+    }
+
+    fn start(&self) -> (u32, u32) {
+        *self
+            .start
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Sets the starting PSN of the next connection.
+    #[cfg(test)]
+    pub(crate) fn start_at(&self, psn: u32) {
+        self.start.lock().unwrap().0 = psn;
+    }
+
+    /// What the other end needs to connect to this one, until the next reset.
+    pub fn local(&self) -> RemoteQueuePair {
+        let (psn, connection) = self.start();
+        RemoteQueuePair {
+            port: self.device.port(),
+            qpn: self.qpn,
+            psn,
+            connection,
+        }
+    }
+
+    /// RESET to INIT: receives may be posted from now on.
+    ///
+    /// # Errors
+    /// [`Error::Range`] naming an attribute; [`Error::State`] if the state does not lead to INIT.
+    pub fn init(&self, attributes: Attributes) -> Result<()> {
+        self.device.lock().init_qp(self.slot, attributes)
+    }
+
+    /// INIT to RTR and RTS.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the state does not lead there, or if the other device cannot be reached; the queue pair is then
+    /// where it was.
+    pub fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+        let mut core = self.device.lock();
+        let theirs = (remote.psn & 0xff_ffff, remote.connection);
+        core.ready_to_receive(
+            self.slot,
+            &remote.port.0,
+            remote.qpn & 0xff_ffff,
+            self.start(),
+            theirs,
+        )?;
+        core.ready_to_send(self.slot)
+    }
+
+    /// INIT to RTR and RTS, by the address of a node of the fabric.
+    #[cfg(test)]
+    pub(crate) fn connect_by_path(
+        &self,
+        path: &crate::device::client::AddressVector,
+        qpn: u32,
+        psns: (u32, u32),
+    ) {
+        let mut core = self.device.lock();
+        core.aim_qp(self.slot, path, qpn);
+        core.start_qp(self.slot, psns);
+    }
+
+    /// Any state to ERR. When this returns, everything posted is flushed, and the device writes to the completion queues
+    /// only to flush what is posted later.
+    pub fn fail(&self) {
+        let now_ns = self.device.now_ns();
+        self.device.lock().fail_qp(self.slot, now_ns);
+    }
+
+    /// Any state to RESET. The driver makes rings, records and completion queues fresh before it goes on.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel has no random numbers for the next connection.
+    pub fn reset(&self) -> Result<()> {
+        let start = starting_numbers()?;
+        self.device.lock().reset_qp(self.slot);
+        *self
+            .start
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = start;
+        Ok(())
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let mut core = self.device.lock();
+        core.destroy_qp(self.slot);
+        for cq in self.cqs {
+            core.destroy_cq(cq);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Sending datagrams: each WQE has its own address, is one packet, and is done when that has left.
+
+use super::Pause;
+use super::message::Message;
+use super::opcode::SEND_IMM;
+use crate::device::fabric::{NODES, node_of};
+use crate::device::options::Link;
+use crate::device::packet::{Header, Kind, Packet, Service, flag, psn_add};
+use crate::device::qp::{Context, Qp};
+use crate::device::wire::Destination;
+use doorbell_wire::mlx5::{Datagram, Syndrome};
+
+/// Set in the queue key of a WQE to send that of the queue pair instead (IBTA 10.2.5).
+const OWN_QKEY: u32 = 0x8000_0000;
+
+impl Qp {
+    /// Sends one message of the datagram service, the one at the cursor.
+    pub(super) fn send_datagram(&mut self, context: &mut Context<'_>) -> Option<Pause> {
+        let message = self.requester.messages.get(self.requester.cursor)?;
+        let Message { index, request, .. } = *message;
+        let loaded = context.gather.holds(self.parts.qpn, index)
+            || context.gather.load(&self.parts, index, u32::MAX).is_ok();
+        let Some(to) = context.gather.datagram.filter(|_| loaded) else {
+            self.fail_at_cursor(context, Syndrome::LocalQpOp);
+            return None;
+        };
+        let own = context.fabric.map_or(0, |fabric| fabric.node());
+        let there = |node: u16| context.fabric.is_some_and(|fabric| fabric.port(node) != 0);
+        // A group's members may be anywhere: every node gets a copy, this one, too, and knows whether it has members.
+        let nodes = if to.is_multicast() {
+            1..=NODES
+        } else {
+            let node = node_at(context, &to).unwrap_or(0);
+            node..=node
+        };
+        let reached = nodes.filter(|&node| node == own || !to.is_multicast() || there(node));
+        let reached: Vec<_> = reached.map(|node| context.route(node)).collect();
+        if reached.iter().any(|&to| context.wire.congested(to)) {
+            return Some(Pause::Congested);
+        }
+        let total = request.total_bytes as u32;
+        let payload = {
+            let (keys, copies) = (&*context.keys, &mut *context.copies);
+            context
+                .gather
+                .by_value(keys, copies, self.parts.pd, 0, total)
+        };
+        let Ok(payload) = payload else {
+            self.fail_at_cursor(context, Syndrome::LocalProt);
+            return None;
+        };
+        let requester = &mut self.requester;
+        let psn = requester.messages.get(requester.cursor)?.first_psn;
+        requester.cursor += 1;
+        requester.unsent_psn = psn_add(psn, 1);
+        requester.unacked_psn = requester.unsent_psn;
+        let mut header = Header::new(Kind::Send, to.qpn, psn, 0);
+        header.flags = flag::FIRST | flag::LAST;
+        if request.opcode == SEND_IMM {
+            header.flags |= flag::IMMEDIATE;
+            header.imm = request.imm;
+        }
+        if request.solicited {
+            header.flags |= flag::SOLICITED;
+        }
+        header.payload_bytes = total as u16;
+        header.total_bytes = total;
+        header.service = Service::Datagram;
+        header.source_lid = own;
+        header.source_qpn = self.parts.qpn;
+        header.qkey = if to.qkey & OWN_QKEY == 0 {
+            to.qkey
+        } else {
+            self.asked.qkey
+        };
+        let link = context.link();
+        header.sl = match link {
+            Link::InfiniBand => to.sl,
+            Link::Ethernet => to.sl >> 1,
+        };
+        if to.has_grh || link == Link::Ethernet {
+            header.set_grh(&to);
+        }
+        if let Some((&last, others)) = reached.split_last() {
+            for &to in others {
+                let payload = payload.clone();
+                self.send_to(context, to, Packet { header, payload });
+            }
+            self.send_to(context, last, Packet { header, payload });
+        }
+        self.reap(context);
+        None
+    }
+}
+
+/// The node that a datagram is for.
+fn node_at(context: &Context<'_>, to: &Datagram) -> Option<u16> {
+    match context.link() {
+        Link::InfiniBand if (1..=NODES).contains(&to.lid) => Some(to.lid),
+        Link::InfiniBand if !to.has_grh => None,
+        link => node_of(link, &to.gid),
+    }
+}
+
+impl Context<'_> {
+    pub(crate) fn link(&self) -> Link {
+        self.fabric.map_or(Link::default(), |fabric| fabric.link())
+    }
+
+    /// Where packets for a node go; see `Core::route`.
+    pub(crate) fn route(&self, node: u16) -> Destination {
+        self.fabric
+            .map_or(Destination::Local, |fabric| fabric.route(node))
+    }
+}

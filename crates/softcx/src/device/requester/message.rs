@@ -1,0 +1,89 @@
+//! A work request on its way: what it asks for, how many packets it takes, and how far it is.
+
+use super::opcode::{
+    ATOMIC_CS, ATOMIC_FA, NOP, RDMA_READ, RDMA_WRITE, RDMA_WRITE_IMM, SEND, SEND_IMM, SEND_INVAL,
+    UMR,
+};
+use crate::device::client::Transport;
+use crate::device::gather::Request;
+use crate::device::keys::Access;
+use crate::device::packet::MAX_PAYLOAD_BYTES;
+use crate::device::qp::{Context, Parts};
+use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
+
+/// The longest message (IBTA: 2^31 bytes).
+pub(super) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
+/// The most packets of one message: well within half of the 24-bit sequence space, so that distances keep their sign. At
+/// an MTU of 4096 the length limit comes first; at 256 it is 1 GiB.
+pub(super) const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
+
+/// A work request that was begun and is not complete.
+#[derive(Debug)]
+pub(super) struct Message {
+    /// Running WQEBB count of its WQE.
+    pub(super) index: u32,
+    pub(super) request: Request,
+    /// First PSN, and how many the message takes: of a read, those of its response.
+    pub(super) first_psn: u32,
+    pub(super) packets: u32,
+    /// Of a read or an atomic: response packets that came.
+    pub(super) responses: u32,
+    /// What the completion will say, if it is no success.
+    pub(super) failed: Option<Syndrome>,
+    /// A write that waits until the peer is where it can be carried out without packets.
+    pub(super) waits: bool,
+    /// What is to be done to a memory window, until it is done.
+    pub(super) window: Option<Box<WindowUpdate>>,
+}
+
+impl Message {
+    pub(super) fn wants_response(&self) -> bool {
+        matches!(self.request.opcode, RDMA_READ | ATOMIC_CS | ATOMIC_FA)
+    }
+
+    pub(super) fn answered(&self) -> bool {
+        self.responses >= self.packets
+    }
+
+    pub(super) fn wqebbs(&self) -> u32 {
+        u32::from(self.request.ds).div_ceil(4)
+    }
+}
+
+/// What can be found wrong before anything is sent.
+pub(super) fn check(
+    request: &Request,
+    context: &Context<'_>,
+    parts: &Parts,
+) -> Result<(), Syndrome> {
+    let opcode = request.opcode;
+    let known = match parts.transport {
+        Transport::Rc => true,
+        Transport::Uc => matches!(
+            opcode,
+            NOP | UMR | SEND | SEND_IMM | RDMA_WRITE | RDMA_WRITE_IMM
+        ),
+        Transport::Ud => matches!(opcode, NOP | SEND | SEND_IMM),
+    };
+    let need = match opcode {
+        _ if !known => return Err(Syndrome::LocalQpOp),
+        NOP | UMR => return Ok(()),
+        SEND | SEND_IMM | SEND_INVAL | RDMA_WRITE | RDMA_WRITE_IMM => Access::LOCAL_READ,
+        RDMA_READ | ATOMIC_CS | ATOMIC_FA => Access::LOCAL_WRITE,
+        _ => return Err(Syndrome::LocalQpOp),
+    };
+    let longest = match parts.transport {
+        Transport::Ud => MAX_PAYLOAD_BYTES as u64,
+        _ => MAX_MESSAGE_BYTES,
+    };
+    if request.total_bytes > longest {
+        return Err(Syndrome::LocalLength);
+    }
+    if matches!(opcode, ATOMIC_CS | ATOMIC_FA) && request.total_bytes != 8 {
+        return Err(Syndrome::LocalLength);
+    }
+    context
+        .gather
+        .check(context.keys, parts.pd, need)
+        .map_err(|_| Syndrome::LocalProt)
+}

@@ -1,0 +1,124 @@
+//! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
+
+use crate::device::packet::{AckCode, Header, Kind, Payload, psn_add};
+use crate::device::qp::{Context, Qp};
+
+/// Response packets that one queue pair sends before others have their turn.
+const BURST: usize = 32;
+
+/// An answer that is still to be sent.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Response packets of a read; `done_bytes` have been sent.
+    Read {
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    },
+    /// Anything of one packet.
+    Packet(Kind, u32, AckCode, u64),
+}
+
+impl Qp {
+    pub(super) fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
+        let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
+        // The memory of a process that dies goes before its queue pairs do. To its peers it is dead, not at fault: silence.
+        if refused && self.parts.send_record.space().is_gone() {
+            return;
+        }
+        self.responder
+            .answers
+            .push_back(Answer::Packet(kind, psn, code, operand));
+    }
+
+    /// Whether an answer or an acknowledgement is to be sent.
+    #[inline]
+    pub(crate) fn owes_answer(&self) -> bool {
+        self.responder.owes_ack || !self.responder.answers.is_empty()
+    }
+
+    /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
+    #[inline]
+    pub(crate) fn send_answers(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(remote) = self.remote else {
+            self.responder.answers.clear();
+            self.responder.owes_ack = false;
+            return false;
+        };
+        let mut sent = 0;
+        while let Some(answer) = self.responder.answers.pop_front() {
+            if sent == BURST || context.wire.congested(remote.to) {
+                self.responder.answers.push_front(answer);
+                return true;
+            }
+            sent += 1;
+            match answer {
+                Answer::Packet(kind, psn, code, operand) => {
+                    self.send(context, kind, psn, Payload::Empty, |header| {
+                        header.code = code;
+                        header.operand = operand;
+                    });
+                }
+                Answer::Read {
+                    psn,
+                    addr,
+                    rkey,
+                    total,
+                    done_bytes,
+                } => {
+                    self.send_read_packet(context, psn, addr, rkey, total, done_bytes);
+                }
+            }
+        }
+        if std::mem::take(&mut self.responder.owes_ack) {
+            let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
+            self.send(context, Kind::Ack, psn, Payload::Empty, |_| {});
+        }
+        false
+    }
+
+    fn send_read_packet(
+        &mut self,
+        context: &mut Context<'_>,
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    ) {
+        let payload_bytes = (total - done_bytes).min(self.attributes.mtu_bytes);
+        let at = addr.wrapping_add(done_bytes.into());
+        let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
+            // The region went away in the middle of a read; what would have come behind it has no meaning any more.
+            self.responder.answers.clear();
+            self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
+            return self.enter_error(context);
+        };
+        self.send(context, Kind::ReadResponse, psn, payload, |header| {
+            header.payload_bytes = payload_bytes as u16
+        });
+        let done_bytes = done_bytes + payload_bytes;
+        if done_bytes < total {
+            let psn = psn_add(psn, 1);
+            self.responder.answers.push_front(Answer::Read {
+                psn,
+                addr,
+                rkey,
+                total,
+                done_bytes,
+            });
+        }
+    }
+}
+
+pub(super) fn read_answer(header: &Header) -> Answer {
+    Answer::Read {
+        psn: header.psn,
+        addr: header.addr,
+        rkey: header.rkey,
+        total: header.total_bytes,
+        done_bytes: 0,
+    }
+}

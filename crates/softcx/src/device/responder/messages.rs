@@ -1,0 +1,250 @@
+//! Sends and writes: messages of one packet or several, whose bytes are stored as they arrive.
+
+use super::receives::receive_error;
+use crate::device::gather::{ScatterError, Source};
+use crate::device::keys::Access;
+use crate::device::packet::{AckCode, Header, flag};
+use crate::device::qp::{Context, Qp};
+use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
+
+/// Sequence numbers of one message after which it is acknowledged so far: well within a requester's window.
+const ACK_EVERY: u32 = 64;
+
+/// A message that arrives in several packets.
+#[derive(Debug)]
+pub(super) enum Arriving {
+    /// A send: bytes written so far into the receive at `index`, whose room is `capacity`.
+    Send {
+        index: u32,
+        done: u32,
+        capacity: u64,
+    },
+    /// A write: where the next packet's payload goes, and what is still to come.
+    Write {
+        addr: u64,
+        rkey: u32,
+        missing: u32,
+        total: u32,
+    },
+}
+
+impl Qp {
+    pub(super) fn on_send(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
+        let arriving = self.responder.arriving.take();
+        let (index, done, capacity) = match (header.has(flag::FIRST), arriving) {
+            (true, None) => {
+                let Some((index, capacity)) = self.take_receive(context) else {
+                    return self.not_ready(context);
+                };
+                (index, 0, capacity)
+            }
+            (
+                false,
+                Some(Arriving::Send {
+                    index,
+                    done,
+                    capacity,
+                }),
+            ) => {
+                // A fault leaves no segment, and so the payload no room.
+                let _ = self.load_receive(context, index);
+                (index, done, capacity)
+            }
+            (_, arriving) => {
+                self.responder.arriving = arriving;
+                return self.refuse(context, AckCode::InvalidRequest);
+            }
+        };
+        let arrived = source.len_bytes();
+        let scattered = self.scatter(context, source, done, capacity);
+        let (syndrome, code) = match scattered {
+            Ok(()) => {
+                let done = done + arrived;
+                if header.has(flag::LAST) {
+                    if header.has(flag::INVALIDATE)
+                        && context
+                            .keys
+                            .invalidate(header.imm, self.accessor())
+                            .is_err()
+                    {
+                        let error = receive_error(index, Syndrome::LocalAccess);
+                        self.complete_recv(context, error);
+                        return self.refuse(context, AckCode::AccessError);
+                    }
+                    self.advance(header.psns.into());
+                    self.responder.owes_ack = true;
+                    self.complete_message(context, header, send_opcode(header), index, done);
+                } else {
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
+                    self.advance_inside(header);
+                }
+                return;
+            }
+            Err(ScatterError::Source) => {
+                // As if the packet had been lost; the receive is still there for its repetition.
+                if done == 0 && header.has(flag::FIRST) {
+                    self.put_back(context, index);
+                } else {
+                    self.responder.arriving = Some(Arriving::Send {
+                        index,
+                        done,
+                        capacity,
+                    });
+                }
+                return;
+            }
+            Err(ScatterError::TooLong) => (Syndrome::LocalLength, AckCode::InvalidRequest),
+            Err(ScatterError::Target) => (Syndrome::LocalProt, AckCode::OperationalError),
+        };
+        self.complete_recv(context, receive_error(index, syndrome));
+        self.refuse(context, code);
+    }
+
+    #[inline]
+    pub(super) fn on_write(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        source: &Source<'_>,
+    ) {
+        let arrived = source.len_bytes();
+        let (addr, rkey, missing, total) = match (header.has(flag::FIRST), &self.responder.arriving)
+        {
+            (true, None) => (
+                header.addr,
+                header.rkey,
+                header.total_bytes,
+                header.total_bytes,
+            ),
+            (
+                false,
+                Some(Arriving::Write {
+                    addr,
+                    rkey,
+                    missing,
+                    total,
+                }),
+            ) => (*addr, *rkey, *missing, *total),
+            _ => return self.refuse(context, AckCode::InvalidRequest),
+        };
+        let last = header.has(flag::LAST);
+        if arrived > missing || (last && arrived != missing) {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        // The whole range is checked with the first packet, so that a write that fails writes nothing.
+        let allowed = self.attributes.access.contains(Access::REMOTE_WRITE) || total == 0;
+        let target = context.keys.resolve_remote(
+            rkey,
+            self.accessor(),
+            addr,
+            missing.into(),
+            Access::REMOTE_WRITE,
+        );
+        let immediate = last && header.has(flag::IMMEDIATE);
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse_write(context, immediate);
+        };
+        let receive = if immediate {
+            let Some((index, _)) = self.take_receive(context) else {
+                return self.not_ready(context);
+            };
+            Some(index)
+        } else {
+            None
+        };
+        if let Err(error) = self.store(context, source, target) {
+            if let Some(index) = receive {
+                self.put_back(context, index);
+            }
+            if error != ScatterError::Source {
+                // The memory is registered, but the process took it away.
+                self.refuse(context, AckCode::OperationalError);
+            }
+            return;
+        }
+        if last {
+            self.responder.arriving = None;
+            self.advance(header.psns.into());
+            self.responder.owes_ack = true;
+            if let Some(index) = receive {
+                self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
+            }
+        } else {
+            let (addr, missing) = (addr.wrapping_add(arrived.into()), missing - arrived);
+            self.responder.arriving = Some(Arriving::Write {
+                addr,
+                rkey,
+                missing,
+                total,
+            });
+            self.advance_inside(header);
+        }
+    }
+
+    /// A write that the key does not allow. The packet with the immediate is about a receive, which fails with it if there is one.
+    #[cold]
+    fn refuse_write(&mut self, context: &mut Context<'_>, immediate: bool) {
+        if immediate && let Some((index, _)) = self.take_receive(context) {
+            self.complete_recv(context, receive_error(index, Syndrome::LocalAccess));
+        }
+        // Unless the queue itself was at fault.
+        if self.is_receiving() {
+            self.refuse(context, AckCode::AccessError);
+        }
+    }
+
+    pub(super) fn complete_message(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        opcode: CqeOpcode,
+        index: u32,
+        byte_count: u32,
+    ) {
+        context.copies.settle();
+        if self.responder.orphaned || context.copies.is_orphan(self.parts.qpn) {
+            // The message has a hole, and nobody is left to fill it: to this side it never came.
+            return self.put_back(context, index);
+        }
+        let cqe = Cqe {
+            opcode,
+            wqe_counter: index as u16,
+            byte_count,
+            imm: header.imm,
+            solicited: header.has(flag::SOLICITED),
+            source_qpn: header.source_qpn,
+            source_lid: header.source_lid,
+            sl: header.sl,
+            ..Cqe::default()
+        };
+        self.complete_recv(context, cqe);
+    }
+
+    /// A packet that does not end its message. The requester's window is shorter than a long message, so it must hear of the
+    /// packets before the last.
+    fn advance_inside(&mut self, header: &Header) {
+        let before = self.responder.expected_psn / ACK_EVERY;
+        self.advance(header.psns.into());
+        self.responder.owes_ack |= self.responder.expected_psn / ACK_EVERY != before;
+    }
+}
+
+/// What completes when a send has arrived.
+pub(super) fn send_opcode(header: &Header) -> CqeOpcode {
+    if header.has(flag::IMMEDIATE) {
+        CqeOpcode::RespSendImm
+    } else if header.has(flag::INVALIDATE) {
+        CqeOpcode::RespSendInv
+    } else {
+        CqeOpcode::RespSend
+    }
+}

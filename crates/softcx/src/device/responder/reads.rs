@@ -1,0 +1,112 @@
+//! Reads and atomics: requests whose answer is data, and what is given again when they are repeated.
+
+use super::answers::read_answer;
+use super::memory::apply_atomic;
+use crate::device::keys::Access;
+use crate::device::packet::{AckCode, Header, Kind, psn_add, psn_distance};
+use crate::device::qp::{Context, Qp};
+
+/// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
+/// most that a requester may have on their way.
+const MAX_ANSWERS: usize = 16;
+/// Answers that may be queued: the peer's requests, and repetitions of them that crossed with a first answer.
+const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
+
+impl Qp {
+    /// A request that was carried out before: only its answer is given again.
+    pub(super) fn repeat(&mut self, context: &Context<'_>, header: &Header) {
+        match header.kind {
+            Kind::Send | Kind::Write => self.responder.owes_ack = true,
+            Kind::ReadRequest => {
+                let known = psn_distance(
+                    self.responder.expected_psn,
+                    psn_add(header.psn, self.response_packets(header.total_bytes)),
+                ) >= 0;
+                if !known || self.responder.answers.len() >= QUEUED_ANSWERS / 2 {
+                    return;
+                }
+                if self.readable(context, header) {
+                    self.responder.answers.push_back(read_answer(header));
+                } else {
+                    // The region went away since. It may have done so because the read is long complete and this is a
+                    // late copy of the request: then nobody minds the answer, so it must not end the connection here.
+                    self.answer(Kind::Ack, header.psn, AckCode::AccessError, 0);
+                }
+            }
+            _ => {
+                let kept = self
+                    .responder
+                    .results
+                    .iter()
+                    .find(|(psn, _)| *psn == header.psn);
+                if let Some(&(psn, value)) = kept
+                    && self.responder.answers.len() < QUEUED_ANSWERS / 2
+                {
+                    self.answer(Kind::AtomicResponse, psn, AckCode::Ack, value);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_read(&mut self, context: &mut Context<'_>, header: &Header) {
+        if self.responder.arriving.is_some() {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        if self.responder.answers.len() >= QUEUED_ANSWERS {
+            // As if the packet had been lost: only copies of requests can have filled the queue, and that is nobody's fault.
+            return;
+        }
+        if !self.readable(context, header) {
+            return self.refuse(context, AckCode::AccessError);
+        }
+        self.responder.answers.push_back(read_answer(header));
+        self.advance(self.response_packets(header.total_bytes));
+    }
+
+    pub(super) fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
+        if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
+            return self.refuse(context, AckCode::InvalidRequest);
+        }
+        if self.responder.answers.len() >= QUEUED_ANSWERS {
+            // As for a read.
+            return;
+        }
+        let allowed = self.attributes.access.contains(Access::REMOTE_ATOMIC);
+        let target = context.keys.resolve_remote(
+            header.rkey,
+            self.accessor(),
+            header.addr,
+            8,
+            Access::REMOTE_ATOMIC,
+        );
+        let Some(target) = target.ok().filter(|_| allowed) else {
+            return self.refuse(context, AckCode::AccessError);
+        };
+        let Ok(old) = apply_atomic(context, header, target) else {
+            return self.refuse(context, AckCode::OperationalError);
+        };
+        if self.responder.results.len() == MAX_ANSWERS {
+            self.responder.results.pop_front();
+        }
+        self.responder.results.push_back((header.psn, old));
+        self.answer(Kind::AtomicResponse, header.psn, AckCode::Ack, old);
+        self.advance(1);
+    }
+
+    fn response_packets(&self, total_bytes: u32) -> u32 {
+        total_bytes.div_ceil(self.attributes.mtu_bytes).max(1)
+    }
+
+    fn readable(&self, context: &Context<'_>, header: &Header) -> bool {
+        let allowed =
+            self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
+        let range = context.keys.resolve_remote(
+            header.rkey,
+            self.accessor(),
+            header.addr,
+            header.total_bytes.into(),
+            Access::REMOTE_READ,
+        );
+        allowed && range.is_ok()
+    }
+}

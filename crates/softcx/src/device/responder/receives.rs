@@ -1,0 +1,160 @@
+//! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
+
+use super::messages::Arriving;
+use crate::device::client::{Event, Transport};
+use crate::device::gather::{ScatterError, Source};
+use crate::device::packet::{AckCode, Kind};
+use crate::device::qp::{Context, Qp};
+use crate::device::space::Fault;
+use crate::device::wire::Counted;
+use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
+
+impl Qp {
+    /// Takes the next posted receive: its running count, or its index if it is of a shared queue, and its room in bytes. Its
+    /// segments are in the gather afterwards.
+    pub(super) fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+        let mut taken = self.find_receive(context);
+        if let Some((index, _)) = taken
+            && let Some(syndrome) = context.wire.strikes(Counted::Recv)
+            && let Some(syndrome) = Syndrome::from_raw(syndrome)
+        {
+            self.complete_recv(context, receive_error(index, syndrome));
+            if self.parts.transport == Transport::Rc {
+                let psn = self.responder.expected_psn;
+                self.answer(Kind::Ack, psn, AckCode::OperationalError, 0);
+            }
+            self.enter_error(context);
+            taken = None;
+        }
+        if let (Some((index, _)), Some(trace)) = (taken, &mut context.trace) {
+            trace.recv_wqe(context.now_ns, &self.parts, index, context.gather);
+        }
+        taken
+    }
+
+    fn find_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+        if let Some(index) = self.responder.kept.take() {
+            return match self.load_receive(context, index) {
+                Ok(capacity) => Some((index, capacity)),
+                Err(Fault) => {
+                    self.lose_queue();
+                    None
+                }
+            };
+        }
+        if let Some(srq) = self.parts.srq {
+            let srq = context.srqs.get_mut(srq)?.as_mut()?;
+            let taken = srq.take(context.gather);
+            if srq.is_broken() {
+                self.lose_queue();
+            }
+            return taken.map(|(index, capacity)| (index.into(), capacity));
+        }
+        let index = self.responder.taken;
+        // The record is looked at when what it said before is used up.
+        if self.responder.posted == index as u16 {
+            let Ok(posted) = self.parts.recv_record.load() else {
+                self.lose_queue();
+                return None;
+            };
+            let waiting = (posted as u16).wrapping_sub(index as u16);
+            // More than the ring holds: a record that was made fresh too early, or garbage.
+            if waiting == 0 || u32::from(waiting) > self.parts.recv_wqes {
+                return None;
+            }
+            self.responder.posted = posted as u16;
+        }
+        self.responder.taken = index.wrapping_add(1);
+        match self.load_receive(context, index) {
+            Ok(capacity) => Some((index, capacity)),
+            Err(Fault) => {
+                self.lose_queue();
+                None
+            }
+        }
+    }
+
+    /// Gives back a receive that was just taken.
+    pub(super) fn put_back(&mut self, context: &mut Context<'_>, index: u32) {
+        match self.parts.srq {
+            None => self.responder.taken = self.responder.taken.wrapping_sub(1),
+            Some(srq) => {
+                if let Some(Some(srq)) = context.srqs.get_mut(srq) {
+                    srq.put_back(index as u16);
+                }
+            }
+        }
+    }
+
+    pub(super) fn load_receive(&self, context: &mut Context<'_>, index: u32) -> Result<u64, Fault> {
+        if let Some(srq) = self.parts.srq {
+            let srq = context
+                .srqs
+                .get(srq)
+                .and_then(Option::as_ref)
+                .ok_or(Fault)?;
+            return Ok(srq.load(context.gather, index as u16)?.0);
+        }
+        let stride = self.parts.recv_stride_bytes;
+        let waiting = self
+            .responder
+            .posted
+            .wrapping_sub(self.responder.taken as u16);
+        context
+            .gather
+            .load_recv(&self.parts.recv_ring, index, stride, waiting)
+    }
+
+    /// Puts a payload into the receive at hand, `done` bytes behind its start.
+    pub(super) fn scatter(
+        &self,
+        context: &mut Context<'_>,
+        source: &Source<'_>,
+        done: u32,
+        capacity: u64,
+    ) -> Result<(), ScatterError> {
+        if u64::from(done) + u64::from(source.len_bytes()) > capacity {
+            return Err(ScatterError::TooLong);
+        }
+        let srq = self
+            .parts
+            .srq
+            .and_then(|srq| context.srqs.get(srq)?.as_ref());
+        let pd = srq.map_or(self.parts.pd, |srq| srq.pd);
+        context
+            .gather
+            .scatter(context.keys, context.copies, pd, done, source)
+    }
+
+    /// Completes in error the receives that are posted.
+    pub(crate) fn flush_receives(&mut self, context: &mut Context<'_>) {
+        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+        if let Some(index) = self.responder.kept.take() {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+        if self.parts.srq.is_some() {
+            // What is posted to a shared queue belongs to the others.
+            if !std::mem::replace(&mut self.responder.told_last, true) {
+                self.notify(Event::LastWqeReached {
+                    qpn: self.parts.qpn,
+                });
+            }
+            return;
+        }
+        while let Some((index, _)) = self.take_receive(context) {
+            self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
+        }
+    }
+}
+
+/// The completion of a receive that failed.
+pub(super) fn receive_error(index: u32, syndrome: Syndrome) -> Cqe {
+    Cqe {
+        opcode: CqeOpcode::RespErr,
+        wqe_counter: index as u16,
+        syndrome: syndrome as u8,
+        ..Cqe::default()
+    }
+}

@@ -1,0 +1,111 @@
+//! The device's side of a shared receive queue.
+
+use std::sync::Arc;
+
+use crate::device::client::{Event, EventSink};
+use crate::device::dma::{RecordWord, Ring};
+use crate::device::gather::Gather;
+use crate::device::space::Fault;
+
+/// A shared receive queue. Its entries are a chain: each begins with the index of the one that is to be taken after it
+/// (mlx5dv.h, `struct mlx5_wqe_srq_next_seg`), because they come back to the driver in another order than they were taken.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) srqn: u32,
+    pub(crate) pd: u32,
+    pub(crate) ring: Ring,
+    pub(crate) wqes: u32,
+    pub(crate) stride_bytes: u32,
+    pub(crate) record: RecordWord,
+    /// Fewer posted receives than this are an event, once; 0 for none.
+    pub(crate) limit: u32,
+    pub(crate) events: Arc<dyn EventSink>,
+    /// Queue pairs that take from it.
+    pub(crate) users: u32,
+    pub(crate) walk: Walk,
+}
+
+/// How far the device is.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    next: u16,
+    taken: u16,
+    posted: u16,
+    broken: bool,
+}
+
+impl Srq {
+    /// Takes the next posted receive: its index and its room in bytes. Its segments are in the gather afterwards.
+    pub(crate) fn take(&mut self, gather: &mut Gather) -> Option<(u16, u64)> {
+        if self.walk.broken || !self.has_posted() {
+            return None;
+        }
+        let index = self.walk.next;
+        let Ok((capacity, next)) = self.load(gather, index) else {
+            self.walk.broken = true;
+            return None;
+        };
+        self.walk.next = next;
+        self.walk.taken = self.walk.taken.wrapping_add(1);
+        self.check_limit();
+        Some((index, capacity))
+    }
+
+    /// Gives back the receive that was taken last, for a message that is as good as lost.
+    pub(crate) fn put_back(&mut self, index: u16) {
+        self.walk.next = index;
+        self.walk.taken = self.walk.taken.wrapping_sub(1);
+    }
+
+    /// Reads a taken receive once more: its room in bytes, and the index of the next.
+    ///
+    /// # Errors
+    /// [`Fault`] if the ring cannot be read.
+    pub(crate) fn load(&self, gather: &mut Gather, index: u16) -> Result<(u64, u16), Fault> {
+        let slot = (u32::from(index) & self.wqes.wrapping_sub(1)) as usize;
+        let offset = slot * self.stride_bytes as usize;
+        gather.load_shared_recv(&self.ring, offset, self.stride_bytes)
+    }
+
+    /// Whether its memory can no longer be read.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.walk.broken
+    }
+
+    /// Sets the limit, and tells at once if it is undercut already.
+    pub(crate) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        self.check_limit();
+    }
+
+    fn waiting(&self) -> u32 {
+        let waiting = u32::from(self.walk.posted.wrapping_sub(self.walk.taken));
+        // More than the ring holds is garbage.
+        if waiting > self.wqes { 0 } else { waiting }
+    }
+
+    /// Looks at the record only when what it said before is used up.
+    fn has_posted(&mut self) -> bool {
+        self.waiting() > 0 || (self.look() && self.waiting() > 0)
+    }
+
+    fn look(&mut self) -> bool {
+        match self.record.load() {
+            Ok(posted) => self.walk.posted = posted as u16,
+            Err(Fault) => self.walk.broken = true,
+        }
+        !self.walk.broken
+    }
+
+    fn check_limit(&mut self) {
+        if self.limit > 0
+            && self.waiting() < self.limit
+            && self.look()
+            && self.waiting() < self.limit
+        {
+            self.limit = 0;
+            self.events
+                .event(Event::SrqLimitReached { srqn: self.srqn });
+        }
+    }
+}

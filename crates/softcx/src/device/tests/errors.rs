@@ -1,0 +1,556 @@
+//! Every syndrome, raised and looked at on both sides.
+
+use crate::device::harness::{End, Shape, World, pattern};
+use crate::device::packet::{Header, Kind, psn_add};
+use crate::device::{Access, Attributes, State};
+use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
+
+/// What one bad request does: its syndrome, and what the receive queue of the other side tells.
+struct Case {
+    world: World,
+    a: End,
+    b: End,
+}
+
+impl Case {
+    fn new(shape: Shape) -> Case {
+        let mut world = World::new(1);
+        let (a, b) = world.pair(shape);
+        Case { world, a, b }
+    }
+
+    /// A good request before, the bad one, and two behind it, all in one doorbell. The bad one and those behind it are unsignaled.
+    fn post(&mut self, bad: &SendRequest<'_>) {
+        let list = [self.a.segment(0, 8)];
+        let good = SendRequest::write(self.b.at(0), self.b.key).segments(&list);
+        self.a.post(&good.signaled(true));
+        self.a.post(&bad.signaled(false));
+        self.a.post(&good);
+        self.a.post(&SendRequest::nop());
+        self.a.ring();
+        self.world.settle();
+    }
+
+    /// The bad request fails so, what is behind it is flushed, and the queue pair is in error.
+    #[track_caller]
+    fn fails(&mut self, syndrome: Syndrome) {
+        let done = self.a.all_sent();
+        let syndromes: Vec<_> = done.iter().map(|(_, syndrome)| *syndrome).collect();
+        let flush = Some(Syndrome::WrFlush);
+        assert_eq!(syndromes, [None, Some(syndrome), flush, flush]);
+        assert_eq!(self.a.state(), State::Error);
+    }
+
+    /// The other side has not noticed.
+    #[track_caller]
+    fn unnoticed(&mut self) {
+        assert_eq!(self.b.state(), State::ReadyToSend);
+        assert_eq!(self.b.all_received(), []);
+    }
+
+    /// The other side is in error, with these completions of receives.
+    #[track_caller]
+    fn noticed(&mut self, received: &[(u16, Option<Syndrome>)]) {
+        assert_eq!(self.b.state(), State::Error);
+        assert_eq!(self.b.all_received(), received);
+    }
+}
+
+fn case() -> Case {
+    Case::new(Shape::default())
+}
+
+#[test]
+fn local_length() {
+    let mut case = case();
+    let huge = [DataSegment {
+        len_bytes: 0x7fff_ffff,
+        ..case.a.segment(0, 0)
+    }; 2];
+    case.post(&SendRequest::send().segments(&huge));
+    case.fails(Syndrome::LocalLength);
+    case.unnoticed();
+}
+
+#[test]
+fn local_operation() {
+    // An opcode of no meaning, a WQE of another queue pair, one of another place, one of no length.
+    for (at, value) in [(3, 0x7f), (4, 0xff), (2, 0x55), (7, 0)] {
+        let mut case = case();
+        let list = [case.a.segment(0, 8)];
+        case.a.post(&SendRequest::nop().signaled(true));
+        let bad = case.a.post(&SendRequest::send().segments(&list));
+        case.a.post(&SendRequest::nop());
+        case.a.spoil(bad, at, value);
+        case.a.ring();
+        case.world.settle();
+        let flush = Some(Syndrome::WrFlush);
+        let wrong = Some(Syndrome::LocalQpOp);
+        assert_eq!(
+            case.a.all_sent(),
+            [(0, None), (1, wrong), (2, flush)],
+            "byte {at}"
+        );
+        case.unnoticed();
+    }
+}
+
+#[test]
+fn local_protection() {
+    type Bad = fn(&mut Case) -> DataSegment;
+    let bad: [Bad; 5] = [
+        |case| DataSegment {
+            lkey: case.a.key ^ 2,
+            ..case.a.segment(0, 8)
+        },
+        |case| case.a.segment((1 << 16) - 4, 8),
+        |case| DataSegment {
+            addr: 0x10,
+            ..case.a.segment(0, 8)
+        },
+        // Of another protection domain.
+        |case| case.b.segment(0, 8),
+        |case| {
+            let device = &case.world.devices[0];
+            device.deregister(case.a.key);
+            let key = case.a.register_again(device, 0, 16, Access::ALL);
+            let old = case.a.segment(0, 8);
+            case.a.key = key;
+            old
+        },
+    ];
+    for bad in bad {
+        let mut case = case();
+        let list = [bad(&mut case)];
+        case.post(&SendRequest::send().segments(&list));
+        case.fails(Syndrome::LocalProt);
+        case.unnoticed();
+    }
+    // Results of reads and atomics need the right to write here.
+    for opcode in 0..2 {
+        let mut case = case();
+        let device = &case.world.devices[0];
+        let key = case.a.register_again(device, 64, 8, Access::LOCAL_READ);
+        let list = [DataSegment {
+            lkey: key,
+            ..case.a.segment(64, 8)
+        }];
+        let (at, key) = (case.b.at(0), case.b.key);
+        case.post(&match opcode {
+            0 => SendRequest::read(at, key).segments(&list),
+            _ => SendRequest::fetch_add(at, key, 1).segments(&list),
+        });
+        case.fails(Syndrome::LocalProt);
+        case.unnoticed();
+        assert_eq!(case.b.word(0), 0, "an atomic with no place for its result");
+    }
+}
+
+#[test]
+fn remote_invalid_request_when_a_send_is_longer_than_its_receive() {
+    for len in [101, 5000, 9000] {
+        let mut case = case();
+        case.b
+            .receive(&[case.b.segment(0, 60), case.b.segment(100, 40)]);
+        case.b.receive(&[case.b.segment(0, 60)]);
+        let list = [case.a.segment(0, len)];
+        case.post(&SendRequest::send().segments(&list));
+        case.fails(Syndrome::RemoteInvalReq);
+        case.noticed(&[
+            (0, Some(Syndrome::LocalLength)),
+            (1, Some(Syndrome::WrFlush)),
+        ]);
+    }
+}
+
+#[test]
+fn remote_invalid_request_for_an_atomic_beside_its_word() {
+    let mut case = case();
+    let list = [case.a.segment(64, 8)];
+    let request = SendRequest::fetch_add(case.b.at(4), case.b.key, 1).segments(&list);
+    case.post(&request);
+    case.fails(Syndrome::RemoteInvalReq);
+    case.noticed(&[]);
+}
+
+#[test]
+fn remote_access() {
+    let list_of = |case: &Case, len| [case.a.segment(0, len)];
+    type Bad = fn(&Case) -> SendRequest<'static>;
+    let bad: [Bad; 6] = [
+        |case| SendRequest::write(case.b.at(0), case.b.key ^ 2),
+        |case| SendRequest::write(case.b.at((1 << 16) - 4), case.b.key),
+        |case| SendRequest::write(u64::MAX - 3, case.b.key),
+        |case| SendRequest::read(case.b.at((1 << 16) - 4), case.b.key),
+        |case| SendRequest::read(case.b.at(0), case.a.key),
+        |case| SendRequest::fetch_add(case.b.at(1 << 16), case.b.key, 1),
+    ];
+    for (number, bad) in bad.into_iter().enumerate() {
+        let mut case = case();
+        case.b.receive(&[case.b.segment(0, 60)]);
+        let request = bad(&case);
+        let list = list_of(&case, 8);
+        case.post(&request.segments(&list));
+        let done = case.a.all_sent();
+        assert_eq!(done[1].1, Some(Syndrome::RemoteAccess), "case {number}");
+        assert_eq!(done.len(), 4);
+        case.noticed(&[(0, Some(Syndrome::WrFlush))]);
+    }
+}
+
+/// The receive that the immediate would have completed fails by an access to its own side's memory; those behind it are flushed.
+#[test]
+fn local_access_for_a_write_with_immediate() {
+    let mut case = case();
+    for _ in 0..2 {
+        case.b.receive(&[case.b.segment(0, 60)]);
+    }
+    let list = [case.a.segment(0, 8)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[
+        (0, Some(Syndrome::LocalAccess)),
+        (1, Some(Syndrome::WrFlush)),
+    ]);
+}
+
+/// The first packet is refused, and it does not tell that an immediate would come.
+#[test]
+fn a_long_write_with_immediate_is_refused_before_its_receive_is_taken() {
+    let mut case = case();
+    case.b.receive(&[case.b.segment(0, 60)]);
+    let list = [case.a.segment(0, 20_000)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[(0, Some(Syndrome::WrFlush))]);
+}
+
+/// It would never be carried out, so there is no waiting for a receive.
+#[test]
+fn a_write_with_immediate_that_finds_no_receive_is_refused_at_once() {
+    let mut case = case();
+    let list = [case.a.segment(0, 8)];
+    case.post(&SendRequest::write_imm(case.b.at(0), case.b.key ^ 2, 1).segments(&list));
+    case.fails(Syndrome::RemoteAccess);
+    case.noticed(&[]);
+    assert_eq!(case.world.devices[0].counters().rnr_naks, 0);
+}
+
+#[test]
+fn a_long_write_that_is_refused_writes_nothing() {
+    let mut case = case();
+    let list = [case.a.segment(0, 20_000)];
+    case.a.write(0, &pattern(1, 20_000));
+    let at = (1 << 16) - 19_999;
+    let request = SendRequest::write(case.b.at(at), case.b.key).segments(&list);
+    case.a.post(&request);
+    case.a.ring();
+    case.world.settle();
+    assert_eq!(case.a.all_sent(), [(0, Some(Syndrome::RemoteAccess))]);
+    assert!(case.b.read(0, 1 << 16).iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn remote_access_for_want_of_a_right() {
+    let rights = [
+        Access::REMOTE_WRITE,
+        Access::REMOTE_READ,
+        Access::REMOTE_ATOMIC,
+    ];
+    for denied in rights {
+        for by_key in [true, false] {
+            let rest = Access::from_bits(Access::ALL.bits() & !denied.bits()).unwrap();
+            let mut shape = Shape::default();
+            if by_key {
+                shape.access = rest;
+            } else {
+                shape.attributes.access = rest;
+            }
+            let mut world = World::new(1);
+            for used in rights {
+                let (mut a, b) = world.pair(shape);
+                let list = [a.segment(0, 8)];
+                let (at, key) = (b.at(0), b.key);
+                let request = match used {
+                    Access::REMOTE_WRITE => SendRequest::write(at, key),
+                    Access::REMOTE_READ => SendRequest::read(at, key),
+                    _ => SendRequest::compare_swap(at, key, 0, 1),
+                };
+                a.send(&request.segments(&list).signaled(true));
+                world.settle();
+                let want = (used == denied).then_some(Syndrome::RemoteAccess);
+                assert_eq!(a.all_sent(), [(0, want)], "{used:?} without {denied:?}");
+                // No byte, no right needed.
+                let (mut a, b) = world.pair(shape);
+                let request = match used {
+                    Access::REMOTE_READ => SendRequest::read(b.at(0), 0xbad),
+                    _ => SendRequest::write(b.at(0), 0xbad),
+                };
+                a.send(&request.signaled(true));
+                world.settle();
+                assert_eq!(a.all_sent(), [(0, None)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn remote_operation_when_the_receive_names_bad_memory() {
+    let mut case = case();
+    case.b.receive(&[DataSegment {
+        lkey: case.b.key ^ 2,
+        ..case.b.segment(0, 60)
+    }]);
+    case.b.receive(&[]);
+    let list = [case.a.segment(0, 8)];
+    case.post(&SendRequest::send().segments(&list));
+    case.fails(Syndrome::RemoteOp);
+    case.noticed(&[(0, Some(Syndrome::LocalProt)), (1, Some(Syndrome::WrFlush))]);
+}
+
+#[test]
+fn bad_response() {
+    let mut case = case();
+    let local = case.a.qp.local();
+    let list = [case.a.segment(0, 64)];
+    case.a
+        .send(&SendRequest::read(case.b.at(0), case.b.key).segments(&list));
+    case.world.set_faults(crate::device::Faults {
+        loss: 1.0,
+        ..Default::default()
+    });
+    case.world.turn();
+    let header = Header::new(Kind::AtomicResponse, local.qpn, local.psn, local.connection);
+    case.world.devices[0].lock().inject(&header, &[]);
+    case.world.settle();
+    assert_eq!(case.a.all_sent(), [(0, Some(Syndrome::BadResp))]);
+    case.unnoticed();
+}
+
+#[test]
+fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for() {
+    let mut case = case();
+    let local = case.a.qp.local();
+    // Nothing is outstanding: responses and acknowledgements out of the blue.
+    for kind in [Kind::ReadResponse, Kind::AtomicResponse, Kind::Ack] {
+        for psn in [
+            local.psn,
+            psn_add(local.psn, 5),
+            psn_add(local.psn, 0xff_ffff),
+        ] {
+            let header = Header::new(kind, local.qpn, psn, local.connection);
+            case.world.devices[0].lock().inject(&header, &[]);
+        }
+    }
+    let list = [case.a.segment(0, 8)];
+    case.a.send(
+        &SendRequest::write(case.b.at(0), case.b.key)
+            .segments(&list)
+            .signaled(true),
+    );
+    case.world.settle();
+    assert_eq!(case.a.all_sent(), [(0, None)]);
+}
+
+#[test]
+fn packets_that_make_no_sense_to_a_responder_are_refused() {
+    use crate::device::packet::flag;
+    // Middle of a message that never began; a last packet of a write that claims more than it has.
+    let middle = |kind: Kind| (kind, 0, 0);
+    for (kind, flags, total) in [
+        middle(Kind::Send),
+        middle(Kind::Write),
+        (Kind::Write, flag::FIRST | flag::LAST, 4),
+    ] {
+        let mut case = case();
+        let (local, remote) = (case.b.qp.local(), case.a.qp.local());
+        let header = Header {
+            flags,
+            total_bytes: total,
+            ..Header::new(kind, local.qpn, remote.psn, local.connection)
+        };
+        case.world.devices[0].lock().inject(&header, &[]);
+        case.world.settle();
+        case.noticed(&[]);
+    }
+}
+
+#[test]
+fn the_receiver_is_not_ready_and_retries_are_counted() {
+    for rnr_retry in [0, 2, 6] {
+        let mut case = Case::new(Shape {
+            attributes: Attributes {
+                rnr_retry,
+                min_rnr_timer: 14,
+                ..Attributes::default()
+            },
+            ..Shape::default()
+        });
+        let list = [case.a.segment(0, 8)];
+        let start = case.world.now_ns;
+        case.post(&SendRequest::send().segments(&list));
+        let took = case.world.now_ns - start;
+        case.fails(Syndrome::RnrRetryExc);
+        case.unnoticed();
+        let naks = case.world.devices[0].counters().rnr_naks;
+        assert_eq!(naks, u64::from(rnr_retry) + 1);
+        // Code 14 is 1.28 ms; looked at every 20 us.
+        let want = u64::from(rnr_retry) * 1_280_000;
+        assert!(
+            (want..want + 100_000 + u64::from(rnr_retry) * 30_000).contains(&took),
+            "{took} ns for {rnr_retry} retries"
+        );
+    }
+}
+
+#[test]
+fn a_refusal_does_not_blame_a_message_whose_response_was_lost() {
+    for not_ready in [true, false] {
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(Shape {
+            attributes: Attributes {
+                rnr_retry: 0,
+                ..Attributes::default()
+            },
+            ..Shape::default()
+        });
+        b.write(0, &pattern(1, 5000));
+        let list = [a.segment(0, 5000)];
+        let answers_get_lost = |lost: bool| {
+            b.qp.device().set_faults(crate::device::Faults {
+                loss: f64::from(u8::from(lost)),
+                ..Default::default()
+            });
+        };
+        answers_get_lost(true);
+        let read = SendRequest::read(b.at(0), b.key).segments(&list);
+        a.send(&read.signaled(true));
+        for _ in 0..10 {
+            world.turn();
+        }
+        answers_get_lost(false);
+        if not_ready {
+            a.send(&SendRequest::send().segments(&list));
+        } else {
+            a.send(&SendRequest::write(b.at(0), 0xbad).segments(&list));
+        }
+        world.settle();
+        if not_ready {
+            // The read is asked for again, and then the send is what the receiver was not ready for.
+            assert_eq!(a.all_sent(), [(0, None), (1, Some(Syndrome::RnrRetryExc))]);
+            assert_eq!(a.read(0, 5000), pattern(1, 5000));
+        } else {
+            // The other side is in error and answers nothing any more, the read included.
+            let done = [
+                (0, Some(Syndrome::TransportRetryExc)),
+                (1, Some(Syndrome::WrFlush)),
+            ];
+            assert_eq!(a.all_sent(), done);
+        }
+    }
+}
+
+#[test]
+fn seven_rnr_retries_are_without_end() {
+    for imm in [false, true] {
+        let mut case = case();
+        let list = [case.a.segment(0, 5000)];
+        case.a.write(0, &pattern(1, 5000));
+        let request = if imm {
+            SendRequest::write_imm(case.b.at(64), case.b.key, 1)
+        } else {
+            SendRequest::send()
+        };
+        case.a.send(&request.segments(&list).signaled(true));
+        let end = case.world.now_ns + 100_000_000;
+        while case.world.now_ns < end {
+            case.world.turn();
+        }
+        assert!(case.world.devices[0].counters().rnr_naks > 50);
+        assert_eq!(case.a.all_sent(), []);
+        case.b.receive(&[case.b.segment(64, 5000)]);
+        case.world.settle();
+        assert_eq!(case.a.all_sent(), [(0, None)]);
+        assert_eq!(case.b.all_received(), [(0, None)]);
+        assert_eq!(case.b.read(64, 5000), pattern(1, 5000));
+    }
+}
+
+#[test]
+fn nobody_answers() {
+    for (timeout, retry_count) in [(8, 0), (8, 7), (12, 3)] {
+        let mut case = Case::new(Shape {
+            attributes: Attributes {
+                timeout,
+                retry_count,
+                ..Attributes::default()
+            },
+            ..Shape::default()
+        });
+        case.b.qp.fail();
+        let list = [case.a.segment(0, 8)];
+        case.a
+            .post(&SendRequest::write(case.b.at(0), case.b.key).segments(&list));
+        case.a.post(&SendRequest::nop().signaled(true));
+        case.a.ring();
+        let start = case.world.now_ns;
+        let status = case.a.qp.status();
+        assert!(case.world.run(|| status.state() == State::Error));
+        let took = case.world.now_ns - start;
+        let want = (4096 << timeout) * (u64::from(retry_count) + 1);
+        assert!(
+            (want..want + 30_000 * (u64::from(retry_count) + 2)).contains(&took),
+            "{took} ns instead of {want}"
+        );
+        let flush = Some(Syndrome::WrFlush);
+        assert_eq!(
+            case.a.all_sent(),
+            [(0, Some(Syndrome::TransportRetryExc)), (1, flush)]
+        );
+    }
+}
+
+#[test]
+fn a_region_that_goes_away_in_mid_transfer() {
+    #[derive(Debug, PartialEq)]
+    enum Whose {
+        Senders,
+        Receivers,
+    }
+    for whose in [Whose::Senders, Whose::Receivers] {
+        for (read, devices) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
+            let shape = Shape {
+                memory_bytes: 8 << 20,
+                ..Shape::default()
+            };
+            let mut world = World::new(devices);
+            let (a, b) = world.pair(shape);
+            let mut case = Case { world, a, b };
+            let list = [case.a.segment(0, 8 << 20)];
+            let (at, key) = (case.b.at(0), case.b.key);
+            let request = if read {
+                SendRequest::read(at, key)
+            } else {
+                SendRequest::write(at, key)
+            };
+            case.a.send(&request.segments(&list).signaled(true));
+            case.world.turn();
+            case.world.turn();
+            let (end, key) = match whose {
+                Whose::Senders => (&case.a, case.a.key),
+                Whose::Receivers => (&case.b, case.b.key),
+            };
+            assert!(end.qp.device().deregister(key));
+            case.world.settle();
+            let want = match whose {
+                Whose::Senders => Syndrome::LocalProt,
+                Whose::Receivers => Syndrome::RemoteAccess,
+            };
+            assert_eq!(
+                case.a.all_sent(),
+                [(0, Some(want))],
+                "{whose:?}, read: {read}, {devices} devices"
+            );
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! One connection between two clients, on one device or on two.
+
+use crate::device::Link;
+use crate::device::client::Transport;
+use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
+use crate::device::harness::World;
+use doorbell_wire::mlx5::Cqe;
+
+pub(super) const ROOM: usize = 1 << 20;
+
+/// A queue pair of one client that sends to one of another.
+pub(super) struct Pair {
+    pub(super) world: World,
+    pub(super) a: Driver,
+    pub(super) b: Driver,
+    pub(super) qps: [DriverQp; 2],
+    pub(super) cqs: [DriverCq; 2],
+    pub(super) from: (u64, u32),
+    pub(super) into: (u64, u32),
+}
+
+impl Pair {
+    pub(super) fn new(transport: Transport, devices: usize, process: fn(usize) -> Process) -> Pair {
+        let world = World::on_fabric(devices, Link::InfiniBand);
+        let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
+        let mut a = Driver::new(first, process(4 << 20));
+        let mut b = Driver::new(last, process(4 << 20));
+        let cqs = [a.cq(256, 64), b.cq(256, 64)];
+        let qps = [
+            a.qp(transport, [&cqs[0], &cqs[0]]),
+            b.qp(transport, [&cqs[1], &cqs[1]]),
+        ];
+        (a.dlid, b.dlid) = (last.node(), first.node());
+        (a.mtu, b.mtu) = (3, 3);
+        a.connect(&qps[0], qps[1].qpn);
+        b.connect(&qps[1], qps[0].qpn);
+        let (from, into) = (a.region(ROOM, ALL), b.region(ROOM, ALL));
+        Pair {
+            world,
+            a,
+            b,
+            qps,
+            cqs,
+            from,
+            into,
+        }
+    }
+
+    pub(super) fn receive(&mut self, offset: usize, len: usize) {
+        let (at, key) = self.into;
+        let segment = data(at + offset as u64, key, len as u32);
+        self.b.post_recv(&mut self.qps[1], &[segment]);
+    }
+
+    pub(super) fn send(&mut self, work: &Work) {
+        self.a.send(&mut self.qps[0], work);
+    }
+
+    pub(super) fn here(&self, offset: usize, len: usize) -> [u8; 16] {
+        data(self.from.0 + offset as u64, self.from.1, len as u32)
+    }
+
+    pub(super) fn there(&self, offset: usize) -> [u8; 16] {
+        remote(self.into.0 + offset as u64, self.into.1)
+    }
+
+    pub(super) fn sent(&mut self) -> Vec<(u16, u8)> {
+        self.world.settle();
+        std::iter::from_fn(|| self.a.poll(&mut self.cqs[0]))
+            .map(|cqe| (cqe.wqe_counter, cqe.syndrome))
+            .collect()
+    }
+
+    pub(super) fn received(&mut self) -> Vec<Cqe> {
+        self.world.settle();
+        std::iter::from_fn(|| self.b.poll(&mut self.cqs[1])).collect()
+    }
+
+    pub(super) fn state(&self, end: usize) -> u8 {
+        [&self.a, &self.b][end].state(&self.qps[end])
+    }
+}

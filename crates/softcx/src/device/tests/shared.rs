@@ -1,0 +1,281 @@
+//! Receives that queue pairs share.
+
+use crate::device::client::{Event, QpParts, Transport};
+use crate::device::driver::{
+    ALL, Driver, DriverCq, DriverQp, DriverSrq, Process, Work, data, remote,
+};
+use crate::device::harness::{World, pattern};
+use crate::device::{Faults, Link};
+use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
+
+const WRITE_IMM: u8 = 0x09;
+const SEND: u8 = 0x0a;
+const SEND_IMM: u8 = 0x0b;
+const ERROR: u8 = 6;
+const STRIDE: u64 = 4096;
+const COUNT: usize = 3;
+
+/// Several senders, whose peers take from one queue.
+struct Shared {
+    world: World,
+    a: Driver,
+    b: Driver,
+    from: Vec<DriverQp>,
+    into: Vec<DriverQp>,
+    srq: DriverSrq,
+    cqs: [DriverCq; 2],
+    source: (u64, u32),
+    room: (u64, u32),
+}
+
+impl Shared {
+    fn new(transport: Transport, wqes: u32, process: fn(usize) -> Process) -> Shared {
+        let world = World::on_fabric(2, Link::InfiniBand);
+        let mut a = Driver::new(&world.devices[0], process(1 << 20));
+        let mut b = Driver::new(&world.devices[1], process(1 << 20));
+        (a.dlid, b.dlid) = (world.devices[1].node(), world.devices[0].node());
+        (a.mtu, b.mtu) = (3, 3);
+        let cqs = [a.cq(128, 64), b.cq(128, 64)];
+        let srq = b.srq(wqes, 0);
+        let mut pairs = (Vec::new(), Vec::new());
+        for _ in 0..COUNT {
+            let from = a.qp(transport, [&cqs[0], &cqs[0]]);
+            let parts = b.qp_parts(transport, [&cqs[1], &cqs[1]]);
+            let into = b.qp_of(QpParts {
+                srq: Some(srq.srqn),
+                recv_wqes: 0,
+                ..parts
+            });
+            a.connect(&from, into.qpn);
+            b.connect(&into, from.qpn);
+            pairs.0.push(from);
+            pairs.1.push(into);
+        }
+        let (source, room) = (a.region(1 << 16, ALL), b.region(1 << 18, ALL));
+        let (from, into) = pairs;
+        Shared {
+            world,
+            a,
+            b,
+            from,
+            into,
+            srq,
+            cqs,
+            source,
+            room,
+        }
+    }
+
+    /// Posts a receive; its place goes by its index.
+    fn receive(&mut self) -> u16 {
+        // The index is known only when it is posted, and the next one is the last that is free.
+        let index = self.b.post_srq(&mut self.srq, &[[0; 16]]);
+        let at = self.srq.parts.ring + u64::from(index) * u64::from(self.srq.parts.stride_bytes);
+        let place = self.room.0 + u64::from(index) * STRIDE;
+        let segment = data(place, self.room.1, STRIDE as u32);
+        self.b.process.write(at + 16, &segment);
+        index
+    }
+
+    fn work(&self, from: usize, len: usize, opcode: u8) -> Work {
+        let mut segments = vec![data(self.source.0, self.source.1, len as u32)];
+        if self.from[from].parts.transport == Transport::Ud {
+            segments.splice(
+                0..0,
+                super::datagrams::address(self.a.dlid, self.into[from].qpn, 0x1111),
+            );
+        }
+        if opcode == WRITE_IMM {
+            segments.insert(0, remote(self.room.0 + (1 << 17), self.room.1));
+        }
+        Work {
+            imm: from as u32,
+            ..Work::new(opcode, &segments)
+        }
+    }
+
+    fn send(&mut self, from: usize, len: usize, opcode: u8) {
+        let work = self.work(from, len, opcode);
+        self.a.send(&mut self.from[from], &work);
+    }
+
+    fn polled(&mut self, end: usize) -> Vec<Cqe> {
+        self.world.settle();
+        let driver = [&self.a, &self.b][end];
+        let cq = &mut self.cqs[end];
+        std::iter::from_fn(|| driver.poll(cq)).collect()
+    }
+}
+
+#[test]
+fn every_transport_takes_from_it() {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        for process in [Process::local as fn(usize) -> Process, Process::other] {
+            let mut shared = Shared::new(transport, 16, process);
+            let head = if transport == Transport::Ud { 40 } else { 0 };
+            for _ in 0..8 {
+                shared.receive();
+            }
+            let mut opcodes = vec![SEND, SEND_IMM];
+            if transport != Transport::Ud {
+                opcodes.push(WRITE_IMM);
+            }
+            for round in 0..60u64 {
+                let from = round as usize * 7 % COUNT;
+                let opcode = opcodes[round as usize % opcodes.len()];
+                let len = round as usize * 61 % 3000;
+                let bytes = pattern(round, len);
+                shared.a.process.write(shared.source.0, &bytes);
+                shared.send(from, len, opcode);
+                let sent = shared.polled(0);
+                assert_eq!((sent.len(), sent[0].syndrome), (1, 0));
+                let got = shared.polled(1);
+                assert_eq!(got.len(), 1, "{transport:?} {round}");
+                let cqe = got[0];
+                // The driver finds the queue pair by its own index, and the receive by that of the shared queue.
+                assert_eq!(cqe.srqn_uidx, shared.into[from].parts.user_index);
+                let at = if opcode == WRITE_IMM {
+                    shared.room.0 + (1 << 17)
+                } else {
+                    shared.room.0 + u64::from(cqe.wqe_counter) * STRIDE + head
+                };
+                assert_eq!(shared.b.process.read(at, len), bytes);
+                shared.b.free_srq(&mut shared.srq, cqe.wqe_counter);
+                shared.receive();
+            }
+        }
+    }
+}
+
+#[test]
+fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        let mut shared = Shared::new(transport, 16, Process::local);
+        if transport == Transport::Rc {
+            for from in 0..COUNT {
+                shared.send(from, 100, SEND);
+            }
+            for _ in 0..5 {
+                shared.world.turn();
+            }
+            assert!(shared.world.devices[1].counters().rnr_naks >= COUNT as u64);
+            for _ in 0..COUNT {
+                shared.receive();
+            }
+            assert_eq!(shared.polled(1).len(), COUNT);
+            assert!(shared.polled(0).iter().all(|cqe| cqe.syndrome == 0));
+            continue;
+        }
+        shared.send(0, 100, SEND);
+        assert_eq!(shared.polled(0).len(), 1);
+        assert_eq!(shared.polled(1), []);
+        shared.receive();
+        shared.send(1, 100, SEND);
+        assert_eq!(shared.polled(1).len(), 1, "{transport:?}");
+    }
+}
+
+#[test]
+fn an_empty_queue_that_stays_so_ends_a_sender_s_patience() {
+    let mut shared = Shared::new(Transport::Rc, 16, Process::local);
+    shared.send(0, 100, SEND);
+    let sent = shared.polled(0);
+    assert_eq!(sent[0].syndrome, Syndrome::RnrRetryExc as u8);
+    assert_eq!(shared.a.state(&shared.from[0]), ERROR);
+}
+
+#[test]
+fn broken_messages_of_several_queue_pairs_keep_their_receives() {
+    for seed in 0..10 {
+        let mut shared = Shared::new(Transport::Uc, 32, Process::local);
+        shared.world.set_faults(Faults {
+            loss: 0.15,
+            seed,
+            ..Faults::default()
+        });
+        let mut posted: Vec<_> = (0..16).map(|_| shared.receive()).collect();
+        let mut came = 0;
+        for round in 0..90u64 {
+            let bytes = pattern(round, 3500);
+            shared.a.process.write(shared.source.0, &bytes);
+            shared.send(round as usize % COUNT, 3500, SEND);
+            assert_eq!(shared.polled(0).len(), 1);
+            for cqe in shared.polled(1) {
+                assert_eq!((cqe.opcode, cqe.syndrome), (CqeOpcode::RespSend, 0));
+                let at = posted.iter().position(|&index| index == cqe.wqe_counter);
+                posted.swap_remove(at.expect("each receive completes once"));
+                let place = shared.room.0 + u64::from(cqe.wqe_counter) * STRIDE;
+                assert_eq!(shared.b.process.read(place, 3500), bytes);
+                shared.b.free_srq(&mut shared.srq, cqe.wqe_counter);
+                posted.push(shared.receive());
+                came += 1;
+            }
+        }
+        assert!((20..90).contains(&came), "{came}");
+        // Those that are kept for the next message come back when their queue pairs end.
+        shared.world.set_faults(Faults::default());
+        for end in 0..COUNT {
+            shared.b.to_state(&shared.into[end], ERROR).unwrap();
+        }
+        for cqe in shared.polled(1) {
+            assert_eq!(cqe.syndrome, Syndrome::WrFlush as u8);
+            assert!(posted.contains(&cqe.wqe_counter));
+        }
+    }
+}
+
+#[test]
+fn a_failed_queue_pair_flushes_only_what_it_had_taken_and_says_that_it_is_done() {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        let mut shared = Shared::new(transport, 16, Process::local);
+        for _ in 0..4 {
+            shared.receive();
+        }
+        shared.b.to_state(&shared.into[0], ERROR).unwrap();
+        let qpn = shared.into[0].qpn;
+        assert_eq!(shared.b.heard.take(), [Event::LastWqeReached { qpn }]);
+        assert_eq!(shared.polled(1), []);
+        // The others go on.
+        shared.send(1, 8, SEND);
+        assert_eq!(shared.polled(1).len(), 1);
+        assert_eq!(shared.b.heard.take(), []);
+    }
+    // In the middle of a message.
+    let mut shared = Shared::new(Transport::Rc, 16, Process::local);
+    shared.receive();
+    shared.receive();
+    shared.world.devices[0].set_faults(Faults {
+        drop_nth: 3,
+        ..Faults::default()
+    });
+    shared.world.devices[1].set_faults(Faults {
+        loss: 1.0,
+        ..Faults::default()
+    });
+    shared.send(0, 3500, SEND);
+    for _ in 0..10 {
+        shared.world.turn();
+    }
+    shared.b.to_state(&shared.into[0], ERROR).unwrap();
+    let got = shared.polled(1);
+    assert_eq!((got.len(), got[0].syndrome), (1, Syndrome::WrFlush as u8));
+}
+
+#[test]
+fn the_limit_is_told_once() {
+    let mut shared = Shared::new(Transport::Rc, 16, Process::other);
+    for _ in 0..4 {
+        shared.receive();
+    }
+    shared.b.client.set_srq_limit(shared.srq.srqn, 3).unwrap();
+    let srqn = shared.srq.srqn;
+    for (sent, expected) in [
+        (1, vec![]),
+        (2, vec![Event::SrqLimitReached { srqn }]),
+        (3, vec![]),
+    ] {
+        shared.send(0, 8, SEND);
+        assert_eq!(shared.polled(1).len(), 1);
+        assert_eq!(shared.b.heard.take(), expected, "after {sent}");
+    }
+}

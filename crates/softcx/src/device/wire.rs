@@ -1,0 +1,363 @@
+//! The wire: where packets of one device are on their way, and where faults are injected.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::device::faults::Faults;
+use crate::device::packet::Packet;
+
+/// Events of which a fault may pick one by its number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Counted {
+    Packet,
+    Request,
+    Response,
+    Send,
+    Recv,
+    Completion,
+}
+
+const REORDER_NS: u64 = 50_000;
+
+/// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): small, seedable, and good
+/// enough to decide which packet is lost.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+}
+
+/// Where a connection's packets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// A queue pair of the same device.
+    Local,
+    /// The lane with this index into another device.
+    Lane(usize),
+    /// No device has this address: packets are lost.
+    Nowhere,
+}
+
+#[derive(Debug)]
+struct Late {
+    at_ns: u64,
+    order: u64,
+    to: Destination,
+    packet: Packet,
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Late) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Late {}
+impl PartialOrd for Late {
+    fn partial_cmp(&self, other: &Late) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Late {
+    fn cmp(&self, other: &Late) -> Ordering {
+        // The heap's greatest is the earliest, and first in first out among equals.
+        (other.at_ns, other.order).cmp(&(self.at_ns, self.order))
+    }
+}
+
+/// The link, as far as faults have it.
+#[derive(Debug, Default)]
+struct LinkState {
+    start_ns: Option<u64>,
+    down: bool,
+}
+
+/// Packets between queue pairs of one device, packets that faults hold back, and packets for lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Wire {
+    local: Vec<Packet>,
+    spare: Vec<Packet>,
+    faults: Option<(Faults, Random)>,
+    counts: [u64; 6],
+    link: LinkState,
+    late: BinaryHeap<Late>,
+    order: u64,
+    outgoing: Vec<VecDeque<Packet>>,
+    /// The lanes for which something waits.
+    waiting: Vec<usize>,
+}
+
+impl Wire {
+    /// Sets what happens to packets from now on.
+    pub(crate) fn set_faults(&mut self, faults: Faults) {
+        self.counts = [0; 6];
+        self.link = LinkState::default();
+        self.faults = (faults
+            != Faults {
+                seed: faults.seed,
+                ..Faults::default()
+            })
+        .then_some((faults, Random(faults.seed)));
+    }
+
+    /// Whether anything is to go wrong at all.
+    #[inline]
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.faults.is_some()
+    }
+
+    /// Counts an event: whether a fault picks this one, and with what code.
+    #[inline]
+    pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {
+        self.faults.as_ref()?;
+        self.strikes_now(event)
+    }
+
+    #[cold]
+    fn strikes_now(&mut self, event: Counted) -> Option<u8> {
+        let (faults, _) = self.faults.as_ref()?;
+        let (nth, code) = match event {
+            Counted::Packet => (faults.drop_nth, 0),
+            Counted::Request => faults.refuse,
+            Counted::Response => (faults.garble_nth, 0),
+            Counted::Send => faults.fail_send,
+            Counted::Recv => faults.fail_recv,
+            Counted::Completion => (faults.overrun_nth, 0),
+        };
+        let count = &mut self.counts[event as usize];
+        *count += 1;
+        (*count == nth).then_some(code)
+    }
+
+    /// Whether the link is down: nothing comes in either.
+    #[inline]
+    pub(crate) fn is_down(&self) -> bool {
+        self.link.down
+    }
+
+    /// Whether the link has gone down or up since the last call.
+    #[inline]
+    pub(crate) fn link_change(&mut self, now_ns: u64) -> Option<bool> {
+        let (faults, _) = self.faults.as_ref()?;
+        let (after, down_for) = faults.down_ns;
+        if down_for == 0 {
+            return None;
+        }
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        let down = since >= after && since - after < down_for;
+        let changed = down != self.link.down;
+        self.link.down = down;
+        changed.then_some(!down)
+    }
+
+    /// Whether the device is to be gone by now.
+    pub(crate) fn is_gone(&mut self, now_ns: u64) -> bool {
+        let Some((faults, _)) = self.faults.as_ref() else {
+            return false;
+        };
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        faults.gone_ns != 0 && since >= faults.gone_ns
+    }
+
+    /// Sends a packet off.
+    #[inline]
+    pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        if self.faults.is_some() {
+            return self.send_badly(now_ns, to, packet);
+        }
+        self.deliver(to, packet);
+    }
+
+    #[inline]
+    fn deliver(&mut self, to: Destination, packet: Packet) {
+        match to {
+            Destination::Local => self.local.push(packet),
+            Destination::Lane(lane) => self.queue(lane, packet),
+            Destination::Nowhere => {}
+        }
+    }
+
+    #[cold]
+    fn send_badly(&mut self, now_ns: u64, to: Destination, packet: Packet) {
+        let dropped = self.strikes_now(Counted::Packet).is_some();
+        let Some((faults, random)) = &mut self.faults else {
+            return;
+        };
+        if dropped || self.link.down || random.happens(faults.loss) {
+            return;
+        }
+        let copies = 1 + usize::from(random.happens(faults.duplicate));
+        for _ in 0..copies {
+            let held = if random.happens(faults.reorder) {
+                random.next() % REORDER_NS
+            } else {
+                0
+            };
+            let at_ns = now_ns + faults.delay_ns + held;
+            self.order += 1;
+            self.late.push(Late {
+                at_ns,
+                order: self.order,
+                to,
+                packet: packet.clone(),
+            });
+        }
+    }
+
+    /// Lets packets go whose time has come. Whether there were any.
+    pub(crate) fn advance(&mut self, now_ns: u64) -> bool {
+        let mut any = false;
+        while self.late.peek().is_some_and(|late| late.at_ns <= now_ns) {
+            if let Some(late) = self.late.pop() {
+                self.deliver(late.to, late.packet);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// When the next held-back packet is due.
+    pub(crate) fn next_due_ns(&self) -> Option<u64> {
+        self.late.peek().map(|late| late.at_ns)
+    }
+
+    /// All packets that have arrived for queue pairs of this device, oldest first. They are looked at where they lie: taking
+    /// them out one by one is a copy of 150 bytes right behind the one that put them in.
+    #[inline]
+    pub(crate) fn take_arrived(&mut self) -> Vec<Packet> {
+        std::mem::replace(&mut self.local, std::mem::take(&mut self.spare))
+    }
+
+    /// Takes the memory of [`Wire::take_arrived`] back, for the next packets.
+    #[inline]
+    pub(crate) fn give_back(&mut self, mut packets: Vec<Packet>) {
+        packets.clear();
+        self.spare = packets;
+    }
+
+    #[inline]
+    fn queue(&mut self, lane: usize, packet: Packet) {
+        if self.outgoing.len() <= lane {
+            self.outgoing.resize_with(lane + 1, VecDeque::new);
+        }
+        if self.outgoing[lane].is_empty() {
+            self.waiting.push(lane);
+        }
+        self.outgoing[lane].push_back(packet);
+    }
+
+    /// A lane for which something waits, by its place in the list of those.
+    #[inline]
+    pub(crate) fn waiting(&self, at: usize) -> Option<usize> {
+        self.waiting.get(at).copied()
+    }
+
+    /// What waits for a lane, oldest first.
+    pub(crate) fn lane(&mut self, lane: usize) -> Option<&mut VecDeque<Packet>> {
+        self.outgoing.get_mut(lane)
+    }
+
+    /// Takes the lane at this place off the list if nothing waits for it. Whether it was taken off.
+    #[inline]
+    pub(crate) fn forget_empty(&mut self, at: usize) -> bool {
+        let empty = self
+            .waiting(at)
+            .is_some_and(|lane| self.outgoing.get(lane).is_none_or(VecDeque::is_empty));
+        if empty {
+            self.waiting.swap_remove(at);
+        }
+        empty
+    }
+
+    /// Whether anything waits for room on a lane.
+    pub(crate) fn any_for_lanes(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether a requester should wait before it sends more this way: its packets would only pile up here.
+    #[inline]
+    pub(crate) fn congested(&self, to: Destination) -> bool {
+        match to {
+            Destination::Local | Destination::Nowhere => false,
+            Destination::Lane(lane) => self
+                .outgoing
+                .get(lane)
+                .is_some_and(|queue| queue.len() >= LANE_BACKLOG),
+        }
+    }
+}
+
+/// Packets that may wait for room on one lane before requesters hold back. Answers are not held back: a requester's window
+/// bounds them.
+const LANE_BACKLOG: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::packet::{Header, Kind, Payload};
+
+    fn packet(psn: u32) -> Packet {
+        Packet {
+            header: Header::new(Kind::Send, 1, psn, 0),
+            payload: Payload::Empty,
+        }
+    }
+
+    fn run(faults: Faults) -> Vec<u32> {
+        let mut wire = Wire::default();
+        wire.set_faults(faults);
+        for psn in 0..1000 {
+            wire.send(u64::from(psn) * 1000, Destination::Local, packet(psn));
+        }
+        wire.advance(u64::MAX);
+        wire.take_arrived()
+            .iter()
+            .map(|packet| packet.header.psn)
+            .collect()
+    }
+
+    #[test]
+    fn a_good_wire_keeps_number_and_order() {
+        assert_eq!(run(Faults::default()), (0..1000).collect::<Vec<_>>());
+        assert_eq!(
+            run(Faults {
+                delay_ns: 5,
+                ..Faults::default()
+            }),
+            (0..1000).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn faults_happen_about_as_often_as_asked_and_the_same_each_time() {
+        let lossy = Faults {
+            loss: 0.2,
+            seed: 3,
+            ..Faults::default()
+        };
+        let arrived = run(lossy);
+        assert!((700..900).contains(&arrived.len()), "{}", arrived.len());
+        assert_eq!(arrived, run(lossy));
+        assert_ne!(arrived, run(Faults { seed: 4, ..lossy }));
+        let doubled = run(Faults {
+            duplicate: 0.5,
+            ..Faults::default()
+        });
+        assert!((1400..1600).contains(&doubled.len()), "{}", doubled.len());
+        let mixed = run(Faults {
+            reorder: 0.3,
+            ..Faults::default()
+        });
+        assert_eq!(mixed.len(), 1000);
+        assert!(!mixed.is_sorted());
+    }
+}

@@ -1,0 +1,266 @@
+//! The device's node as programs see it: its path, its attributes, what may be done with it, and the paths of its sysfs files.
+#![allow(unsafe_code)] // attributes as the bytes that a system call returns
+
+use std::mem::zeroed;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::sysfs::{NODE_IN_TREE, RDEV};
+use crate::device::client::Errno;
+
+const MODE: u32 = libc::S_IFCHR | 0o666;
+/// What is shown in place of the kernel's, below `/sys`.
+const SYSFS: [&str; 2] = ["class/infiniband", "class/infiniband_verbs"];
+
+/// What a path that a program gave stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The device.
+    Node,
+    /// A file or directory of the private tree: where it lies.
+    File(PathBuf),
+    /// Nothing of ours.
+    Elsewhere,
+}
+
+/// Whether a path as a program wrote it can lead to the device at all. Nearly none can, and the others need not be made absolute.
+pub(super) fn may_lead_here(path: &Path) -> bool {
+    let has = |name: &[u8]| {
+        let bytes = path.as_os_str().as_bytes();
+        bytes.windows(name.len()).any(|part| part == name)
+    };
+    has(b"infiniband") || has(b"uverbs0")
+}
+
+/// Where an absolute path without odd components leads; `tree` is the private tree. Who has opened a directory of the tree, and
+/// goes on from there, finds the same.
+pub(super) fn place(path: &Path, tree: &Path) -> Place {
+    let below = |root: &Path| path.strip_prefix(root).ok();
+    let sysfs = [below(Path::new("/sys")), below(tree)];
+    for below in sysfs.into_iter().flatten() {
+        if SYSFS.iter().any(|folder| below.starts_with(folder)) {
+            return Place::File(tree.join(below));
+        }
+    }
+    let devices = [below(Path::new("/")), below(tree)];
+    for below in devices.into_iter().flatten() {
+        if below == Path::new(NODE_IN_TREE) {
+            return Place::Node;
+        }
+        if Path::new(NODE_IN_TREE)
+            .parent()
+            .is_some_and(|folder| below.starts_with(folder))
+        {
+            return Place::File(tree.join(below));
+        }
+    }
+    Place::Elsewhere
+}
+
+/// Whether the node may be opened so.
+pub(super) fn check_open(flags: i32) -> Result<(), Errno> {
+    if flags & libc::O_DIRECTORY != 0 {
+        return Err(libc::ENOTDIR);
+    }
+    if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL {
+        return Err(libc::EEXIST);
+    }
+    Ok(())
+}
+
+/// Whether the node may be used so (`access`).
+pub(super) fn check_access(mode: i32) -> Result<(), Errno> {
+    permit(mode, libc::R_OK | libc::W_OK)
+}
+
+/// The flags to open a file of the tree with: nothing in it can be written or made. A descriptor that stands for a path alone
+/// (`O_PATH`) cannot be handed over to another process, so it may be read.
+pub(super) fn flags_for_file(file: &Path, flags: i32) -> Result<i32, Errno> {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+    let creates = flags & libc::O_CREAT != 0;
+    match std::fs::symlink_metadata(file) {
+        Ok(_) if creates && flags & libc::O_EXCL != 0 => Err(libc::EEXIST),
+        Ok(found) if (writes || creates) && found.is_dir() => Err(libc::EISDIR),
+        Err(_) if creates => Err(libc::EACCES),
+        Ok(_) if writes && flags & libc::O_PATH == 0 => Err(libc::EACCES),
+        _ => {
+            Ok(flags & (libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC))
+        }
+    }
+}
+
+/// Whether a file of the tree may be used so.
+pub(super) fn check_file_access(file: &Path, mode: i32) -> Result<(), Errno> {
+    let found = std::fs::symlink_metadata(file).map_err(errno)?;
+    let searched = if found.is_dir() { libc::X_OK } else { 0 };
+    permit(mode, libc::R_OK | searched)
+}
+
+/// What reading a link says of a file of the tree: none is one.
+pub(super) fn no_link(file: &Path) -> Errno {
+    std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EINVAL)
+}
+
+/// What a look for extended attributes says of a file of the tree.
+pub(super) fn no_extended_attributes(file: &Path) -> Errno {
+    std::fs::symlink_metadata(file).map_or_else(errno, |_| libc::EOPNOTSUPP)
+}
+
+fn permit(mode: i32, permitted: i32) -> Result<(), Errno> {
+    match mode {
+        _ if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 => Err(libc::EINVAL),
+        _ if mode & !permitted != 0 => Err(libc::EACCES),
+        _ => Ok(()),
+    }
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Turns the attributes of any file into those of the node.
+pub(super) fn disguise(stat: &mut libc::stat) {
+    stat.st_mode = MODE;
+    stat.st_rdev = libc::makedev(RDEV.0, RDEV.1);
+    stat.st_size = 0;
+    stat.st_blocks = 0;
+    stat.st_nlink = 1;
+    stat.st_blksize = 4096;
+}
+
+/// The attributes of the node by its path.
+pub(super) fn stat() -> libc::stat {
+    // SAFETY: plain numbers, for which zeros are fine.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    stat.st_ino = 1;
+    disguise(&mut stat);
+    stat
+}
+
+/// The same attributes in the form of `statx`.
+pub(super) fn statx(stat: &libc::stat) -> libc::statx {
+    // SAFETY: as above.
+    let mut statx: libc::statx = unsafe { zeroed() };
+    statx.stx_mask = libc::STATX_BASIC_STATS;
+    statx.stx_blksize = stat.st_blksize as u32;
+    statx.stx_nlink = stat.st_nlink as u32;
+    statx.stx_uid = stat.st_uid;
+    statx.stx_gid = stat.st_gid;
+    statx.stx_mode = stat.st_mode as u16;
+    statx.stx_ino = stat.st_ino;
+    statx.stx_size = stat.st_size as u64;
+    statx.stx_blocks = stat.st_blocks as u64;
+    statx.stx_rdev_major = libc::major(stat.st_rdev);
+    statx.stx_rdev_minor = libc::minor(stat.st_rdev);
+    statx.stx_dev_major = libc::major(stat.st_dev);
+    statx.stx_dev_minor = libc::minor(stat.st_dev);
+    let time = |tv_sec, tv_nsec| {
+        // SAFETY: as above.
+        let mut time: libc::statx_timestamp = unsafe { zeroed() };
+        time.tv_sec = tv_sec;
+        time.tv_nsec = tv_nsec as u32;
+        time
+    };
+    statx.stx_atime = time(stat.st_atime, stat.st_atime_nsec);
+    statx.stx_mtime = time(stat.st_mtime, stat.st_mtime_nsec);
+    statx.stx_ctime = time(stat.st_ctime, stat.st_ctime_nsec);
+    statx
+}
+
+/// The bytes of a plain structure of the kernel's.
+///
+/// # Safety
+/// `T` has no padding that was never written: it began as zeros.
+pub(super) unsafe fn bytes<T: Copy>(of: &T) -> &[u8] {
+    // SAFETY: initialised throughout, by the caller's word, for as long as the reference is.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(of).cast(), size_of::<T>()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_the_device_are_told_from_others() {
+        let tree = Path::new("/dev/shm/tree");
+        let place = |path: &str| place(Path::new(path), tree);
+        assert_eq!(place("/dev/infiniband/uverbs0"), Place::Node);
+        assert_eq!(
+            place("/dev/shm/tree/dev/infiniband/uverbs0"),
+            Place::Node,
+            "by a descriptor of the directory"
+        );
+        let verbs = Place::File("/dev/shm/tree/class/infiniband_verbs".into());
+        assert_eq!(place("/sys/class/infiniband_verbs"), verbs);
+        for inside in ["class/infiniband/mlx5_0/ports/1/lid", "class/infiniband"] {
+            let found = Place::File(tree.join(inside));
+            assert_eq!(place(&format!("/sys/{inside}")), found);
+            assert_eq!(place(&format!("/dev/shm/tree/{inside}")), found);
+        }
+        for inside in [
+            "dev/infiniband",
+            "dev/infiniband/uverbs1",
+            "dev/infiniband/uverbs0/x",
+            "dev/infiniband/uverbs01",
+        ] {
+            assert_eq!(place(&format!("/{inside}")), Place::File(tree.join(inside)));
+        }
+        for other in [
+            "/sys/class/infinibandx",
+            "/sys/class/infiniband_mad",
+            "/sys/dev/infiniband",
+            "/class/infiniband",
+            "/dev/infiniband0",
+            "/dev/shm/tree",
+            "/dev/shm/tree/owner",
+            "/sys",
+            "/etc/passwd",
+            "",
+        ] {
+            assert_eq!(place(other), Place::Elsewhere, "{other}");
+        }
+        let may = |path: &str| may_lead_here(Path::new(path));
+        assert!(may("infiniband") && may("./uverbs0") && may("/dev/infiniband/"));
+        assert!(!may("/etc/ld.so.cache") && !may("") && !may("uverbs"));
+    }
+
+    #[test]
+    fn nothing_of_it_can_be_made_or_written() {
+        let folder = Path::new("/proc");
+        let (file, none) = (folder.join("version"), folder.join("nothing"));
+        let flags = |file: &Path, flags| flags_for_file(file, flags);
+        let (read, write, create) = (libc::O_RDONLY, libc::O_RDWR, libc::O_CREAT);
+        assert_eq!(flags(&file, read | libc::O_CLOEXEC), Ok(libc::O_CLOEXEC));
+        assert_eq!(flags(&file, read | create), Ok(0));
+        assert_eq!(flags(&file, libc::O_PATH), Ok(0));
+        assert_eq!(flags(&none, read), Ok(0));
+        assert_eq!(flags(&file, write), Err(libc::EACCES));
+        assert_eq!(flags(&file, read | libc::O_TRUNC), Err(libc::EACCES));
+        assert_eq!(flags(&none, create), Err(libc::EACCES));
+        assert_eq!(flags(&file, create | libc::O_EXCL), Err(libc::EEXIST));
+        assert_eq!(flags(folder, libc::O_WRONLY), Err(libc::EISDIR));
+        let access = |mode| check_file_access(&file, mode);
+        assert_eq!((access(0), access(libc::R_OK)), (Ok(()), Ok(())));
+        assert_eq!(access(libc::R_OK | libc::W_OK), Err(libc::EACCES));
+        assert_eq!(access(libc::X_OK), Err(libc::EACCES));
+        assert_eq!(access(8), Err(libc::EINVAL));
+        assert_eq!(check_file_access(folder, libc::X_OK), Ok(()));
+        assert_eq!(check_file_access(&none, 0), Err(libc::ENOENT));
+        assert_eq!(
+            (no_link(&file), no_link(&none)),
+            (libc::EINVAL, libc::ENOENT)
+        );
+        assert_eq!(check_access(libc::R_OK | libc::W_OK), Ok(()));
+        assert_eq!(check_access(libc::X_OK), Err(libc::EACCES));
+    }
+
+    #[test]
+    fn the_node_is_a_character_device_with_its_number() {
+        let stat = stat();
+        assert_eq!(stat.st_mode & libc::S_IFMT, libc::S_IFCHR);
+        assert_eq!((libc::major(stat.st_rdev), libc::minor(stat.st_rdev)), RDEV);
+        let statx = statx(&stat);
+        assert_eq!((statx.stx_rdev_major, statx.stx_rdev_minor), RDEV);
+        assert_eq!(u32::from(statx.stx_mode), stat.st_mode);
+    }
+}

@@ -1,0 +1,40 @@
+//! How the port of the device shows itself.
+
+use crate::device::{Device, Link};
+
+/// The identity and the link of the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) link: Link,
+    /// 0 on Ethernet.
+    pub(super) lid: u16,
+    pub(super) gid: [u8; 16],
+    /// Of the device, also its system image's.
+    pub(super) guid: u64,
+}
+
+/// Entries of the table of GIDs; the second one is empty.
+pub(super) const GIDS: u32 = 2;
+
+/// The identity of node 0; the low bits are the node's number.
+const GUID: u64 = 0x5c0f_7c00_0000_0000;
+
+impl Port {
+    pub(super) fn of(device: &Device) -> Port {
+        Port {
+            link: device.link(),
+            lid: device.lid(),
+            gid: device.gid(),
+            guid: GUID | u64::from(device.node()),
+        }
+    }
+
+    pub(super) fn is_ethernet(&self) -> bool {
+        self.link == Link::Ethernet
+    }
+
+    /// A station address for a GID: locally administered, the last bytes of the GID.
+    pub(super) fn mac_of(gid: &[u8; 16]) -> [u8; 6] {
+        [2, 0, gid[12], gid[13], gid[14], gid[15]]
+    }
+}

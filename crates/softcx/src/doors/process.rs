@@ -1,0 +1,88 @@
+//! A process that the supervisor serves: its memory, and its end.
+#![allow(unsafe_code)] // pidfd
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use crate::device::space::Space;
+
+/// One process. What was made in its memory refers to its space, so this lives as long as any of that.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) pid: libc::pid_t,
+    pub(super) space: Space,
+    /// Readable when it is dead; none from then on.
+    life: Mutex<Option<OwnedFd>>,
+}
+
+impl Process {
+    /// The process of that number; `still_there` says afterwards that it is the one that was meant. EMFILE if there are too many.
+    pub(super) fn of(pid: libc::pid_t, still_there: impl FnOnce() -> bool) -> io::Result<Process> {
+        // SAFETY: takes numbers only.
+        let life = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        if life < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just opened, and nobody else's.
+        let life = unsafe { OwnedFd::from_raw_fd(life as i32) };
+        if !still_there() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let space = Space::enter(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
+        Ok(Process {
+            pid,
+            space,
+            life: Mutex::new(Some(life)),
+        })
+    }
+
+    /// Does something with what becomes readable when it dies, if it has not.
+    pub(super) fn with_life<T>(&self, then: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        let life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        life.as_ref().map(|life| then(life.as_fd()))
+    }
+
+    /// Whether it has died. From the first time that this says so, there is nothing in its space.
+    pub(super) fn is_dead(&self) -> bool {
+        let lives = self
+            .with_life(|life| super::poll::wait([(life, libc::POLLIN)], 0))
+            .is_some_and(|ready| ready.is_ok_and(|[events]| events == 0));
+        if !lives {
+            self.space.end();
+            let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+            life.take();
+        }
+        !lives
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.space.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_memory_is_gone_when_it_is() {
+        let _alone = crate::device::space::table_alone();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as libc::pid_t;
+        assert!(Process::of(pid, || false).is_err());
+        let process = Process::of(pid, || true).unwrap();
+        assert!(!process.is_dead() && !process.space.is_gone());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.is_dead() && process.space.has_ended());
+        assert!(process.is_dead() && process.with_life(|_| ()).is_none());
+        let gone = Process::of(pid, || true).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+    }
+}

@@ -1,0 +1,357 @@
+//! Answers the system calls that stop for the supervisor.
+#![allow(unsafe_code)] // attributes of files as bytes
+
+use std::ffi::CString;
+use std::mem::zeroed;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use super::caller::{Caller, Inode};
+use super::clients::Clients;
+use super::context::Descriptors;
+use super::filter::RDMA_VERBS_IOCTL;
+use super::listener::{Answer, Call, Listener};
+use super::node::{self, Place};
+use crate::device::client::Errno;
+use crate::device::space::Space;
+
+/// What the threads that answer share.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) listener: Listener,
+    pub(super) clients: Clients,
+    /// The private sysfs tree.
+    pub(super) tree: PathBuf,
+}
+
+/// An errno that the call returns, as for a kernel that has the device.
+type Refusal = Errno;
+
+impl Service {
+    /// Answers calls until nobody is left who could make one.
+    pub(super) fn run(&self) {
+        while let Some(call) = self.listener.next() {
+            // A call without an answer would wait for ever, and this thread be missing for the others.
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve(&call)));
+            let answer = served.unwrap_or(Answer::Errno(libc::EIO));
+            self.listener.answer(&call, answer);
+        }
+    }
+
+    fn serve(&self, call: &Call) -> Answer {
+        // A process that has no number here is out of reach. The number that it has instead would mean this process.
+        if call.tid <= 0 {
+            return Answer::Continue;
+        }
+        let caller = Caller::new(call.tid);
+        let [a, b, c, d, e, _] = call.args;
+        let here = libc::AT_FDCWD;
+        let served = match call.number {
+            libc::SYS_ioctl if b as u32 == RDMA_VERBS_IOCTL => {
+                self.ioctl(call, &caller, a as i32, c)
+            }
+            libc::SYS_openat => self.open(call, &caller, a as i32, b, c as i32),
+            libc::SYS_openat2 => self.openat2(call, &caller, a as i32, b, c, d),
+            libc::SYS_newfstatat => {
+                self.stat_at(call, &caller, a as i32, b, c, d as i32, Form::Stat)
+            }
+            libc::SYS_statx => self.stat_at(call, &caller, a as i32, b, e, c as i32, Form::Statx),
+            libc::SYS_fstat => self.stat_open(call, &caller, a as i32, b, Form::Stat),
+            libc::SYS_faccessat => self.access(call, &caller, a as i32, b, c as i32),
+            // Who asks with flags gets the same answer: who the caller is does not matter here, and nothing is a link.
+            libc::SYS_faccessat2 => self.access(call, &caller, a as i32, b, c as i32),
+            libc::SYS_readlinkat => self.read_link(call, &caller, a as i32, b),
+            libc::SYS_getxattr
+            | libc::SYS_lgetxattr
+            | libc::SYS_listxattr
+            | libc::SYS_llistxattr => self.extended_attributes(call, &caller, a),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_open => self.open(call, &caller, here, a, b as i32),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_stat => self.stat_at(call, &caller, here, a, b, 0, Form::Stat),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_lstat => {
+                let flags = libc::AT_SYMLINK_NOFOLLOW;
+                self.stat_at(call, &caller, here, a, b, flags, Form::Stat)
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_access => self.access(call, &caller, here, a, b as i32),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_readlink => self.read_link(call, &caller, here, a),
+            _ => Ok(Answer::Continue),
+        };
+        served.unwrap_or_else(Answer::Errno)
+    }
+
+    fn ioctl(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        descriptor: i32,
+        argument: u64,
+    ) -> Result<Answer, Refusal> {
+        let open = caller
+            .inode(descriptor)
+            .and_then(|at| self.clients.find(at));
+        let Some(open) = open else {
+            return Ok(Answer::Continue);
+        };
+        let waiting = || self.listener.is_waiting(call);
+        let space = self.clients.space_of(caller, &open, waiting);
+        let space = space.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        // Else the descriptor was looked up in the table of another, who has got the number since.
+        if !waiting() {
+            return Err(libc::ESRCH);
+        }
+        let hands = Hands {
+            space,
+            listener: &self.listener,
+            call,
+            caller,
+        };
+        open.context.ioctl(argument, &hands)?;
+        Ok(Answer::Value(0))
+    }
+
+    /// The place that a path leads to, and that it was really the caller's.
+    fn place(&self, call: &Call, caller: &Caller, directory: i32, path: u64) -> Place {
+        let found = caller
+            .path(path)
+            .filter(|path| node::may_lead_here(path))
+            .and_then(|path| caller.absolute(directory, &path))
+            .map_or(Place::Elsewhere, |path| node::place(&path, &self.tree));
+        if found == Place::Elsewhere || self.listener.is_waiting(call) {
+            found
+        } else {
+            Place::Elsewhere
+        }
+    }
+
+    fn open(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+        flags: i32,
+    ) -> Result<Answer, Refusal> {
+        let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let descriptor = match self.place(call, caller, directory, path) {
+            Place::Elsewhere => return Ok(Answer::Continue),
+            Place::Node => {
+                node::check_open(flags)?;
+                let process = caller.process().ok_or(libc::ESRCH)?;
+                let waiting = || self.listener.is_waiting(call);
+                self.clients.open(process, waiting).map_err(failed)?
+            }
+            Place::File(file) => open_for_reading(&file, flags)?,
+        };
+        // If it does not get there, the drop of this descriptor is the last close of the context.
+        self.listener
+            .answer_with(call, descriptor.as_fd(), flags)
+            .map_err(failed)
+    }
+
+    fn openat2(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+        how: u64,
+        how_bytes: u64,
+    ) -> Result<Answer, Refusal> {
+        let mut flags = [0; 8];
+        if how_bytes < flags.len() as u64 || caller.read(how, &mut flags).is_err() {
+            return Ok(Answer::Continue);
+        }
+        let flags = u64::from_ne_bytes(flags) as i32;
+        self.open(call, caller, directory, path, flags)
+    }
+
+    #[allow(clippy::too_many_arguments)] // those of the system call
+    fn stat_at(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+        to: u64,
+        flags: i32,
+        form: Form,
+    ) -> Result<Answer, Refusal> {
+        // Both spellings of "this descriptor": an empty path and, since Linux 6.11, none.
+        let empty = || {
+            path == 0
+                || caller
+                    .path(path)
+                    .is_some_and(|path| path.as_os_str().is_empty())
+        };
+        if flags & libc::AT_EMPTY_PATH != 0 && empty() {
+            return self.stat_open(call, caller, directory, to, form);
+        }
+        let stat = match self.place(call, caller, directory, path) {
+            Place::Elsewhere => return Ok(Answer::Continue),
+            Place::Node => node::stat(),
+            Place::File(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
+        };
+        put(caller, to, &stat, form)
+    }
+
+    fn access(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+        mode: i32,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, directory, path) {
+            Place::Elsewhere => return Ok(Answer::Continue),
+            Place::Node => node::check_access(mode)?,
+            Place::File(file) => node::check_file_access(&file, mode)?,
+        }
+        Ok(Answer::Value(0))
+    }
+
+    fn read_link(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        directory: i32,
+        path: u64,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, directory, path) {
+            Place::Elsewhere => Ok(Answer::Continue),
+            Place::Node => Err(libc::EINVAL),
+            Place::File(file) => Err(node::no_link(&file)),
+        }
+    }
+
+    fn extended_attributes(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        path: u64,
+    ) -> Result<Answer, Refusal> {
+        match self.place(call, caller, libc::AT_FDCWD, path) {
+            Place::Elsewhere => Ok(Answer::Continue),
+            Place::Node => Err(libc::EOPNOTSUPP),
+            Place::File(file) => Err(node::no_extended_attributes(&file)),
+        }
+    }
+
+    fn stat_open(
+        &self,
+        call: &Call,
+        caller: &Caller,
+        descriptor: i32,
+        to: u64,
+        form: Form,
+    ) -> Result<Answer, Refusal> {
+        if self.clients.is_empty() {
+            return Ok(Answer::Continue);
+        }
+        let Some(mut stat) = caller.stat(descriptor) else {
+            return Ok(Answer::Continue);
+        };
+        let known = self.clients.find((stat.st_dev, stat.st_ino)).is_some();
+        if !known || !self.listener.is_waiting(call) {
+            return Ok(Answer::Continue);
+        }
+        node::disguise(&mut stat);
+        put(caller, to, &stat, form)
+    }
+}
+
+/// The form in which a call returns attributes.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Stat,
+    Statx,
+}
+
+fn put(caller: &Caller, to: u64, stat: &libc::stat, form: Form) -> Result<Answer, Refusal> {
+    let written = match form {
+        // SAFETY: all `stat` here began as zeros, or were written by the kernel.
+        Form::Stat => caller.write(to, unsafe { node::bytes(stat) }),
+        Form::Statx => {
+            let statx = node::statx(stat);
+            // SAFETY: it began as zeros.
+            caller.write(to, unsafe { node::bytes(&statx) })
+        }
+    };
+    written.map(|()| Answer::Value(0)).map_err(|_| libc::EFAULT)
+}
+
+fn last_errno() -> Errno {
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
+}
+
+fn terminated(path: &Path) -> Result<CString, Refusal> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)
+}
+
+/// Opens a file of the private tree. Its descriptor here is closed on exec; what the caller gets, its flags say. Programs of this user
+/// can change the tree where it lies: neither a link nor a pipe that nobody writes to may hold this thread up or lead it away.
+fn open_for_reading(file: &Path, flags: i32) -> Result<OwnedFd, Refusal> {
+    let flags = node::flags_for_file(file, flags)?;
+    let path = terminated(file)?;
+    let careful = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    // SAFETY: a terminated path.
+    let fd = unsafe { libc::open(path.as_ptr(), flags | careful) };
+    if fd < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: just opened, and nobody else's.
+    let opened = unsafe { OwnedFd::from_raw_fd(fd) };
+    if flags & libc::O_NONBLOCK == 0 {
+        // SAFETY: an open descriptor.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_CLOEXEC) };
+    }
+    Ok(opened)
+}
+
+fn stat(file: &Path, flags: i32) -> Result<libc::stat, Refusal> {
+    let path = terminated(file)?;
+    // SAFETY: plain numbers, for which zeros are fine.
+    let mut stat: libc::stat = unsafe { zeroed() };
+    // SAFETY: a terminated path, and room for one `stat`.
+    if unsafe { libc::fstatat(libc::AT_FDCWD, path.as_ptr(), &raw mut stat, flags) } < 0 {
+        return Err(last_errno());
+    }
+    Ok(stat)
+}
+
+/// The caller's memory, and its descriptors for a command that gives it one.
+struct Hands<'a> {
+    space: Space,
+    listener: &'a Listener,
+    call: &'a Call,
+    caller: &'a Caller,
+}
+
+impl Descriptors for Hands<'_> {
+    fn space(&self) -> Space {
+        self.space
+    }
+
+    fn give(&self, descriptor: OwnedFd) -> Result<i32, Errno> {
+        self.listener
+            .give(self.call, descriptor.as_fd())
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn inode(&self, number: i32) -> Option<Inode> {
+        self.caller.inode(number)
+    }
+
+    /// Nobody can close a descriptor of another process, and to add it together with the call's result would not do, which is 0 for
+    /// these: its number is in memory. So answers are written before it is given; it stays only where another thread took away
+    /// the memory since then.
+    fn take_back(&self, _number: i32) {}
+}

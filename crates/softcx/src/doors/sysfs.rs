@@ -1,0 +1,131 @@
+//! The tree by which libibverbs, and the programs around it, find the device.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::device::Device;
+use crate::doors::port::Port;
+use crate::doors::uverbs::{FIRMWARE, PART};
+
+/// The file that a program opens, without the leading slash: in the tree it is an empty file, so that a program that lists its
+/// directory finds it. And its device numbers.
+pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
+pub(crate) const RDEV: (u32, u32) = (231, 192);
+
+/// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
+pub(crate) fn write(root: &Path, device: &Device) -> io::Result<()> {
+    let node = (NODE_IN_TREE, String::new());
+    for (name, value) in files(&Port::of(device)).into_iter().chain([node]) {
+        let path = root.join(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(path, value)?;
+    }
+    Ok(())
+}
+
+fn files(port: &Port) -> Vec<(&'static str, String)> {
+    let (major, minor, patch) = FIRMWARE;
+    let node = format!("{}:{}", RDEV.0, RDEV.1);
+    let guid = groups(&port.guid.to_be_bytes());
+    let ethernet = port.is_ethernet();
+    let lid = format!("0x{:x}", port.lid);
+    // In the order of appearance under /sys.
+    let files: &[(&'static str, &str)] = &[
+        ("class/infiniband_verbs/abi_version", "6"),
+        ("class/infiniband_verbs/uverbs0/abi_version", "1"),
+        ("class/infiniband_verbs/uverbs0/dev", &node),
+        ("class/infiniband_verbs/uverbs0/ibdev", "mlx5_0"),
+        ("class/infiniband/mlx5_0/board_id", "SFT0000000001"),
+        (
+            "class/infiniband/mlx5_0/fw_ver",
+            &format!("{major}.{minor}.{patch}"),
+        ),
+        ("class/infiniband/mlx5_0/hca_type", &format!("MT{PART}")),
+        ("class/infiniband/mlx5_0/hw_rev", "0"),
+        ("class/infiniband/mlx5_0/node_desc", "softcx mlx5_0"),
+        ("class/infiniband/mlx5_0/node_guid", &guid),
+        ("class/infiniband/mlx5_0/node_type", "1: CA"),
+        ("class/infiniband/mlx5_0/sys_image_guid", &guid),
+        ("class/infiniband/mlx5_0/device/device", "0x1021"),
+        ("class/infiniband/mlx5_0/device/local_cpus", "ffffffff"),
+        (
+            "class/infiniband/mlx5_0/device/modalias",
+            "pci:v000015B3d00001021sv000015B3sd00000001bc02sc07i00",
+        ),
+        ("class/infiniband/mlx5_0/device/numa_node", "-1"),
+        ("class/infiniband/mlx5_0/device/vendor", "0x15b3"),
+        (
+            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/abi_version",
+            "1",
+        ),
+        (
+            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/dev",
+            &node,
+        ),
+        (
+            "class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/ibdev",
+            "mlx5_0",
+        ),
+        ("class/infiniband/mlx5_0/ports/1/lid", &lid),
+        ("class/infiniband/mlx5_0/ports/1/lid_mask_count", "0"),
+        (
+            "class/infiniband/mlx5_0/ports/1/link_layer",
+            if ethernet { "Ethernet" } else { "InfiniBand" },
+        ),
+        ("class/infiniband/mlx5_0/ports/1/phys_state", "5: LinkUp"),
+        (
+            "class/infiniband/mlx5_0/ports/1/rate",
+            "200 Gb/sec (4X HDR)",
+        ),
+        (
+            "class/infiniband/mlx5_0/ports/1/sm_lid",
+            if ethernet { "0x0" } else { "0x1" },
+        ),
+        ("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
+        ("class/infiniband/mlx5_0/ports/1/pkeys/0", "0xffff"),
+        ("class/infiniband/mlx5_0/ports/1/gids/0", &groups(&port.gid)),
+        ("class/infiniband/mlx5_0/ports/1/gids/1", &groups(&[0; 16])),
+        ("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "lo"),
+        (
+            "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
+            if ethernet { "RoCE v2" } else { "IB/RoCE v1" },
+        ),
+    ];
+    files
+        .iter()
+        .map(|(name, value)| (*name, format!("{value}\n")))
+        .collect()
+}
+
+/// Two bytes a group, as GIDs and GUIDs are written.
+fn groups(bytes: &[u8]) -> String {
+    let groups: Vec<String> = bytes
+        .chunks(2)
+        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
+        .collect();
+    groups.join(":")
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_says_who_the_device_is() {
+        let root = std::env::temp_dir().join(format!("doorbell-sysfs-{}", std::process::id()));
+        let device = Device::open().unwrap();
+        write(&root, &device).unwrap();
+        write(&root, &device).unwrap();
+        let read = |name: &str| fs::read_to_string(root.join("class").join(name)).unwrap();
+        assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");
+        assert_eq!(read("infiniband_verbs/uverbs0/dev"), "231:192\n");
+        assert_eq!(read("infiniband/mlx5_0/hca_type"), "MT4129\n");
+        let guid = read("infiniband/mlx5_0/node_guid");
+        assert!(guid.starts_with("5c0f:7c00:0000:"), "{guid}");
+        assert_eq!(read("infiniband/mlx5_0/ports/1/gids/0").len(), 40);
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

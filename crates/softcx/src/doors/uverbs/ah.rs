@@ -1,0 +1,39 @@
+//! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
+
+use super::Call;
+use crate::device::client::Errno;
+use crate::doors::abi::{CreateAh, CreateAhResp, DestroyAh, Mlx5CreateAhResp};
+use crate::doors::objects::Object;
+use crate::doors::port::{GIDS, Port};
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: CreateAh = call.request()?;
+    let (attributes, route) = (request.attr, request.attr.grh);
+    let global = attributes.is_global != 0;
+    let port = call.context.port;
+    if attributes.port_num != 1
+        || (port.is_ethernet() && !global)
+        || (global && u32::from(route.sgid_index) >= GIDS)
+    {
+        return Err(libc::EINVAL);
+    }
+    let pd = call.tables.objects.pd(request.pd_handle)?;
+    let ah_handle = call.insert(Object::Ah(pd))?;
+    call.respond(CreateAhResp { ah_handle });
+    if port.is_ethernet() {
+        let response = Mlx5CreateAhResp {
+            response_length: call.driver_room::<Mlx5CreateAhResp>(),
+            dmac: Port::mac_of(&route.dgid),
+            reserved: [0; 6],
+        };
+        call.driver_respond(response);
+    }
+    Ok(())
+}
+
+pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DestroyAh = call.request()?;
+    call.tables.objects.ah(request.ah_handle)?;
+    call.tables.objects.remove(request.ah_handle);
+    Ok(())
+}

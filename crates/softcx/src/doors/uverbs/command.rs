@@ -1,0 +1,150 @@
+//! The commands of the older interface, which the method INVOKE_WRITE carries.
+
+use super::arguments::{Kind, Spec};
+use super::{Call, DRIVER_IN, DRIVER_OUT};
+use super::{ah, completion_channel, cq, device, mr, multicast, mw, pd, qp, srq};
+use crate::device::client::Errno;
+use crate::doors::abi::*;
+
+/// `UVERBS_ATTR_CORE_IN`, `_CORE_OUT` and `_WRITE_CMD`.
+const IN: u16 = 0;
+const OUT: u16 = 1;
+const NUMBER: u16 = 2;
+
+pub(super) const ATTRIBUTES: &[Spec] = &[
+    (IN, Kind::In(4, u16::MAX), false),
+    (OUT, Kind::Out(0), false),
+    (NUMBER, Kind::In(8, 8), true),
+    DRIVER_IN,
+    DRIVER_OUT,
+];
+
+/// `IB_USER_VERBS_CMD_FLAG_EXTENDED` and `IB_USER_VERBS_CMD_COMMAND_MASK`.
+const EXTENDED: u32 = 1 << 31;
+const NUMBER_MASK: u32 = 0xff;
+
+/// A command: number, least sizes of request and response, and what it does.
+struct Command(u32, usize, usize, fn(&mut Call<'_>) -> Result<(), Errno>);
+
+/// In the order of `ib_uverbs_write_cmds`. An extended response may end with `response_length`.
+const COMMANDS: &[Command] = &[
+    Command(
+        0,
+        GetContext::BYTES,
+        GetContextResp::BYTES,
+        device::get_context,
+    ),
+    Command(1, QueryDevice::BYTES, QueryDeviceResp::BYTES, device::query),
+    Command(
+        2,
+        QueryPort::BYTES,
+        QueryPortResp::BYTES,
+        device::query_port,
+    ),
+    Command(3, AllocPd::BYTES, AllocPdResp::BYTES, pd::alloc),
+    Command(4, DeallocPd::BYTES, 0, pd::dealloc),
+    Command(5, CreateAh::BYTES, CreateAhResp::BYTES, ah::create),
+    Command(8, DestroyAh::BYTES, 0, ah::destroy),
+    Command(9, RegMr::BYTES, RegMrResp::BYTES, mr::reg),
+    Command(11, ReregMr::BYTES, ReregMrResp::BYTES, mr::rereg),
+    Command(13, DeregMr::BYTES, 0, mr::dereg),
+    Command(14, AllocMw::BYTES, AllocMwResp::BYTES, mw::alloc),
+    Command(16, DeallocMw::BYTES, 0, mw::dealloc),
+    Command(
+        17,
+        CreateCompChannel::BYTES,
+        CreateCompChannelResp::BYTES,
+        completion_channel::create,
+    ),
+    Command(18, CreateCq::BYTES, CreateCqResp::BYTES, cq::create),
+    Command(19, ResizeCq::BYTES, ResizeCqResp::BYTES, cq::resize),
+    Command(20, DestroyCq::BYTES, DestroyCqResp::BYTES, cq::destroy),
+    Command(24, CreateQp::BYTES, CreateQpResp::BYTES, qp::create),
+    Command(25, QueryQp::BYTES, QueryQpResp::BYTES, qp::query),
+    Command(26, ModifyQp::BYTES, 0, qp::modify),
+    Command(27, DestroyQp::BYTES, DestroyQpResp::BYTES, qp::destroy),
+    Command(30, Multicast::BYTES, 0, multicast::attach),
+    Command(31, Multicast::BYTES, 0, multicast::detach),
+    Command(32, CreateSrq::BYTES, CreateSrqResp::BYTES, srq::create),
+    Command(33, ModifySrq::BYTES, 0, srq::modify),
+    Command(34, QuerySrq::BYTES, QuerySrqResp::BYTES, srq::query),
+    Command(35, DestroySrq::BYTES, DestroySrqResp::BYTES, srq::destroy),
+    Command(
+        39,
+        CreateXsrq::BYTES,
+        CreateSrqResp::BYTES,
+        srq::create_extended,
+    ),
+    Command(
+        EXTENDED | 1,
+        ExQueryDevice::BYTES,
+        QueryDeviceResp::BYTES + 8,
+        device::query_extended,
+    ),
+    Command(
+        EXTENDED | 18,
+        ExCreateCq::BYTES,
+        ExCreateCqResp::BYTES,
+        cq::create_extended,
+    ),
+    // As far as `comp_mask`.
+    Command(
+        EXTENDED | 24,
+        ExCreateQp::BYTES - 12,
+        ExCreateQpResp::BYTES,
+        qp::create_extended,
+    ),
+    // As far as `base`.
+    Command(
+        EXTENDED | 26,
+        ModifyQp::BYTES,
+        ExModifyQpResp::BYTES,
+        qp::modify_extended,
+    ),
+    Command(EXTENDED | 57, ExModifyCq::BYTES, 0, cq::modify),
+];
+
+/// INVOKE_WRITE.
+pub(super) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
+    let number = call.arguments.number(NUMBER, u64::from(u32::MAX))? as u32;
+    if number & !(EXTENDED | NUMBER_MASK) != 0 {
+        return Err(libc::EINVAL);
+    }
+    let command = COMMANDS.iter().find(|command| command.0 == number);
+    let Some(Command(_, request, response, run)) = command else {
+        return Err(libc::EOPNOTSUPP);
+    };
+    if call.arguments.length(IN) < *request || call.arguments.length(OUT) < *response {
+        return Err(libc::ENOSPC);
+    }
+    if number != 0 {
+        call.opened()?;
+    }
+    run(call)?;
+    call.arguments.mark_valid(DRIVER_OUT.0);
+    Ok(())
+}
+
+impl Call<'_> {
+    pub(super) fn request<T: Layout>(&self) -> Result<T, Errno> {
+        Ok(T::read(&self.arguments.bytes(IN)?))
+    }
+
+    /// A request that a newer caller may have lengthened: EOPNOTSUPP if there is something in what is not known here.
+    pub(super) fn extended_request<T: Layout>(&self) -> Result<T, Errno> {
+        let bytes = self.arguments.bytes(IN)?;
+        if bytes.iter().skip(T::BYTES).any(|byte| *byte != 0) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        Ok(T::read(&bytes))
+    }
+
+    pub(super) fn respond<T: Layout>(&mut self, response: T) {
+        self.arguments.answer_and_clear(OUT, &response.to_bytes());
+    }
+
+    /// How much of an extended response the caller takes.
+    pub(super) fn response_length<T: Layout>(&self) -> u32 {
+        self.arguments.length(OUT).min(T::BYTES) as u32
+    }
+}

@@ -1,0 +1,60 @@
+//! Completion channels.
+
+use std::sync::Arc;
+
+use super::{Call, Made};
+use crate::device::client::Errno;
+use crate::doors::abi::{CreateCompChannel, CreateCompChannelResp};
+use crate::doors::channel::{Carries, Channel};
+use crate::doors::context::CompletionChannel;
+use crate::doors::limits;
+use crate::doors::objects::Object;
+
+pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+    let _: CreateCompChannel = call.request()?;
+    forget_closed(call);
+    if call.tables.channels.len() >= limits::CHANNELS {
+        return Err(libc::EMFILE);
+    }
+    let (channel, descriptor) = Channel::new(Carries::Completions)?;
+    let inode = channel.inode();
+    let number = call.give(descriptor, |call, number| {
+        call.respond(CreateCompChannelResp { fd: number as u32 });
+    })?;
+    call.made.push(Made::CompletionChannel(inode));
+    call.tables.channels.push(CompletionChannel {
+        channel: Arc::new(channel),
+        number,
+        space: call.descriptors.space(),
+    });
+    Ok(())
+}
+
+/// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
+fn forget_closed(call: &mut Call<'_>) {
+    let open = |it: &CompletionChannel| {
+        it.space != call.descriptors.space()
+            || call.descriptors.inode(it.number) == Some(it.channel.inode())
+            || call.tables.objects.iter().any(|object| match object {
+                Object::Cq(cq) => cq
+                    .completions
+                    .as_ref()
+                    .is_some_and(|completions| Arc::ptr_eq(completions.channel(), &it.channel)),
+                _ => false,
+            })
+    };
+    let kept: Vec<bool> = call.tables.channels.iter().map(open).collect();
+    let mut kept = kept.into_iter();
+    call.tables.channels.retain(|_| kept.next().unwrap_or(true));
+}
+
+/// The channel that a process names by its descriptor.
+pub(super) fn find(call: &Call<'_>, number: i32) -> Result<Arc<Channel>, Errno> {
+    let inode = call.descriptors.inode(number).ok_or(libc::EBADF)?;
+    call.tables
+        .channels
+        .iter()
+        .find(|it| it.channel.inode() == inode)
+        .map(|it| Arc::clone(&it.channel))
+        .ok_or(libc::EBADF)
+}

@@ -1,0 +1,43 @@
+//! Protection domains.
+
+use super::Call;
+use super::DRIVER;
+use super::arguments::{Kind, Spec};
+use crate::device::client::Errno;
+use crate::doors::abi::{AllocPd, AllocPdResp, DeallocPd, Layout, Mlx5AllocPdResp};
+use crate::doors::objects::Object;
+
+pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
+    let _: AllocPd = call.request()?;
+    let pd = call.context.client.alloc_pd()?;
+    let pd_handle = call.insert(Object::Pd(pd))?;
+    call.respond(AllocPdResp { pd_handle });
+    call.driver_respond(Mlx5AllocPdResp { pdn: pd });
+    Ok(())
+}
+
+pub(super) fn dealloc(call: &mut Call<'_>) -> Result<(), Errno> {
+    let request: DeallocPd = call.request()?;
+    let pd = call.tables.objects.pd(request.pd_handle)?;
+    // Of address handles the device knows nothing.
+    let uses = |object: &Object| matches!(object, Object::Ah(of) if *of == pd);
+    if call.tables.objects.iter().any(uses) {
+        return Err(libc::EBUSY);
+    }
+    call.context.client.dealloc_pd(pd)?;
+    call.tables.objects.remove(request.pd_handle);
+    Ok(())
+}
+
+pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
+    (DRIVER, Kind::Handle, true),
+    (DRIVER + 1, Kind::Out(Mlx5AllocPdResp::BYTES as u16), true),
+];
+
+/// What a process asks that imports a domain by its handle.
+pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+    let handle = call.arguments.handle(DRIVER)?;
+    let pdn = call.tables.objects.pd(handle).map_err(|_| libc::ENOENT)?;
+    call.arguments.answer(DRIVER + 1, &pdn.to_ne_bytes());
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! UAR pages.
+
+use super::arguments::{Kind, Spec};
+use super::{Call, DRIVER};
+use crate::device::client::Errno;
+use crate::doors::context::{Context, Tables};
+use crate::doors::objects::{Object, Uar};
+use crate::doors::pages::PAGE_BYTES;
+
+pub(super) const ALLOC_ATTRIBUTES: &[Spec] = &[
+    (DRIVER, Kind::New, true),
+    (DRIVER + 1, Kind::In(8, 8), true),
+    (DRIVER + 2, Kind::Out(8), true),
+    (DRIVER + 3, Kind::Out(4), true),
+    (DRIVER + 4, Kind::Out(4), true),
+];
+
+#[allow(unsafe_code)] // hands the device a page of the file
+pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
+    call.opened()?;
+    // MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF or _NC: both kinds of register are alike here.
+    call.arguments.number(DRIVER + 1, 1)?;
+    let page = call.tables.pages.take_uar()?;
+    let at = call.tables.pages.uar(page);
+    // SAFETY: a page of the mapping, which outlives the client of the context, and is given back after the number is freed.
+    let uar = match unsafe { call.context.client.alloc_uar(at) } {
+        Ok(uar) => uar,
+        Err(errno) => {
+            call.tables.pages.release_uar(page);
+            return Err(errno);
+        }
+    };
+    let handle = call.insert(Object::Uar(Uar { uar, page }))?;
+    let offset = u64::from(page) * PAGE_BYTES as u64;
+    call.arguments.answer_handle(DRIVER, u64::from(handle));
+    call.arguments.answer(DRIVER + 2, &offset.to_ne_bytes());
+    call.arguments
+        .answer(DRIVER + 3, &(PAGE_BYTES as u32).to_ne_bytes());
+    call.arguments.answer(DRIVER + 4, &page.to_ne_bytes());
+    Ok(())
+}
+
+pub(super) const DESTROY_ATTRIBUTES: &[Spec] = &[(DRIVER, Kind::Handle, true)];
+
+pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+    let handle = call.arguments.handle(DRIVER)?;
+    let uar = call.tables.objects.uar(handle).map_err(|_| libc::ENOENT)?;
+    remove(call.context, call.tables, uar)?;
+    call.tables.objects.remove(handle);
+    Ok(())
+}
+
+pub(super) fn remove(context: &Context, tables: &mut Tables, uar: Uar) -> Result<(), Errno> {
+    context.client.free_uar(uar.uar)?;
+    tables.pages.release_uar(uar.page);
+    Ok(())
+}
+
+/// The device's number of the page that a queue names.
+pub(super) fn find(call: &Call<'_>, page: u32) -> Result<u32, Errno> {
+    let of_page = |object: &Object| match object {
+        Object::Uar(uar) if uar.page == page => Some(uar.uar),
+        _ => None,
+    };
+    let mut uars = call.tables.objects.iter().filter_map(of_page);
+    uars.next().ok_or(libc::EINVAL)
+}

@@ -1,0 +1,16 @@
+//! What an RDMA library and its NIC must agree on.
+//!
+//! - [`peer`]: bytecode, what a queue prepares and a stream executes.
+//! - [`mlx5`]: the queues of an mlx5 device over memory, and the reader of their formats.
+//! - [`verbs`]: words of verbs that both sides use: rights, states, attributes, statuses.
+//! - [`memory`]: memory that both sides use: pages, the memory of a queue pair, its rings and doorbell records.
+//!
+//! The crate `doorbell` writes these formats, and the software ConnectX (`doorbell-softcx`) reads them.
+
+mod error;
+pub mod memory;
+pub mod mlx5;
+pub mod peer;
+pub mod verbs;
+
+pub use error::{Error, Result};
