@@ -265,7 +265,6 @@ typedef struct doorbell_device_counters {
 	uint64_t packets_dropped;         /* that came for nobody, or for an earlier connection */
 	uint64_t retransmissions;         /* times that a sender went back */
 	uint64_t rnr_naks;                /* times that a peer was told that there is no receive */
-	uint64_t placed;                  /* writes that went into the peer's memory without a packet */
 	uint64_t completions;             /* written */
 } doorbell_device_counters;
 

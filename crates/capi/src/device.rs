@@ -30,13 +30,12 @@ pub struct doorbell_device_counters {
     pub packets_dropped: u64,
     pub retransmissions: u64,
     pub rnr_naks: u64,
-    pub placed: u64,
     pub completions: u64,
 }
 
 // SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
 unsafe impl Growing for doorbell_device_counters {
-    const BYTES_FIRST: usize = 88;
+    const BYTES_FIRST: usize = 80;
 
     fn defaults() -> doorbell_device_counters {
         Counters::default().into()
@@ -59,7 +58,6 @@ impl From<Counters> for doorbell_device_counters {
             packets_dropped: counters.packets_dropped,
             retransmissions: counters.retransmissions,
             rnr_naks: counters.rnr_naks,
-            placed: counters.placed,
             completions: counters.completions,
         }
     }
