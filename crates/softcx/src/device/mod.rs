@@ -6,8 +6,7 @@
 //! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
 //! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
 //! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
-//! `requester/placement` and `inbox/placement` (writes that need no packets), `core` (one turn of work, without clock or
-//! thread), and `engine` (the thread).
+//! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
 mod bell;
 pub(crate) mod client;
@@ -28,7 +27,6 @@ mod gather;
 mod harness;
 mod inbox;
 mod keys;
-mod life;
 mod mapping;
 mod options;
 mod pace;

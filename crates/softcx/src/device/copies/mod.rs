@@ -96,12 +96,6 @@ impl Copies {
         }
     }
 
-    /// Whether nothing is collected.
-    #[inline]
-    pub(crate) fn is_settled(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
     /// Makes what was collected, before something is told to this queue pair. Whether a copy for it failed since this was last
     /// asked.
     #[inline]

@@ -10,7 +10,6 @@ use crate::device::fabric::{Fabric, NODES, node_of};
 use crate::device::gather::Source;
 use crate::device::inbox::{Arrival, Lane, PortAddress};
 use crate::device::keys::Keys;
-use crate::device::life::Life;
 use crate::device::options::Link;
 use crate::device::packet::{Kind, MAX_PAYLOAD_BYTES, Packet, Payload};
 use crate::device::qp::Remote;
@@ -26,6 +25,8 @@ const GROUP: usize = 16;
 
 /// How soon a node whose lane could not be opened is tried again.
 const REOPEN_NS: u64 = 10_000_000;
+/// How long the answer is used that a peer still has its inbox.
+const OWNED_NS: u64 = 1_000_000;
 
 /// The way into another device.
 #[derive(Debug)]
@@ -34,22 +35,27 @@ pub(crate) struct Way {
     port: u64,
     /// Queue pairs that use it. The way to a node of a fabric stays without any.
     users: usize,
-    process: Life,
-    /// It may be written to without packets.
-    writable: bool,
+    /// When it was last found that the peer still has its inbox.
+    found_ns: Option<u64>,
 }
 
 impl Way {
     fn open(to: &PortAddress) -> Result<Way> {
-        // The process first: if the inbox is found after that, it is this process's.
-        let process = Life::of(to.pid, to.fd);
         Ok(Way {
             lane: Lane::open(to)?,
             port: to.port,
             users: 0,
-            process,
-            writable: true,
+            found_ns: None,
         })
+    }
+
+    /// Whether a process still has the inbox. The kernel is asked once in [`OWNED_NS`].
+    fn is_owned(&mut self, now_ns: u64) -> bool {
+        let fresh = |found_ns| now_ns.wrapping_sub(found_ns) < OWNED_NS;
+        if !self.found_ns.is_some_and(fresh) {
+            self.found_ns = self.lane.is_owned().then_some(now_ns);
+        }
+        self.found_ns.is_some()
     }
 }
 
@@ -92,21 +98,6 @@ impl Ways {
         way.as_ref()
     }
 
-    /// The lane to a device that may be written to without packets, if nothing waits to go there.
-    #[inline]
-    pub(crate) fn writer(
-        &mut self,
-        fabric: Option<&Fabric>,
-        index: usize,
-        now_ns: u64,
-    ) -> Option<&Lane> {
-        if let Some(fabric) = fabric.filter(|_| index < self.nodes) {
-            self.open_to_node(fabric, index, now_ns)?;
-        }
-        let way = self.ways.get_mut(index)?.as_mut()?;
-        (way.writable && way.process.lasts(now_ns)).then_some(&way.lane)
-    }
-
     /// Whether packets lie there that a living process has not read: nothing is lost, its device has not had its turn.
     #[cold]
     pub(crate) fn is_behind(&mut self, to: Destination, now_ns: u64) -> bool {
@@ -114,15 +105,7 @@ impl Ways {
             return false;
         };
         let way = self.ways.get_mut(index).and_then(Option::as_mut);
-        way.is_some_and(|way| !way.lane.is_read() && way.process.lasts(now_ns))
-    }
-
-    /// Writing there did not go well: packets tell why, now and from now on.
-    #[cold]
-    pub(crate) fn stop_writing(&mut self, index: usize) {
-        if let Some(Some(way)) = self.ways.get_mut(index) {
-            way.writable = false;
-        }
+        way.is_some_and(|way| !way.lane.is_read() && way.is_owned(now_ns))
     }
 }
 

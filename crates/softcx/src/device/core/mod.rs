@@ -115,9 +115,6 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new() -> Result<Core> {
         let inbox = Inbox::new()?;
-        let mut keys = Keys::default();
-        keys.show_in(inbox.openings());
-        inbox.openings().set_open(true);
         Ok(Core {
             qps: Vec::new(),
             uars: Vec::new(),
@@ -126,7 +123,7 @@ impl Core {
             free_qps: VecDeque::new(),
             cqs: Vec::new(),
             srqs: Vec::new(),
-            keys,
+            keys: Keys::default(),
             copies: Copies::default(),
             wire: Wire::default(),
             counters: Counters::default(),
@@ -173,20 +170,12 @@ impl Core {
     pub(crate) fn set_trace(&mut self, path: &Path) -> Result<()> {
         let node = self.fabric.as_ref().map_or(0, Fabric::node);
         self.trace = Some(Box::new(Trace::open(path, node)?));
-        self.open_or_shut();
         Ok(())
     }
 
     /// Stops all work, or lets it go on.
     pub(crate) fn set_frozen(&mut self, frozen: bool) {
         self.frozen = frozen;
-        self.open_or_shut();
-    }
-
-    /// Lets peers write by themselves while nobody wants to see their packets, or to have them lost.
-    fn open_or_shut(&self) {
-        let open = !self.frozen && !self.gone && self.trace.is_none() && !self.wire.is_faulty();
-        self.inbox.openings().set_open(open);
     }
 
     pub(crate) fn fabric(&self) -> Option<&Fabric> {
@@ -210,7 +199,6 @@ impl Core {
 
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.wire.set_faults(faults);
-        self.open_or_shut();
     }
 
     /// Puts a queue pair on the lists where it belongs.
@@ -307,7 +295,7 @@ impl Core {
             let Some(Some(qp)) = self.qps.get_mut(slot) else {
                 continue;
             };
-            let done = |c: &Counters| c.packets_sent + c.placed + c.completions;
+            let done = |c: &Counters| c.packets_sent + c.completions;
             let before = done(&self.counters);
             match qp.transmit(context!(self, now_ns)) {
                 Pause::Idle => qp.ready = false,
@@ -349,7 +337,6 @@ impl Core {
             };
             qp.answering = false;
             let before = self.counters.packets_sent;
-            qp.show_progress();
             if qp.send_answers(context!(self, now_ns)) && !qp.held {
                 let to = qp.remote.map(|remote| remote.to);
                 if to.is_some_and(|to| self.wire.congested(to)) {

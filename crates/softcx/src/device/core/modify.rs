@@ -155,7 +155,6 @@ impl Core {
         if to == State::ReadyToSend {
             self.count_sends(slot);
         }
-        self.show_qp(slot);
         self.enlist(slot);
     }
 

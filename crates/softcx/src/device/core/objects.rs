@@ -176,16 +176,8 @@ impl Core {
     pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
         self.transition(slot, State::ReadyToSend)?
             .set_state(State::ReadyToSend);
-        self.show_qp(slot);
         self.enlist(slot);
         Ok(())
-    }
-
-    /// Shows a queue pair that has changed to its peer.
-    pub(super) fn show_qp(&mut self, slot: usize) {
-        if let Some(Some(qp)) = self.qps.get_mut(slot) {
-            qp.show_in(&self.inbox.openings(), slot);
-        }
     }
 
     /// Any state to ERR. When this returns, everything posted is flushed and the device writes nothing more but flushes.

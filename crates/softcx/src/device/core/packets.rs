@@ -72,16 +72,7 @@ impl Core {
             .work_for(header.dst_qpn, header.kind.is_request());
         let context = context!(self, now_ns);
         if header.kind.is_request() {
-            let unknown = !qp.responder.is_established();
             qp.on_request(context, header, source);
-            if unknown && qp.responder.is_established() {
-                // What is shown to have been carried out is carried out.
-                self.copies.settle();
-                qp.show_in(&self.inbox.openings(), slot);
-            }
-            if self.copies.is_settled() {
-                qp.show_progress();
-            }
         } else if qp.is_sending() {
             match header.kind {
                 Kind::Ack => qp.on_ack(context, header),

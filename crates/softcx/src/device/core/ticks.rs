@@ -15,7 +15,6 @@ impl Core {
     /// The device is pulled out: it does nothing from now on.
     fn remove(&mut self) {
         self.gone = true;
-        self.open_or_shut();
         for qp in self.qps.iter_mut().flatten() {
             if qp.state() != State::Reset {
                 qp.set_state(State::Error);

@@ -9,7 +9,7 @@ pub(crate) use self::wqe::Request;
 use crate::device::copies::Copies;
 use crate::device::keys::{Access, Keys, Refused};
 use crate::device::packet::{INLINE_BYTES, Payload, Span};
-use crate::device::space::{Fault, Place};
+use crate::device::space::Fault;
 use doorbell_wire::mlx5::{Datagram, WindowUpdate};
 
 /// Largest WQE: a receive of 64 segments of 16 bytes. One of the send ring has 63 at most (`ds` has 6 bits).
@@ -193,36 +193,6 @@ impl Gather {
             }
             into = rest;
             offset = 0;
-        }
-        Ok(())
-    }
-
-    /// Puts the whole message into memory of another process, which the kernel checks.
-    ///
-    /// # Errors
-    /// [`Refused`] if memory named here may not be read; whether the other could be written, [`Copies::settle_for`] tells.
-    pub(crate) fn copy_far(
-        &self,
-        keys: &Keys,
-        copies: &mut Copies,
-        pd: u32,
-        mut into: Place,
-    ) -> Result<(), Refused> {
-        for part in &self.parts[..self.count] {
-            match part {
-                Part::Memory(span) => {
-                    let from = keys.resolve_span(span, pd, Access::LOCAL_READ)?;
-                    // SAFETY: resolved for its length just above, under the device's lock; the other is not of this space.
-                    unsafe { copies.copy(from, into, span.len_bytes as usize) }
-                        .map_err(|Fault| Refused)?;
-                }
-                Part::Inline { at, len_bytes } => {
-                    let bytes = &self.bytes[usize::from(*at)..usize::from(at + len_bytes)];
-                    // SAFETY: the other is not of this space.
-                    unsafe { copies.store(into, bytes) }.map_err(|Fault| Refused)?;
-                }
-            }
-            into = into.behind(part.len_bytes().into());
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
 use super::process::{host, last_error};
@@ -32,6 +33,9 @@ pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
 pub(crate) struct Lane {
     pub(super) mapping: Mapping,
     pub(super) lane: usize,
+    /// The descriptor by which the peer has its inbox, and device and inode of the inbox.
+    path: String,
+    file: (u64, u64),
 }
 
 impl Lane {
@@ -75,7 +79,7 @@ impl Lane {
         let file = File::options()
             .read(true)
             .write(true)
-            .open(path)
+            .open(&path)
             .map_err(gone)?;
         let file = OwnedFd::from(file);
         // SAFETY: a plain call on an open descriptor.
@@ -83,10 +87,9 @@ impl Lane {
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(another());
         }
-        let size = File::from(file.try_clone().map_err(|_| last_error("dup"))?)
-            .metadata()
-            .map_or(0, |meta| meta.len());
-        if size != INBOX_BYTES as u64 {
+        let copy = file.try_clone().map_err(|_| last_error("dup"))?;
+        let meta = File::from(copy).metadata().map_err(gone)?;
+        if meta.len() != INBOX_BYTES as u64 {
             return Err(no(
                 "the peer's inbox has another size: another version of the library".into(),
             ));
@@ -116,9 +119,13 @@ impl Lane {
             .find(|&lane| free(lane))
             .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
         if let Some(lane) = lane {
-            mapping.lane(lane).end_writes();
             head.claimed.fetch_or(1u64 << lane, Ordering::AcqRel);
-            return Ok(Lane { mapping, lane });
+            return Ok(Lane {
+                mapping,
+                lane,
+                path,
+                file: (meta.dev(), meta.ino()),
+            });
         }
         Err(no(format!(
             "all {LANES} lanes into the peer's device are taken"
@@ -156,6 +163,15 @@ impl Lane {
         // SAFETY: a slot within the mapping, ours until it is published.
         unsafe { std::ptr::copy_nonoverlapping(header.encode().as_ptr(), slot, HEADER_BYTES) };
         self.mapping.lane(self.lane).cursors.publish(count);
+    }
+
+    /// Whether the peer still has its inbox: a process that has died or executes another program has not, and neither has a later
+    /// process with the same number. If the kernel does not say, it has.
+    pub(crate) fn is_owned(&self) -> bool {
+        match std::fs::metadata(&self.path) {
+            Ok(meta) => (meta.dev(), meta.ino()) == self.file,
+            Err(error) => !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+        }
     }
 
     /// Whether the reader has read all packets.

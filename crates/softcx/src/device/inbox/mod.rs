@@ -7,13 +7,10 @@
 #![allow(unsafe_code)] // memory shared with other processes
 
 mod lane;
-mod placement;
 mod process;
 
 use std::cell::Cell;
-use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,19 +22,17 @@ use crate::device::dma;
 use crate::device::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
 
 pub(crate) use lane::{Lane, is_inbox};
-pub(crate) use placement::{NotNow, OpenConnection, OpenRegion, Openings};
 pub(crate) use process::{host, last_error, random, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Devices that may send to one device: all other nodes of a fabric, and one more.
 const LANES: usize = 64;
 const SLOTS: usize = 256;
 const SLOT_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
 const LANE_BYTES: usize = 4096 + SLOTS * SLOT_BYTES;
-const ENTRIES_AT: usize = 4096 + LANES * LANE_BYTES;
-const INBOX_BYTES: usize = ENTRIES_AT + size_of::<placement::Entries>().next_multiple_of(4096);
+const INBOX_BYTES: usize = 4096 + LANES * LANE_BYTES;
 /// How the kernel shows the descriptor of an inbox in `/proc`.
 const INBOX_LINK: &str = "/memfd:doorbell-inbox";
 
@@ -66,9 +61,7 @@ struct LaneHead {
     owner: AtomicU64,
     /// When the writer's process started, so that a later process of the same number is not taken for it.
     owner_started: AtomicU64,
-    /// Odd while the writer writes by itself: [`placement`].
-    writes: AtomicU64,
-    _pad: [u64; 5],
+    _pad: [u64; 6],
     cursors: Cursors,
 }
 
@@ -118,8 +111,6 @@ pub(crate) struct PortAddress {
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
-    /// Of its file.
-    inode: u64,
 }
 
 // SAFETY: plain shared memory; access to it is by atomics, and to slots as the cursors allow.
@@ -129,8 +120,6 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(file: &OwnedFd) -> Result<Mapping> {
-        let copy = file.try_clone().map_err(|_| last_error("dup"))?;
-        let inode = File::from(copy).metadata().map_or(0, |meta| meta.ino());
         // SAFETY: a fresh shared mapping of a file that is INBOX_BYTES long and sealed against shrinking.
         let start = unsafe {
             libc::mmap(
@@ -146,7 +135,7 @@ impl Mapping {
             return Err(last_error("mmap of an inbox"));
         }
         NonNull::new(start.cast())
-            .map(|start| Mapping { start, inode })
+            .map(|start| Mapping { start })
             .ok_or_else(|| last_error("mmap of an inbox"))
     }
 
@@ -164,11 +153,6 @@ impl Mapping {
                 .cast::<LaneHead>()
                 .as_ref()
         }
-    }
-
-    fn entries(&self) -> &placement::Entries {
-        // SAFETY: within the mapping, and page aligned; all of it is atomic, so any bytes are valid.
-        unsafe { self.start.add(ENTRIES_AT).cast().as_ref() }
     }
 
     fn slot(&self, lane: usize, count: u64) -> *mut u8 {
@@ -318,11 +302,6 @@ impl Inbox {
                 head.owner.store(0, Ordering::Release);
             }
         }
-    }
-
-    /// What it shows to those who write by themselves.
-    pub(crate) fn openings(&self) -> Openings {
-        Openings(Arc::clone(&self.mapping))
     }
 
     /// The bell of this inbox.
@@ -477,6 +456,32 @@ mod tests {
         let owner = &inbox.mapping.lane(9);
         owner.owner_started.fetch_add(1, Ordering::AcqRel);
         assert_eq!(Lane::open(&inbox.address()).unwrap().lane, 9);
+    }
+
+    #[test]
+    fn an_inbox_is_owned_while_its_process_has_it() {
+        let inbox = Inbox::new().unwrap();
+        let address = inbox.address();
+        let file = std::fs::File::open(format!("/proc/self/fd/{}", address.fd)).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .stdin(file)
+            .spawn()
+            .unwrap();
+        let of_child = PortAddress {
+            pid: child.id(),
+            fd: 0,
+            ..address
+        };
+        let lanes = [address, of_child].map(|address| Lane::open(&address).unwrap());
+        let owned = || [0, 1].map(|lane: usize| lanes[lane].is_owned());
+        let alive = owned();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((alive, owned()), ([true, true], [true, false]));
+        // The number is free now, or that of another file.
+        drop(inbox);
+        assert_eq!(owned(), [false, false]);
     }
 
     #[test]

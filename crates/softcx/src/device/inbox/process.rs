@@ -54,23 +54,6 @@ pub(crate) fn started(pid: u32) -> std::io::Result<Option<u64>> {
     }
 }
 
-/// Whether a process has nothing mapped of the file of this name and inode: it executes another program than the one that had. In
-/// doubt it has.
-pub(super) fn has_unmapped(pid: u32, name: &str, inode: u64) -> bool {
-    let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else {
-        return false;
-    };
-    let maps = String::from_utf8_lossy(&maps);
-    let is_it = |line: &str| {
-        // Range, rights, offset, device, inode, name.
-        let mut fields = line.split_whitespace().skip(4);
-        fields.next().and_then(|field| field.parse().ok()) == Some(inode)
-            && fields.next() == Some(name)
-    };
-    // That of a process whose first thread has ended is empty, while its other threads go on.
-    !maps.is_empty() && !maps.lines().any(is_it)
-}
-
 /// 64 random bits from the kernel.
 pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0u8; 8];

@@ -3,7 +3,6 @@
 mod windows;
 
 pub(crate) use self::windows::Binding;
-use crate::device::inbox::{OpenRegion, Openings};
 use crate::device::packet::Span;
 use crate::device::space::{Place, Space};
 pub use doorbell_wire::verbs::Access;
@@ -84,8 +83,6 @@ pub(crate) struct Keys {
     slots: Vec<Option<Entry>>,
     generations: Vec<u8>,
     free: Vec<usize>,
-    /// Where regions are shown to peers that write by themselves.
-    openings: Option<Openings>,
 }
 
 /// Keys are 24 bits of slot above 8 bits of generation.
@@ -97,37 +94,6 @@ fn slot_of(key: u32) -> usize {
 }
 
 impl Keys {
-    /// Shows regions there from now on.
-    pub(crate) fn show_in(&mut self, openings: Openings) {
-        self.openings = Some(openings);
-    }
-
-    /// Shows a region that peers may write to.
-    fn show(&self, slot: usize) {
-        let (Some(openings), Some(Some(entry))) = (&self.openings, self.slots.get(slot)) else {
-            return;
-        };
-        // Of another device's memory only this device makes copies.
-        let foreign = entry.start.space.is_foreign();
-        if !entry.is_window() && !foreign && entry.access.contains(Access::REMOTE_WRITE) {
-            let region = OpenRegion {
-                key: entry.key,
-                pd: entry.pd,
-                start: entry.start,
-                len_bytes: entry.len_bytes,
-                iova: entry.iova,
-            };
-            openings.show_region(slot, &region);
-        }
-    }
-
-    /// When this returns, nobody writes by what was shown.
-    fn shut(&self, slot: usize) {
-        if let Some(openings) = &self.openings {
-            openings.shut_region(slot);
-        }
-    }
-
     /// Registers `len_bytes` at the address `base` of this process, which is also its I/O address. `None` when the table is
     /// full.
     pub(crate) fn register(
@@ -187,7 +153,6 @@ impl Keys {
         self.generations[slot] = self.generations[slot].checked_add(1).unwrap_or(1);
         let key = (slot as u32) << 8 | u32::from(self.generations[slot]);
         self.slots[slot] = Some(Entry { key, ..entry });
-        self.show(slot);
         Some(key)
     }
 
@@ -219,7 +184,6 @@ impl Keys {
         };
         self.unbind_from(to);
         let slot = slot_of(key);
-        self.shut(slot);
         self.slots[slot] = None;
         self.free.push(slot);
         true
@@ -249,9 +213,7 @@ impl Keys {
         if !self.at_slot_of(key).is_some_and(free) {
             return false;
         }
-        self.shut(slot);
         self.slots[slot] = Some(Entry::of(key, region));
-        self.show(slot);
         true
     }
 

@@ -20,8 +20,6 @@ pub struct Counters {
     pub retransmissions: u64,
     /// Receiver-not-ready answers sent.
     pub rnr_naks: u64,
-    /// RDMA writes whose bytes this device stored into the peer's memory itself, without a packet.
-    pub placed: u64,
     /// Completions written.
     pub completions: u64,
 }

@@ -3,14 +3,12 @@
 mod completions;
 mod context;
 mod counters;
-mod shown;
 mod status;
 
 use std::sync::Arc;
 
 pub(crate) use self::context::Context;
 pub use self::counters::Counters;
-use self::shown::Shown;
 pub use self::status::Status;
 use crate::device::client::{Event, EventSink, QpAttributes, Transport};
 use crate::device::dma::{RecordWord, Register, Ring};
@@ -84,8 +82,6 @@ pub(crate) struct Qp {
     pub(crate) held: bool,
     /// Its memory cannot be reached, so there is nothing to flush.
     lost: bool,
-    /// Its peer may write by itself.
-    shown: Option<Shown>,
 }
 
 impl Qp {
@@ -104,7 +100,6 @@ impl Qp {
             timed: false,
             held: false,
             lost: false,
-            shown: None,
         }
     }
 
@@ -120,9 +115,7 @@ impl Qp {
         }
     }
 
-    /// Sets it. Until [`Qp::show_in`] its peer writes by packets.
     pub(crate) fn set_state(&mut self, state: State) {
-        self.shown = None;
         self.status.set_state(state);
     }
 

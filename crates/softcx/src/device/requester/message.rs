@@ -30,8 +30,6 @@ pub(super) struct Message {
     pub(super) responses: u32,
     /// What the completion will say, if it is no success.
     pub(super) failed: Option<Syndrome>,
-    /// A write that waits until the peer is where it can be carried out without packets.
-    pub(super) waits: bool,
     /// What is to be done to a memory window, until it is done.
     pub(super) window: Option<Box<WindowUpdate>>,
 }

@@ -8,14 +8,11 @@ mod datagrams;
 mod message;
 mod opcode;
 mod packets;
-mod placement;
 mod windows;
 
 use std::collections::VecDeque;
 
 use self::message::{MAX_MESSAGE_PACKETS, Message, check};
-use self::opcode::RDMA_WRITE;
-use self::placement::{Placement, ROW};
 use crate::device::client::{Event, Transport};
 use crate::device::gather::Request;
 use crate::device::packet::{psn_add, psn_distance};
@@ -48,8 +45,6 @@ pub(crate) struct Requester {
     unanswered: u32,
     /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
     asked_again: bool,
-    /// RDMA writes begun since the last other request.
-    writes_in_a_row: u32,
     retries: u8,
     rnr_retries: u8,
     /// When to send again without having heard anything; `None` while nothing is outstanding.
@@ -114,8 +109,8 @@ impl Requester {
     fn catch_up(&mut self) {
         while let Some(message) = self.messages.get(self.cursor) {
             let arrived = psn_distance(self.unacked_psn, message.first_psn);
-            if message.waits || message.window.is_some() {
-                // What takes no packets is still to be done.
+            if message.window.is_some() {
+                // It takes no packets and is still to be done.
                 return;
             }
             if message.wants_response() || arrived < message.packets as i32 {
@@ -205,13 +200,6 @@ impl Qp {
                 self.reap(context);
                 return Pause::Idle;
             }
-            if message.waits && !self.place_waiting(context) {
-                return Pause::Idle;
-            }
-            let requester = &self.requester;
-            let Some(message) = requester.messages.get(requester.cursor) else {
-                return Pause::Idle;
-            };
             if message.packets == 0 {
                 if message.window.is_some() {
                     if message.request.fence && requester.reads > 0 {
@@ -280,7 +268,6 @@ impl Qp {
                     packets,
                     responses: 0,
                     failed,
-                    waits: false,
                     window: context.gather.window.map(Box::new),
                 }
             }
@@ -295,27 +282,12 @@ impl Qp {
                 packets: 1,
                 responses: 0,
                 failed: Some(syndrome),
-                waits: false,
                 window: None,
             },
         };
         let mut message = message;
         if let Some(syndrome) = context.wire.strikes(Counted::Send) {
             message.failed = Syndrome::from_raw(syndrome).or(message.failed);
-        }
-        if message.request.opcode == RDMA_WRITE && message.failed.is_none() {
-            let row = self.requester.writes_in_a_row.saturating_add(1);
-            self.requester.writes_in_a_row = row;
-            match self.place(context, &message.request) {
-                Placement::Done => message.packets = 0,
-                Placement::Behind if row >= ROW => {
-                    message.packets = 0;
-                    message.waits = true;
-                }
-                _ => {}
-            }
-        } else {
-            self.requester.writes_in_a_row = 0;
         }
         let requester = &mut self.requester;
         if let Some(trace) = &mut context.trace {

@@ -46,15 +46,6 @@ impl Responder {
     pub(crate) fn connect(&mut self, psn: u32) {
         self.expected_psn = psn;
     }
-
-    /// Whether its owner was told of packets that came before the last transition.
-    pub(crate) fn is_established(&self) -> bool {
-        self.established
-    }
-
-    pub(crate) fn expected_psn(&self) -> u32 {
-        self.expected_psn
-    }
 }
 
 impl Qp {
