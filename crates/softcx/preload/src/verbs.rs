@@ -144,12 +144,15 @@ unsafe extern "C" fn poll_cq(cq: *mut c_void, entries: c_int, to: *mut c_void) -
     // SAFETY: stored before this function was put anywhere, and of this type.
     let real = unsafe { std::mem::transmute::<*mut c_void, PollCq>(POLL.load(Ordering::Relaxed)) };
     // SAFETY: as the caller's.
-    let found = unsafe { real(cq, entries, to) };
-    if found != 0 || !polled_on() {
-        return found;
+    let mut found = unsafe { real(cq, entries, to) };
+    if found == 0 && polled_on() {
+        // SAFETY: as the caller's.
+        found = unsafe { real(cq, entries, to) };
     }
-    // SAFETY: as the caller's.
-    unsafe { real(cq, entries, to) }
+    if found > 0 {
+        stops_polling();
+    }
+    found
 }
 
 /// Empty polls behind an arming until the program counts as one that polls: one that sleeps makes a last poll, or a few.
@@ -168,6 +171,14 @@ fn polled_on() -> bool {
             SLEEPS_AFTER.store(left - 1, Ordering::Relaxed);
             local.progress()
         }
+    }
+}
+
+/// A poll found something. The program may look at its memory alone from here on: packets have to wake the device's thread until the
+/// next empty poll.
+fn stops_polling() {
+    if let Some(local) = state::started() {
+        local.stops_polling();
     }
 }
 
@@ -275,9 +286,12 @@ unsafe extern "C" fn start<const KIND: usize>(cq: *mut c_void, attributes: *mut 
     // SAFETY: the arguments are the caller's.
     unsafe {
         let real = start_poll::real(KIND);
-        let found = real(cq, attributes);
+        let mut found = real(cq, attributes);
         if found == libc::ENOENT && polled_on() {
-            return real(cq, attributes);
+            found = real(cq, attributes);
+        }
+        if found == 0 {
+            stops_polling();
         }
         found
     }

@@ -206,7 +206,7 @@ impl Local {
         self.device.progress_on()
     }
 
-    /// That caller is about to sleep.
+    /// That caller may not poll again soon.
     pub fn stops_polling(&self) {
         self.device.progress_off();
     }
