@@ -1,4 +1,4 @@
-//! The life of an endpoint: making it, connecting it, failing it, and bringing it back.
+//! The generation of an endpoint: making it, connecting it, failing it, and bringing it back.
 #![allow(unsafe_code)] // makes the queues over the ring memory of a queue pair
 
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::endpoint::shared::{Own, Shared};
+use crate::endpoint::shared::{EndpointRef, Shared};
 use crate::endpoint::{Address, Endpoint, EndpointConfig, Path};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
 #[cfg(feature = "verbs")]
@@ -55,7 +55,7 @@ impl Endpoint {
             recv_commits: VecDeque::with_capacity(config.recv_depth as usize + 1),
             program: Program::for_targets(shared.targets_id()),
             config: *config,
-            shared: Own::new(shared),
+            shared: EndpointRef::new(shared),
         })
     }
 
@@ -152,7 +152,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
     pub fn reset(&mut self) -> Result<()> {
-        self.shared.lanes[0].check_loan_over("reset")?;
+        self.shared.queues[0].check_ownership_over("reset")?;
         let _closing = self.shared.close(QUIESCE)?;
         self.shared.start_over()?;
         self.send.reset();
@@ -169,7 +169,7 @@ impl Endpoint {
     }
 }
 
-/// The life of an endpoint between two resets, for who may end it and no later one.
+/// The generation of an endpoint between two resets, for who may end it and no later one.
 #[cfg(feature = "verbs")]
 #[derive(Debug)]
 pub(crate) struct Life {
@@ -179,7 +179,7 @@ pub(crate) struct Life {
 
 #[cfg(feature = "verbs")]
 impl Life {
-    /// Fails the endpoint, if it still has this life.
+    /// Fails the endpoint, if it still has this generation.
     pub(crate) fn end(&self, cause: Cause) {
         if let Some(shared) = self.shared.upgrade() {
             shared.fail_in(self.epoch, None, cause);

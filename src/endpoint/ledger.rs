@@ -9,7 +9,7 @@ use loom::{
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::words::NewLine;
+use super::words::CacheLineStart;
 
 #[cfg(not(loom))]
 #[derive(Debug)]
@@ -35,9 +35,9 @@ impl<T> UnsafeCell<T> {
 #[repr(C)]
 pub(super) struct Ledger<T> {
     entries: Box<[UnsafeCell<Option<T>>]>,
-    _poster: NewLine,
+    _poster: CacheLineStart,
     posted: AtomicU32,
-    _reaper: NewLine,
+    _reaper: CacheLineStart,
     done: AtomicU32,
 }
 
@@ -52,8 +52,8 @@ impl<T> Ledger<T> {
             .collect();
         Ledger {
             entries,
-            _poster: NewLine,
-            _reaper: NewLine,
+            _poster: CacheLineStart,
+            _reaper: CacheLineStart,
             posted: AtomicU32::new(0),
             done: AtomicU32::new(0),
         }

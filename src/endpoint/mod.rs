@@ -1,9 +1,12 @@
 //! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
 //!
 //! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
-//! - `queue` is the endpoint as applications use it, `prepare` inside it what all its operations begin with.
-//! - `side` is one queue with its completions as poster, reaper, stream and watchdog see it; `ledger` holds what work in
-//!   flight needs to live; `shared` is what all of them hold; `watchdog` sees to it that no wait is for ever.
+//! - `post` is the endpoint as applications use it; `prepare` inside it is what all its operations begin with.
+//! - `queue` is the state of one queue, send or receive, with its completions: `completions` reaps them, `status` says what became of
+//!   an operation, `ownership` whether the host or kernels post, `ledger` holds what work in flight needs to live.
+//! - `shared` is what the endpoint, its tickets, programs on streams and the watchdog hold together: `ringing` stores doorbells for streams
+//!   that cannot, `recovery` ends an endpoint that failed, `generation` is what a reset ends and begins, `in_flight` counts operations.
+//! - `device_queue` is a send queue that kernels own. `watchdog` looks after deadlines and failures.
 //! - [`Address`] is what two endpoints exchange, [`Listener`] and [`Channel`] a way to do so.
 
 mod address;
@@ -11,16 +14,16 @@ mod clock;
 mod config;
 mod connection;
 mod deadline;
+mod device_queue;
 mod ledger;
-mod lent;
 mod path;
+mod post;
 mod prepared;
 mod queue;
 #[cfg(feature = "cuda")]
 mod recipe;
 mod rendezvous;
 mod shared;
-mod side;
 mod ticket;
 mod value;
 mod watchdog;
@@ -34,14 +37,14 @@ pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
 pub(crate) use connection::Life;
 pub(crate) use deadline::{Deadline, system};
-pub(crate) use lent::Lent;
+pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
-pub(crate) use lent::fresh_mark;
+pub(crate) use device_queue::fresh_mark;
 pub use path::Path;
+pub use post::Endpoint;
 #[cfg(feature = "cuda")]
 pub(crate) use prepared::graph_post_all;
 pub use prepared::{Prepared, Rejected, stream_post, stream_post_all};
-pub use queue::Endpoint;
 #[cfg(feature = "cuda")]
 pub(crate) use recipe::Recipe;
 #[cfg(feature = "verbs")]

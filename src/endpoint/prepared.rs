@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::endpoint::queue::{QueueState, Wait, next_call};
 use crate::endpoint::shared::{Cookie, Entered, Shared};
-use crate::endpoint::side::{Lane, Wait, next_call};
 use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
@@ -73,7 +73,7 @@ impl Prepared {
     /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
     /// nothing in the library reads it back.
     pub fn wqe(&self) -> Option<Vec<u8>> {
-        let _life = self.shared.hold_life();
+        let _generation = self.shared.hold_generation();
         match self.operation.kind {
             Kind::Send { posted, .. }
                 if self.shared.epoch.load(Ordering::Acquire) == self.operation.epoch =>
@@ -125,8 +125,8 @@ pub(super) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn lane(&self) -> &Lane {
-        self.shared.lane(self.operation.side)
+    fn queue(&self) -> &QueueState {
+        self.shared.queue(self.operation.side)
     }
 
     fn is_wait(&self) -> bool {
@@ -151,10 +151,10 @@ impl Parts<'_> {
         if self.is_wait() {
             return Ok(());
         }
-        let lane = self.lane();
-        let next = lane.queued.load(Ordering::Acquire);
+        let queue = self.queue();
+        let next = queue.queued.load(Ordering::Acquire);
         let mut before = next;
-        while before != count && lane.is_cancelled(before) {
+        while before != count && queue.is_cancelled(before) {
             before = before.wrapping_add(1);
         }
         if before != count {
@@ -172,23 +172,23 @@ impl Parts<'_> {
 
     /// Enters that the operation is handed over; the caller holds the right to post.
     pub(super) fn enter_queued(&self) {
-        let lane = self.lane();
+        let queue = self.queue();
         let count = self.operation.count;
         if self.is_wait() {
-            lane.queue_wait(count);
+            queue.queue_wait(count);
         } else {
-            lane.queued.store(count.wrapping_add(1), Ordering::Release);
+            queue.queued.store(count.wrapping_add(1), Ordering::Release);
         }
     }
 
     /// Takes [`Parts::enter_queued`] back.
     fn enter_prepared(&self) {
-        let lane = self.lane();
+        let queue = self.queue();
         let count = self.operation.count;
         if self.is_wait() {
-            lane.set_wait(count, Wait::Prepared);
+            queue.set_wait(count, Wait::Prepared);
         } else {
-            lane.queued.store(count, Ordering::Release);
+            queue.queued.store(count, Ordering::Release);
         }
     }
 
@@ -200,11 +200,11 @@ impl Parts<'_> {
             // Before anything is taken: the stream may never come to its end.
             stream.synchronize(self.patience())?;
         }
-        let lane = self.lane();
+        let queue = self.queue();
         let _posting = if self.is_wait() {
             None
         } else {
-            Some(lane.begin_posting_alone()?)
+            Some(queue.begin_posting_alone()?)
         };
         // Before the look at whose turn it is: a reset that comes after that look waits for this operation.
         let entered = shared.enter_stream()?;
@@ -212,34 +212,34 @@ impl Parts<'_> {
         let turn = self.turn(if is_sync { 0 } else { stream.id() })?;
         let cookie = self.cookie(turn.is_some());
         let program = turn.as_ref().unwrap_or(self.program);
-        let queued = lane.queued.load(Ordering::Relaxed);
+        let queued = queue.queued.load(Ordering::Relaxed);
         // Before the stream has it: it may be executed before `submit_one` returns.
         self.enter_queued();
         shared.activate();
         if is_sync {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
-            lane.last_stream.store(stream.id(), Ordering::Relaxed);
+            queue.last_stream.store(stream.id(), Ordering::Relaxed);
             carry_out(program, &**shared, cookie);
             return Ok(());
         }
         if let Err(error) = stream.submit_program(program, shared.clone(), cookie) {
             self.enter_prepared();
             if !self.is_wait() {
-                lane.queued.store(queued, Ordering::Release);
+                queue.queued.store(queued, Ordering::Release);
             }
             return Err(error);
         }
         entered.stay();
         if !self.is_wait() {
-            lane.last_stream.store(stream.id(), Ordering::Relaxed);
+            queue.last_stream.store(stream.id(), Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// How long the stream may take until the calling thread has its turn.
     fn patience(&self) -> Option<Duration> {
-        match self.lane().turn_timeout_ns {
+        match self.queue().turn_timeout_ns {
             u64::MAX => None,
             timeout_ns => Some(Duration::from_nanos(timeout_ns)),
         }
@@ -262,9 +262,9 @@ impl Parts<'_> {
         if self.is_wait() {
             return None;
         }
-        let lane = self.lane();
-        let before = lane.queued.load(Ordering::Relaxed);
-        let is_done = lane.last_stream.load(Ordering::Relaxed) == stream
+        let queue = self.queue();
+        let before = queue.queued.load(Ordering::Relaxed);
+        let is_done = queue.last_stream.load(Ordering::Relaxed) == stream
             || self.shared.rung(self.operation.side) == before;
         (!is_done).then_some(before)
     }
@@ -323,22 +323,22 @@ impl Parts<'_> {
 
     /// Cancels the operation, which was not given to a stream.
     pub(super) fn cancel(&self) {
-        // Held, so that no reset in another thread begins a new life while this one's ring is written.
-        let _life = self.shared.hold_life();
+        // Held, so that no reset in another thread begins a new generation while this one's ring is written.
+        let _generation = self.shared.hold_generation();
         let Operation { kind, count, .. } = self.operation;
         if self.shared.epoch.load(Ordering::Acquire) != self.operation.epoch {
             return;
         }
-        let lane = self.lane();
+        let queue = self.queue();
         match kind {
             Kind::Send { posted, signaled } => {
                 self.shared.nop_over(posted, signaled);
-                lane.cancel(count);
+                queue.cancel(count);
             }
-            Kind::Recv => lane.cancel(count),
+            Kind::Recv => queue.cancel(count),
             Kind::Wait => {
-                lane.set_wait(count, Wait::Cancelled);
-                lane.cq.abort_peek(count);
+                queue.set_wait(count, Wait::Cancelled);
+                queue.cq.abort_peek(count);
             }
         }
     }
@@ -494,20 +494,20 @@ fn hand_over<B>(
     let result = (|| {
         for (prepared, shared) in prepared.iter_mut().zip(&shareds) {
             let operation = prepared.parts();
-            let lane = shared.lane(operation.operation.side);
+            let queue = shared.queue(operation.operation.side);
             if !operation.is_wait() {
-                postings.extend(lane.begin_posting(call)?);
+                postings.extend(queue.begin_posting(call)?);
             }
             entered.push(shared.enter_stream()?);
             operation.check_turn()?;
             add(operation, batch)?;
             undo.push((
-                lane.queued.load(Ordering::Relaxed),
-                lane.last_stream.load(Ordering::Relaxed),
+                queue.queued.load(Ordering::Relaxed),
+                queue.last_stream.load(Ordering::Relaxed),
             ));
             operation.enter_queued();
             if !operation.is_wait() {
-                lane.last_stream.store(stream, Ordering::Relaxed);
+                queue.last_stream.store(stream, Ordering::Relaxed);
             }
             prepared.live = false;
             shared.activate();
@@ -521,9 +521,9 @@ fn hand_over<B>(
             let operation = prepared.parts();
             operation.enter_prepared();
             if !operation.is_wait() {
-                operation.lane().queued.store(queued, Ordering::Release);
+                operation.queue().queued.store(queued, Ordering::Release);
                 operation
-                    .lane()
+                    .queue()
                     .last_stream
                     .store(last_stream, Ordering::Relaxed);
             }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use crate::endpoint::Side;
 use crate::endpoint::prepared::Operation;
+use crate::endpoint::queue::OpStatus;
 use crate::endpoint::shared::Shared;
-use crate::endpoint::side::Standing;
 use crate::endpoint::value::ValueWait;
 use crate::{Error, Result, WorkError};
 
@@ -91,47 +91,47 @@ impl Ticket {
             shared.look_for_failure();
             // Before the last look at completions: what was complete when it failed, is.
             let failure = shared.failure();
-            let lane = shared.lane(side);
+            let queue = shared.queue(side);
             let look = || {
                 // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
                 shared.reap_fully();
                 if is_wait {
-                    lane.wait_standing(count, serial)
+                    queue.wait_status(count, serial)
                 } else {
-                    lane.standing(count, serial, shared.rung(side))
+                    queue.op_status(count, serial, shared.rung(side))
                 }
             };
-            let mut standing = look();
-            if failure.is_some() && matches!(standing, Standing::Queued | Standing::Rung) {
+            let mut op_status = look();
+            if failure.is_some() && matches!(op_status, OpStatus::Queued | OpStatus::Rung) {
                 // The device may still be at it, and do it well.
                 shared.break_down_now();
-                standing = look();
+                op_status = look();
             }
-            let failure = match standing {
-                // Found in that look; where it was a flush, whoever found it may not have said so yet.
-                Standing::Failed => failure
+            let failure = match op_status {
+                // Reaped in that look; where it was a flush, whoever found it may not have said so yet.
+                OpStatus::Failed => failure
                     .or_else(|| shared.failure())
-                    .or_else(|| lane.has_error().then(|| shared.failure_of_flush(epoch))),
+                    .or_else(|| queue.has_error().then(|| shared.failure_of_flush(epoch))),
                 // The stream is going to get through it.
-                Standing::Queued | Standing::Rung if is_wait && lane.has_succeeded(count) => None,
+                OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
                 _ => failure,
             };
-            (standing, failure)
+            (op_status, failure)
         });
         // Of a reset meanwhile the above has seen a mixture.
         let now = now.filter(|_| shared.is_in(epoch));
-        let (standing, failure) = now.unwrap_or_else(|| {
-            let (standing, failure) = shared.standing_in_the_past(epoch, side, is_wait, count);
-            (standing, failure.or(Some(unknown)))
+        let (op_status, failure) = now.unwrap_or_else(|| {
+            let (op_status, failure) = shared.status_in_generation(epoch, side, is_wait, count);
+            (op_status, failure.or(Some(unknown)))
         });
-        match (standing, failure) {
-            (Standing::Done, _) => Status::Complete,
-            (Standing::Cancelled, _) => Status::Cancelled,
+        match (op_status, failure) {
+            (OpStatus::Done, _) => Status::Complete,
+            (OpStatus::Cancelled, _) => Status::Cancelled,
             (_, Some(failure)) => Status::Failed(failure),
-            (Standing::Prepared, None) => Status::Prepared,
-            (Standing::Queued, None) => Status::Queued,
+            (OpStatus::Prepared, None) => Status::Prepared,
+            (OpStatus::Queued, None) => Status::Queued,
             // A wait was given up, and who did that is about to say why.
-            (Standing::Rung | Standing::Failed, None) => Status::Rung,
+            (OpStatus::Rung | OpStatus::Failed, None) => Status::Rung,
         }
     }
 
@@ -157,7 +157,7 @@ impl Ticket {
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
                 shared.reap_fully();
                 shared
-                    .lane(*side)
+                    .queue(*side)
                     .details(*count, *serial)
                     .map(|(_, len_bytes, imm)| (len_bytes, imm))
             }

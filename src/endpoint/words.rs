@@ -8,23 +8,23 @@ use std::sync::atomic::AtomicU32;
 #[repr(C)]
 pub(super) struct Words {
     /// Work requests whose programs were executed. On the proxy path this is the trigger.
-    pub(super) rung: Line,
+    pub(super) rung: WordPair,
     /// Completions that were processed. On the proxy path this is what a stream waits for.
-    pub(super) seen: Line,
+    pub(super) seen: WordPair,
 }
 
 /// Begins a cache line: what is declared before it and what after it, in a `repr(C)` struct, are written by different threads. Where two
 /// share a line, each has to wait for it whenever the other has written, though neither wants to know.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-pub(super) struct NewLine;
+pub(super) struct CacheLineStart;
 
 /// Two words.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-pub(super) struct Line([AtomicU32; 2]);
+pub(super) struct WordPair([AtomicU32; 2]);
 
-impl std::ops::Deref for Line {
+impl std::ops::Deref for WordPair {
     type Target = [AtomicU32; 2];
 
     fn deref(&self) -> &[AtomicU32; 2] {

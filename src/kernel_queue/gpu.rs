@@ -1,10 +1,10 @@
-//! A lent queue on a GPU.
+//! A queue queue on a GPU.
 #![allow(unsafe_code)] // promises that memory stays mapped
 
 use super::{QueueView, state_words};
 use crate::Result;
 use crate::cuda::{CudaContext, DeviceBuffer, Pinned};
-use crate::endpoint::{Lent, fresh_mark};
+use crate::endpoint::{DeviceQueue, fresh_mark};
 
 /// Bytes of `struct dbl_queue_state`, behind which doorbells and marks lie where the kernels ring.
 const STATE_BYTES: usize = 512;
@@ -18,21 +18,25 @@ pub(super) struct OnGpu {
 }
 
 impl OnGpu {
-    pub(super) fn new(context: &CudaContext, lent: &Lent, view: &mut QueueView) -> Result<OnGpu> {
+    pub(super) fn new(
+        context: &CudaContext,
+        queue: &DeviceQueue,
+        view: &mut QueueView,
+    ) -> Result<OnGpu> {
         let mut mapped = Vec::new();
-        view.reach(lent, |address, len_bytes| {
+        view.reach(queue, |address, len_bytes| {
             // SAFETY: memory of the queue, which lives longer than this: `KernelQueue` drops this first.
             let pinned = unsafe { Pinned::new(context, address, len_bytes)? };
             let reached = pinned.device_address(address);
             mapped.push(pinned);
             Ok(reached)
         })?;
-        let line = lent.line();
+        let line = queue.state();
         let (first, completion) = line.first();
         let mut bytes: Vec<u8> = words(&state_words(first, completion));
         debug_assert_eq!(bytes.len(), STATE_BYTES);
         let (slots, _) = line.slots();
-        let has_board = line.board().is_some();
+        let has_board = line.flags().is_some();
         if !has_board {
             bytes.resize(STATE_BYTES + 8 * slots as usize, 0);
             // By their place in the ring, which need not begin at the first.

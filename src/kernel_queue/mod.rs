@@ -1,6 +1,6 @@
 //! Send queues whose work requests kernels make: threads of a GPU, or of this process, any number of them at once.
 //!
-//! [`KernelQueue::new`] lends the send queue of a connected endpoint. What kernels do with its [`QueueView`] stands in
+//! [`KernelQueue::new`] takes the send queue of a connected endpoint. What kernels do with its [`QueueView`] stands in
 //! `include/doorbell/queue.h`, which is C and CUDA: they reserve slots, write puts, gets, atomics and signals, ring, and poll; on the proxy
 //! path a thread of this library rings. The endpoint keeps its receive queue, and its failure is the kernels' failure: every call there ends
 //! with a code.
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU32;
 
 #[cfg(feature = "cuda")]
 use crate::cuda::CudaContext;
-use crate::endpoint::{Endpoint, Lent};
+use crate::endpoint::{DeviceQueue, Endpoint};
 use crate::region::Slice;
 use crate::{Result, WorkError};
 #[cfg(feature = "cuda")]
@@ -28,16 +28,16 @@ use gpu::OnGpu;
 pub use step::PutStep;
 pub use view::QueueView;
 
-/// The send queue of an endpoint, lent to kernels.
+/// The send queue of an endpoint, owned by kernels.
 ///
-/// While it is lent, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
+/// While it is queue, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
 /// nothing checks; what they have submitted goes out and on, while the endpoint is there. A reset then gives it its send queue back. The endpoint may be dropped before.
 #[derive(Debug)]
 pub struct KernelQueue {
     view: QueueView,
     /// Before the memory that it maps.
     _place: Place,
-    lent: Lent,
+    queue: DeviceQueue,
 }
 
 /// Where what the threads share lies.
@@ -65,41 +65,41 @@ fn state_words(slot: u32, completion: u32) -> [u32; 128] {
 }
 
 impl KernelQueue {
-    /// Lends the endpoint's send queue to threads of this process.
+    /// Hands the endpoint's send queue to threads of this process.
     ///
     /// # Errors
     /// [`Error::Work`](crate::Error::Work) if the endpoint has failed; [`Error::State`](crate::Error::State) if it is not connected, if sends of
-    /// its own are prepared, in flight or not collected, if its queue is lent already, or if its path is `sync`.
+    /// its own are prepared, in flight or not collected, if kernels own its send queue already, or if its path is `sync`.
     pub fn new(endpoint: &mut Endpoint) -> Result<KernelQueue> {
-        let mut lent = endpoint.lend_send(true)?;
-        let (slot, completion) = lent.line().first();
+        let mut queue = endpoint.take_send_queue(true)?;
+        let (slot, completion) = queue.state().first();
         let state = Box::new(State(state_words(slot, completion).map(AtomicU32::new)));
-        let mut view = QueueView::new(&lent);
-        view.reach(&lent, |address, _| Ok(address as u64))?;
+        let mut view = QueueView::new(&queue);
+        view.reach(&queue, |address, _| Ok(address as u64))?;
         view.state = std::ptr::from_ref(&*state).addr() as u64;
-        lent.begin()?;
+        queue.begin()?;
         Ok(KernelQueue {
             view,
             _place: Place::Host(state),
-            lent,
+            queue,
         })
     }
 
-    /// Lends the endpoint's send queue to kernels of a GPU: what they share lies in its memory, and the queue is mapped to it.
+    /// Hands the endpoint's send queue to kernels of a GPU: what they share lies in its memory, and the queue is mapped to it.
     ///
     /// # Errors
     /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), of memory that the driver does not map among them.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(context: &CudaContext, endpoint: &mut Endpoint) -> Result<KernelQueue> {
-        let mut lent = endpoint.lend_send(false)?;
-        let mut view = QueueView::new(&lent);
-        let place = OnGpu::new(context, &lent, &mut view)?;
+        let mut queue = endpoint.take_send_queue(false)?;
+        let mut view = QueueView::new(&queue);
+        let place = OnGpu::new(context, &queue, &mut view)?;
         // Last: what the driver refuses leaves the endpoint as it was.
-        lent.begin()?;
+        queue.begin()?;
         Ok(KernelQueue {
             view,
             _place: Place::Gpu(place),
-            lent,
+            queue,
         })
     }
 
@@ -109,20 +109,20 @@ impl KernelQueue {
     }
 
     /// The address and the local key by which kernels name a part of a region. It is held until the endpoint is reset or gone, and as long as this:
-    /// what kernels have submitted goes on when the loan is over.
+    /// what kernels have submitted goes on when the ownership is over.
     ///
     /// # Errors
     /// [`Error::Foreign`](crate::Error::Foreign) for a region of another protection domain; [`Error::State`](crate::Error::State) if it is
     /// deregistered.
     pub fn local(&self, slice: &Slice<'_>) -> Result<(u64, u32)> {
         let region = slice.region;
-        self.lent.hold(region)?;
+        self.queue.hold(region)?;
         Ok((region.as_ptr() as u64 + slice.offset, region.lkey()))
     }
 
     /// The failure of the endpoint, if it has failed: what kernels know as `DOORBELL_EWORK`. The number of a work request is the low 16 bits
     /// of its slot.
     pub fn failure(&self) -> Option<WorkError> {
-        self.lent.failure()
+        self.queue.failure()
     }
 }

@@ -1,8 +1,8 @@
-//! A lent queue as kernels see it.
+//! A queue queue as kernels see it.
 #![allow(unsafe_code)] // says that it may be a parameter of kernels
 
 use crate::Result;
-use crate::endpoint::Lent;
+use crate::endpoint::DeviceQueue;
 
 /// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Good as long as the
 /// [`KernelQueue`](super::KernelQueue).
@@ -45,13 +45,13 @@ impl QueueView {
     }
 
     /// The numbers, without addresses.
-    pub(super) fn new(lent: &Lent) -> QueueView {
-        let (slots, capacity) = lent.line().slots();
+    pub(super) fn new(queue: &DeviceQueue) -> QueueView {
+        let (slots, capacity) = queue.state().slots();
         QueueView {
             slot_mask: slots - 1,
-            cqe_mask: lent.memory().cqes[0] - 1,
+            cqe_mask: queue.memory().cqes[0] - 1,
             capacity,
-            qpn: lent.qpn(),
+            qpn: queue.qpn(),
             ..QueueView::default()
         }
     }
@@ -59,14 +59,14 @@ impl QueueView {
     /// Fills in where the parts are that lie in this process's memory, as `reach` gives their addresses and lengths another form.
     pub(super) fn reach(
         &mut self,
-        lent: &Lent,
+        queue: &DeviceQueue,
         mut reach: impl FnMut(usize, usize) -> Result<u64>,
     ) -> Result<()> {
-        let line = lent.line();
-        let memory = lent.memory();
+        let line = queue.state();
+        let memory = queue.memory();
         self.control = reach(std::ptr::from_ref(line.control()).addr(), 4096)?;
-        if let Some(board) = line.board() {
-            let [marks, doorbells] = board.memory();
+        if let Some(flags) = line.flags() {
+            let [marks, doorbells] = flags.memory();
             self.marks = reach(marks.0, marks.1)?;
             self.doorbells = reach(doorbells.0, doorbells.1)?;
         }

@@ -80,12 +80,14 @@ pub fn library() -> &'static Path {
     LIBRARY.get_or_init(|| product("libdoorbell_softcx.so", "doorbell-softcx-preload"))
 }
 
-/// The repository's `tests/`, whichever package this is a test of.
-fn sources() -> PathBuf {
+/// A source file of the `tests/` of this package, or of the repository.
+fn source_file(name: &str) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut folders = package.ancestors().map(|folder| folder.join("tests"));
-    let found = folders.find(|folder| folder.join("verbs").is_dir());
-    found.expect("tests/verbs is in the repository")
+    let mut files = package
+        .ancestors()
+        .map(|folder| folder.join("tests").join(name));
+    let found = files.find(|file| file.is_file());
+    found.unwrap_or_else(|| panic!("{name} is in no folder `tests`"))
 }
 
 /// Where a program is made before it is renamed to `program`: tests are processes side by side, and one may be running what
@@ -94,7 +96,7 @@ pub fn partial(program: &Path) -> PathBuf {
     program.with_extension(format!("{}.part", std::process::id()))
 }
 
-/// A C program of the repository's `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
+/// A C program of a folder `tests/`, compiled against libibverbs and libmlx5; or none, where they are not installed.
 pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let probe = folder.join(format!("{test}.{}.probe.c", std::process::id()));
@@ -127,7 +129,7 @@ pub fn verbs_program(test: &str, source: &str) -> Option<PathBuf> {
     // The libraries are there: from here on, a failure is a failure.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
-        .arg(sources().join(source))
+        .arg(source_file(source))
         .args(["-lmlx5", "-libverbs", "-lpthread", "-o"])
         .arg(&part)
         .output()

@@ -1,291 +1,451 @@
-//! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
+//! One queue of an endpoint with its completion queue: what poster, reaper, stream and watchdog share of it.
+//!
+//! Three cursors run over the completions. `seen`: processed, work requests before it are done. `taken`: given to a wait or
+//! a poll, each completion once. `freed`: given back to the device, which may write there again.
 
-mod prepare;
+mod completions;
+mod held_regions;
+mod ownership;
+mod status;
+mod turn_waits;
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::endpoint::prepared::{Operation, Parts, Prepared};
-use crate::endpoint::shared::Own;
-use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
-use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
-use crate::peer::Program;
-use crate::region::Slice;
-use crate::stream::{Backoff, Executor, execute};
+use crate::endpoint::Side;
+use crate::endpoint::ledger::Ledger;
+use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result};
 
-/// Turns of a wait between two looks at the time and at what a device says apart from completions, as long as it does not sleep. Both read a
-/// clock, which may be a system call.
-const TURNS_PER_LOOK: u32 = 64;
+use super::words::{CacheLineStart, Words};
+use completions::Cursor;
+pub(super) use completions::Reaped;
+pub(super) use held_regions::{HeldRegions, Work};
+use ownership::Ownership;
+use status::WaitWord;
+pub(super) use status::{FinalStatuses, OpStatus, Wait};
+use turn_waits::TurnWaits;
 
-/// One end of a reliable connection: a send and a receive queue, each with its completions.
-///
-/// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
-/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`](crate::stream_post) or
-/// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
-/// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
-///
-/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
-/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
-///
-/// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
-/// still have keep its queues alive until they are done with them.
+/// What a ticket can learn of a work request after it is done, until the place is used again.
 #[derive(Debug)]
-pub struct Endpoint {
-    pub(super) send: SendQueue,
-    pub(super) recv: RecvQueue,
-    /// Commits that can still be rolled back, by the running count of their work request.
-    /// With those of sends, whether they were signaled.
-    pub(super) send_commits: VecDeque<(u32, (Commit, bool))>,
-    pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
-    /// The program of the operation that is being prepared. In one place for all, because a new one would have to be cleared.
-    pub(super) program: Program,
-    pub(super) config: EndpointConfig,
-    /// Last: the queues above point into its memory.
-    pub(super) shared: Own,
+pub(super) struct Outcome {
+    /// The running count of the work request; together with `state` it says whether the rest is of this one.
+    seq: AtomicU32,
+    /// Tells work requests apart that had the same running count, because the earlier one was taken back.
+    serial: AtomicU32,
+    /// Running count of ring entries at its start, by which completions find it.
+    index: AtomicU32,
+    state: AtomicU8,
+    imm_valid: AtomicBool,
+    len_bytes: AtomicU32,
+    imm: AtomicU32,
+    wr_id: AtomicU64,
 }
 
-impl Endpoint {
-    /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
-    pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_send(work))
-    }
+const POSTED: u8 = 0;
+const CANCELLED: u8 = 1;
+const SUCCEEDED: u8 = 2;
+const FAILED: u8 = 3;
 
-    /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_write(
-        &mut self,
-        stream: &dyn Executor,
-        slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
-    ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
-    }
+/// What is known of one completion until it is freed, and of the wait that took it.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// The number of its work request; valid if it is known.
+    wr_id: AtomicU64,
+    /// The wait that took it, see [`WaitWord`].
+    wait: AtomicU64,
+    /// When the stream began to wait; 0 while it does not.
+    pub(super) wait_started_ns: AtomicU64,
+    pub(super) wait_timeout_ns: AtomicU64,
+}
 
-    /// Queues a read: [`Endpoint::stream_queue_send`] of a [`Work::read`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_queue_send`].
-    pub fn stream_queue_read(
-        &mut self,
-        stream: &dyn Executor,
-        slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
-    ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
-    }
+/// A queue. What all read, what the poster writes, and what the reaper writes, is on lines of their own.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct QueueState {
+    pub(super) side: Side,
+    pub(super) depth: u32,
+    pub(super) cq: CqRing,
+    pub(super) turn_timeout_ns: u64,
+    /// Has `seen`, which streams may poll.
+    words: Arc<Words>,
+    outcomes: Box<[Outcome]>,
+    records: Box<[Record]>,
+    /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
+    known: Box<[AtomicBool]>,
+    _ledger: CacheLineStart,
+    pub(super) ledger: Ledger<Work>,
+    _poster: CacheLineStart,
+    /// Running count of work requests handed to a stream or rung by the CPU, in order.
+    pub(super) queued: AtomicU32,
+    /// The number of the call that hands work requests over, 0 while none does; never waited for.
+    posting: AtomicU64,
+    /// The stream of the last hand-over; 0 for the CPU.
+    pub(super) last_stream: AtomicU64,
+    /// Completions that can come: signaled sends, or receives.
+    pub(super) expected: AtomicU32,
+    pub(super) taken: AtomicU32,
+    serials: AtomicU32,
+    /// Work requests that have a place, as far as the poster knows; there may be more by now.
+    room: AtomicU32,
+    _reaper: CacheLineStart,
+    /// Completions found, stored before they are processed; `seen` is stored after.
+    arrived: AtomicU32,
+    freed: AtomicU32,
+    /// Running index of the first completion in error; above 32 bits while there is none.
+    failed_at: AtomicU64,
+    cursor: Mutex<Cursor>,
+    /// Running count of ring entries that the device is done with.
+    pub(super) consumed: AtomicU32,
+    pub(super) turn_waits: TurnWaits,
+    /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
+    ownership: Mutex<Ownership>,
+    is_device_owned: AtomicBool,
+}
 
-    /// Queues a receive on a stream: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the
-    /// receive when the proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt
-    /// ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
-    pub fn stream_queue_recv(
-        &mut self,
-        stream: &dyn Executor,
-        wr_id: u64,
-        slices: &[Slice<'_>],
-    ) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices))
-    }
-
-    /// Lets what is queued on the stream later wait for the next completion of a queue.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
-    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
-        self.stream_wait_cq_for(stream, side, self.config.wait_timeout)
-    }
-
-    /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
-    ///
-    /// # Errors
-    /// As [`Endpoint::stream_wait_cq`].
-    pub fn stream_wait_cq_for(
-        &mut self,
-        stream: &dyn Executor,
+impl QueueState {
+    pub(super) fn new(
         side: Side,
-        timeout: Option<Duration>,
-    ) -> Result<Ticket> {
-        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(side, timeout))
-    }
-
-    /// Posts a send, write, read or atomic now, from this thread.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_send`]; [`Error::State`] if operations of this queue are still on a stream, or prepared and
-    /// not given to one: this one would overtake them.
-    pub fn post_send(&mut self, work: &Work<'_>) -> Result<Ticket> {
-        let prepared = self.prepare_send(work)?;
-        self.execute_or_roll_back(prepared)
-    }
-
-    /// Posts a receive now, from this thread. The device has it when this returns: whoever learns of that may send.
-    ///
-    /// # Errors
-    /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
-    pub fn post_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Ticket> {
-        let prepared = self.prepare_recv(wr_id, slices)?;
-        self.execute_or_roll_back(prepared)
-    }
-
-    /// Takes the next completion of a queue, if it is there; makes progress on a device that needs it.
-    ///
-    /// # Errors
-    /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
-    pub fn poll_cq(&mut self, side: Side) -> Result<Option<Completion>> {
-        if let Some(completion) = self.take_completion(side)? {
-            return Ok(Some(completion));
-        }
-        self.shared.qp.progress();
-        if let Some(completion) = self.take_completion(side)? {
-            return Ok(Some(completion));
-        }
-        self.shared.look_for_failure();
-        self.take_completion(side)
-    }
-
-    /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
-    fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
-        self.shared.reap();
-        let lane = self.shared.lane(side);
-        let mut taken = lane.poll();
-        if taken.is_none()
-            && let Err(failure) = self.shared.check_alive()
-        {
-            // Whoever found the failure may be about to tell of what had completed before it.
-            self.shared.reap_fully();
-            taken = lane.poll();
-            if taken.is_none() {
-                return Err(failure);
-            }
-        }
-        let Some(Err(found)) = taken else {
-            return Ok(taken.and_then(std::result::Result::ok));
+        depth: u32,
+        turn_timeout_ns: u64,
+        cq: CqRing,
+        words: Arc<Words>,
+    ) -> QueueState {
+        let outcome = |_| Outcome {
+            seq: AtomicU32::new(u32::MAX),
+            serial: AtomicU32::new(0),
+            index: AtomicU32::new(0),
+            state: AtomicU8::new(POSTED),
+            imm_valid: AtomicBool::new(false),
+            len_bytes: AtomicU32::new(0),
+            imm: AtomicU32::new(0),
+            wr_id: AtomicU64::new(0),
         };
-        Err(Error::Work(crate::WorkError {
-            qpn: self.qpn(),
-            wr_id: found.wr_id,
-            cause: found.cause,
-        }))
+        let record = |_| Record {
+            wr_id: AtomicU64::new(0),
+            wait: AtomicU64::new(WaitWord::NONE.0),
+            wait_started_ns: AtomicU64::new(0),
+            wait_timeout_ns: AtomicU64::new(0),
+        };
+        let slots = depth.next_power_of_two();
+        QueueState {
+            side,
+            depth,
+            ledger: Ledger::new(depth),
+            queued: AtomicU32::new(0),
+            posting: AtomicU64::new(0),
+            last_stream: AtomicU64::new(0),
+            turn_waits: TurnWaits::default(),
+            turn_timeout_ns,
+            expected: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            arrived: AtomicU32::new(0),
+            words,
+            freed: AtomicU32::new(0),
+            failed_at: AtomicU64::new(u64::MAX),
+            cursor: Mutex::default(),
+            consumed: AtomicU32::new(0),
+            ownership: Mutex::default(),
+            is_device_owned: AtomicBool::new(false),
+            outcomes: (0..slots).map(outcome).collect(),
+            records: (0..cq.cqe_count()).map(record).collect(),
+            known: (0..cq.cqe_count())
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            serials: AtomicU32::new(0),
+            room: AtomicU32::new(0),
+            _ledger: CacheLineStart,
+            _poster: CacheLineStart,
+            _reaper: CacheLineStart,
+            cq,
+        }
     }
 
-    /// Waits in this thread for the next completion of a queue; `None` waits for ever.
-    ///
-    /// # Errors
-    /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
-    pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
-        let mut deadline = None;
-        let mut backoff = Backoff::new();
-        let mut turns = 0u32;
-        loop {
-            if let Some(completion) = self.take_completion(side)? {
-                return Ok(completion);
-            }
-            turns = turns.wrapping_add(1);
-            let looks = turns.is_multiple_of(TURNS_PER_LOOK) || !backoff.spins();
-            if looks && deadline.is_none() {
-                // Most waits are over before this.
-                deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-            }
-            let in_time = if self.shared.qp.progress() {
-                backoff.reset();
-                !looks || deadline.is_none_or(|deadline| Instant::now() < deadline)
+    /// Running count of completions that are processed.
+    #[inline]
+    fn seen(&self) -> &AtomicU32 {
+        &self.words.seen[self.side as usize]
+    }
+
+    #[inline]
+    fn outcome(&self, seq: u32) -> &Outcome {
+        &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
+    }
+
+    /// Where the work request of that running count is kept, for who is about to reap it.
+    #[inline]
+    pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
+        let outcome: *const Outcome = self.outcome(seq);
+        [outcome.cast(), self.ledger.place(seq)]
+    }
+
+    #[inline]
+    pub(super) fn record(&self, index: u32) -> &Record {
+        &self.records[index as usize & (self.records.len() - 1)]
+    }
+
+    #[inline]
+    fn known(&self, index: u32) -> &AtomicBool {
+        &self.known[index as usize & (self.known.len() - 1)]
+    }
+
+    /// Takes a place that was left when [`QueueState::has_room`] last looked, without a look at what the reaper writes. Only posting takes places:
+    /// a completion takes that of its work request. The poster's call.
+    #[inline]
+    pub(super) fn take_known_room(&self) -> bool {
+        let room = self.room.load(Ordering::Relaxed);
+        self.room.store(room.saturating_sub(1), Ordering::Relaxed);
+        room > 0
+    }
+
+    /// Whether a further work request and its completion have a place. Exact for the poster, who takes it; and who is told with it of
+    /// further places.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
+        // application has not collected stays in the completion queue, too.
+        // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
+        // arrived, too. So one may be counted twice, and none is missed.
+        if self.is_device_owned() {
+            return false;
+        }
+        let in_flight = self.ledger.in_flight();
+        let freed = self.freed.load(Ordering::Acquire);
+        let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
+        let places = self
+            .depth
+            .saturating_sub(in_flight)
+            .min(self.cq.cqe_count().saturating_sub(in_flight + uncollected));
+        self.room.store(places.saturating_sub(1), Ordering::Relaxed);
+        places > 0
+    }
+
+    pub(super) fn full(&self) -> Error {
+        if self.ledger.in_flight() < self.depth {
+            // The completion queue is what is full: nobody waits for or polls what was signaled.
+            let queue = if self.side == Side::Send {
+                "send completion"
             } else {
-                backoff.pause_until(deadline)
+                "receive completion"
             };
-            if in_time && !looks {
-                continue;
-            }
-            self.shared.look_for_failure();
-            if in_time {
-                continue;
-            }
-            // Whoever is at it may have come behind this one's last look, and ahead of the deadline.
-            self.shared.reap_fully();
-            return match self.take_completion(side)? {
-                Some(completion) => Ok(completion),
-                None => Err(Error::Timeout {
-                    operation: "wait_cq",
-                    timeout: timeout.unwrap_or_default(),
-                }),
+            return Error::QueueFull {
+                queue,
+                depth: self.cq.cqe_count(),
             };
+        }
+        Error::QueueFull {
+            queue: self.side.name(),
+            depth: self.depth,
         }
     }
 
-    /// Prepares and posts an operation without moving it: its program stays where it was made until the stream copies what is in use of it,
-    /// and the only handles of what is shared are the stream's and the ticket's.
-    #[inline(always)]
-    fn make_and_give(
-        &mut self,
-        stream: &dyn Executor,
-        make: impl FnOnce(&mut Self) -> Result<Operation>,
-    ) -> Result<Ticket> {
-        let operation = make(self)?;
-        let guard = Ungiven(Parts {
-            shared: &self.shared,
-            program: &self.program,
-            operation,
-        });
-        let given = guard.0.give_to(stream);
-        std::mem::forget(guard);
-        match given {
-            Ok(()) => Ok(Ticket::of_operation(&self.shared, operation)),
-            Err(error) => {
-                self.rollback(self.prepared(operation));
-                Err(error)
-            }
+    /// So many completions more can come. The poster's call.
+    #[inline]
+    pub(super) fn expect(&self, more: i32) {
+        // The poster's alone, so a load and a store will do.
+        let expected = self.expected.load(Ordering::Relaxed);
+        self.expected
+            .store(expected.wrapping_add_signed(more), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn next_serial(&self) -> u32 {
+        // The poster's alone, so a load and a store will do.
+        let serial = self.serials.load(Ordering::Relaxed);
+        self.serials
+            .store(serial.wrapping_add(1), Ordering::Relaxed);
+        serial
+    }
+
+    /// Enters a work request; `index` is the running count of ring entries at its start. Gives its serial.
+    #[inline]
+    pub(super) fn enter(&self, index: u32, work: Work) -> u32 {
+        let seq = self.ledger.posted();
+        let serial = self.next_serial();
+        let outcome = self.outcome(seq);
+        outcome.seq.store(seq, Ordering::Relaxed);
+        outcome.serial.store(serial, Ordering::Relaxed);
+        outcome.index.store(index, Ordering::Relaxed);
+        outcome.state.store(POSTED, Ordering::Relaxed);
+        // Release inside: the reaper that sees the entry sees the outcome's index.
+        self.ledger.post(work);
+        serial
+    }
+
+    /// Takes the newest work request back, of which the device never heard.
+    pub(super) fn take_back(&self) {
+        let seq = self.ledger.posted().wrapping_sub(1);
+        drop(self.ledger.unpost());
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn cancel(&self, seq: u32) {
+        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+    }
+
+    pub(super) fn is_cancelled(&self, seq: u32) -> bool {
+        let outcome = self.outcome(seq);
+        outcome.state.load(Ordering::Acquire) == CANCELLED
+            && outcome.seq.load(Ordering::Relaxed) == seq
+    }
+
+    /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
+    /// Another thread at it is an error, not a reason to wait.
+    pub(super) fn begin_posting(&self, call: u64) -> Result<Option<Posting<'_>>> {
+        let found = self
+            .posting
+            .compare_exchange(0, call, Ordering::Acquire, Ordering::Relaxed);
+        if found == Err(call) {
+            return Ok(None);
+        }
+        if found.is_err() {
+            return Err(self.posted_by_another());
+        }
+        Ok(Some(Posting(&self.posting)))
+    }
+
+    /// [`QueueState::begin_posting`] for a call that hands over one work request only, and so needs no number of its own.
+    #[inline]
+    pub(super) fn begin_posting_alone(&self) -> Result<Posting<'_>> {
+        match self.begin_posting(ALONE)? {
+            Some(posting) => Ok(posting),
+            // Another thread's, of the same kind.
+            None => Err(self.posted_by_another()),
         }
     }
 
-    fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
-        let shared = Arc::clone(&self.shared);
-        let side = prepared.operation.side;
-        let lane = shared.lane(side);
-        let ready = lane.begin_posting_alone().and_then(|posting| {
-            prepared.parts().check_turn()?;
-            let waiting = lane.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
-            if waiting != 0 {
-                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", side.name());
-                return Err(Error::State { operation: "post", reason });
+    #[cold]
+    fn posted_by_another(&self) -> Error {
+        let reason = format!(
+            "another thread hands work to the {} queue of this endpoint right now",
+            self.side.name()
+        );
+        Error::State {
+            operation: "stream_post",
+            reason,
+        }
+    }
+
+    /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.
+    pub(super) fn untake(&self, index: u32) {
+        // Under the reaper's lock, and the mark with it: a reaper between the two would give the completion back to the device.
+        let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set_wait(index, Wait::Cancelled);
+        self.cq.abort_peek(index);
+        self.taken.store(index, Ordering::Release);
+    }
+
+    /// Gives completions back that were taken by waits which were dropped since, of work that will not come: the work was taken back. Later waits
+    /// would find that all completions are taken. The poster's call.
+    pub(super) fn untake_unexpected(&self) {
+        let expected = self.expected.load(Ordering::Relaxed);
+        loop {
+            let taken = self.taken.load(Ordering::Relaxed);
+            let newest = taken.wrapping_sub(1);
+            if taken.wrapping_sub(expected).cast_signed() <= 0 || !self.is_dropped_wait(newest) {
+                return;
             }
-            Ok(posting)
-        });
-        let _posting = match ready {
-            Ok(posting) => posting,
-            Err(error) => {
-                self.rollback(prepared);
-                return Err(error);
-            }
+            self.untake(newest);
+        }
+    }
+
+    /// Running indices of completions that were taken and not given back.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
+        let freed = self.freed.load(Ordering::Acquire);
+        let count = self
+            .taken
+            .load(Ordering::Acquire)
+            .wrapping_sub(freed)
+            .min(self.cq.cqe_count());
+        (0..count).map(move |ahead| freed.wrapping_add(ahead))
+    }
+
+    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`]. Streams that wait for a
+    /// count of completions (`counted`) need those before theirs as well, whether anybody waits for them or not.
+    pub(super) fn release_waiters(&self, counted: bool) {
+        let waits = |index: &u32| self.cq.is_marked(*index);
+        let Some(last) = self.under_way().filter(waits).last() else {
+            return;
         };
-        let ticket = prepared.ticket();
-        prepared.parts().enter_queued();
-        prepared.live = false;
-        lane.last_stream.store(0, Ordering::Relaxed);
-        let cookie = prepared.parts().cookie(false);
-        // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
-        let _ = execute(&prepared.program, &*shared, cookie);
-        // On the proxy path that was a trigger. This thread need not wait for another one to see it.
-        shared.ring_now(side);
-        Ok(ticket)
+        for index in self.under_way() {
+            if counted || waits(&index) {
+                self.cq.release_waiter(index, Syndrome::WrFlush);
+            }
+            if index == last {
+                return;
+            }
+        }
+    }
+
+    /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
+    pub(super) fn next_cqe(&self) -> u32 {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.catch_up(&mut cursor);
+        cursor
+            .silent_from
+            .unwrap_or_else(|| self.cq.next_index(cursor.freed))
+    }
+
+    /// The device was made silent: remembers how far it has come, before completions of our own are written behind its last one; and
+    /// tells it again how far they are read.
+    pub(super) fn enter_silence(&self) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        self.catch_up(&mut cursor);
+        cursor.silent_from = Some(self.cq.next_index(cursor.freed));
+        self.cq.set_consumer_index(cursor.freed);
+    }
+
+    /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.
+    pub(super) fn reset(&self, next_cqe: u32) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        *cursor = Cursor {
+            seen: next_cqe,
+            freed: next_cqe,
+            ..Cursor::default()
+        };
+        self.clear_ownership();
+        self.ledger.clear();
+        self.cq.reset_at(next_cqe);
+        for counter in [
+            &self.expected,
+            &self.taken,
+            &self.arrived,
+            self.seen(),
+            &self.freed,
+        ] {
+            counter.store(next_cqe, Ordering::Release);
+        }
+        self.room.store(0, Ordering::Relaxed);
+        self.queued.store(0, Ordering::Release);
+        self.consumed.store(0, Ordering::Release);
+        self.failed_at.store(u64::MAX, Ordering::Release);
+        self.last_stream.store(0, Ordering::Relaxed);
+        self.turn_waits.reset();
+        for outcome in &self.outcomes {
+            outcome.seq.store(u32::MAX, Ordering::Relaxed);
+        }
+        for record in &self.records {
+            record.wait.store(WaitWord::NONE.0, Ordering::Relaxed);
+            record.wait_started_ns.store(0, Ordering::Relaxed);
+        }
     }
 }
 
-/// Cancels the operation in it, should a stream panic that it is being given to.
-struct Ungiven<'a>(Parts<'a>);
+/// The right to hand over work, see [`QueueState::begin_posting`].
+#[derive(Debug)]
+pub(super) struct Posting<'a>(&'a AtomicU64);
 
-impl Drop for Ungiven<'_> {
+/// What stands for a number for calls that hand over one work request.
+const ALONE: u64 = 1;
+
+/// A number for a call that hands work over, never 0 nor [`ALONE`].
+pub(super) fn next_call() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(ALONE + 1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Drop for Posting<'_> {
     fn drop(&mut self) {
-        self.0.cancel();
+        self.0.store(0, Ordering::Release);
     }
 }

@@ -1,11 +1,11 @@
 //! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
 #![allow(unsafe_code)] // promises the memory behind the targets to executors
 
-mod bell;
-mod failure;
-mod life;
+mod generation;
+mod in_flight;
 mod owner;
-mod visits;
+mod recovery;
+mod ringing;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use crate::endpoint::side::Lane;
+use crate::endpoint::queue::QueueState;
 use crate::endpoint::watchdog::{Watched, watchdog};
-use crate::endpoint::words::{Line, Words};
+use crate::endpoint::words::{WordPair, Words};
 use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{QueuePair, QueuePairConfig};
@@ -27,11 +27,11 @@ use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
 
-pub(super) use bell::Bells;
-pub(super) use life::Entered;
-use life::Past;
+pub(super) use generation::Entered;
+use generation::GenerationEnd;
+use in_flight::InFlight;
 pub(super) use owner::Cookie;
-use visits::Visits;
+pub(super) use ringing::DoorbellTable;
 
 pub(super) struct Shared {
     /// Before the memory that it is about.
@@ -49,23 +49,23 @@ pub(super) struct Shared {
     /// Who rings.
     pub(super) path: Path,
     /// On the proxy path only.
-    bells: Option<Bells>,
-    pub(super) lanes: [Lane; 2],
+    doorbells: Option<DoorbellTable>,
+    pub(super) queues: [QueueState; 2],
     pub(super) send_wqebbs: u32,
     /// The first failure. The flag is set after it, and stays until a reset.
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
-    /// Set when the device does nothing more for this life but flush.
+    /// Set when the device does nothing more for this generation but flush.
     broken_down: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
-    /// Counts lives that are over: one more than `epoch` while the next one is being made.
+    /// Counts generations that are over: one more than `epoch` while the next one is being made.
     ended: AtomicU32,
-    /// Held while the watchdog looks and while a new life starts: a verdict on the old one must not hit the new one.
-    life: Mutex<()>,
-    pasts: Mutex<Vec<Past>>,
+    /// Held while the watchdog looks and while a new generation starts: a verdict on the old one must not hit the new one.
+    generation: Mutex<()>,
+    generations: Mutex<Vec<GenerationEnd>>,
     /// Programs that streams have and have not finished.
-    on_streams: Visits,
+    on_streams: InFlight,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
     watched: Enlistment,
@@ -92,15 +92,15 @@ impl fmt::Debug for Shared {
 /// The endpoint's own handle. When it is dropped and no ticket, operation or stream has another one, the queue pair is gone: the threads
 /// that look after endpoints keep none alive in passing.
 #[derive(Debug)]
-pub(super) struct Own(ManuallyDrop<Arc<Shared>>);
+pub(super) struct EndpointRef(ManuallyDrop<Arc<Shared>>);
 
-impl Own {
-    pub(super) fn new(shared: Arc<Shared>) -> Own {
-        Own(ManuallyDrop::new(shared))
+impl EndpointRef {
+    pub(super) fn new(shared: Arc<Shared>) -> EndpointRef {
+        EndpointRef(ManuallyDrop::new(shared))
     }
 }
 
-impl Deref for Own {
+impl Deref for EndpointRef {
     type Target = Arc<Shared>;
 
     fn deref(&self) -> &Arc<Shared> {
@@ -108,11 +108,14 @@ impl Deref for Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for EndpointRef {
     fn drop(&mut self) {
         // SAFETY: taken once, in here, and not used after it.
         let shared = unsafe { ManuallyDrop::take(&mut self.0) };
-        let (watchdog, proxy) = (shared.watchdog, shared.bells().map(Bells::proxy));
+        let (watchdog, proxy) = (
+            shared.watchdog,
+            shared.doorbells().map(DoorbellTable::proxy),
+        );
         // The handle is given up between their turns, the queue pair destroyed after that: others need not wait for it.
         let last = watchdog.between_turns(|| match proxy {
             Some(proxy) => proxy.between_turns(|| Arc::into_inner(shared)),
@@ -160,7 +163,7 @@ impl Shared {
             },
         )?;
         let memory = *qp.memory();
-        let (path, bells) = bell::choose(domain.device(), &qp, config)?;
+        let (path, doorbells) = ringing::choose(domain.device(), &qp, config)?;
         let words = Arc::<Words>::default();
         let mut targets = Targets::new();
         let mut bases = Vec::new();
@@ -187,7 +190,7 @@ impl Shared {
             register("send_marks", Role::Marks, send_cqes * 4, send_marks)?,
             register("recv_marks", Role::Marks, recv_cqes * 4, recv_marks)?,
         ];
-        let mut count = |name, words: &Line| {
+        let mut count = |name, words: &WordPair| {
             let base: *const AtomicU32 = words.as_ptr();
             register(name, Role::Memory, 8, base.cast_mut().cast())
         };
@@ -214,15 +217,15 @@ impl Shared {
         rings.iter().for_each(CqRing::reset);
         let [send_ring, recv_ring] = rings;
         let turn_timeout_ns = timeout_ns(config.wait_timeout);
-        let lanes = [
-            Lane::new(
+        let queues = [
+            QueueState::new(
                 Side::Send,
                 config.send_depth,
                 turn_timeout_ns,
                 send_ring,
                 Arc::clone(&words),
             ),
-            Lane::new(
+            QueueState::new(
                 Side::Recv,
                 config.recv_depth,
                 turn_timeout_ns,
@@ -251,17 +254,17 @@ impl Shared {
             progress_words,
             seen_words,
             path,
-            bells,
-            lanes,
+            doorbells,
+            queues,
             send_wqebbs: memory.send_wqebbs,
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),
-            life: Mutex::default(),
-            pasts: Mutex::default(),
-            on_streams: Visits::default(),
+            generation: Mutex::default(),
+            generations: Mutex::default(),
+            on_streams: InFlight::default(),
             closing: AtomicBool::new(false),
             watched: Enlistment::default(),
             last_active_ns: AtomicU64::new(0),
@@ -272,8 +275,8 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn lane(&self, side: Side) -> &Lane {
-        &self.lanes[side as usize]
+    pub(super) fn queue(&self, side: Side) -> &QueueState {
+        &self.queues[side as usize]
     }
 
     pub(super) fn attachments(&self) -> &Attachments {

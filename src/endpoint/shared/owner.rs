@@ -8,7 +8,7 @@ use super::Shared;
 use crate::Cause;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::Wait;
+use crate::endpoint::queue::Wait;
 use crate::peer::{TargetId, Targets};
 use crate::stream::{Attachments, Outcome, Owner};
 
@@ -65,12 +65,12 @@ unsafe impl Owner for Shared {
     #[inline]
     fn progress(&self) -> bool {
         // On the proxy path a stream does what one on a GPU could: it stores and polls words, and the rest is done by others.
-        self.bells().is_none() && self.qp.progress()
+        self.doorbells().is_none() && self.qp.progress()
     }
 
     #[inline]
     fn rung(&self) {
-        if self.bells().is_none() {
+        if self.doorbells().is_none() {
             self.qp.rung();
             // What is behind the program may be what lets a peer send.
             self.qp.settle_receives();
@@ -79,28 +79,29 @@ unsafe impl Owner for Shared {
 
     fn started(&self, cookie: u64) {
         let cookie = Cookie::from_bits(cookie);
-        let lane = self.lane(cookie.side);
+        let queue = self.queue(cookie.side);
         if cookie.is_wait {
-            lane.record(cookie.count)
+            queue
+                .record(cookie.count)
                 .wait_started_ns
                 .store(now_ns(), Ordering::Relaxed);
-            lane.set_wait(cookie.count, Wait::Started);
+            queue.set_wait(cookie.count, Wait::Started);
         } else if cookie.waits_turn {
-            lane.turn_waits.begin(now_ns());
+            queue.turn_waits.begin(now_ns());
         }
     }
 
     fn finished(&self, cookie: u64, outcome: Outcome) {
         let cookie = Cookie::from_bits(cookie);
-        let lane = self.lane(cookie.side);
+        let queue = self.queue(cookie.side);
         if cookie.waits_turn {
-            lane.turn_waits.end(now_ns());
+            queue.turn_waits.end(now_ns());
         }
         if cookie.is_wait {
             // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
             let given_up = outcome != Outcome::Done
-                || (self.has_failed.load(Ordering::Acquire) && !lane.has_succeeded(cookie.count));
-            lane.set_wait(
+                || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
+            queue.set_wait(
                 cookie.count,
                 if given_up { Wait::GivenUp } else { Wait::Done },
             );
@@ -108,7 +109,7 @@ unsafe impl Owner for Shared {
         if outcome == Outcome::Discarded {
             if cookie.is_wait {
                 // The program that would have cleared the mark was not executed.
-                lane.cq.abort_peek(cookie.count);
+                queue.cq.abort_peek(cookie.count);
             }
             self.fail(None, Cause::Discarded);
         }

@@ -17,7 +17,7 @@ impl RingCells {
     /// # Safety
     /// `start` is 64-byte aligned and valid for reads and writes of `len_bytes`, a power of two, for as long as this exists.
     pub unsafe fn new(start: *mut u8, len_bytes: usize) -> RingCells {
-        debug_assert!(len_bytes.is_power_of_two() && start.addr() % 64 == 0);
+        debug_assert!(len_bytes.is_power_of_two() && start.addr().is_multiple_of(64));
         RingCells { start, len_bytes }
     }
 

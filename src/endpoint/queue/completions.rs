@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
-use super::{CANCELLED, FAILED, Lane, SUCCEEDED};
+use super::{CANCELLED, FAILED, QueueState, SUCCEEDED};
 use crate::Cause;
 use crate::endpoint::{Completion, Operation};
 use crate::mlx5::{Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome};
@@ -14,23 +14,23 @@ pub(super) struct Cursor {
     pub(super) freed: u32,
     /// An error completion was seen.
     pub(super) failed: bool,
-    /// Behind the last completion that the device wrote, once it writes no more in this life.
+    /// Behind the last completion that the device wrote, once it writes no more in this generation.
     pub(super) silent_from: Option<u32>,
 }
 
-/// An error completion, as found by [`Lane::reap`].
+/// An error completion, as found by [`QueueState::reap`].
 #[derive(Debug, Clone, Copy)]
-pub(in crate::endpoint) struct Found {
+pub(in crate::endpoint) struct Reaped {
     pub(in crate::endpoint) wr_id: Option<u64>,
     pub(in crate::endpoint) cause: Cause,
     pub(in crate::endpoint) flushed: bool,
 }
 
-impl Lane {
+impl QueueState {
     /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
     /// was new. Returns at once if another thread is at it.
     #[inline]
-    pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Found)) -> bool {
+    pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Reaped)) -> bool {
         match self.cursor.try_lock() {
             Ok(mut cursor) => self.reap_with(&mut cursor, failed),
             Err(TryLockError::Poisoned(poisoned)) => {
@@ -40,8 +40,8 @@ impl Lane {
         }
     }
 
-    /// [`Lane::reap`] that waits for the other thread.
-    pub(in crate::endpoint) fn reap_fully(&self, failed: &dyn Fn(Found)) -> bool {
+    /// [`QueueState::reap`] that waits for the other thread.
+    pub(in crate::endpoint) fn reap_fully(&self, failed: &dyn Fn(Reaped)) -> bool {
         self.reap_with(
             &mut self.cursor.lock().unwrap_or_else(PoisonError::into_inner),
             failed,
@@ -49,7 +49,7 @@ impl Lane {
     }
 
     #[inline]
-    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Found)) -> bool {
+    fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Reaped)) -> bool {
         let first = cursor.seen;
         while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
             let Some(cqe) = self.cq.cqe(cursor.seen) else {
@@ -57,7 +57,7 @@ impl Lane {
             };
             if cqe.opcode.is_error() && !cursor.failed {
                 cursor.failed = true;
-                // Everything from this completion on has failed; see `wait_standing`.
+                // Everything from this completion on has failed; see `wait_status`.
                 self.failed_at
                     .store(u64::from(cursor.seen), Ordering::Release);
             }
@@ -90,7 +90,7 @@ impl Lane {
     }
 
     /// Enters a completion: the work requests up to its own are done.
-    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Found)) {
+    fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Reaped)) {
         let record = self.record(index);
         let done = self.ledger.done();
         let in_flight = self.ledger.posted().wrapping_sub(done);
@@ -147,7 +147,7 @@ impl Lane {
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
-            failed(Found {
+            failed(Reaped {
                 wr_id,
                 cause,
                 flushed: cqe.syndrome == Syndrome::WrFlush as u8,
@@ -156,7 +156,7 @@ impl Lane {
     }
 
     /// Takes the next completion for the caller, if it is there.
-    pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Found>> {
+    pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Reaped>> {
         let index = self.taken.load(Ordering::Relaxed);
         // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
         if self.seen().load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
@@ -176,7 +176,7 @@ impl Lane {
                 syndrome: cqe.syndrome,
                 vendor_syndrome: cqe.vendor_syndrome,
             };
-            return Some(Err(Found {
+            return Some(Err(Reaped {
                 wr_id,
                 cause,
                 flushed: cqe.syndrome == Syndrome::WrFlush as u8,

@@ -5,20 +5,20 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::endpoint::words::NewLine;
+use crate::endpoint::words::CacheLineStart;
 
 /// Those who came less those who left. Two counts, because other threads let them in than see them out: of one count, each would have to
 /// fetch the line from the other.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct Visits {
+pub(super) struct InFlight {
     came: AtomicU32,
-    _left: NewLine,
+    _left: CacheLineStart,
     left: AtomicU32,
-    _end: NewLine,
+    _end: CacheLineStart,
 }
 
-impl Visits {
+impl InFlight {
     /// One more, before the caller's later loads: who sees nobody inside after a store of its own is seen by who comes in after it.
     #[inline]
     pub(super) fn enter(&self) {
@@ -62,7 +62,7 @@ mod loom_tests {
     fn loom_who_comes_in_and_who_closes_see_one_another() {
         loom::model(|| {
             let shared = Arc::new((
-                Visits::default(),
+                InFlight::default(),
                 AtomicBool::new(false),
                 AtomicBool::new(false),
             ));
@@ -71,19 +71,19 @@ mod loom_tests {
                 .map(|stays| {
                     let shared = Arc::clone(&shared);
                     loom::thread::spawn(move || {
-                        let (visits, closed, inside) = &*shared;
-                        visits.enter();
+                        let (in_flight, closed, inside) = &*shared;
+                        in_flight.enter();
                         if stays && !closed.load(Ordering::SeqCst) {
                             inside.store(true, Ordering::Relaxed);
                         } else {
-                            visits.leave();
+                            in_flight.leave();
                         }
                     })
                 })
                 .collect();
-            let (visits, closed, inside) = &*shared;
+            let (in_flight, closed, inside) = &*shared;
             closed.store(true, Ordering::SeqCst);
-            let anybody = visits.any();
+            let anybody = in_flight.any();
             for guest in guests {
                 guest.join().unwrap();
             }
@@ -98,16 +98,16 @@ mod tests {
 
     #[test]
     fn counts_over_the_wrap() {
-        let visits = Visits::default();
-        for count in [&visits.came, &visits.left] {
+        let in_flight = InFlight::default();
+        for count in [&in_flight.came, &in_flight.left] {
             count.store(u32::MAX, Ordering::Relaxed);
         }
-        assert!(!visits.any());
-        visits.enter();
-        visits.enter();
-        visits.leave();
-        assert!(visits.any());
-        visits.leave();
-        assert!(!visits.any());
+        assert!(!in_flight.any());
+        in_flight.enter();
+        in_flight.enter();
+        in_flight.leave();
+        assert!(in_flight.any());
+        in_flight.leave();
+        assert!(!in_flight.any());
     }
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::Endpoint;
 use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::prepared::{Kind, Operation, Prepared};
+use crate::endpoint::queue::{self, HeldRegions, QueueState};
 use crate::endpoint::shared::{Shared, timeout_ns};
-use crate::endpoint::side::{self, Held, Lane};
 use crate::endpoint::work::Data;
-use crate::endpoint::{Control, Lent, Side, Work};
+use crate::endpoint::{Control, DeviceQueue, Side, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::{Fence, Program};
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 struct Segments {
     list: [DataSegment; SEGMENTS_MAX as usize],
     count: usize,
-    held: Held,
+    held: HeldRegions,
 }
 
 impl Endpoint {
@@ -56,7 +56,7 @@ impl Endpoint {
                     segments.held,
                 )
             }
-            Data::Inline(bytes) => (Payload::Inline(bytes), Held::default()),
+            Data::Inline(bytes) => (Payload::Inline(bytes), HeldRegions::default()),
         };
         self.roll_back_cancelled(Side::Send)?;
         self.make_room(Side::Send)?;
@@ -80,11 +80,11 @@ impl Endpoint {
             }
             posted => posted?,
         };
-        let lane = self.shared.lane(Side::Send);
-        let count = lane.ledger.posted();
-        let committed = if let Some(bells) = self.shared.bells() {
+        let queue = self.shared.queue(Side::Send);
+        let count = queue.ledger.posted();
+        let committed = if let Some(doorbells) = self.shared.doorbells() {
             self.send.commit_by_hand().map(|(commit, stores)| {
-                bells.enter(Side::Send, count, stores);
+                doorbells.enter(Side::Send, count, stores);
                 commit
             })
         } else if self.config.blueflame {
@@ -97,17 +97,22 @@ impl Endpoint {
             self.send.rollback(commit)?;
             return Err(error);
         }
-        keep_commit(&mut self.send_commits, lane, count, (commit, work.signaled));
-        let serial = lane.enter(
+        keep_commit(
+            &mut self.send_commits,
+            queue,
+            count,
+            (commit, work.signaled),
+        );
+        let serial = queue.enter(
             posted.index,
-            side::Work {
+            queue::Work {
                 wr_id: work.wr_id,
                 end: posted.end(),
                 held,
             },
         );
         if work.signaled {
-            lane.expect(1);
+            queue.expect(1);
         }
         let kind = Kind::Send {
             posted,
@@ -142,11 +147,11 @@ impl Endpoint {
             }
             posted => posted?,
         };
-        let lane = self.shared.lane(Side::Recv);
-        let count = lane.ledger.posted();
-        let committed = match self.shared.bells() {
-            Some(bells) => self.recv.commit_by_hand().map(|(commit, record)| {
-                bells.enter(Side::Recv, count, DoorbellStores { record, uar: 0 });
+        let queue = self.shared.queue(Side::Recv);
+        let count = queue.ledger.posted();
+        let committed = match self.shared.doorbells() {
+            Some(doorbells) => self.recv.commit_by_hand().map(|(commit, record)| {
+                doorbells.enter(Side::Recv, count, DoorbellStores { record, uar: 0 });
                 commit
             }),
             None => self.recv.commit(&mut self.program),
@@ -156,17 +161,17 @@ impl Endpoint {
             self.recv.rollback(commit)?;
             return Err(error);
         }
-        keep_commit(&mut self.recv_commits, lane, count, commit);
+        keep_commit(&mut self.recv_commits, queue, count, commit);
         let end = posted.index.wrapping_add(1);
-        let serial = lane.enter(
+        let serial = queue.enter(
             posted.index,
-            side::Work {
+            queue::Work {
                 wr_id,
                 end,
                 held: segments.held,
             },
         );
-        lane.expect(1);
+        queue.expect(1);
         Ok(self.operation(Side::Recv, Kind::Recv, count, serial))
     }
 
@@ -201,9 +206,9 @@ impl Endpoint {
         self.program.clear();
         self.shared.check_alive()?;
         self.roll_back_cancelled(side)?;
-        let lane = self.shared.lane(side);
-        let index = lane.taken.load(Ordering::Relaxed);
-        let expected = lane.expected.load(Ordering::Relaxed);
+        let queue = self.shared.queue(side);
+        let index = queue.taken.load(Ordering::Relaxed);
+        let expected = queue.expected.load(Ordering::Relaxed);
         // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
         if expected.wrapping_sub(index) as i32 <= 0 {
             let reason = format!(
@@ -215,15 +220,15 @@ impl Endpoint {
                 reason,
             });
         }
-        if self.shared.bells().is_some() {
+        if self.shared.doorbells().is_some() {
             let seen = self.shared.seen_words[side as usize];
-            lane.cq.peek_count(index, seen, &mut self.program)?;
+            queue.cq.peek_count(index, seen, &mut self.program)?;
         } else {
-            lane.cq.peek(index, &mut self.program)?;
+            queue.cq.peek(index, &mut self.program)?;
         }
-        let serial = lane.enter_wait(index, timeout_ns(timeout));
+        let serial = queue.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
-        lane.taken.store(index.wrapping_add(1), Ordering::Release);
+        queue.taken.store(index.wrapping_add(1), Ordering::Release);
         Ok(self.operation(side, Kind::Wait, index, serial))
     }
 
@@ -232,43 +237,43 @@ impl Endpoint {
         if !Arc::ptr_eq(&prepared.shared, &self.shared)
             || prepared.operation.epoch != self.shared.epoch.load(Ordering::Relaxed)
         {
-            // Somebody else's, or of an earlier life: dropping does what can be done.
+            // Somebody else's, or of an earlier generation: dropping does what can be done.
             return;
         }
         let shared = Arc::clone(&self.shared);
         let Operation {
             side, kind, count, ..
         } = prepared.operation;
-        let lane = shared.lane(side);
-        let newest = lane.ledger.posted().wrapping_sub(1) == count;
+        let queue = shared.queue(side);
+        let newest = queue.ledger.posted().wrapping_sub(1) == count;
         match kind {
             Kind::Send { .. } | Kind::Recv if newest && self.roll_back_newest(side) => {}
-            Kind::Wait if lane.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
-                lane.untake(count);
+            Kind::Wait if queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
+                queue.untake(count);
             }
             _ => return,
         }
         prepared.live = false;
     }
 
-    /// The send queue, to be lent to kernels. It comes back by a reset, once they are done with it.
+    /// The send queue, for kernels to own. It comes back by a reset, once they are done with it.
     ///
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, if anything is under way in the queue, or if nobody
     /// could ring for a kernel.
-    pub(crate) fn lend_send(&mut self, with_board: bool) -> Result<Lent> {
+    pub(crate) fn take_send_queue(&mut self, with_board: bool) -> Result<DeviceQueue> {
         self.shared.check_alive()?;
-        self.check_state("lend the send queue to kernels", State::ReadyToSend)?;
+        self.check_state("hand the send queue to kernels", State::ReadyToSend)?;
         if self.shared.path.control == Control::Sync {
             return Err(Error::State {
-                operation: "lend the send queue to kernels",
+                operation: "hand the send queue to kernels",
                 reason: "on the path `sync` it is the calling thread that rings".into(),
             });
         }
         self.roll_back_cancelled(Side::Send)?;
         self.reap()?;
         let first = self.send.producer_index();
-        Lent::new(&self.shared, first, self.config.send_depth, with_board)
+        DeviceQueue::new(&self.shared, first, self.config.send_depth, with_board)
     }
 
     /// What becomes of an operation for whom it is to be kept.
@@ -346,7 +351,7 @@ impl Endpoint {
         let mut segments = Segments {
             list: [DataSegment::default(); SEGMENTS_MAX as usize],
             count: slices.len(),
-            held: Held::default(),
+            held: HeldRegions::default(),
         };
         for (at, slice) in slices.iter().enumerate() {
             let region = slice.region;
@@ -369,20 +374,20 @@ impl Endpoint {
 
     /// Sees to room for a further work request and its completion.
     fn make_room(&mut self, side: Side) -> Result<()> {
-        if self.shared.lane(side).take_known_room() {
+        if self.shared.queue(side).take_known_room() {
             return Ok(());
         }
         self.release()?;
-        if self.shared.lane(side).has_room() {
+        if self.shared.queue(side).has_room() {
             return Ok(());
         }
         self.reap()?;
-        let lane = self.shared.lane(side);
-        if lane.has_room() {
+        let queue = self.shared.queue(side);
+        if queue.has_room() {
             Ok(())
         } else {
-            lane.check_not_lent("prepare_send")?;
-            Err(lane.full())
+            queue.check_host_owned("prepare_send")?;
+            Err(queue.full())
         }
     }
 
@@ -398,7 +403,7 @@ impl Endpoint {
     /// Gives the ring entries of completed work back to the queues.
     #[inline]
     fn release(&mut self) -> Result<()> {
-        let consumed = |side| self.shared.lane(side).consumed.load(Ordering::Acquire);
+        let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
         self.send.release(consumed(Side::Send))?;
         Ok(self.recv.release(consumed(Side::Recv))?)
     }
@@ -421,10 +426,10 @@ impl Endpoint {
         let Some(signaled) = signaled else {
             return false;
         };
-        let lane = self.shared.lane(side);
-        lane.expect(-i32::from(signaled));
-        lane.take_back();
-        lane.untake_unexpected();
+        let queue = self.shared.queue(side);
+        queue.expect(-i32::from(signaled));
+        queue.take_back();
+        queue.untake_unexpected();
         true
     }
 
@@ -433,11 +438,11 @@ impl Endpoint {
     #[inline]
     fn roll_back_cancelled(&mut self, side: Side) -> Result<()> {
         loop {
-            let lane = self.shared.lane(side);
-            let newest = lane.ledger.posted().wrapping_sub(1);
-            let dropped = lane.ledger.in_flight() > 0
-                && lane.is_cancelled(newest)
-                && lane.queued.load(Ordering::Acquire) != lane.ledger.posted();
+            let queue = self.shared.queue(side);
+            let newest = queue.ledger.posted().wrapping_sub(1);
+            let dropped = queue.ledger.in_flight() > 0
+                && queue.is_cancelled(newest)
+                && queue.queued.load(Ordering::Acquire) != queue.ledger.posted();
             if !dropped {
                 return Ok(());
             }
@@ -455,7 +460,7 @@ impl Endpoint {
 /// handed over, come first.
 #[inline]
 fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> Result<()> {
-    if shared.bells().is_some() {
+    if shared.doorbells().is_some() {
         program.fence(Fence::WORK_BEFORE_FLAG)?;
     }
     Ok(program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))?)
@@ -480,8 +485,8 @@ fn check_message(slices: &[Slice<'_>]) -> Result<()> {
 }
 
 /// Remembers how to take a commit back, and forgets those that are with a stream.
-fn keep_commit<C>(commits: &mut VecDeque<(u32, C)>, lane: &Lane, count: u32, commit: C) {
-    let queued = lane.queued.load(Ordering::Acquire);
+fn keep_commit<C>(commits: &mut VecDeque<(u32, C)>, queue: &QueueState, count: u32, commit: C) {
+    let queued = queue.queued.load(Ordering::Acquire);
     while commits
         .front()
         .is_some_and(|(count, _)| (queued.wrapping_sub(*count) as i32) > 0)

@@ -1,4 +1,4 @@
-//! A send queue that is lent to kernels: they write its work requests, and this side of it, where there is one, rings and counts.
+//! A send queue that is owned by kernels: they write its work requests, and this side of it, where there is one, rings and counts.
 //!
 //! `include/doorbell/queue.h` is the kernels' side, and has the protocol.
 
@@ -18,7 +18,7 @@ const STATUS_WORK: i32 = -19;
 /// `struct dbl_queue_control` of `include/doorbell/queue.h`, on a page of its own, for GPUs to map.
 #[derive(Debug, Default)]
 #[repr(C, align(4096))]
-pub(crate) struct Control {
+pub(crate) struct DeviceQueueControl {
     status: AtomicI32,
     pub(super) completed: AtomicU32,
 }
@@ -26,37 +26,37 @@ pub(crate) struct Control {
 /// The slots' marks and doorbells, on pages of their own.
 #[derive(Debug)]
 #[repr(C, align(4096))]
-struct Marks([AtomicU32; 1024]);
+struct MarkPage([AtomicU32; 1024]);
 
 #[derive(Debug)]
 #[repr(C, align(4096))]
-struct Doorbells([AtomicU64; 512]);
+struct DoorbellPage([AtomicU64; 512]);
 
 /// What kernels write with the work requests, one for each slot.
 #[derive(Debug)]
-pub(crate) struct Board {
-    marks: Box<[Marks]>,
-    doorbells: Box<[Doorbells]>,
+pub(crate) struct SubmissionFlags {
+    marks: Box<[MarkPage]>,
+    doorbells: Box<[DoorbellPage]>,
 }
 
-impl Board {
-    fn new(slots: u32, first: u32) -> Board {
+impl SubmissionFlags {
+    fn new(slots: u32, first: u32) -> SubmissionFlags {
         let pages = |in_page: u32| 0..slots.div_ceil(in_page);
-        let board = Board {
+        let flags = SubmissionFlags {
             marks: pages(1024)
-                .map(|_| Marks([const { AtomicU32::new(0) }; 1024]))
+                .map(|_| MarkPage([const { AtomicU32::new(0) }; 1024]))
                 .collect(),
             doorbells: pages(512)
-                .map(|_| Doorbells([const { AtomicU64::new(0) }; 512]))
+                .map(|_| DoorbellPage([const { AtomicU64::new(0) }; 512]))
                 .collect(),
         };
         for slot in 0..slots {
             let at = first.wrapping_add(slot);
-            board
+            flags
                 .mark(at, slots)
                 .store(fresh_mark(at, slots), Ordering::Relaxed);
         }
-        board
+        flags
     }
 
     fn mark(&self, at: u32, slots: u32) -> &AtomicU32 {
@@ -86,12 +86,12 @@ pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
     at.wrapping_sub(slots).wrapping_add(1)
 }
 
-/// What kernels and this process share of a lent queue.
+/// What kernels and this process share of a device-owned queue.
 #[derive(Debug)]
-pub(crate) struct Line {
-    control: Box<Control>,
+pub(crate) struct DeviceQueueState {
+    control: Box<DeviceQueueControl>,
     /// In this process's memory where the host rings, or where the kernels are threads of it.
-    board: Option<Board>,
+    flags: Option<SubmissionFlags>,
     slots: u32,
     capacity: u32,
     /// The running counts that it begins with.
@@ -103,13 +103,13 @@ pub(crate) struct Line {
     held: Mutex<Vec<Region>>,
 }
 
-impl Line {
-    pub(crate) fn control(&self) -> &Control {
+impl DeviceQueueState {
+    pub(crate) fn control(&self) -> &DeviceQueueControl {
         &self.control
     }
 
-    pub(crate) fn board(&self) -> Option<&Board> {
-        self.board.as_ref()
+    pub(crate) fn flags(&self) -> Option<&SubmissionFlags> {
+        self.flags.as_ref()
     }
 
     /// Slots of the ring, a power of two, and how many may be in flight.
@@ -128,11 +128,11 @@ impl Line {
 
     /// How far slots are submitted in a row from `from` on, at most as many as can be in flight, and the doorbell of the last one.
     pub(super) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
-        let board = self.board.as_ref()?;
+        let flags = self.flags.as_ref()?;
         let mut upto = from;
         while upto.wrapping_sub(from) < self.capacity {
             // Acquire: the work request and its doorbell were written before the mark.
-            let mark = board.mark(upto, self.slots).load(Ordering::Acquire);
+            let mark = flags.mark(upto, self.slots).load(Ordering::Acquire);
             let next = upto.wrapping_add(1);
             if mark != next {
                 break;
@@ -140,7 +140,7 @@ impl Line {
             upto = next;
         }
         let last = upto.wrapping_sub(1);
-        let doorbell = board.doorbell(last, self.slots).load(Ordering::Relaxed);
+        let doorbell = flags.doorbell(last, self.slots).load(Ordering::Relaxed);
         (upto != from).then_some((upto, doorbell))
     }
 
@@ -166,7 +166,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for DeviceQueueState {
     fn drop(&mut self) {
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         // By whatever thread: a proxy's, one that looks after all endpoints, or one that holds an endpoint's locks.
@@ -176,32 +176,32 @@ impl Drop for Line {
 
 /// The send queue of an endpoint, to be lent, and then as long as it is lent. The endpoint gets it back by a reset.
 #[derive(Debug)]
-pub(crate) struct Lent {
-    line: Arc<Line>,
+pub(crate) struct DeviceQueue {
+    state: Arc<DeviceQueueState>,
     shared: Arc<Shared>,
     has_begun: bool,
     /// By which the endpoint's alarm knows it.
     id: u64,
 }
 
-impl Lent {
-    /// A queue in which nothing is under way, and whose next slot has that running count, to be lent by [`Lent::begin`]. A `board` in the process's memory is made where
+impl DeviceQueue {
+    /// A queue in which nothing is under way, and whose next slot has that running count, to be lent by [`DeviceQueue::begin`]. A `flags` in the process's memory is made where
     /// the host rings, or on request.
     pub(super) fn new(
         shared: &Arc<Shared>,
         first: u32,
         depth: u32,
         with_board: bool,
-    ) -> Result<Lent> {
-        let rings = shared.bells().is_some();
+    ) -> Result<DeviceQueue> {
+        let rings = shared.doorbells().is_some();
         let memory = shared.qp.memory();
         let slots = memory.send_wqebbs;
         let capacity = depth.min(slots).min(memory.cqes[0]);
-        let lane = &shared.lanes[0];
-        let first_completion = lane.completion_to_lend()?;
-        let line = Arc::new(Line {
+        let queue = &shared.queues[0];
+        let first_completion = queue.completion_to_hand_over()?;
+        let state = Arc::new(DeviceQueueState {
             control: Box::default(),
-            board: (rings || with_board).then(|| Board::new(slots, first)),
+            flags: (rings || with_board).then(|| SubmissionFlags::new(slots, first)),
             slots,
             capacity,
             first,
@@ -209,9 +209,9 @@ impl Lent {
             rings,
             held: Mutex::default(),
         });
-        line.control.completed.store(first, Ordering::Relaxed);
-        Ok(Lent {
-            line,
+        state.control.completed.store(first, Ordering::Relaxed);
+        Ok(DeviceQueue {
+            state,
             shared: Arc::clone(shared),
             has_begun: false,
             id: next_id(),
@@ -223,28 +223,28 @@ impl Lent {
     /// # Errors
     /// [`Error::State`] while the endpoint is being reset.
     pub(crate) fn begin(&mut self) -> Result<()> {
-        let Lent { line, shared, .. } = self;
+        let DeviceQueue { state, shared, .. } = self;
         let entered = shared.enter_stream()?;
-        let lane = &shared.lanes[0];
-        if line.rings {
+        let queue = &shared.queues[0];
+        if state.rings {
             // From here on the trigger counts slots; before the proxy looks at marks, which it compares with that.
-            lane.queued.store(line.first, Ordering::Release);
-            shared.set_rung(lane.side, line.first);
+            queue.queued.store(state.first, Ordering::Release);
+            shared.set_rung(queue.side, state.first);
         }
-        let alarmed = Arc::clone(line);
+        let alarmed = Arc::clone(state);
         shared
             .attachments()
             .alarm()
             .enter(self.id, || Arc::new(move || alarmed.fail()));
-        lane.lend(line);
+        queue.hand_over(state);
         shared.activate();
         entered.stay();
         self.has_begun = true;
         Ok(())
     }
 
-    pub(crate) fn line(&self) -> &Line {
-        &self.line
+    pub(crate) fn state(&self) -> &DeviceQueueState {
+        &self.state
     }
 
     /// Where the parts of the queue lie.
@@ -272,7 +272,7 @@ impl Lent {
             });
         }
         let mut held = self
-            .line
+            .state
             .held
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -283,14 +283,14 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for DeviceQueue {
     fn drop(&mut self) {
         if !self.has_begun {
             return;
         }
         // What was submitted is under way for who submitted it, whether or not a proxy has come to it.
         self.shared.ring_submitted(Side::Send);
-        self.shared.lanes[0].end_loan();
+        self.shared.queues[0].end_device_ownership();
         self.shared.attachments().alarm().leave(self.id);
         self.shared.leave_stream();
     }

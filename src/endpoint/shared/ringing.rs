@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::words::NewLine;
+use crate::endpoint::words::CacheLineStart;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
 use crate::nic::QueuePair;
@@ -22,7 +22,7 @@ pub(super) fn choose(
     device: &Device,
     qp: &QueuePair,
     config: &EndpointConfig,
-) -> Result<(Path, Option<Bells>)> {
+) -> Result<(Path, Option<DoorbellTable>)> {
     let mut proxy = None;
     let path = Path::choose(
         config.control.or(device.control()),
@@ -42,35 +42,35 @@ pub(super) fn choose(
             }
         },
     )?;
-    let bells = proxy
+    let doorbells = proxy
         .filter(|_| path.control == Control::Proxy)
-        .map(|proxy| Bells::new(proxy, config));
-    Ok((path, bells))
+        .map(|proxy| DoorbellTable::new(proxy, config));
+    Ok((path, doorbells))
 }
 
 /// What a proxy needs to ring for an endpoint.
 #[derive(Debug)]
 #[repr(C)]
-pub(in crate::endpoint) struct Bells {
+pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
     /// Whether the proxy serves the endpoint now. Who posts looks at it each time.
     served: Enlistment,
-    _proxy: NewLine,
+    _proxy: CacheLineStart,
     last_work_ns: AtomicU64,
-    bells: [Bell; 2],
+    doorbells: [QueueDoorbells; 2],
 }
 
 /// That of one queue.
 #[derive(Debug)]
 #[repr(C)]
-struct Bell {
-    _poster: NewLine,
+struct QueueDoorbells {
+    _poster: CacheLineStart,
     /// What each work request's doorbell stores, by its running count: written when it is prepared, because the ring is not read back. A
     /// place is used again when its work request is done, which is after the device was told of it.
     records: Box<[AtomicU32]>,
     /// None for receives.
     uars: Box<[AtomicU64]>,
-    _proxy: NewLine,
+    _proxy: CacheLineStart,
     /// Running count of work requests that the device was told of. Changes under `ringing`.
     told: AtomicU32,
     /// The doorbell record that it was told with.
@@ -79,11 +79,11 @@ struct Bell {
     ringing: Mutex<()>,
 }
 
-impl Bells {
-    fn new(proxy: Arc<Proxy>, config: &EndpointConfig) -> Bells {
-        let bell = |records: u32, uars: u32| Bell {
-            _poster: NewLine,
-            _proxy: NewLine,
+impl DoorbellTable {
+    fn new(proxy: Arc<Proxy>, config: &EndpointConfig) -> DoorbellTable {
+        let bell = |records: u32, uars: u32| QueueDoorbells {
+            _poster: CacheLineStart,
+            _proxy: CacheLineStart,
             records: (0..records).map(|_| AtomicU32::new(0)).collect(),
             uars: (0..uars).map(|_| AtomicU64::new(0)).collect(),
             told: AtomicU32::new(0),
@@ -91,12 +91,12 @@ impl Bells {
             ringing: Mutex::default(),
         };
         let [sends, receives] = [config.send_depth, config.recv_depth].map(u32::next_power_of_two);
-        Bells {
+        DoorbellTable {
             proxy,
             served: Enlistment::default(),
-            _proxy: NewLine,
+            _proxy: CacheLineStart,
             last_work_ns: AtomicU64::new(0),
-            bells: [bell(sends, sends), bell(receives, 0)],
+            doorbells: [bell(sends, sends), bell(receives, 0)],
         }
     }
 
@@ -108,7 +108,7 @@ impl Bells {
     /// Enters what rings for the work request of that running count.
     #[inline]
     pub(in crate::endpoint) fn enter(&self, side: Side, count: u32, stores: DoorbellStores) {
-        let bell = &self.bells[side as usize];
+        let bell = &self.doorbells[side as usize];
         let at = bell.place(count);
         // Published with the program by the hand-over to the stream, and to the proxy by the trigger.
         bell.records[at].store(stores.record, Ordering::Relaxed);
@@ -118,7 +118,7 @@ impl Bells {
     }
 }
 
-impl Bell {
+impl QueueDoorbells {
     #[inline]
     fn place(&self, count: u32) -> usize {
         count as usize & (self.records.len() - 1)
@@ -132,25 +132,30 @@ impl Bell {
 impl Shared {
     /// What the proxy path needs, if it is in force.
     #[inline]
-    pub(in crate::endpoint) fn bells(&self) -> Option<&Bells> {
-        self.bells.as_ref()
+    pub(in crate::endpoint) fn doorbells(&self) -> Option<&DoorbellTable> {
+        self.doorbells.as_ref()
     }
 
     /// Has the proxy look at this endpoint, if it does not.
     #[inline]
     pub(super) fn enlist(&self) {
-        let Some(bells) = &self.bells else { return };
-        if bells.served.come() {
-            bells.last_work_ns.store(now_ns(), Ordering::Relaxed);
-            bells.proxy.enlist(self.weak.clone());
+        let Some(doorbells) = &self.doorbells else {
+            return;
+        };
+        if doorbells.served.come() {
+            doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
+            doorbells.proxy.enlist(self.weak.clone());
         }
     }
 
-    /// Sets the count of executed programs, which nobody is to ring for any more: of a life that ends, or before one that begins.
+    /// Sets the count of executed programs, which nobody is to ring for any more: of a generation that ends, or before one that begins.
     pub(in crate::endpoint) fn set_rung(&self, side: Side, count: u32) {
-        let bell = self.bells.as_ref().map(|bells| &bells.bells[side as usize]);
+        let bell = self
+            .doorbells
+            .as_ref()
+            .map(|doorbells| &doorbells.doorbells[side as usize]);
         // Held, so that the proxy finds nothing between the two.
-        let _ringing = bell.map(Bell::lock);
+        let _ringing = bell.map(QueueDoorbells::lock);
         if let Some(bell) = bell {
             bell.told.store(count, Ordering::Relaxed);
         }
@@ -160,11 +165,11 @@ impl Shared {
     /// Tells the device of what was triggered, if nobody is at it. Whether there was anything.
     #[inline]
     pub(in crate::endpoint) fn ring_triggered(&self, side: Side) -> bool {
-        let Some(bells) = &self.bells else {
+        let Some(doorbells) = &self.doorbells else {
             return false;
         };
-        let bell = &bells.bells[side as usize];
-        if self.lane(side).is_lent()
+        let bell = &doorbells.doorbells[side as usize];
+        if self.queue(side).is_device_owned()
             && let Ok(_ringing) = bell.ringing.try_lock()
         {
             self.trigger_for_kernels(side, bell);
@@ -181,8 +186,8 @@ impl Shared {
 
     /// Tells the device of all that kernels have submitted, after whoever is at it.
     pub(in crate::endpoint) fn ring_submitted(&self, side: Side) {
-        if let Some(bells) = &self.bells {
-            let bell = &bells.bells[side as usize];
+        if let Some(doorbells) = &self.doorbells {
+            let bell = &doorbells.doorbells[side as usize];
             let _ringing = bell.lock();
             // Once: no more than that is in flight. Also of what the proxy has triggered, and not yet rung for.
             self.trigger_for_kernels(side, bell);
@@ -193,8 +198,8 @@ impl Shared {
     /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. The caller holds
     /// `ringing` of the bell.
     #[cold]
-    fn trigger_for_kernels(&self, side: Side, bell: &Bell) {
-        let Some((upto, doorbell)) = self.lane(side).submitted(self.rung(side)) else {
+    fn trigger_for_kernels(&self, side: Side, bell: &QueueDoorbells) {
+        let Some((upto, doorbell)) = self.queue(side).submitted(self.rung(side)) else {
             return;
         };
         let at = bell.place(upto.wrapping_sub(1));
@@ -202,15 +207,15 @@ impl Shared {
         if let Some(uar) = bell.uars.get(at) {
             uar.store(doorbell, Ordering::Relaxed);
         }
-        self.lane(side).queued.store(upto, Ordering::Release);
+        self.queue(side).queued.store(upto, Ordering::Release);
         self.words.rung[side as usize].store(upto, Ordering::Release);
     }
 
     /// Tells the device of what was triggered, after whoever is at it.
     #[inline]
     pub(in crate::endpoint) fn ring_now(&self, side: Side) {
-        if let Some(bells) = &self.bells {
-            let bell = &bells.bells[side as usize];
+        if let Some(doorbells) = &self.doorbells {
+            let bell = &doorbells.doorbells[side as usize];
             let _ringing = bell.lock();
             self.ring(side, bell);
             if side == Side::Recv {
@@ -221,7 +226,7 @@ impl Shared {
     }
 
     /// The caller holds `ringing` of the bell.
-    fn ring(&self, side: Side, bell: &Bell) -> bool {
+    fn ring(&self, side: Side, bell: &QueueDoorbells) -> bool {
         // Acquire, inside: after what the stream did before it triggered.
         let triggered = self.rung(side);
         let told = bell.told.load(Ordering::Relaxed);
@@ -230,7 +235,7 @@ impl Shared {
         }
         self.fetch_what_is_needed(side, bell, triggered);
         // The word is memory that streams and kernels write. What was never handed to a stream has no doorbell here.
-        let handed = self.lane(side).queued.load(Ordering::Acquire);
+        let handed = self.queue(side).queued.load(Ordering::Acquire);
         if triggered.wrapping_sub(told) > handed.wrapping_sub(told) {
             self.fail(None, Cause::Trigger(triggered));
             return false;
@@ -262,8 +267,8 @@ impl Shared {
     /// Asks for the memory that ringing and the completion will need, all of which the poster's core wrote last: the work request itself, which
     /// a device of software reads, and what the reaper looks at. To get one after the other from there would take several times as long.
     #[inline]
-    fn fetch_what_is_needed(&self, side: Side, bell: &Bell, triggered: u32) {
-        let lane = self.lane(side);
+    fn fetch_what_is_needed(&self, side: Side, bell: &QueueDoorbells, triggered: u32) {
+        let queue = self.queue(side);
         let memory = self.qp.memory();
         if side == Side::Send {
             // Of several, only the first one's place is known without a look.
@@ -271,16 +276,19 @@ impl Shared {
             let at = first as usize & (self.send_wqebbs as usize - 1);
             fetch(memory.send_ring.cast::<u8>().wrapping_add(at * WQEBB_BYTES));
         }
-        for place in lane.places(triggered.wrapping_sub(1)) {
+        for place in queue.places(triggered.wrapping_sub(1)) {
             fetch(place);
         }
     }
 
     /// Whether there are triggers that the device was not told of, or may be some.
-    fn expects_triggers(&self, bells: &Bells) -> bool {
+    fn expects_triggers(&self, doorbells: &DoorbellTable) -> bool {
         self.on_streams.any()
             || [Side::Send, Side::Recv].into_iter().any(|side| {
-                self.rung(side) != bells.bells[side as usize].told.load(Ordering::Relaxed)
+                self.rung(side)
+                    != doorbells.doorbells[side as usize]
+                        .told
+                        .load(Ordering::Relaxed)
             })
     }
 }
@@ -291,7 +299,7 @@ impl Proxied for Shared {
     }
 
     fn ring_for_streams(&self) -> Turn {
-        let Some(bells) = &self.bells else {
+        let Some(doorbells) = &self.doorbells else {
             return Turn::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
@@ -299,22 +307,22 @@ impl Proxied for Shared {
         if self.reap() | rang | moved {
             return Turn::Worked;
         }
-        if self.expects_triggers(bells) {
-            if bells.last_work_ns.load(Ordering::Relaxed) != 0 {
-                bells.last_work_ns.store(0, Ordering::Relaxed);
+        if self.expects_triggers(doorbells) {
+            if doorbells.last_work_ns.load(Ordering::Relaxed) != 0 {
+                doorbells.last_work_ns.store(0, Ordering::Relaxed);
             }
             return Turn::Waiting;
         }
         let now = now_ns();
-        let last = bells.last_work_ns.load(Ordering::Relaxed);
+        let last = doorbells.last_work_ns.load(Ordering::Relaxed);
         if last == 0 {
-            bells.last_work_ns.store(now, Ordering::Relaxed);
+            doorbells.last_work_ns.store(now, Ordering::Relaxed);
             return Turn::Waiting;
         }
         if now.saturating_sub(last) < LINGER_NS {
             return Turn::Waiting;
         }
-        bells.served.leave(|| self.expects_triggers(bells))
+        doorbells.served.leave(|| self.expects_triggers(doorbells))
     }
 }
 

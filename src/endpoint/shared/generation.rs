@@ -1,4 +1,4 @@
-//! The lives of an endpoint: each reset ends one and starts the next.
+//! The generations of an endpoint: each reset ends one and starts the next.
 #![allow(unsafe_code)] // clears the doorbell record
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -8,20 +8,20 @@ use std::time::Duration;
 use super::Shared;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::{Ends, Standing};
+use crate::endpoint::queue::{FinalStatuses, OpStatus};
 use crate::{Error, Result, WorkError};
 
-/// How an earlier life of an endpoint ended, for the tickets of that time.
+/// How an earlier generation of an endpoint ended, for the tickets of that time.
 #[derive(Debug, Clone)]
-pub(super) struct Past {
+pub(super) struct GenerationEnd {
     epoch: u32,
     /// Of each side: work requests, and waits.
-    ends: [(Ends, Ends); 2],
+    ends: [(FinalStatuses, FinalStatuses); 2],
     failure: Option<WorkError>,
 }
 
-/// Lives that are remembered. A ticket that is older has seen this many resets.
-const PASTS: usize = 64;
+/// Generations that are remembered. A ticket that is older has seen this many resets.
+const GENERATIONS_KEPT: usize = 64;
 
 /// An operation that counts as one on a stream; on drop it does not, unless it stays.
 pub(in crate::endpoint) struct Entered<'a>(&'a Shared);
@@ -44,15 +44,17 @@ pub(in crate::endpoint) struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // Release: who sees it sees the new life.
+        // Release: who sees it sees the new generation.
         self.0.closing.store(false, Ordering::SeqCst);
     }
 }
 
 impl Shared {
-    /// As long as this is held, no new life begins.
-    pub(in crate::endpoint) fn hold_life(&self) -> MutexGuard<'_, ()> {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    /// As long as this is held, no new generation begins.
+    pub(in crate::endpoint) fn hold_generation(&self) -> MutexGuard<'_, ()> {
+        self.generation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an operation that is about to be given to a stream.
@@ -96,33 +98,36 @@ impl Shared {
         Ok(closing)
     }
 
-    /// Starts a new life. The caller has the endpoint to itself, and no stream has a program of it.
+    /// Starts a new generation. The caller has the endpoint to itself, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
-        let _life = self.hold_life();
+        let _generation = self.hold_generation();
         // What is complete by now is told as that, also where nobody has looked for it yet.
         self.look_for_failure();
         self.reap_fully();
-        // Before anything starts over, so that no flush of the old life arrives in the new one.
+        // Before anything starts over, so that no flush of the old generation arrives in the new one.
         self.qp.reset()?;
-        let past = Past {
+        let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),
-            ends: [self.lanes[0].ends(), self.lanes[1].ends()],
+            ends: [self.queues[0].ends(), self.queues[1].ends()],
             failure: self.failure(),
         };
-        let mut pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
-        if pasts.len() == PASTS {
-            pasts.remove(0);
+        let mut generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if generations.len() == GENERATIONS_KEPT {
+            generations.remove(0);
         }
-        pasts.push(past);
-        drop(pasts);
-        // Before the lanes: who finds this behind its look at them has not seen them start over.
+        generations.push(past);
+        drop(generations);
+        // Before the queues: who finds this behind its look at them has not seen them start over.
         self.ended.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for lane in &self.lanes {
-            lane.reset(if self.qp.resets_cqs() {
+        for queue in &self.queues {
+            queue.reset(if self.qp.resets_cqs() {
                 0
             } else {
-                lane.next_cqe()
+                queue.next_cqe()
             });
         }
         self.set_rung(Side::Send, 0);
@@ -145,26 +150,29 @@ impl Shared {
         }
     }
 
-    /// Whether that life goes on, and nothing that was loaded before this call is of the next one.
+    /// Whether that generation goes on, and nothing that was loaded before this call is of the next one.
     pub(in crate::endpoint) fn is_in(&self, epoch: u32) -> bool {
         fence(Ordering::Acquire);
         self.ended.load(Ordering::Relaxed) == epoch
     }
 
-    /// How an operation of an earlier life ended: well, or with that life's failure.
-    pub(in crate::endpoint) fn standing_in_the_past(
+    /// How an operation of an earlier generation ended: well, or with that generation's failure.
+    pub(in crate::endpoint) fn status_in_generation(
         &self,
         epoch: u32,
         side: Side,
         is_wait: bool,
         count: u32,
-    ) -> (Standing, Option<WorkError>) {
-        let pasts = self.pasts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(past) = pasts.iter().find(|past| past.epoch == epoch) else {
-            return (Standing::Failed, None);
+    ) -> (OpStatus, Option<WorkError>) {
+        let generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
+            return (OpStatus::Failed, None);
         };
         let (requests, waits) = &past.ends[side as usize];
-        let standing = if is_wait { waits } else { requests }.of(count);
-        (standing, past.failure)
+        let op_status = if is_wait { waits } else { requests }.of(count);
+        (op_status, past.failure)
     }
 }

@@ -13,18 +13,18 @@ pub(in crate::endpoint) struct Work {
         dead_code,
         reason = "held for as long as the work is in flight, and then dropped"
     )]
-    pub(in crate::endpoint) held: Held,
+    pub(in crate::endpoint) held: HeldRegions,
 }
 
 /// Regions that must live until the device is done with a work request: four of them without an allocation.
 #[derive(Debug, Default)]
-pub(in crate::endpoint) struct Held {
+pub(in crate::endpoint) struct HeldRegions {
     few: [Option<Region>; 4],
     /// Rare, and every place of a queue has one: so not in here.
-    more: Option<Box<Held>>,
+    more: Option<Box<HeldRegions>>,
 }
 
-impl Drop for Held {
+impl Drop for HeldRegions {
     #[inline]
     fn drop(&mut self) {
         if !goes_round() {
@@ -36,7 +36,7 @@ impl Drop for Held {
     }
 }
 
-impl Held {
+impl HeldRegions {
     #[inline]
     pub(in crate::endpoint) fn hold(&mut self, region: &Region) {
         for place in &mut self.few {

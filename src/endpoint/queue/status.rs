@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{CANCELLED, FAILED, Lane, SUCCEEDED};
+use super::{CANCELLED, FAILED, QueueState, SUCCEEDED};
 
 /// How a ticket stands in its own queue, apart from what befell the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::endpoint) enum Standing {
+pub(in crate::endpoint) enum OpStatus {
     Prepared,
     Queued,
     Rung,
@@ -52,83 +52,83 @@ impl WaitWord {
         (self.0 >> 40) as u32
     }
 
-    fn standing(self) -> Standing {
-        const STANDINGS: [Standing; 6] = [
-            Standing::Prepared,
-            Standing::Queued,
-            Standing::Rung,
-            Standing::Done,
-            Standing::Failed,
-            Standing::Cancelled,
+    fn op_status(self) -> OpStatus {
+        const STANDINGS: [OpStatus; 6] = [
+            OpStatus::Prepared,
+            OpStatus::Queued,
+            OpStatus::Rung,
+            OpStatus::Done,
+            OpStatus::Failed,
+            OpStatus::Cancelled,
         ];
         STANDINGS
             .get((self.0 & 0xff) as usize)
             .copied()
-            .unwrap_or(Standing::Failed)
+            .unwrap_or(OpStatus::Failed)
     }
 }
 
-/// How the operations of one kind stood when a life of the endpoint ended: well before `failed_from`, badly from there on, but for
+/// How the operations of one kind stood when a generation of the endpoint ended: well before `failed_from`, badly from there on, but for
 /// the exceptions.
 #[derive(Debug, Clone, Default)]
-pub(in crate::endpoint) struct Ends {
+pub(in crate::endpoint) struct FinalStatuses {
     failed_from: u32,
-    exceptions: Vec<(u32, Standing)>,
+    exceptions: Vec<(u32, OpStatus)>,
 }
 
-impl Ends {
+impl FinalStatuses {
     /// `standings` of the newest operations, newest first; those before them ended well. `next` is the count of the next one.
-    fn new(next: u32, standings: impl Iterator<Item = (u32, Standing)> + Clone) -> Ends {
+    fn new(next: u32, standings: impl Iterator<Item = (u32, OpStatus)> + Clone) -> FinalStatuses {
         let failed_from = standings
             .clone()
-            .filter(|(_, standing)| !matches!(standing, Standing::Done | Standing::Cancelled))
+            .filter(|(_, op_status)| !matches!(op_status, OpStatus::Done | OpStatus::Cancelled))
             .last()
             .map_or(next, |(count, _)| count);
         let exceptions = standings
-            .filter(|(count, standing)| match standing {
-                Standing::Cancelled => true,
-                Standing::Done => (count.wrapping_sub(failed_from) as i32) >= 0,
+            .filter(|(count, op_status)| match op_status {
+                OpStatus::Cancelled => true,
+                OpStatus::Done => (count.wrapping_sub(failed_from) as i32) >= 0,
                 _ => false,
             })
             .collect();
-        Ends {
+        FinalStatuses {
             failed_from,
             exceptions,
         }
     }
 
-    pub(in crate::endpoint) fn of(&self, count: u32) -> Standing {
+    pub(in crate::endpoint) fn of(&self, count: u32) -> OpStatus {
         let exception = self.exceptions.iter().find(|(other, _)| *other == count);
         match exception {
-            Some((_, standing)) => *standing,
-            None if (self.failed_from.wrapping_sub(count) as i32) > 0 => Standing::Done,
-            None => Standing::Failed,
+            Some((_, op_status)) => *op_status,
+            None if (self.failed_from.wrapping_sub(count) as i32) > 0 => OpStatus::Done,
+            None => OpStatus::Failed,
         }
     }
 }
 
-impl Lane {
+impl QueueState {
     /// How the work request of this running count stands; `rung` counts those that were executed.
-    pub(in crate::endpoint) fn standing(&self, seq: u32, serial: u32, rung: u32) -> Standing {
+    pub(in crate::endpoint) fn op_status(&self, seq: u32, serial: u32, rung: u32) -> OpStatus {
         let outcome = self.outcome(seq);
         let state = outcome.state.load(Ordering::Acquire);
         if outcome.seq.load(Ordering::Relaxed) != seq {
             // The place is used again, which it is only after success: a failed endpoint takes no more.
-            return Standing::Done;
+            return OpStatus::Done;
         }
         if outcome.serial.load(Ordering::Relaxed) != serial {
             // It was taken back, and another one has its count.
-            return Standing::Cancelled;
+            return OpStatus::Cancelled;
         }
         match state {
-            CANCELLED => Standing::Cancelled,
-            SUCCEEDED => Standing::Done,
-            FAILED => Standing::Failed,
-            _ if (rung.wrapping_sub(seq) as i32) > 0 => Standing::Rung,
+            CANCELLED => OpStatus::Cancelled,
+            SUCCEEDED => OpStatus::Done,
+            FAILED => OpStatus::Failed,
+            _ if (rung.wrapping_sub(seq) as i32) > 0 => OpStatus::Rung,
             _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => {
-                Standing::Queued
+                OpStatus::Queued
             }
-            _ => Standing::Prepared,
+            _ => OpStatus::Prepared,
         }
     }
 
@@ -192,33 +192,33 @@ impl Lane {
     /// Whether a stream is in the wait for this running index.
     pub(in crate::endpoint) fn is_waiting(&self, index: u32) -> bool {
         let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-        wait.is_for(index) && wait.standing() == Standing::Rung
+        wait.is_for(index) && wait.op_status() == OpStatus::Rung
     }
 
     /// How the wait for this running index stands. A wait is over when its completion is there, in error or not: exact after
     /// a full reap.
-    pub(in crate::endpoint) fn wait_standing(&self, index: u32, serial: u32) -> Standing {
+    pub(in crate::endpoint) fn wait_status(&self, index: u32, serial: u32) -> OpStatus {
         let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-        let standing = if !wait.is_for(index) {
+        let op_status = if !wait.is_for(index) {
             // The place is used again, so the wait is over.
-            Standing::Done
+            OpStatus::Done
         } else if wait.serial() != serial {
             // It was taken back, and another one has its index.
-            Standing::Cancelled
+            OpStatus::Cancelled
         } else {
-            wait.standing()
+            wait.op_status()
         };
-        if standing == Standing::Done && self.is_behind_failure(index) {
-            Standing::Failed
+        if op_status == OpStatus::Done && self.is_behind_failure(index) {
+            OpStatus::Failed
         } else {
-            standing
+            op_status
         }
     }
 
     /// Whether the completion of this running index was taken by a wait that was dropped before a stream had it.
     pub(in crate::endpoint) fn is_dropped_wait(&self, index: u32) -> bool {
         let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-        wait.is_for(index) && wait.standing() == Standing::Cancelled
+        wait.is_for(index) && wait.op_status() == OpStatus::Cancelled
     }
 
     /// Whether the completion of this running index is the first in error, or behind it.
@@ -241,26 +241,29 @@ impl Lane {
         self.cq.cqe(index).is_some_and(|cqe| !cqe.opcode.is_error())
     }
 
-    /// How work requests and waits stand at the end of a life.
-    pub(in crate::endpoint) fn ends(&self) -> (Ends, Ends) {
+    /// How work requests and waits stand at the end of a generation.
+    pub(in crate::endpoint) fn ends(&self) -> (FinalStatuses, FinalStatuses) {
         let posted = self.ledger.posted();
         let requests = (1..=self.outcomes.len() as u32).filter_map(|back| {
             let seq = posted.wrapping_sub(back);
             let outcome = self.outcome(seq);
-            let standing = match outcome.state.load(Ordering::Acquire) {
-                CANCELLED => Standing::Cancelled,
-                SUCCEEDED => Standing::Done,
-                _ => Standing::Failed,
+            let op_status = match outcome.state.load(Ordering::Acquire) {
+                CANCELLED => OpStatus::Cancelled,
+                SUCCEEDED => OpStatus::Done,
+                _ => OpStatus::Failed,
             };
-            (outcome.seq.load(Ordering::Relaxed) == seq).then_some((seq, standing))
+            (outcome.seq.load(Ordering::Relaxed) == seq).then_some((seq, op_status))
         });
         let taken = self.taken.load(Ordering::Acquire);
         let waits = (1..=self.records.len() as u32).filter_map(|back| {
             let index = taken.wrapping_sub(back);
             let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
             wait.is_for(index)
-                .then(|| (index, self.wait_standing(index, wait.serial())))
+                .then(|| (index, self.wait_status(index, wait.serial())))
         });
-        (Ends::new(posted, requests), Ends::new(taken, waits))
+        (
+            FinalStatuses::new(posted, requests),
+            FinalStatuses::new(taken, waits),
+        )
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Shared, end_elsewhere};
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::side::{Found, Lane, Wait};
+use crate::endpoint::queue::{QueueState, Reaped, Wait};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
 use crate::proxy::Turn;
@@ -20,7 +20,7 @@ const LINGER_NS: u64 = 100_000_000;
 const FLUSH_NS: u64 = 20_000_000;
 
 impl Shared {
-    /// The failure of this life, if there is one.
+    /// The failure of this generation, if there is one.
     #[inline]
     pub(in crate::endpoint) fn failure(&self) -> Option<WorkError> {
         if self.has_failed.load(Ordering::Acquire) {
@@ -35,12 +35,12 @@ impl Shared {
             .map_or(Ok(()), |failure| Err(Error::Work(failure)))
     }
 
-    /// Records a failure of the life that is now; only the first counts. The watchdog then breaks the endpoint down.
+    /// Records a failure of the generation that is now; only the first counts. The watchdog then breaks the endpoint down.
     pub(in crate::endpoint) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
         self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
     }
 
-    /// Records a failure, unless the life that it was found in is over.
+    /// Records a failure, unless the generation that it was found in is over.
     pub(in crate::endpoint) fn fail_in(&self, epoch: u32, wr_id: Option<u64>, cause: Cause) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if self.epoch.load(Ordering::Relaxed) != epoch {
@@ -67,17 +67,17 @@ impl Shared {
             self.qp.fail();
             self.await_flush();
             if self.qp.silence() {
-                self.lanes.iter().for_each(Lane::enter_silence);
+                self.queues.iter().for_each(QueueState::enter_silence);
             }
             // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.
             self.broken_down.store(true, Ordering::Release);
         }
         self.reap();
-        for lane in &self.lanes {
-            lane.release_waiters(self.bells().is_some());
+        for queue in &self.queues {
+            queue.release_waiters(self.doorbells().is_some());
             // Nobody need wait for a turn any more.
-            self.set_rung(lane.side, lane.queued.load(Ordering::Acquire));
+            self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
         }
     }
 
@@ -87,7 +87,7 @@ impl Shared {
         if self.broken_down.load(Ordering::Acquire) {
             return;
         }
-        let _life = self.hold_life();
+        let _generation = self.hold_generation();
         if self.has_failed.load(Ordering::Acquire) {
             self.break_down();
         }
@@ -99,17 +99,17 @@ impl Shared {
         let deadline_ns = now_ns().saturating_add(FLUSH_NS);
         loop {
             // What was triggered and not rung is flushed as well, once the device knows of it.
-            for lane in &self.lanes {
-                self.ring_triggered(lane.side);
+            for queue in &self.queues {
+                self.ring_triggered(queue.side);
             }
             self.qp.progress();
             self.reap_fully();
-            let flushed = self.lanes.iter().all(|lane| {
-                if lane.is_lent() {
+            let flushed = self.queues.iter().all(|queue| {
+                if queue.is_device_owned() {
                     // Nothing of it is in the ledger; kernels learn of the failure, not of each request's end.
                     return true;
                 }
-                let left = self.rung(lane.side).wrapping_sub(lane.ledger.done());
+                let left = self.rung(queue.side).wrapping_sub(queue.ledger.done());
                 left.cast_signed() <= 0
             });
             if flushed || now_ns() > deadline_ns {
@@ -122,20 +122,20 @@ impl Shared {
     /// Processes new completions of both queues. Whether there were any. A queue that another thread is at is left to it.
     #[inline]
     pub(in crate::endpoint) fn reap(&self) -> bool {
-        self.reap_by(Lane::reap)
+        self.reap_by(QueueState::reap)
     }
 
     /// [`Shared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
     pub(in crate::endpoint) fn reap_fully(&self) {
-        self.reap_by(Lane::reap_fully);
+        self.reap_by(QueueState::reap_fully);
     }
 
     #[inline]
-    fn reap_by(&self, reap: impl Fn(&Lane, &dyn Fn(Found)) -> bool) -> bool {
-        let [send, recv] = &self.lanes;
+    fn reap_by(&self, reap: impl Fn(&QueueState, &dyn Fn(Reaped)) -> bool) -> bool {
+        let [send, recv] = &self.queues;
         let flushed = std::cell::Cell::new(None);
-        let failed = |found: Found| {
-            // The life of the completion: a lane does not start over while one is processed.
+        let failed = |found: Reaped| {
+            // The generation of the completion: a queue does not start over while one is processed.
             let epoch = self.epoch.load(Ordering::Acquire);
             // A flush tells that something else has failed, and the completion that says what may be in the other queue.
             if found.flushed {
@@ -157,7 +157,7 @@ impl Shared {
         new
     }
 
-    /// Records the failure that a flush of that life tells of. The caller has reaped fully.
+    /// Records the failure that a flush of that generation tells of. The caller has reaped fully.
     fn fail_of_flush(&self, epoch: u32) {
         self.look_before_kernels(epoch);
         self.fail_in(epoch, None, Cause::QueuePair);
@@ -199,7 +199,7 @@ impl Shared {
 
     /// Fails for a completion in error that kernels have left, or have not read, of a queue that is lent to them.
     fn look_before_kernels(&self, epoch: u32) {
-        if let Some(cqe) = self.lane(Side::Send).error_before_kernels() {
+        if let Some(cqe) = self.queue(Side::Send).error_before_kernels() {
             let cause = Cause::Completion {
                 status: cqe.status(),
                 syndrome: cqe.syndrome,
@@ -221,22 +221,22 @@ impl Shared {
 
     /// The deadline that has passed, if one has.
     fn overdue(&self, now_ns: u64) -> Option<Duration> {
-        for lane in &self.lanes {
-            for index in lane.under_way() {
-                let record = lane.record(index);
+        for queue in &self.queues {
+            for index in queue.under_way() {
+                let record = queue.record(index);
                 // One whose completion is there is over; its stream was only slow to see it.
-                if !lane.is_waiting(index) || lane.cq.cqe(index).is_some() {
+                if !queue.is_waiting(index) || queue.cq.cqe(index).is_some() {
                     continue;
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
                 if started != 0 && now_ns.saturating_sub(started) > timeout {
-                    lane.set_wait(index, Wait::GivenUp);
+                    queue.set_wait(index, Wait::GivenUp);
                     return Some(Duration::from_nanos(timeout));
                 }
             }
-            let timeout = lane.turn_timeout_ns;
-            let since = lane.turn_waits.since_ns();
+            let timeout = queue.turn_timeout_ns;
+            let since = queue.turn_waits.since_ns();
             if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
                 return Some(Duration::from_nanos(timeout));
             }
@@ -252,7 +252,7 @@ impl Watched for Shared {
 
     fn look(&self) -> Turn {
         let now = now_ns();
-        let _life = self.hold_life();
+        let _generation = self.hold_generation();
         self.look_for_failure();
         if !self.has_failed.load(Ordering::Acquire)
             && let Some(timeout) = self.overdue(now)

@@ -1,44 +1,47 @@
-//! A queue that is lent to kernels, as reaper, poster and watchdog see it.
+//! A queue that is owned by kernels, as reaper, poster and watchdog see it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::{Cursor, Lane};
-use crate::endpoint::lent::Line;
+use super::{Cursor, QueueState};
+use crate::endpoint::device_queue::DeviceQueueState;
 use crate::mlx5::Cqe;
 use crate::{Error, Result};
 
 /// Whose the queue is.
 #[derive(Debug, Default)]
-pub(super) enum Loan {
+pub(super) enum Ownership {
     /// The endpoint's own.
     #[default]
-    None,
-    Lent(Arc<Line>),
-    /// It was lent, and its counts are not the endpoint's any more.
-    Over(Arc<Line>),
+    Host,
+    /// Kernels'.
+    Device(Arc<DeviceQueueState>),
+    /// Kernels owned it, and its counts are not the endpoint's any more.
+    Over(Arc<DeviceQueueState>),
 }
 
-impl Loan {
-    fn line(&self) -> Option<&Arc<Line>> {
+impl Ownership {
+    fn state(&self) -> Option<&Arc<DeviceQueueState>> {
         match self {
-            Loan::None => None,
-            Loan::Lent(line) | Loan::Over(line) => Some(line),
+            Ownership::Host => None,
+            Ownership::Device(state) | Ownership::Over(state) => Some(state),
         }
     }
 }
 
-impl Lane {
-    fn loan(&self) -> MutexGuard<'_, Loan> {
-        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+impl QueueState {
+    fn ownership(&self) -> MutexGuard<'_, Ownership> {
+        self.ownership
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The running index of the next completion.
     ///
     /// # Errors
-    /// [`Error::State`] if the queue is lent already, or anything is under way in it: a work request, or a completion that nobody has collected.
-    pub(in crate::endpoint) fn completion_to_lend(&self) -> Result<u32> {
-        self.check_not_lent("lend the send queue to kernels")?;
+    /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, or a completion that nobody has collected.
+    pub(in crate::endpoint) fn completion_to_hand_over(&self) -> Result<u32> {
+        self.check_host_owned("hand the send queue to kernels")?;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let reason = if self.ledger.in_flight() != 0 {
             format!(
@@ -54,18 +57,18 @@ impl Lane {
             return Ok(cursor.freed);
         };
         Err(Error::State {
-            operation: "lend the send queue to kernels",
+            operation: "hand the send queue to kernels",
             reason,
         })
     }
 
     /// Lends the queue, whose completions are for kernels to read, or, where the host counts them, for them to hear of.
-    pub(in crate::endpoint) fn lend(&self, line: &Arc<Line>) {
+    pub(in crate::endpoint) fn hand_over(&self, state: &Arc<DeviceQueueState>) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.loan() = Loan::Lent(Arc::clone(line));
-        self.is_lent.store(true, Ordering::Release);
+        *self.ownership() = Ownership::Device(Arc::clone(state));
+        self.is_device_owned.store(true, Ordering::Release);
         self.room.store(0, Ordering::Relaxed);
-        if !line.host_rings() {
+        if !state.host_rings() {
             // As if the queue were full of what nobody collects: the reaper looks no further.
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
             self.taken.store(cursor.freed, Ordering::Release);
@@ -73,25 +76,25 @@ impl Lane {
     }
 
     /// The kernels are done with it.
-    pub(in crate::endpoint) fn end_loan(&self) {
-        let mut loan = self.loan();
-        if let Loan::Lent(line) = std::mem::take(&mut *loan) {
-            *loan = Loan::Over(line);
+    pub(in crate::endpoint) fn end_device_ownership(&self) {
+        let mut ownership = self.ownership();
+        if let Ownership::Device(state) = std::mem::take(&mut *ownership) {
+            *ownership = Ownership::Over(state);
         }
     }
 
-    /// Whether it is lent, or was: it is the endpoint's again after a reset.
+    /// Whether kernels own it, or did: it is the endpoint's again after a reset.
     #[inline]
-    pub(in crate::endpoint) fn is_lent(&self) -> bool {
-        self.is_lent.load(Ordering::Acquire)
+    pub(in crate::endpoint) fn is_device_owned(&self) -> bool {
+        self.is_device_owned.load(Ordering::Acquire)
     }
 
-    /// Fails if the queue is lent, or was.
-    pub(in crate::endpoint) fn check_not_lent(&self, operation: &'static str) -> Result<()> {
-        let reason = match &*self.loan() {
-            Loan::None => return Ok(()),
-            Loan::Lent(_) => "its send queue is lent to kernels",
-            Loan::Over(_) => "its send queue was lent to kernels: reset it first",
+    /// Fails if kernels own the queue, or did.
+    pub(in crate::endpoint) fn check_host_owned(&self, operation: &'static str) -> Result<()> {
+        let reason = match &*self.ownership() {
+            Ownership::Host => return Ok(()),
+            Ownership::Device(_) => "its send queue is owned by kernels",
+            Ownership::Over(_) => "its send queue was owned by kernels: reset it first",
         };
         Err(Error::State {
             operation,
@@ -100,50 +103,54 @@ impl Lane {
     }
 
     /// Fails while kernels have the queue, which must not change under them.
-    pub(in crate::endpoint) fn check_loan_over(&self, operation: &'static str) -> Result<()> {
-        match &*self.loan() {
-            Loan::None | Loan::Over(_) => Ok(()),
-            Loan::Lent(_) => Err(Error::State {
+    pub(in crate::endpoint) fn check_ownership_over(&self, operation: &'static str) -> Result<()> {
+        match &*self.ownership() {
+            Ownership::Host | Ownership::Over(_) => Ok(()),
+            Ownership::Device(_) => Err(Error::State {
                 operation,
-                reason: "its send queue is lent to kernels: drop the kernel queue first".into(),
+                reason: "its send queue is owned by kernels: drop the kernel queue first".into(),
             }),
         }
     }
 
     /// The endpoint's again, all of it new.
-    pub(super) fn clear_loan(&self) {
-        let over = std::mem::take(&mut *self.loan());
-        self.is_lent.store(false, Ordering::Release);
+    pub(super) fn clear_ownership(&self) {
+        let over = std::mem::take(&mut *self.ownership());
+        self.is_device_owned.store(false, Ordering::Release);
         // Not under the lock, for with it regions may go.
         drop(over);
     }
 
     /// Whose work requests kernels submit for the host to ring.
     pub(in crate::endpoint) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
-        match &*self.loan() {
-            Loan::Lent(line) => line.submitted(from),
-            Loan::None | Loan::Over(_) => None,
+        match &*self.ownership() {
+            Ownership::Device(state) => state.submitted(from),
+            Ownership::Host | Ownership::Over(_) => None,
         }
     }
 
-    /// A completion of a work request that is not in the ledger: of a kernel's, if the queue is lent.
+    /// A completion of a work request that is not in the ledger: of a kernel's, if they own the queue.
     #[cold]
     pub(super) fn count_for_kernels(&self, index: u32, cqe: &Cqe) {
-        if let Some(line) = self.loan().line() {
+        if let Some(state) = self.ownership().state() {
             let next = index.wrapping_add(1);
             // Nobody else collects it.
             self.taken.store(next, Ordering::Release);
             // Before the kernels hear of their slot: what they put there may be complete, and in need of the place, before this round ends.
             self.cq.set_consumer_index(next);
             if !cqe.opcode.is_error() {
-                line.complete(cqe.wqe_counter);
+                state.complete(cqe.wqe_counter);
             }
         }
     }
 
     /// The cursor as far as the kernels have come that read completions themselves, as the device was told.
     pub(super) fn catch_up(&self, cursor: &mut Cursor) {
-        if self.loan().line().is_some_and(|line| !line.host_rings()) {
+        if self
+            .ownership()
+            .state()
+            .is_some_and(|state| !state.host_rings())
+        {
             cursor.freed = self.cq.consumer_index();
             // Nobody takes any of what is left: the places are the device's only by a reset.
             self.taken.store(cursor.freed, Ordering::Release);
@@ -153,7 +160,12 @@ impl Lane {
 
     /// The first completion in error of those that kernels have not read, or have left where it is. Where the host counts, the reaper finds it.
     pub(in crate::endpoint) fn error_before_kernels(&self) -> Option<Cqe> {
-        if !self.is_lent() || self.loan().line().is_none_or(|line| line.host_rings()) {
+        if !self.is_device_owned()
+            || self
+                .ownership()
+                .state()
+                .is_none_or(|state| state.host_rings())
+        {
             return None;
         }
         let first = self.cq.consumer_index();
@@ -180,15 +192,15 @@ mod tests {
         let mut b = Endpoint::new(&domain, &config).unwrap();
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
-        let mut lent = a.lend_send(true).unwrap();
+        let mut lent = a.take_send_queue(true).unwrap();
         lent.begin().unwrap();
-        let lane = &a.shared.lanes[0];
+        let queue = &a.shared.queues[0];
         let mut cqe = Cqe::parse(&[0; 64]);
         for index in 0..3 {
             cqe.wqe_counter = index as u16;
-            lane.count_for_kernels(index, &cqe);
-            assert_eq!(lane.cq.consumer_index(), index + 1);
-            let told = &lent.line().control().completed;
+            queue.count_for_kernels(index, &cqe);
+            assert_eq!(queue.cq.consumer_index(), index + 1);
+            let told = &lent.state().control().completed;
             assert_eq!(told.load(Ordering::Acquire), index + 1);
         }
     }

@@ -1,0 +1,291 @@
+//! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
+
+mod prepare;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::prepared::{Operation, Parts, Prepared};
+use crate::endpoint::shared::EndpointRef;
+use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
+use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
+use crate::peer::Program;
+use crate::region::Slice;
+use crate::stream::{Backoff, Executor, execute};
+use crate::{Error, Result};
+
+/// Turns of a wait between two looks at the time and at what a device says apart from completions, as long as it does not sleep. Both read a
+/// clock, which may be a system call.
+const TURNS_PER_LOOK: u32 = 64;
+
+/// One end of a reliable connection: a send and a receive queue, each with its completions.
+///
+/// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
+/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`](crate::stream_post) or
+/// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
+/// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
+///
+/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
+/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
+///
+/// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
+/// still have keep its queues alive until they are done with them.
+#[derive(Debug)]
+pub struct Endpoint {
+    pub(super) send: SendQueue,
+    pub(super) recv: RecvQueue,
+    /// Commits that can still be rolled back, by the running count of their work request.
+    /// With those of sends, whether they were signaled.
+    pub(super) send_commits: VecDeque<(u32, (Commit, bool))>,
+    pub(super) recv_commits: VecDeque<(u32, RecvCommit)>,
+    /// The program of the operation that is being prepared. In one place for all, because a new one would have to be cleared.
+    pub(super) program: Program,
+    pub(super) config: EndpointConfig,
+    /// Last: the queues above point into its memory.
+    pub(super) shared: EndpointRef,
+}
+
+impl Endpoint {
+    /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
+    pub fn stream_queue_send(&mut self, stream: &dyn Executor, work: &Work<'_>) -> Result<Ticket> {
+        self.make_and_give(stream, |endpoint| endpoint.make_send(work))
+    }
+
+    /// Queues a write: [`Endpoint::stream_queue_send`] of a [`Work::write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_queue_send`].
+    pub fn stream_queue_write(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
+        self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
+    }
+
+    /// Queues a read: [`Endpoint::stream_queue_send`] of a [`Work::read`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_queue_send`].
+    pub fn stream_queue_read(
+        &mut self,
+        stream: &dyn Executor,
+        slices: &[Slice<'_>],
+        addr: u64,
+        rkey: u32,
+    ) -> Result<Ticket> {
+        self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
+    }
+
+    /// Queues a receive on a stream: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the
+    /// receive when the proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt
+    /// ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
+    pub fn stream_queue_recv(
+        &mut self,
+        stream: &dyn Executor,
+        wr_id: u64,
+        slices: &[Slice<'_>],
+    ) -> Result<Ticket> {
+        self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices))
+    }
+
+    /// Lets what is queued on the stream later wait for the next completion of a queue.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
+    pub fn stream_wait_cq(&mut self, stream: &dyn Executor, side: Side) -> Result<Ticket> {
+        self.stream_wait_cq_for(stream, side, self.config.wait_timeout)
+    }
+
+    /// [`Endpoint::stream_wait_cq`] with a deadline of its own; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`Endpoint::stream_wait_cq`].
+    pub fn stream_wait_cq_for(
+        &mut self,
+        stream: &dyn Executor,
+        side: Side,
+        timeout: Option<Duration>,
+    ) -> Result<Ticket> {
+        self.make_and_give(stream, |endpoint| endpoint.make_wait_cq(side, timeout))
+    }
+
+    /// Posts a send, write, read or atomic now, from this thread.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_send`]; [`Error::State`] if operations of this queue are still on a stream, or prepared and
+    /// not given to one: this one would overtake them.
+    pub fn post_send(&mut self, work: &Work<'_>) -> Result<Ticket> {
+        let prepared = self.prepare_send(work)?;
+        self.execute_or_roll_back(prepared)
+    }
+
+    /// Posts a receive now, from this thread. The device has it when this returns: whoever learns of that may send.
+    ///
+    /// # Errors
+    /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
+    pub fn post_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Ticket> {
+        let prepared = self.prepare_recv(wr_id, slices)?;
+        self.execute_or_roll_back(prepared)
+    }
+
+    /// Takes the next completion of a queue, if it is there; makes progress on a device that needs it.
+    ///
+    /// # Errors
+    /// [`Error::Work`] for a completion in error, and for an endpoint that failed without one.
+    pub fn poll_cq(&mut self, side: Side) -> Result<Option<Completion>> {
+        if let Some(completion) = self.take_completion(side)? {
+            return Ok(Some(completion));
+        }
+        self.shared.qp.progress();
+        if let Some(completion) = self.take_completion(side)? {
+            return Ok(Some(completion));
+        }
+        self.shared.look_for_failure();
+        self.take_completion(side)
+    }
+
+    /// The next completion that the device has written; the failure of the endpoint, if there is one and none before it.
+    fn take_completion(&mut self, side: Side) -> Result<Option<Completion>> {
+        self.shared.reap();
+        let queue = self.shared.queue(side);
+        let mut taken = queue.poll();
+        if taken.is_none()
+            && let Err(failure) = self.shared.check_alive()
+        {
+            // Whoever found the failure may be about to tell of what had completed before it.
+            self.shared.reap_fully();
+            taken = queue.poll();
+            if taken.is_none() {
+                return Err(failure);
+            }
+        }
+        let Some(Err(found)) = taken else {
+            return Ok(taken.and_then(std::result::Result::ok));
+        };
+        Err(Error::Work(crate::WorkError {
+            qpn: self.qpn(),
+            wr_id: found.wr_id,
+            cause: found.cause,
+        }))
+    }
+
+    /// Waits in this thread for the next completion of a queue; `None` waits for ever.
+    ///
+    /// # Errors
+    /// As [`Endpoint::poll_cq`]; [`Error::Timeout`], after which the endpoint is as it was.
+    pub fn wait_cq(&mut self, side: Side, timeout: Option<Duration>) -> Result<Completion> {
+        let mut deadline = None;
+        let mut backoff = Backoff::new();
+        let mut turns = 0u32;
+        loop {
+            if let Some(completion) = self.take_completion(side)? {
+                return Ok(completion);
+            }
+            turns = turns.wrapping_add(1);
+            let looks = turns.is_multiple_of(TURNS_PER_LOOK) || !backoff.spins();
+            if looks && deadline.is_none() {
+                // Most waits are over before this.
+                deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+            }
+            let in_time = if self.shared.qp.progress() {
+                backoff.reset();
+                !looks || deadline.is_none_or(|deadline| Instant::now() < deadline)
+            } else {
+                backoff.pause_until(deadline)
+            };
+            if in_time && !looks {
+                continue;
+            }
+            self.shared.look_for_failure();
+            if in_time {
+                continue;
+            }
+            // Whoever is at it may have come behind this one's last look, and ahead of the deadline.
+            self.shared.reap_fully();
+            return match self.take_completion(side)? {
+                Some(completion) => Ok(completion),
+                None => Err(Error::Timeout {
+                    operation: "wait_cq",
+                    timeout: timeout.unwrap_or_default(),
+                }),
+            };
+        }
+    }
+
+    /// Prepares and posts an operation without moving it: its program stays where it was made until the stream copies what is in use of it,
+    /// and the only handles of what is shared are the stream's and the ticket's.
+    #[inline(always)]
+    fn make_and_give(
+        &mut self,
+        stream: &dyn Executor,
+        make: impl FnOnce(&mut Self) -> Result<Operation>,
+    ) -> Result<Ticket> {
+        let operation = make(self)?;
+        let guard = Ungiven(Parts {
+            shared: &self.shared,
+            program: &self.program,
+            operation,
+        });
+        let given = guard.0.give_to(stream);
+        std::mem::forget(guard);
+        match given {
+            Ok(()) => Ok(Ticket::of_operation(&self.shared, operation)),
+            Err(error) => {
+                self.rollback(self.prepared(operation));
+                Err(error)
+            }
+        }
+    }
+
+    fn execute_or_roll_back(&mut self, mut prepared: Prepared) -> Result<Ticket> {
+        let shared = Arc::clone(&self.shared);
+        let side = prepared.operation.side;
+        let queue = shared.queue(side);
+        let ready = queue.begin_posting_alone().and_then(|posting| {
+            prepared.parts().check_turn()?;
+            let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
+            if waiting != 0 {
+                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", side.name());
+                return Err(Error::State { operation: "post", reason });
+            }
+            Ok(posting)
+        });
+        let _posting = match ready {
+            Ok(posting) => posting,
+            Err(error) => {
+                self.rollback(prepared);
+                return Err(error);
+            }
+        };
+        let ticket = prepared.ticket();
+        prepared.parts().enter_queued();
+        prepared.live = false;
+        queue.last_stream.store(0, Ordering::Relaxed);
+        let cookie = prepared.parts().cookie(false);
+        // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
+        let _ = execute(&prepared.program, &*shared, cookie);
+        // On the proxy path that was a trigger. This thread need not wait for another one to see it.
+        shared.ring_now(side);
+        Ok(ticket)
+    }
+}
+
+/// Cancels the operation in it, should a stream panic that it is being given to.
+struct Ungiven<'a>(Parts<'a>);
+
+impl Drop for Ungiven<'_> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
