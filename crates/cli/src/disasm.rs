@@ -14,7 +14,7 @@ const ROW_BYTES: usize = 16;
 
 /// What `doorbell disasm` takes.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct DisasmOptions {
     /// Doorbells that carry their WQE to the device
     #[arg(long)]
     blueflame: bool,
@@ -28,7 +28,7 @@ pub struct Options {
 ///
 /// # Errors
 /// What the library refuses.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &DisasmOptions) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let name = &options.device;
     let device = Device::open(name).with_context(|| format!("--device {name}"))?;
@@ -60,7 +60,10 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn pair(domain: &ProtectionDomain, options: &Options) -> doorbell::Result<(Endpoint, Endpoint)> {
+fn pair(
+    domain: &ProtectionDomain,
+    options: &DisasmOptions,
+) -> doorbell::Result<(Endpoint, Endpoint)> {
     let config = EndpointConfig {
         blueflame: options.blueflame,
         ..EndpointConfig::default()

@@ -14,7 +14,7 @@ const FEATURES: [(&str, bool, &str); 2] = [
 
 /// What `doorbell info` takes.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct InfoOptions {
     /// Show this device only, by any name that opens it: `mlx5`, a PCI address, `mlx5_0,port=2,gid=3`
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -24,7 +24,7 @@ pub struct Options {
 ///
 /// # Errors
 /// A device that is listed and cannot be used.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &InfoOptions) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     writeln!(out, "doorbell {} ({os}, {arch})", env!("CARGO_PKG_VERSION"))?;

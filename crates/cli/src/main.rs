@@ -2,9 +2,9 @@
 
 mod bench;
 mod disasm;
+mod environment;
 mod info;
 mod softcx;
-mod surroundings;
 
 use std::process::ExitCode;
 
@@ -13,44 +13,44 @@ use clap::{Parser, Subcommand};
 /// GPU-triggered RDMA: measure it, look at what it queues, and see what this machine has for it.
 #[derive(Parser)]
 #[command(name = "doorbell", version, arg_required_else_help = false)]
-struct Line {
+struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum CliCommand {
     /// Measure
     #[command(subcommand, arg_required_else_help = false)]
-    Bench(Bench),
+    BenchCommand(BenchCommand),
     /// Show the bytecode and the WQE of a send, a write and a wait
-    Disasm(disasm::Options),
+    Disasm(disasm::DisasmOptions),
     /// List devices, streams and paths
-    Info(info::Options),
+    Info(info::InfoOptions),
     /// The software ConnectX for unmodified verbs programs
     #[command(subcommand, arg_required_else_help = false)]
-    Softcx(Softcx),
+    SoftcxCommand(SoftcxCommand),
 }
 
 #[derive(Subcommand)]
-enum Softcx {
+enum SoftcxCommand {
     /// Run a program, and all that it starts, with a software ConnectX in sight as mlx5_0
-    Run(softcx::Options),
+    Run(softcx::RunOptions),
 }
 
 #[derive(Subcommand)]
-enum Bench {
+enum BenchCommand {
     /// The two loops of GPUDirect side by side: kernel and transfer driven by the CPU, and queued on the stream
-    Loop(bench::Options),
+    Loop(bench::BenchOptions),
     /// Round trips: each side runs a kernel and sends, driven by the CPU, and queued on streams
-    Pingpong(bench::Options),
+    Pingpong(bench::BenchOptions),
 }
 
 /// Exit code for a command line that makes no sense.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let line = match Line::try_parse() {
+    let line = match Cli::try_parse() {
         Ok(line) => line,
         Err(error) if error.use_stderr() => return usage(&error.render().to_string()),
         Err(help) => {
@@ -60,19 +60,19 @@ fn main() -> ExitCode {
         }
     };
     let done = match line.command {
-        Command::Bench(bench) => {
+        CliCommand::BenchCommand(bench) => {
             let (exchange, options) = match bench {
-                Bench::Loop(options) => (bench::Exchange::Loop, options),
-                Bench::Pingpong(options) => (bench::Exchange::Pingpong, options),
+                BenchCommand::Loop(options) => (bench::Exchange::Loop, options),
+                BenchCommand::Pingpong(options) => (bench::Exchange::Pingpong, options),
             };
             match options.plan(exchange) {
                 Ok(plan) => bench::run(&plan, &options),
                 Err(refused) => return usage(&format!("error: {refused}")),
             }
         }
-        Command::Disasm(options) => disasm::run(&options),
-        Command::Info(options) => info::run(&options),
-        Command::Softcx(Softcx::Run(options)) => match softcx::run(&options) {
+        CliCommand::Disasm(options) => disasm::run(&options),
+        CliCommand::Info(options) => info::run(&options),
+        CliCommand::SoftcxCommand(SoftcxCommand::Run(options)) => match softcx::run(&options) {
             Ok(code) => return ExitCode::from(code),
             Err(error) => Err(error),
         },

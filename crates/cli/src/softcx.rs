@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use doorbell_softcx::device;
 use doorbell_softcx::doors::{self, Outcome};
 
-use crate::surroundings;
+use crate::environment;
 
 /// Exit code when the run itself fails, as `env` and `timeout` have it.
 const FAILED: u8 = 125;
@@ -27,7 +27,7 @@ enum Door {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Link {
+enum LinkLayer {
     /// InfiniBand
     Ib,
     /// Ethernet, RoCE v2
@@ -35,13 +35,13 @@ enum Link {
 }
 
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct RunOptions {
     /// How programs get at the device
     #[arg(long, value_enum, default_value = "seccomp")]
     door: Door,
     /// The kind of link that the port shows [default: that of the run around this one, or ib]
     #[arg(long, value_enum)]
-    link: Option<Link>,
+    link: Option<LinkLayer>,
     /// Runs on one fabric reach each other [default: that of the run around this one, or `default`]
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
@@ -71,7 +71,7 @@ pub struct Options {
     program: Vec<OsString>,
 }
 
-impl Options {
+impl RunOptions {
     /// The preload door's library.
     fn library(&self) -> Result<PathBuf> {
         if let Some(library) = &self.library {
@@ -103,17 +103,17 @@ impl Options {
                 None => outer("fabric").unwrap_or_else(|| "default".into()),
             },
             link: match self.link() {
-                Link::Ib => device::Link::InfiniBand,
-                Link::Eth => device::Link::Ethernet,
+                LinkLayer::Ib => device::Link::InfiniBand,
+                LinkLayer::Eth => device::Link::Ethernet,
             },
             faults,
             trace: self.trace()?,
         })
     }
 
-    fn link(&self) -> Link {
-        let outer = || Link::from_str(&outer("link")?, false).ok();
-        self.link.or_else(outer).unwrap_or(Link::Ib)
+    fn link(&self) -> LinkLayer {
+        let outer = || LinkLayer::from_str(&outer("link")?, false).ok();
+        self.link.or_else(outer).unwrap_or(LinkLayer::Ib)
     }
 
     /// Programs need not stay in this directory.
@@ -138,7 +138,7 @@ impl Options {
     /// Tells the program, and runs within this one, what holds.
     fn tell(&self, command: &mut Command, device: &device::Options) -> Result<()> {
         for (option, value) in self.given()? {
-            surroundings::tell(command, option, value.as_deref());
+            environment::tell(command, option, value.as_deref());
         }
         let word =
             |name: Option<clap::builder::PossibleValue>| name.map(|it| it.get_name().to_owned());
@@ -147,7 +147,7 @@ impl Options {
             ("fabric", Some(device.fabric.clone())),
             ("door", word(self.door.to_possible_value())),
         ] {
-            surroundings::tell(command, option, value.as_deref().map(OsStr::new));
+            environment::tell(command, option, value.as_deref().map(OsStr::new));
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ impl Options {
     /// What the run around this one has otherwise than was asked for.
     fn disagreement(&self) -> Result<Option<String>> {
         for (option, asked) in self.given()? {
-            let has = surroundings::outer(option);
+            let has = environment::outer(option);
             let Some(asked) = asked.filter(|asked| Some(asked) != has.as_ref()) else {
                 continue;
             };
@@ -170,7 +170,7 @@ impl Options {
 }
 
 fn outer(option: &str) -> Option<String> {
-    surroundings::outer(option)?.into_string().ok()
+    environment::outer(option)?.into_string().ok()
 }
 
 /// Becomes the program. Returns only if that fails.
@@ -183,7 +183,7 @@ fn become_program(mut command: Command) -> Outcome {
 ///
 /// # Errors
 /// Options that make no sense.
-pub fn run(options: &Options) -> Result<u8> {
+pub fn run(options: &RunOptions) -> Result<u8> {
     let device = options.device()?;
     let (name, arguments) = options.program.split_first().context("no program")?;
     let program = || {
@@ -195,11 +195,11 @@ pub fn run(options: &Options) -> Result<u8> {
     options.tell(&mut command, &device)?;
     let outcome = match options.door {
         Door::Seccomp => {
-            surroundings::without_library(&mut command);
+            environment::without_library(&mut command);
             doors::run(&device, command)
         }
         Door::Preload => {
-            surroundings::with_library(&mut command, &options.library()?);
+            environment::with_library(&mut command, &options.library()?);
             Ok(become_program(command))
         }
     };

@@ -7,12 +7,12 @@ use std::time::Duration;
 use doorbell::GraphExec;
 use doorbell::Result;
 
-use super::end::End;
-use super::pass::Step;
+use super::pass::BenchStep;
+use super::peer::Peer;
 
 /// The graph of the case that is measured.
 #[cfg(feature = "cuda")]
-pub struct Graph {
+pub struct BatchGraph {
     /// Of a batch.
     steps: u64,
     recorded: Option<Recorded>,
@@ -20,7 +20,7 @@ pub struct Graph {
 
 /// No stream of this build takes graphs.
 #[cfg(not(feature = "cuda"))]
-pub enum Graph {}
+pub enum BatchGraph {}
 
 #[cfg(feature = "cuda")]
 struct Recorded {
@@ -30,10 +30,10 @@ struct Recorded {
 }
 
 #[cfg(feature = "cuda")]
-impl Graph {
+impl BatchGraph {
     /// None yet, of batches of so many steps.
-    pub fn new(steps: u64) -> Graph {
-        Graph {
+    pub fn new(steps: u64) -> BatchGraph {
+        BatchGraph {
             steps,
             recorded: None,
         }
@@ -44,7 +44,7 @@ impl Graph {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn step(&mut self, end: &mut End, step: &Step) -> Result<()> {
+    pub fn step(&mut self, peer: &mut Peer, step: &BenchStep) -> Result<()> {
         if !step.index.is_multiple_of(self.steps) {
             return Ok(());
         }
@@ -53,19 +53,19 @@ impl Graph {
         let recorded = match self.recorded.take().filter(of_case) {
             Some(recorded) => recorded,
             None => Recorded {
-                exec: end.record(step, self.steps)?,
+                exec: peer.record(step, self.steps)?,
                 size_bytes,
                 kernel,
             },
         };
-        end.launch_graph(&mut self.recorded.insert(recorded).exec)
+        peer.launch_graph(&mut self.recorded.insert(recorded).exec)
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-impl Graph {
+impl BatchGraph {
     /// As with the feature `cuda`.
-    pub fn step(&mut self, _: &mut End, _: &Step) -> Result<()> {
+    pub fn step(&mut self, _: &mut Peer, _: &BenchStep) -> Result<()> {
         match *self {}
     }
 }

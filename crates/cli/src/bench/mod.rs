@@ -1,22 +1,22 @@
-//! `doorbell bench`: what is measured ([`options`]), by whom ([`cast`], [`link`]), how ([`pass`]), and how it is shown
+//! `doorbell bench`: what is measured ([`options`]), by whom ([`scenario`], [`rendezvous`]), how ([`pass`]), and how it is shown
 //! ([`report`]).
 
-mod cast;
+mod backend;
 mod clock;
-mod end;
 mod graph;
-mod link;
 mod message;
 mod nvtx;
 mod options;
 mod pass;
 mod pattern;
+mod peer;
 mod plot;
 mod progress;
+mod rendezvous;
 mod report;
 mod row;
+mod scenario;
 mod sizes;
-mod stream;
 mod table;
 mod trigger;
 
@@ -25,83 +25,101 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use doorbell::{Device, Listener};
 
-use cast::{Cast, Part};
-use link::Link;
-use options::{Case, Output, Place};
-pub use options::{Exchange, Options, Plan};
+use backend::Backend;
+use options::{BenchCase, Mode, Output};
+pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
+use rendezvous::Rendezvous;
 use report::Report;
-use row::{Row, Setting};
-use stream::Ground;
+use row::{BenchRow, Setup};
+use scenario::{Role, Scenario};
 
 /// Runs a benchmark.
 ///
 /// # Errors
 /// What keeps it from being run to its end.
-pub fn run(plan: &Plan, options: &Options) -> Result<()> {
+pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
     let name = options.device();
     let device = Device::open(name).with_context(|| format!("--device {name}"))?;
-    let ground = options.ground()?;
-    match options.place() {
-        Place::Here => {
-            let mut cast = Cast::both(&device, &ground, plan)?;
-            let setting = cast.setting();
-            report(plan, options.output(), &setting, |case| {
-                measure(&mut cast, plan, &setting, case)
+    let backend = options.backend()?;
+    match options.mode() {
+        Mode::Local => {
+            let mut scenario = Scenario::both(&device, &backend, plan)?;
+            let setup = scenario.setup();
+            report(plan, options.output(), &setup, |case| {
+                measure(&mut scenario, plan, &setup, case)
             })
         }
-        Place::Connect(address) => {
-            let mut link =
-                Link::connect(&address, plan).with_context(|| format!("--connect {address}"))?;
-            lead(&mut link, &device, &ground, plan, options.output())
-                .map_err(|error| link.part(error))
+        Mode::Connect(address) => {
+            let mut rendezvous = Rendezvous::connect(&address, plan)
+                .with_context(|| format!("--connect {address}"))?;
+            lead(&mut rendezvous, &device, &backend, plan, options.output())
+                .map_err(|error| rendezvous.part(error))
         }
-        Place::Listen(address) => {
+        Mode::Listen(address) => {
             let listener =
                 Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
             println!("listening at {}", listener.address()?);
             std::io::stdout().flush()?;
-            let (mut link, plan) = Link::accept(&listener, options.timeout())?;
-            second(&mut link, &device, &ground, &plan).map_err(|error| link.part(error))
+            let (mut rendezvous, plan) = Rendezvous::accept(&listener, options.timeout())?;
+            second(&mut rendezvous, &device, &backend, &plan)
+                .map_err(|error| rendezvous.part(error))
         }
     }
 }
 
 /// Measures, with the other process at the other end.
 fn lead(
-    link: &mut Link,
+    rendezvous: &mut Rendezvous,
     device: &Device,
-    ground: &Ground,
+    backend: &Backend,
     plan: &Plan,
     output: Output,
 ) -> Result<()> {
-    let mut cast = Cast::new(device, ground, plan, Part::First, Some(link.peer_gone()))?;
-    link.introduce(cast.first())?;
-    let setting = cast.setting();
-    report(plan, output, &setting, |case| {
-        link.meet()?;
-        let row = measure(&mut cast, plan, &setting, case)?;
-        link.meet()?;
+    let mut scenario = Scenario::new(
+        device,
+        backend,
+        plan,
+        Role::Client,
+        Some(rendezvous.disconnected()),
+    )?;
+    rendezvous.connect_peer(scenario.first())?;
+    let setup = scenario.setup();
+    report(plan, output, &setup, |case| {
+        rendezvous.meet()?;
+        let row = measure(&mut scenario, plan, &setup, case)?;
+        rendezvous.meet()?;
         Ok(row)
     })
 }
 
 /// Is the other end for the process that measures.
-fn second(link: &mut Link, device: &Device, ground: &Ground, plan: &Plan) -> Result<()> {
-    let mut cast = Cast::new(device, ground, plan, Part::Second, Some(link.peer_gone()))?;
-    link.introduce(cast.first())?;
-    let takes_part = cast.takes_part();
+fn second(
+    rendezvous: &mut Rendezvous,
+    device: &Device,
+    backend: &Backend,
+    plan: &Plan,
+) -> Result<()> {
+    let mut scenario = Scenario::new(
+        device,
+        backend,
+        plan,
+        Role::Server,
+        Some(rendezvous.disconnected()),
+    )?;
+    rendezvous.connect_peer(scenario.first())?;
+    let takes_part = scenario.takes_part();
     for case in plan.cases() {
-        link.await_peer()?;
+        rendezvous.await_peer()?;
         if takes_part {
-            follow(&mut cast, plan, case).with_context(|| name(case))?;
+            follow(&mut scenario, plan, case).with_context(|| name(case))?;
         }
-        link.await_peer()?;
+        rendezvous.await_peer()?;
     }
     Ok(())
 }
 
-fn name(case: Case) -> String {
+fn name(case: BenchCase) -> String {
     let (kind, size, kernel) = (case.kind, case.size_bytes, case.kernel_us);
     format!("{kind} loop, {size} bytes, kernel {kernel} us")
 }
@@ -110,12 +128,12 @@ fn name(case: Case) -> String {
 fn report(
     plan: &Plan,
     output: Output,
-    setting: &Setting,
-    mut measure: impl FnMut(Case) -> Result<Row>,
+    setup: &Setup,
+    mut measure: impl FnMut(BenchCase) -> Result<BenchRow>,
 ) -> Result<()> {
     let cases = plan.cases();
     let out = std::io::stdout().lock();
-    let mut report = Report::begin(out, output, setting.clone(), cases.len())?;
+    let mut report = Report::begin(out, output, setup.clone(), cases.len())?;
     for case in cases {
         report.announce(case);
         let row = measure(case).with_context(|| name(case))?;

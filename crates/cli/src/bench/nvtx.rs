@@ -8,7 +8,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// From now until it is dropped, what the thread does has that name.
-pub struct Range(Option<&'static Library>);
+pub struct NvtxRange(Option<&'static Library>);
 
 /// `nvtxRangePushA` and `nvtxRangePop` of nvToolsExt.h.
 struct Library {
@@ -16,20 +16,20 @@ struct Library {
     pop: unsafe extern "C" fn() -> c_int,
 }
 
-impl Range {
+impl NvtxRange {
     /// Begins one.
-    pub fn new(name: &str) -> Range {
+    pub fn new(name: &str) -> NvtxRange {
         let library = library();
         if let (Some(library), Ok(name)) = (library, CString::new(name)) {
             // SAFETY: takes a string, and copies it.
             unsafe { (library.push)(name.as_ptr()) };
-            return Range(Some(library));
+            return NvtxRange(Some(library));
         }
-        Range(None)
+        NvtxRange(None)
     }
 }
 
-impl Drop for Range {
+impl Drop for NvtxRange {
     fn drop(&mut self) {
         if let Some(library) = self.0 {
             // SAFETY: ends what `new` has begun on this thread: ranges are dropped in the order in which they were made, or later.
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn where_there_is_no_library_a_range_is_nothing() {
-        let outer = Range::new("outer");
-        let inner = Range::new("in\0ner");
+        let outer = NvtxRange::new("outer");
+        let inner = NvtxRange::new("in\0ner");
         assert!(inner.0.is_none());
         assert_eq!(outer.0.is_some(), library().is_some());
     }

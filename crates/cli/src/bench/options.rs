@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use super::backend::{Backend, MemoryKind, StreamKind};
 use super::row::Loop;
-use super::sizes::{self, Sizes};
-use super::stream::{Ground, MemoryKind, StreamKind};
+use super::sizes::{self, MessageSizes};
 use super::trigger::TriggerKind;
 
 /// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
@@ -16,10 +16,10 @@ const IN_FLIGHT_MAX: u64 = 4096;
 
 /// What `doorbell bench loop` and `doorbell bench pingpong` take.
 #[derive(Args, Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// Message sizes in bytes: a list with K and M, where A..B is every power of two from A to B
     #[arg(long, value_name = "LIST", default_value = "8..64K")]
-    sizes: Sizes,
+    sizes: MessageSizes,
 
     /// Kernel lengths in microseconds; in a pingpong each side runs a kernel before it sends
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,10",
@@ -72,8 +72,8 @@ pub struct Options {
     op: Op,
 
     /// Which of the two loops to run
-    #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Which::Both)]
-    which: Which,
+    #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
+    which: Loops,
 
     /// Check every byte of every message on arrival
     #[arg(long)]
@@ -110,7 +110,7 @@ pub struct Options {
 
 /// Which loops to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
+enum Loops {
     Sync,
     Async,
     Both,
@@ -144,7 +144,7 @@ pub struct Plan {
     /// How a message goes over.
     pub op: Op,
     /// Message sizes.
-    pub sizes: Sizes,
+    pub sizes: MessageSizes,
     /// Kernel lengths.
     pub kernel_us: Vec<u64>,
     /// Loops, in the order of the rows.
@@ -167,9 +167,9 @@ pub struct Plan {
 
 /// Where the other end is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Mode {
     /// Both ends in this process.
-    Here,
+    Local,
     /// The other process measures; it will come to this address.
     Listen(String),
     /// The other process listens at this address.
@@ -185,7 +185,7 @@ pub struct Output {
     pub plot: Option<PathBuf>,
 }
 
-impl Options {
+impl BenchOptions {
     /// What to measure.
     ///
     /// # Errors
@@ -198,9 +198,9 @@ impl Options {
             sizes: self.sizes.clone(),
             kernel_us: self.kernel_us.clone(),
             loops: match self.which {
-                Which::Sync => vec![Loop::Sync],
-                Which::Async => vec![Loop::Async],
-                Which::Both => vec![Loop::Sync, Loop::Async],
+                Loops::Sync => vec![Loop::Sync],
+                Loops::Async => vec![Loop::Async],
+                Loops::Both => vec![Loop::Sync, Loop::Async],
             },
             steps: self.steps,
             batches: self.batches,
@@ -233,7 +233,7 @@ impl Options {
                 "--graph goes with bench loop: a step of a pingpong is of two streams",
             ),
             (
-                self.place() != Place::Here,
+                self.mode() != Mode::Local,
                 "--graph goes without --listen and --connect: both ends are in this process",
             ),
             (
@@ -249,7 +249,7 @@ impl Options {
                 "--graph goes without --no-kernel: its kernels are in the graph",
             ),
             (
-                self.which == Which::Sync,
+                self.which == Loops::Sync,
                 "--graph goes with --loop async or both: the synchronous loop queues no batches",
             ),
         ];
@@ -268,12 +268,12 @@ impl Options {
                 "--trigger goes without --graph: a trigger is executed once",
             ),
             (
-                self.which == Which::Sync,
+                self.which == Loops::Sync,
                 "--trigger goes with --loop async or both: in the synchronous loop the application rings",
             ),
         ];
         let builds = self.trigger == TriggerKind::Build;
-        if builds && (self.op != Op::Write || self.which != Which::Async) {
+        if builds && (self.op != Op::Write || self.which != Loops::Async) {
             return Err("--trigger build goes with --op write and --loop async: the kernels have the send queue to themselves".into());
         }
         let rings = self.trigger != TriggerKind::Stream;
@@ -285,8 +285,8 @@ impl Options {
     ///
     /// # Errors
     /// This build or this machine has none.
-    pub fn ground(&self) -> anyhow::Result<Ground> {
-        Ground::new(self.stream, self.memory, self.graph, self.trigger, self.gpu)
+    pub fn backend(&self) -> anyhow::Result<Backend> {
+        Backend::new(self.stream, self.memory, self.graph, self.trigger, self.gpu)
     }
 
     /// The name of the device. No part of the plan: the other process may have another one.
@@ -300,11 +300,11 @@ impl Options {
     }
 
     /// Where the other end is.
-    pub fn place(&self) -> Place {
+    pub fn mode(&self) -> Mode {
         match (&self.listen, &self.connect) {
-            (Some(address), _) => Place::Listen(address.clone()),
-            (None, Some(address)) => Place::Connect(address.clone()),
-            (None, None) => Place::Here,
+            (Some(address), _) => Mode::Listen(address.clone()),
+            (None, Some(address)) => Mode::Connect(address.clone()),
+            (None, None) => Mode::Local,
         }
     }
 
@@ -319,7 +319,7 @@ impl Options {
 
 /// What one row measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Case {
+pub struct BenchCase {
     /// Which loop.
     pub kind: Loop,
     /// Bytes of a message.
@@ -374,11 +374,11 @@ impl Plan {
     }
 
     /// The rows in order: the loops of one size and kernel stand together, so that a reader compares neighbours.
-    pub fn cases(&self) -> Vec<Case> {
+    pub fn cases(&self) -> Vec<BenchCase> {
         let mut cases = Vec::new();
         for &kernel_us in &self.kernel_us {
             for size_bytes in self.sizes.iter() {
-                cases.extend(self.loops.iter().map(|&kind| Case {
+                cases.extend(self.loops.iter().map(|&kind| BenchCase {
                     kind,
                     size_bytes,
                     kernel_us,
@@ -396,14 +396,14 @@ mod tests {
     use super::*;
 
     #[derive(Parser, Debug)]
-    struct Line {
+    struct TestCli {
         #[command(flatten)]
-        options: Options,
+        options: BenchOptions,
     }
 
-    fn options(line: &str) -> Result<Options, clap::Error> {
+    fn options(line: &str) -> Result<BenchOptions, clap::Error> {
         let words = std::iter::once("loop").chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|line| line.options)
+        TestCli::try_parse_from(words).map(|line| line.options)
     }
 
     #[test]
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!((plan.steps, plan.batches, plan.iterations), (20, 4, 4000));
         assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
         assert!(!plan.validate);
-        assert_eq!(options.place(), Place::Here);
+        assert_eq!(options.mode(), Mode::Local);
         assert_eq!(options.device(), "softcx");
         assert_eq!(plan.cases().len(), 14 * 2 * 2);
     }
@@ -436,7 +436,7 @@ mod tests {
         assert!(plan.validate);
         assert_eq!(plan.seed, 9);
         assert_eq!(options.device(), "mlx5_0,port=2");
-        assert_eq!(options.place(), Place::Connect("127.0.0.1:7000".into()));
+        assert_eq!(options.mode(), Mode::Connect("127.0.0.1:7000".into()));
         assert_eq!(
             options.output(),
             Output {
@@ -444,7 +444,7 @@ mod tests {
                 plot: Some("out.svg".into())
             }
         );
-        let case = |size_bytes| Case {
+        let case = |size_bytes| BenchCase {
             kind: Loop::Async,
             size_bytes,
             kernel_us: 5,

@@ -10,18 +10,18 @@ use anyhow::{Context, Result};
 
 use super::clock::thread_cpu_time;
 use super::nvtx;
-use super::options::{Case, Plan};
-use super::row::{Loop, Row, Setting, Spread, micros};
+use super::options::{BenchCase, Plan};
+use super::row::{BenchRow, Loop, Setup, Spread, micros};
 
 /// What a pass runs on: a stream, and an endpoint whose other end takes part.
 ///
-/// A step is one kernel and one exchange that follows it. Its kernel is to call [`Step::run_kernel`] on the stream.
-pub trait Rig {
+/// A step is one kernel and one exchange that follows it. Its kernel is to call [`BenchStep::run_kernel`] on the stream.
+pub trait Workload {
     /// One step of the CPU-synchronous loop: launch the kernel, wait for the stream, post, poll until the exchange is complete.
-    fn step_sync(&mut self, step: Step) -> Result<()>;
+    fn step_sync(&mut self, step: BenchStep) -> Result<()>;
 
     /// Queues one step on the stream (kernel, exchange, wait for its completion) and returns.
-    fn step_async(&mut self, step: Step) -> Result<()>;
+    fn step_async(&mut self, step: BenchStep) -> Result<()>;
 
     /// Marks on the stream the end of the batch in `slot`; a slot is marked again only after it was waited for.
     fn mark_batch(&mut self, slot: usize) -> Result<()>;
@@ -29,7 +29,7 @@ pub trait Rig {
     /// Waits until the stream has passed the latest mark of `slot`, off the CPU.
     fn wait_batch(&mut self, slot: usize) -> Result<()>;
 
-    /// Gets ready to have the device's time noted so often. False: kernels note their end themselves, by [`Step::run_kernel`].
+    /// Gets ready to have the device's time noted so often. False: kernels note their end themselves, by [`BenchStep::run_kernel`].
     fn begin_notes(&mut self, _count: usize) -> Result<bool> {
         Ok(false)
     }
@@ -50,7 +50,7 @@ pub trait Rig {
 
 /// One step. It moves to where its kernel runs.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct BenchStep {
     /// Number of the step since the pass began, warm-up included.
     pub index: u64,
     /// Bytes to exchange.
@@ -68,7 +68,7 @@ thread_local! {
     static STAMPS: RefCell<Option<Arc<Stamps>>> = const { RefCell::new(None) };
 }
 
-impl Step {
+impl BenchStep {
     /// Length of the kernel.
     #[cfg(feature = "cuda")]
     pub fn kernel(&self) -> Duration {
@@ -123,7 +123,7 @@ impl Stamps {
     }
 
     fn note(&self, slot: usize) {
-        // Release pairs with the Acquire in `periods`: the drain in between orders the two already, this keeps it true of any rig.
+        // Release pairs with the Acquire in `periods`: the drain in between orders the two already, this keeps it true of any workload.
         self.ends_ns[slot].store(self.start.elapsed().as_nanos() as u64, Ordering::Release);
     }
 
@@ -151,35 +151,40 @@ impl Stamps {
 /// Measures one case: a warm-up as deep as what is in flight, then the plan's iterations.
 ///
 /// # Errors
-/// Those of the rig, and a plan of fewer than two iterations.
-pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -> Result<Row> {
+/// Those of the workload, and a plan of fewer than two iterations.
+pub fn measure(
+    workload: &mut impl Workload,
+    plan: &Plan,
+    setup: &Setup,
+    case: BenchCase,
+) -> Result<BenchRow> {
     let warm_up = plan.in_flight();
-    unmeasured(rig, plan, case, 0..warm_up).context("warm-up")?;
+    unmeasured(workload, plan, case, 0..warm_up).context("warm-up")?;
 
     let stamps = Arc::new(Stamps::new(usize::try_from(plan.iterations)?));
-    let steps = (0..plan.iterations).map(|iteration| Step {
+    let steps = (0..plan.iterations).map(|iteration| BenchStep {
         stamp: Some(iteration as usize),
         stamps: (iteration == 0).then(|| Arc::clone(&stamps)),
         ..step(case, warm_up + iteration)
     });
-    let noted = rig.begin_notes((plan.iterations / plan.steps) as usize + 1)?;
-    let _range = nvtx::Range::new("measured");
+    let noted = workload.begin_notes((plan.iterations / plan.steps) as usize + 1)?;
+    let _range = nvtx::NvtxRange::new("measured");
     let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
-    drive(rig, plan, case, steps, noted)?;
+    drive(workload, plan, case, steps, noted)?;
     let (wall, cpu) = (start.elapsed(), thread_cpu_time()? - cpu_before);
     let mut periods = if noted {
         // The mean of each batch: to note the time of every step would take as long as the step.
-        let batches = rig.periods_ns()?.into_iter();
+        let batches = workload.periods_ns()?.into_iter();
         batches.map(|ns| ns / plan.steps).collect()
     } else {
         stamps.periods()?
     };
 
     let iterations = plan.iterations as f64;
-    Ok(Row {
-        nic: setting.nic.clone(),
-        stream: setting.stream.clone(),
-        path: setting.path.clone(),
+    Ok(BenchRow {
+        nic: setup.nic.clone(),
+        stream: setup.stream.clone(),
+        path: setup.path.clone(),
         kind: case.kind,
         size_bytes: case.size_bytes,
         kernel_us: case.kernel_us,
@@ -190,23 +195,34 @@ pub fn measure(rig: &mut impl Rig, plan: &Plan, setting: &Setting, case: Case) -
     })
 }
 
-/// Runs the steps of [`measure`] on the rig of the other process, where nothing is measured.
+/// Runs the steps of [`measure`] on the workload of the other process, where nothing is measured.
 ///
 /// # Errors
-/// Those of the rig.
-pub fn follow(rig: &mut impl Rig, plan: &Plan, case: Case) -> Result<()> {
+/// Those of the workload.
+pub fn follow(workload: &mut impl Workload, plan: &Plan, case: BenchCase) -> Result<()> {
     let warm_up = plan.in_flight();
-    unmeasured(rig, plan, case, 0..warm_up).context("warm-up")?;
-    unmeasured(rig, plan, case, warm_up..warm_up + plan.iterations)
+    unmeasured(workload, plan, case, 0..warm_up).context("warm-up")?;
+    unmeasured(workload, plan, case, warm_up..warm_up + plan.iterations)
 }
 
-fn unmeasured(rig: &mut impl Rig, plan: &Plan, case: Case, steps: Range<u64>) -> Result<()> {
-    let _range = nvtx::Range::new("unmeasured");
-    drive(rig, plan, case, steps.map(|index| step(case, index)), false)
+fn unmeasured(
+    workload: &mut impl Workload,
+    plan: &Plan,
+    case: BenchCase,
+    steps: Range<u64>,
+) -> Result<()> {
+    let _range = nvtx::NvtxRange::new("unmeasured");
+    drive(
+        workload,
+        plan,
+        case,
+        steps.map(|index| step(case, index)),
+        false,
+    )
 }
 
-fn step(case: Case, index: u64) -> Step {
-    Step {
+fn step(case: BenchCase, index: u64) -> BenchStep {
+    BenchStep {
         index,
         size_bytes: case.size_bytes,
         kernel: Duration::from_micros(case.kernel_us),
@@ -219,21 +235,21 @@ fn step(case: Case, index: u64) -> Step {
 /// older half of them is done: to be woken for each single batch would cost the application twice as many sleeps, and to be
 /// woken when all are done would leave the stream without work.
 fn drive(
-    rig: &mut impl Rig,
+    workload: &mut impl Workload,
     plan: &Plan,
-    case: Case,
-    steps: impl Iterator<Item = Step>,
+    case: BenchCase,
+    steps: impl Iterator<Item = BenchStep>,
     noted: bool,
 ) -> Result<()> {
     if noted {
-        rig.note()?;
+        workload.note()?;
     }
     match case.kind {
         Loop::Sync => {
             for (count, step) in (1..).zip(steps) {
-                rig.step_sync(step)?;
+                workload.step_sync(step)?;
                 if noted && count % plan.steps == 0 {
-                    rig.note()?;
+                    workload.note()?;
                 }
             }
         }
@@ -250,32 +266,32 @@ fn drive(
                 {
                     // The newest first: behind it, the others have passed, and nothing sleeps for them.
                     for passed in (oldest..oldest + half).rev() {
-                        rig.wait_batch(slot(passed))?;
+                        workload.wait_batch(slot(passed))?;
                     }
                 }
                 for step in steps.by_ref().take(plan.steps as usize) {
-                    rig.step_async(step)?;
+                    workload.step_async(step)?;
                 }
                 if noted {
-                    rig.note()?;
+                    workload.note()?;
                 }
-                rig.mark_batch(slot(batch))?;
+                workload.mark_batch(slot(batch))?;
             }
         }
     }
-    rig.drain()
+    workload.drain()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::options::{Exchange, Op};
-    use super::super::sizes::Sizes;
+    use super::super::sizes::MessageSizes;
     use super::*;
 
     /// Runs each kernel at the spot or at the next wait, and writes down what it was asked for.
     #[derive(Default)]
-    struct Ledger {
-        queued: Vec<Step>,
+    struct Recorder {
+        queued: Vec<BenchStep>,
         sync_steps: Vec<u64>,
         async_steps: Vec<u64>,
         marked: Vec<bool>,
@@ -286,7 +302,7 @@ mod tests {
         lose_kernels: bool,
     }
 
-    impl Ledger {
+    impl Recorder {
         fn run_queued(&mut self) {
             for step in self.queued.drain(..) {
                 if !self.lose_kernels {
@@ -296,14 +312,14 @@ mod tests {
         }
     }
 
-    impl Rig for Ledger {
-        fn step_sync(&mut self, step: Step) -> Result<()> {
+    impl Workload for Recorder {
+        fn step_sync(&mut self, step: BenchStep) -> Result<()> {
             step.run_kernel();
             self.sync_steps.push(step.index);
             Ok(())
         }
 
-        fn step_async(&mut self, step: Step) -> Result<()> {
+        fn step_async(&mut self, step: BenchStep) -> Result<()> {
             self.async_steps.push(step.index);
             self.queued.push(step);
             Ok(())
@@ -343,7 +359,7 @@ mod tests {
             exchange: Exchange::Loop,
             op: Op::Write,
             timeout_s: 30,
-            sizes: "64".parse::<Sizes>().unwrap(),
+            sizes: "64".parse::<MessageSizes>().unwrap(),
             kernel_us: vec![0],
             loops: vec![Loop::Sync, Loop::Async],
             steps: 3,
@@ -355,39 +371,44 @@ mod tests {
         }
     }
 
-    fn measured(rig: &mut Ledger, kind: Loop, kernel_us: u64, iterations: u64) -> Result<Row> {
-        let setting = Setting {
+    fn measured(
+        workload: &mut Recorder,
+        kind: Loop,
+        kernel_us: u64,
+        iterations: u64,
+    ) -> Result<BenchRow> {
+        let setup = Setup {
             nic: "nic0".into(),
             stream: "host".into(),
             path: "direct".into(),
             why: String::new(),
             gpu: None,
         };
-        let case = Case {
+        let case = BenchCase {
             kind,
             size_bytes: 64,
             kernel_us,
         };
-        measure(rig, &plan(iterations), &setting, case)
+        measure(workload, &plan(iterations), &setup, case)
     }
 
     #[test]
     fn sync_runs_every_step_in_order() {
-        let mut rig = Ledger::default();
-        let row = measured(&mut rig, Loop::Sync, 0, 12).unwrap();
-        assert_eq!(rig.sync_steps, (0..6 + 12).collect::<Vec<_>>());
-        assert!(rig.async_steps.is_empty());
-        assert_eq!((rig.waits, rig.drains), (0, 2));
+        let mut workload = Recorder::default();
+        let row = measured(&mut workload, Loop::Sync, 0, 12).unwrap();
+        assert_eq!(workload.sync_steps, (0..6 + 12).collect::<Vec<_>>());
+        assert!(workload.async_steps.is_empty());
+        assert_eq!((workload.waits, workload.drains), (0, 2));
         assert_eq!((row.iterations, row.size_bytes), (12, 64));
     }
 
     #[test]
     fn async_keeps_the_batches_in_flight_and_no_more() {
-        let mut rig = Ledger::default();
-        measured(&mut rig, Loop::Async, 0, 12).unwrap();
-        assert_eq!(rig.async_steps, (0..6 + 12).collect::<Vec<_>>());
-        assert_eq!(rig.most_batches_in_flight, 2);
-        assert_eq!((rig.waits, rig.drains), (2, 2));
+        let mut workload = Recorder::default();
+        measured(&mut workload, Loop::Async, 0, 12).unwrap();
+        assert_eq!(workload.async_steps, (0..6 + 12).collect::<Vec<_>>());
+        assert_eq!(workload.most_batches_in_flight, 2);
+        assert_eq!((workload.waits, workload.drains), (2, 2));
     }
 
     #[test]
@@ -395,39 +416,39 @@ mod tests {
         for batches in 1..=7 {
             let mut plan = plan(3 * 23);
             plan.batches = batches;
-            let mut rig = Ledger::default();
-            let case = Case {
+            let mut workload = Recorder::default();
+            let case = BenchCase {
                 kind: Loop::Async,
                 size_bytes: 64,
                 kernel_us: 0,
             };
-            // The rig refuses a second mark, and a wait for none.
-            follow(&mut rig, &plan, case).unwrap();
-            assert_eq!(rig.most_batches_in_flight as u64, batches);
-            assert_eq!(rig.async_steps.len() as u64, 3 * (23 + batches));
+            // The workload refuses a second mark, and a wait for none.
+            follow(&mut workload, &plan, case).unwrap();
+            assert_eq!(workload.most_batches_in_flight as u64, batches);
+            assert_eq!(workload.async_steps.len() as u64, 3 * (23 + batches));
         }
     }
 
     #[test]
     fn kernel_length_is_in_every_period_and_in_the_cpu_of_its_thread() {
-        let mut rig = Ledger::default();
-        let row = measured(&mut rig, Loop::Sync, 200, 9).unwrap();
+        let mut workload = Recorder::default();
+        let row = measured(&mut workload, Loop::Sync, 200, 9).unwrap();
         assert!(row.us_per_iter.min >= 200.0, "{row:?}");
         assert!(row.us_per_iter.p99 >= row.us_per_iter.p50, "{row:?}");
         assert!(row.msgs_per_s <= 5000.0, "{row:?}");
-        // This rig runs its kernels on the measuring thread; preempted time is not CPU time, hence above zero only.
+        // This workload runs its kernels on the measuring thread; preempted time is not CPU time, hence above zero only.
         assert!(row.app_cpu_us_per_iter > 0.0, "{row:?}");
     }
 
     #[test]
     fn lost_kernels_and_short_plans_are_errors() {
-        let mut rig = Ledger {
+        let mut workload = Recorder {
             lose_kernels: true,
-            ..Ledger::default()
+            ..Recorder::default()
         };
-        let error = measured(&mut rig, Loop::Async, 0, 6).unwrap_err();
+        let error = measured(&mut workload, Loop::Async, 0, 6).unwrap_err();
         assert!(error.to_string().contains("never ran"), "{error}");
-        let error = measured(&mut Ledger::default(), Loop::Sync, 0, 1).unwrap_err();
+        let error = measured(&mut Recorder::default(), Loop::Sync, 0, 1).unwrap_err();
         assert!(error.to_string().contains("two iterations"), "{error}");
     }
 }

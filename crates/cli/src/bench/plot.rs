@@ -6,7 +6,7 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::row::{Loop, Row, Setting};
+use super::row::{BenchRow, Loop, Setup};
 use super::sizes::Short;
 
 const WIDTH: u32 = 1200;
@@ -30,40 +30,40 @@ const COLOURS: [RGBColor; 6] = [
 ///
 /// # Errors
 /// No rows, and whatever the drawing library reports.
-pub fn svg(setting: &Setting, rows: &[Row]) -> Result<String> {
+pub fn svg(setup: &Setup, rows: &[BenchRow]) -> Result<String> {
     let lines = lines(rows);
     anyhow::ensure!(!lines.is_empty(), "there are no rows to draw");
     let mut text = String::new();
     // The library's errors borrow the text they draw into: they are turned into ours before it is given away.
-    draw(&mut text, setting, &lines)
+    draw(&mut text, setup, &lines)
         .map_err(|error| anyhow!("{error:#}"))
         .context("drawing the rows")?;
     Ok(text)
 }
 
 /// The rows of one loop and one kernel length, shortest message first.
-struct Line<'a> {
+struct Series<'a> {
     kind: Loop,
     kernel_us: u64,
     colour: RGBColor,
-    rows: Vec<&'a Row>,
+    rows: Vec<&'a BenchRow>,
 }
 
-fn lines(rows: &[Row]) -> Vec<Line<'_>> {
+fn lines(rows: &[BenchRow]) -> Vec<Series<'_>> {
     let mut kernels: Vec<u64> = rows.iter().map(|row| row.kernel_us).collect();
     kernels.sort_unstable();
     kernels.dedup();
     let mut lines = Vec::new();
     for (index, &kernel_us) in kernels.iter().enumerate() {
         for kind in [Loop::Sync, Loop::Async] {
-            let mut of_line: Vec<&Row> = rows
+            let mut of_line: Vec<&BenchRow> = rows
                 .iter()
                 .filter(|row| row.kernel_us == kernel_us && row.kind == kind)
                 .collect();
             of_line.sort_by_key(|row| row.size_bytes);
             if !of_line.is_empty() {
                 let colour = COLOURS[index % COLOURS.len()];
-                lines.push(Line {
+                lines.push(Series {
                     kind,
                     kernel_us,
                     colour,
@@ -82,14 +82,14 @@ fn head_height(lines: usize) -> u32 {
     LEGEND_TOP + LEGEND_ROW * lines.div_ceil(LEGEND_COLUMNS) as u32 + 6
 }
 
-fn draw(text: &mut String, setting: &Setting, lines: &[Line<'_>]) -> Result<()> {
+fn draw(text: &mut String, setup: &Setup, lines: &[Series<'_>]) -> Result<()> {
     let head = head_height(lines.len());
     let root = SVGBackend::with_string(text, (WIDTH, head + PANEL_HEIGHT)).into_drawing_area();
     let done = (|| {
         root.fill(&WHITE)?;
         let title = format!(
             "doorbell bench: nic {}, stream {}, path {}",
-            setting.nic, setting.stream, setting.path
+            setup.nic, setup.stream, setup.path
         );
         root.draw(&Text::new(
             title,
@@ -122,7 +122,7 @@ fn draw(text: &mut String, setting: &Setting, lines: &[Line<'_>]) -> Result<()> 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Samples under the title, for both panels.
-fn legend(root: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
+fn legend(root: &Area<'_>, lines: &[Series<'_>]) -> Drawn {
     let style = (FONT, 15)
         .into_font()
         .color(&INK)
@@ -140,7 +140,7 @@ fn legend(root: &Area<'_>, lines: &[Line<'_>]) -> Drawn {
 }
 
 /// A polyline in pixels: whole for the asynchronous loop, dashed for the synchronous one, so that black and white print tells them apart too.
-fn stroke(area: &Area<'_>, line: &Line<'_>, points: &[(i32, i32)]) -> Drawn {
+fn stroke(area: &Area<'_>, line: &Series<'_>, points: &[(i32, i32)]) -> Drawn {
     let style = line.colour.stroke_width(2);
     match line.kind {
         Loop::Async => area.draw(&PathElement::new(points.to_vec(), style)),
@@ -148,7 +148,7 @@ fn stroke(area: &Area<'_>, line: &Line<'_>, points: &[(i32, i32)]) -> Drawn {
     }
 }
 
-fn mark(area: &Area<'_>, line: &Line<'_>, at: (i32, i32)) -> Drawn {
+fn mark(area: &Area<'_>, line: &Series<'_>, at: (i32, i32)) -> Drawn {
     match line.kind {
         Loop::Async => area.draw(&Circle::new(at, 4, line.colour.filled())),
         Loop::Sync => {
@@ -162,8 +162,8 @@ fn panel(
     area: &Area<'_>,
     title: &str,
     unit: &str,
-    lines: &[Line<'_>],
-    value: impl Fn(&Row) -> f64,
+    lines: &[Series<'_>],
+    value: impl Fn(&BenchRow) -> f64,
 ) -> Drawn {
     let rows = || lines.iter().flat_map(|line| &line.rows);
     let shortest = rows().map(|row| row.size_bytes).min().unwrap_or(1).max(1) as f64;
@@ -219,8 +219,8 @@ mod tests {
     use super::super::row::tests::sample_row;
     use super::*;
 
-    fn setting() -> Setting {
-        Setting {
+    fn setup() -> Setup {
+        Setup {
             nic: "nic<0>".into(),
             stream: "host".into(),
             path: "direct".into(),
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    fn rows(sizes: std::ops::RangeInclusive<u32>) -> Vec<Row> {
+    fn rows(sizes: std::ops::RangeInclusive<u32>) -> Vec<BenchRow> {
         let mut rows = Vec::new();
         for exponent in sizes.rev() {
             for kernel_us in [0, 10] {
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn drawing_has_its_panels_lines_and_marks() {
-        let svg = svg(&setting(), &rows(3..=16)).unwrap();
+        let svg = svg(&setup(), &rows(3..=16)).unwrap();
         for part in [
             "Time per iteration",
             "Application CPU",
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_mark_lies_in_the_drawing() {
-        let svg = svg(&setting(), &rows(0..=20)).unwrap();
+        let svg = svg(&setup(), &rows(0..=20)).unwrap();
         let number = |text: &str, key: &str| -> f64 {
             let from = text.find(key).unwrap() + key.len();
             text[from..].split('"').next().unwrap().parse().unwrap()
@@ -283,10 +283,10 @@ mod tests {
 
     #[test]
     fn a_long_legend_takes_more_rows_instead_of_leaving_the_drawing() {
-        let rows: Vec<Row> = (0..9)
+        let rows: Vec<BenchRow> = (0..9)
             .map(|kernel_us| sample_row(Loop::Sync, 64, kernel_us))
             .collect();
-        let drawn = svg(&setting(), &rows).unwrap();
+        let drawn = svg(&setup(), &rows).unwrap();
         assert!(drawn.contains(&format!("height=\"{}\"", head_height(9) + PANEL_HEIGHT)));
         assert_eq!(head_height(9), head_height(4) + LEGEND_ROW);
         assert!(drawn.contains("sync, kernel 8 us"));
@@ -295,11 +295,11 @@ mod tests {
     #[test]
     fn one_size_draws_and_no_rows_is_an_error() {
         assert!(
-            svg(&setting(), &rows(6..=6))
+            svg(&setup(), &rows(6..=6))
                 .unwrap()
                 .contains("sync, kernel 0 us")
         );
-        let error = svg(&setting(), &[]).unwrap_err();
+        let error = svg(&setup(), &[]).unwrap_err();
         assert!(error.to_string().contains("no rows"), "{error}");
     }
 }

@@ -5,16 +5,16 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
-use super::options::{Case, Output};
-use super::row::{Row, Setting};
+use super::options::{BenchCase, Output};
+use super::row::{BenchRow, Setup};
 use super::{plot, progress, table};
 
 /// The rows of one run on their way out.
 pub struct Report<W> {
     out: W,
     output: Output,
-    setting: Setting,
-    rows: Vec<Row>,
+    setup: Setup,
+    rows: Vec<BenchRow>,
     bar: ProgressBar,
 }
 
@@ -23,23 +23,23 @@ impl<W: Write> Report<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn begin(mut out: W, output: Output, setting: Setting, expected: usize) -> Result<Self> {
+    pub fn begin(mut out: W, output: Output, setup: Setup, expected: usize) -> Result<Self> {
         if !output.json {
-            writeln!(out, "{}", table::Head(&setting))?;
+            writeln!(out, "{}", table::TableHead(&setup))?;
             out.flush()?;
         }
         Ok(Self {
             out,
             output,
-            setting,
+            setup,
             rows: Vec::with_capacity(expected),
             bar: progress::bar(expected as u64),
         })
     }
 
     /// Says what is being measured now.
-    pub fn announce(&self, case: Case) {
-        let Case {
+    pub fn announce(&self, case: BenchCase) {
+        let BenchCase {
             kind,
             size_bytes,
             kernel_us,
@@ -52,10 +52,10 @@ impl<W: Write> Report<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn row(&mut self, row: Row) -> Result<()> {
+    pub fn row(&mut self, row: BenchRow) -> Result<()> {
         if !self.output.json {
             let Self { bar, out, .. } = self;
-            bar.suspend(|| writeln!(out, "{}", table::Line(&row)).and_then(|()| out.flush()))?;
+            bar.suspend(|| writeln!(out, "{}", table::TableRow(&row)).and_then(|()| out.flush()))?;
         }
         self.rows.push(row);
         self.bar.inc(1);
@@ -66,7 +66,7 @@ impl<W: Write> Report<W> {
     ///
     /// # Errors
     /// Those of `out` and of the drawing's file, which the message names.
-    pub fn end(mut self) -> Result<Vec<Row>> {
+    pub fn end(mut self) -> Result<Vec<BenchRow>> {
         self.bar.finish_and_clear();
         if self.output.json {
             serde_json::to_writer_pretty(&mut self.out, &self.rows)?;
@@ -74,7 +74,7 @@ impl<W: Write> Report<W> {
             self.out.flush()?;
         }
         if let Some(path) = &self.output.plot {
-            let svg = plot::svg(&self.setting, &self.rows)?;
+            let svg = plot::svg(&self.setup, &self.rows)?;
             std::fs::write(path, svg).with_context(|| format!("--plot {}", path.display()))?;
         }
         Ok(self.rows)
@@ -86,8 +86,8 @@ mod tests {
     use super::super::row::{Loop, tests::sample_row};
     use super::*;
 
-    fn setting() -> Setting {
-        Setting {
+    fn setup() -> Setup {
+        Setup {
             nic: "nic0".into(),
             stream: "host".into(),
             path: "direct".into(),
@@ -98,8 +98,7 @@ mod tests {
 
     fn printed(json: bool) -> String {
         let mut text = Vec::new();
-        let mut report =
-            Report::begin(&mut text, Output { json, plot: None }, setting(), 2).unwrap();
+        let mut report = Report::begin(&mut text, Output { json, plot: None }, setup(), 2).unwrap();
         report.row(sample_row(Loop::Sync, 8, 0)).unwrap();
         report.row(sample_row(Loop::Async, 8, 0)).unwrap();
         assert_eq!(report.end().unwrap().len(), 2);
@@ -108,7 +107,7 @@ mod tests {
 
     #[test]
     fn json_is_the_rows_and_nothing_else() {
-        let rows: Vec<Row> = serde_json::from_str(&printed(true)).unwrap();
+        let rows: Vec<BenchRow> = serde_json::from_str(&printed(true)).unwrap();
         assert_eq!(
             rows,
             [sample_row(Loop::Sync, 8, 0), sample_row(Loop::Async, 8, 0)]
@@ -130,7 +129,7 @@ mod tests {
             json: true,
             plot: Some("/nonexistent/out.svg".into()),
         };
-        let mut report = Report::begin(Vec::new(), output, setting(), 1).unwrap();
+        let mut report = Report::begin(Vec::new(), output, setup(), 1).unwrap();
         report.row(sample_row(Loop::Sync, 8, 0)).unwrap();
         let error = report.end().unwrap_err();
         assert!(

@@ -26,7 +26,7 @@ impl fmt::Display for Loop {
 
 /// What a run is taken on; the same for all of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct Setup {
     /// The device.
     pub nic: String,
     /// The executor.
@@ -42,7 +42,7 @@ pub struct Setting {
 /// A row as `--json` prints it. The keys are an interface: they do not change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct BenchRow {
     /// The device.
     pub nic: String,
     /// The executor.
@@ -109,14 +109,14 @@ pub mod tests {
     use super::*;
 
     /// A row of made-up figures, for tests of how rows are shown.
-    pub fn sample_row(kind: Loop, size_bytes: u64, kernel_us: u64) -> Row {
+    pub fn sample_row(kind: Loop, size_bytes: u64, kernel_us: u64) -> BenchRow {
         let spread = Spread {
             min: 1.0,
             p50: 2.0 + kernel_us as f64 + size_bytes as f64 / 4096.0,
             avg: 3.25,
             p99: 1234.567,
         };
-        Row {
+        BenchRow {
             nic: "nic0".into(),
             stream: "host".into(),
             path: "direct".into(),
@@ -170,7 +170,7 @@ pub mod tests {
              \"iterations\":4000,\"us_per_iter\":{\"min\":1.0,\"p50\":12.015625,\"avg\":3.25,\"p99\":1234.567},\
              \"msgs_per_s\":123456.7,\"app_cpu_us_per_iter\":0.125}"
         );
-        assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
+        assert_eq!(serde_json::from_str::<BenchRow>(&text).unwrap(), row);
         let sync = serde_json::to_value(sample_row(Loop::Sync, 8, 0)).unwrap();
         assert_eq!(sync["loop"], "sync");
     }

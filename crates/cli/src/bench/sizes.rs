@@ -10,9 +10,9 @@ pub const MAX_BYTES: u64 = 1 << 30;
 
 /// Message sizes in bytes, in the order given. Never empty, each 1 to 2^30.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sizes(Vec<u64>);
+pub struct MessageSizes(Vec<u64>);
 
-impl Sizes {
+impl MessageSizes {
     /// The sizes one by one.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().copied()
@@ -24,7 +24,7 @@ impl Sizes {
     }
 }
 
-impl FromStr for Sizes {
+impl FromStr for MessageSizes {
     type Err = String;
 
     /// Commas part the items; `A..B` is every power of two from A to B, both included.
@@ -47,7 +47,7 @@ impl FromStr for Sizes {
     }
 }
 
-impl fmt::Display for Sizes {
+impl fmt::Display for MessageSizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, bytes) in self.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Vec<u64> {
-        text.parse::<Sizes>().unwrap().iter().collect()
+        text.parse::<MessageSizes>().unwrap().iter().collect()
     }
 
     #[test]
@@ -128,14 +128,14 @@ mod tests {
             ("99999999999999999999", "1 to 1073741824"),
             ("8Ä", "`8Ä`"),
         ] {
-            let error = text.parse::<Sizes>().unwrap_err();
+            let error = text.parse::<MessageSizes>().unwrap_err();
             assert!(error.contains(named), "{text:?}: {error}");
         }
     }
 
     #[test]
     fn what_is_shown_parses_back() {
-        let sizes: Sizes = "8,1000,1K..8K,1M".parse().unwrap();
+        let sizes: MessageSizes = "8,1000,1K..8K,1M".parse().unwrap();
         assert_eq!(sizes.to_string(), "8,1000,1K,2K,4K,8K,1M");
         assert_eq!(sizes.to_string().parse(), Ok(sizes.clone()));
         assert_eq!(sizes.max_bytes(), 1 << 20);

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::row::{Row, Setting};
+use super::row::{BenchRow, Setup};
 
 /// The lines above the rows: what they were taken on, then the column heads.
-pub struct Head<'a>(pub &'a Setting);
+pub struct TableHead<'a>(pub &'a Setup);
 
-impl fmt::Display for Head<'_> {
+impl fmt::Display for TableHead<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting {
+        let Setup {
             nic,
             stream,
             path,
@@ -38,9 +38,9 @@ impl fmt::Display for Head<'_> {
 }
 
 /// One row below that head.
-pub struct Line<'a>(pub &'a Row);
+pub struct TableRow<'a>(pub &'a BenchRow);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for TableRow<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = self.0;
         let time = row.us_per_iter;
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn heads_stand_over_their_columns() {
-        let setting = Setting {
+        let setup = Setup {
             nic: "nic0".into(),
             stream: "host".into(),
             path: "direct".into(),
@@ -76,7 +76,7 @@ mod tests {
             gpu: None,
         };
         let row = sample_row(Loop::Async, 64, 10);
-        let text = format!("{}\n{}", Head(&setting), Line(&row));
+        let text = format!("{}\n{}", TableHead(&setup), TableRow(&row));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines,

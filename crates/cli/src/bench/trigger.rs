@@ -26,7 +26,7 @@ pub enum TriggerKind {
 
 /// Steps whose kernels ring.
 #[cfg(feature = "cuda")]
-pub struct Trigger {
+pub struct TriggerKernels {
     context: CudaContext,
     /// Longest wait of a kernel.
     timeout: Duration,
@@ -35,7 +35,7 @@ pub struct Trigger {
 
 /// No stream of this build has kernels that ring.
 #[cfg(not(feature = "cuda"))]
-pub enum Trigger {}
+pub enum TriggerKernels {}
 
 #[cfg(feature = "cuda")]
 enum By {
@@ -51,7 +51,7 @@ enum By {
 }
 
 #[cfg(feature = "cuda")]
-impl Trigger {
+impl TriggerKernels {
     /// For kernels of that context, each of which waits so long at most.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Trigger {
         context: &CudaContext,
         kind: TriggerKind,
         timeout: Duration,
-    ) -> Result<Option<Trigger>> {
+    ) -> Result<Option<TriggerKernels>> {
         let by = match kind {
             TriggerKind::Stream => return Ok(None),
             TriggerKind::Kernel => By::Prepared(KernelStream::new(context, "bench-kernels")?),
@@ -74,7 +74,7 @@ impl Trigger {
                 }
             }
         };
-        Ok(Some(Trigger {
+        Ok(Some(TriggerKernels {
             context: context.clone(),
             timeout,
             by,
@@ -171,7 +171,7 @@ impl Trigger {
 }
 
 #[cfg(feature = "cuda")]
-impl Drop for Trigger {
+impl Drop for TriggerKernels {
     fn drop(&mut self) {
         // Kernels have the queue until they are done: each has a bound.
         if let By::Built {
@@ -185,7 +185,7 @@ impl Drop for Trigger {
 }
 
 #[cfg(not(feature = "cuda"))]
-impl Trigger {
+impl TriggerKernels {
     /// As with the feature `cuda`.
     pub fn verdict(&self) -> Result<()> {
         match *self {}

@@ -11,26 +11,26 @@ use doorbell::{
 #[cfg(feature = "cuda")]
 use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
 
+use super::backend::{Backend, BenchStream};
 use super::message::Messages;
 use super::options::{Op, Plan};
-use super::pass::Step;
+use super::pass::BenchStep;
 use super::row::Loop;
-use super::stream::{Ground, Stream};
-use super::trigger::Trigger;
+use super::trigger::TriggerKernels;
 
 /// How often a wait looks whether the other process still is there.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// What bounds the waits of an end.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct WaitLimits {
     /// Longest wait for one transfer.
     pub timeout: Duration,
     /// Set when the other process has gone, by who watches it; nothing where there is none.
-    pub peer_gone: Option<Arc<AtomicBool>>,
+    pub disconnected: Option<Arc<AtomicBool>>,
 }
 
-impl Patience {
+impl WaitLimits {
     /// Waits for what ends by itself, because each transfer in it has a deadline of its own.
     ///
     /// # Errors
@@ -50,14 +50,14 @@ impl Patience {
         timeout: Option<Duration>,
         mut wait: impl FnMut(Option<Duration>) -> Result<T>,
     ) -> Result<T> {
-        let Some(peer_gone) = &self.peer_gone else {
+        let Some(disconnected) = &self.disconnected else {
             return wait(timeout);
         };
         let mut waited = Duration::ZERO;
         loop {
             match wait(Some(SLICE)) {
                 Err(Error::Timeout { operation, .. }) => {
-                    if peer_gone.load(Ordering::Acquire) {
+                    if disconnected.load(Ordering::Acquire) {
                         let reason = "the other process has gone".into();
                         return Err(Error::State { operation, reason });
                     }
@@ -73,12 +73,12 @@ impl Patience {
 }
 
 /// Memory for the messages, where they are to lie.
-fn messages_region(domain: &ProtectionDomain, ground: &Ground, len_bytes: u64) -> Result<Region> {
+fn messages_region(domain: &ProtectionDomain, backend: &Backend, len_bytes: u64) -> Result<Region> {
     #[cfg(feature = "cuda")]
-    if let Some(region) = ground.device_region(domain, len_bytes)? {
+    if let Some(region) = backend.device_region(domain, len_bytes)? {
         return Ok(region);
     }
-    let _ = ground;
+    let _ = backend;
     Region::alloc(domain, len_bytes, Access::ALL)
 }
 
@@ -90,11 +90,11 @@ fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>
 }
 
 /// One end.
-pub struct End {
+pub struct Peer {
     /// What has the kernels of the asynchronous loop ring, if they do. Before what they use.
-    trigger: Option<Trigger>,
+    trigger: Option<TriggerKernels>,
     endpoint: Endpoint,
-    stream: Stream,
+    stream: BenchStream,
     /// The kernel of a step that is to ring: it comes with its transfer.
     #[cfg(feature = "cuda")]
     kernel: Duration,
@@ -102,7 +102,7 @@ pub struct End {
     messages: Arc<Messages>,
     /// Where the peer's messages arrive.
     remote: RemoteRegion,
-    patience: Patience,
+    limits: WaitLimits,
     op: Op,
     validate: bool,
     /// A write tells the peer that it is there.
@@ -113,18 +113,18 @@ pub struct End {
     chunk: u64,
 }
 
-impl End {
+impl Peer {
     /// An end that is not connected yet. The two ends of a connection have `seeds` in opposite order.
     pub fn new(
         domain: &ProtectionDomain,
-        ground: &Ground,
-        stream: &Stream,
+        backend: &Backend,
+        stream: &BenchStream,
         plan: &Plan,
         seeds: [u64; 2],
-        patience: &Patience,
-    ) -> Result<End> {
+        limits: &WaitLimits,
+    ) -> Result<Peer> {
         let max_bytes = plan.sizes.max_bytes();
-        let region = messages_region(domain, ground, Messages::region_bytes(max_bytes))?;
+        let region = messages_region(domain, backend, Messages::region_bytes(max_bytes))?;
         // The plan's limits keep this below the limit of endpoints.
         let depth = (plan.in_flight() + 2 * plan.steps) as u32;
         let config = EndpointConfig {
@@ -132,18 +132,18 @@ impl End {
             recv_depth: depth,
             max_segments: 1,
             max_inline_bytes: 0,
-            wait_timeout: Some(patience.timeout),
+            wait_timeout: Some(limits.timeout),
             ..EndpointConfig::default()
         };
         let endpoint = Endpoint::new(domain, &config)?;
-        let trigger = ground.trigger(patience.timeout)?;
+        let trigger = backend.trigger(limits.timeout)?;
         if trigger.is_some() && endpoint.path().control == Control::Sync {
             return Err(Error::State {
                 operation: "--trigger",
                 reason: "on the sync path no kernel rings".into(),
             });
         }
-        Ok(End {
+        Ok(Peer {
             endpoint,
             stream: stream.clone(),
             trigger,
@@ -151,7 +151,7 @@ impl End {
             kernel: Duration::ZERO,
             remote: region.remote(),
             messages: Arc::new(Messages::new(region, max_bytes, seeds)),
-            patience: patience.clone(),
+            limits: limits.clone(),
             op: plan.op,
             no_kernel: plan.no_kernel,
             validate: plan.validate,
@@ -183,7 +183,7 @@ impl End {
     }
 
     /// Launches the kernel of a step, unless that is to ring: then it is launched with the transfer.
-    pub fn launch(&mut self, by: Loop, step: Step) -> Result<()> {
+    pub fn launch(&mut self, by: Loop, step: BenchStep) -> Result<()> {
         if self.no_kernel {
             // The time is taken all the same.
             if self.validate {
@@ -210,8 +210,7 @@ impl End {
     /// Waits for the stream as applications do, which is CUDA's default: spinning.
     pub fn synchronize(&self) -> Result<()> {
         let stream = self.stream.executor();
-        self.patience
-            .wait_for_all(|slice| stream.synchronize(slice))
+        self.limits.wait_for_all(|slice| stream.synchronize(slice))
     }
 
     /// Transfers `size_bytes` and waits for the completion: by this thread, or on the stream.
@@ -239,7 +238,8 @@ impl End {
     #[cfg(feature = "cuda")]
     fn trigger_transfer(&mut self, step: u64, size_bytes: u64) -> Result<()> {
         let kernel = std::mem::take(&mut self.kernel);
-        let (Some(mut trigger), Stream::Cuda(stream)) = (self.trigger.take(), self.stream.clone())
+        let (Some(mut trigger), BenchStream::Cuda(stream)) =
+            (self.trigger.take(), self.stream.clone())
         else {
             return Ok(());
         };
@@ -270,7 +270,9 @@ impl End {
     /// # Errors
     /// That.
     pub fn settle(&self) -> Result<()> {
-        self.trigger.as_ref().map_or(Ok(()), Trigger::verdict)
+        self.trigger
+            .as_ref()
+            .map_or(Ok(()), TriggerKernels::verdict)
     }
 
     /// Records kernel, transfer and the wait for its completion, so many times, into a graph. What was queued on the stream is done.
@@ -278,7 +280,7 @@ impl End {
     /// # Errors
     /// What the library refuses; [`Error::State`] if it is no stream of a GPU, or if steps differ from each other.
     #[cfg(feature = "cuda")]
-    pub fn record(&mut self, step: &Step, steps: u64) -> Result<GraphExec> {
+    pub fn record(&mut self, step: &BenchStep, steps: u64) -> Result<GraphExec> {
         let refused = |reason: &str| Error::State {
             operation: "bench",
             reason: reason.into(),
@@ -287,7 +289,7 @@ impl End {
             return Err(refused("a graph repeats a kernel and a bare write"));
         }
         self.post(step.index, step.size_bytes, |endpoint, stream, work| {
-            let Stream::Cuda(stream) = stream else {
+            let BenchStream::Cuda(stream) = stream else {
                 return Err(refused("threads take no graph"));
             };
             let mut graph = GraphBuilder::capture(stream)?;
@@ -300,15 +302,15 @@ impl End {
         })
     }
 
-    /// Launches what [`End::record`] made.
+    /// Launches what [`Peer::record`] made.
     ///
     /// # Errors
     /// What the library refuses.
     #[cfg(feature = "cuda")]
     pub fn launch_graph(&mut self, graph: &mut GraphExec) -> Result<()> {
         match &self.stream {
-            Stream::Cuda(stream) => graph.launch(stream, &mut [&mut self.endpoint]),
-            Stream::Host(_) => Ok(()),
+            BenchStream::Cuda(stream) => graph.launch(stream, &mut [&mut self.endpoint]),
+            BenchStream::Host(_) => Ok(()),
         }
     }
 
@@ -317,7 +319,7 @@ impl End {
         &mut self,
         step: u64,
         size_bytes: u64,
-        post: impl FnOnce(&mut Endpoint, &Stream, &Work<'_>) -> Result<T>,
+        post: impl FnOnce(&mut Endpoint, &BenchStream, &Work<'_>) -> Result<T>,
     ) -> Result<T> {
         let slices = [self.messages.leaving(size_bytes)?];
         let work = match self.op {
@@ -377,9 +379,9 @@ impl End {
 
     fn complete(&mut self, side: Side) -> Result<()> {
         let Self {
-            patience, endpoint, ..
+            limits, endpoint, ..
         } = self;
-        patience
+        limits
             .wait_for_one(|slice| endpoint.wait_cq(side, slice))
             .map(drop)
     }

@@ -6,12 +6,12 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use doorbell::{Device, Error, Event};
 
-use super::end::{End, Patience};
-use super::graph::Graph;
+use super::backend::{Backend, BenchStream, Clock};
+use super::graph::BatchGraph;
 use super::options::{Exchange, Plan};
-use super::pass::{Rig, Step};
-use super::row::{Loop, Setting};
-use super::stream::{Clock, Ground, Stream};
+use super::pass::{BenchStep, Workload};
+use super::peer::{Peer, WaitLimits};
+use super::row::{Loop, Setup};
 
 /// Entries of a stream's queue that a step takes at most: bytes, kernel, transfer, wait, wait for an arrival, inspection.
 const ENTRIES_OF_STEP: u64 = 6;
@@ -35,17 +35,17 @@ enum Action {
 
 /// Which part of the exchange this process plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Role {
     /// Both ends: the first one measures.
     Both,
     /// The end that measures.
-    First,
+    Client,
     /// The other one.
-    Second,
+    Server,
 }
 
 /// The actions of a step, each with the number of its end.
-fn script(plan: &Plan, part: Part) -> Vec<(usize, Action)> {
+fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
     use Action::{Ack, Acked, Arrive, Reply, Send};
     let both: &[(usize, Action)] = match (plan.exchange, plan.announced()) {
         (Exchange::Loop, false) => &[(0, Send)],
@@ -54,12 +54,12 @@ fn script(plan: &Plan, part: Part) -> Vec<(usize, Action)> {
     };
     // In one process a loop's next kernel comes after the look at the bytes anyway, because one thread or one stream does both.
     let acknowledged = plan.exchange == Exchange::Loop && plan.validate;
-    match part {
-        Part::Both => both.to_vec(),
-        Part::First | Part::Second => {
-            let end = usize::from(part == Part::Second);
-            let ack = if end == 0 { Acked } else { Ack };
-            let own = both.iter().filter(|(of, _)| *of == end);
+    match role {
+        Role::Both => both.to_vec(),
+        Role::Client | Role::Server => {
+            let peer = usize::from(role == Role::Server);
+            let ack = if peer == 0 { Acked } else { Ack };
+            let own = both.iter().filter(|(of, _)| *of == peer);
             own.map(|(_, action)| (0, *action))
                 .chain(acknowledged.then_some((0, ack)))
                 .collect()
@@ -68,94 +68,94 @@ fn script(plan: &Plan, part: Part) -> Vec<(usize, Action)> {
 }
 
 /// The ends of this process.
-pub struct Cast {
-    ends: Vec<End>,
+pub struct Scenario {
+    peers: Vec<Peer>,
     script: Vec<(usize, Action)>,
-    ground: Ground,
-    streams: Vec<Stream>,
+    backend: Backend,
+    streams: Vec<BenchStream>,
     /// Of the asynchronous loop.
-    graph: Option<Graph>,
+    graph: Option<BatchGraph>,
     /// Of the first stream.
     clock: Option<Clock>,
     /// For each slot of batches in flight, and one more for the end, the events of all streams.
     marks: Vec<Vec<Event>>,
-    patience: Patience,
+    limits: WaitLimits,
 }
 
-impl Cast {
+impl Scenario {
     /// Both ends, connected to each other.
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn both(device: &Device, ground: &Ground, plan: &Plan) -> Result<Cast> {
-        let mut cast = Cast::new(device, ground, plan, Part::Both, None)?;
-        let contacts = [cast.ends[1].contact(), cast.ends[0].contact()];
-        for (end, contact) in cast.ends.iter_mut().zip(contacts) {
-            end.connect(contact)?;
+    pub fn both(device: &Device, backend: &Backend, plan: &Plan) -> Result<Scenario> {
+        let mut scenario = Scenario::new(device, backend, plan, Role::Both, None)?;
+        let contacts = [scenario.peers[1].contact(), scenario.peers[0].contact()];
+        for (peer, contact) in scenario.peers.iter_mut().zip(contacts) {
+            peer.connect(contact)?;
         }
-        Ok(cast)
+        Ok(scenario)
     }
 
-    /// The ends of a part, not connected. `peer_gone` ends all waits when somebody sets it.
+    /// The ends of a part, not connected. `disconnected` ends all waits when somebody sets it.
     ///
     /// # Errors
     /// What the library refuses.
     pub fn new(
         device: &Device,
-        ground: &Ground,
+        backend: &Backend,
         plan: &Plan,
-        part: Part,
-        peer_gone: Option<&Arc<AtomicBool>>,
-    ) -> Result<Cast> {
+        role: Role,
+        disconnected: Option<&Arc<AtomicBool>>,
+    ) -> Result<Scenario> {
         let domain = device.protection_domain();
-        let patience = Patience {
+        let limits = WaitLimits {
             timeout: plan.timeout(),
-            peer_gone: peer_gone.cloned(),
+            disconnected: disconnected.cloned(),
         };
         let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
         // A loop in one process has one stream: the look at a message is queued behind the wait for it.
-        let stream_count = if part == Part::Both && plan.exchange == Exchange::Pingpong {
+        let stream_count = if role == Role::Both && plan.exchange == Exchange::Pingpong {
             2
         } else {
             1
         };
         let streams = (0..stream_count)
-            .map(|number| ground.stream(format!("bench{number}"), entries as usize))
+            .map(|number| backend.stream(format!("bench{number}"), entries as usize))
             .collect::<doorbell::Result<Vec<_>>>()?;
         let seeds = [plan.seed, !plan.seed];
-        let end = |number: usize| {
+        let peer = |number: usize| {
             let seeds = [seeds[number], seeds[1 - number]];
             let stream = streams.get(number).unwrap_or(&streams[0]);
-            End::new(&domain, ground, stream, plan, seeds, &patience)
+            Peer::new(&domain, backend, stream, plan, seeds, &limits)
         };
-        let ends = match part {
-            Part::Both => vec![end(0)?, end(1)?],
-            Part::First => vec![end(0)?],
+        let peers = match role {
+            Role::Both => vec![peer(0)?, peer(1)?],
+            Role::Client => vec![peer(0)?],
             // The only stream, and the seeds of the second.
-            Part::Second => vec![end(1)?],
+            Role::Server => vec![peer(1)?],
         };
         let events = |_| {
             let event = || Event::blocking().without_timing();
             streams.iter().map(|_| event()).collect()
         };
-        let script = script(plan, part);
+        let script = script(plan, role);
         // Only steps that are all alike can be repeated by a graph.
         let is_repeated = script == [(0, Action::Send)];
-        Ok(Cast {
-            ends,
+        Ok(Scenario {
+            peers,
             script,
-            graph: ground.graph(plan.steps).filter(|_| is_repeated),
+            graph: backend.graph(plan.steps).filter(|_| is_repeated),
             marks: (0..=plan.batches).map(events).collect(),
-            clock: ground.clock(),
-            ground: ground.clone(),
+            clock: backend.clock(),
+            backend: backend.clone(),
             streams,
-            patience,
+            limits,
         })
     }
 
     /// The end that measures, or the only one.
-    pub fn first(&mut self) -> &mut End {
-        &mut self.ends[0]
+    pub fn first(&mut self) -> &mut Peer {
+        &mut self.peers[0]
     }
 
     /// Whether this process has anything to do in a step: not so, who is written to and need not know.
@@ -164,48 +164,48 @@ impl Cast {
     }
 
     /// What this runs on.
-    pub fn setting(&self) -> Setting {
-        let endpoint = self.ends[0].endpoint();
+    pub fn setup(&self) -> Setup {
+        let endpoint = self.peers[0].endpoint();
         let path = endpoint.path();
         let mut why = path.reason;
         for (control, missing) in path.better {
             why += &format!("; not {control}: {missing}");
         }
-        Setting {
+        Setup {
             nic: endpoint.domain().device().name().into(),
-            stream: self.ground.name().into(),
+            stream: self.backend.name().into(),
             path: path.control.to_string(),
             why,
-            gpu: self.ground.describe(),
+            gpu: self.backend.describe(),
         }
     }
 
     /// One step.
-    fn step(&mut self, by: Loop, step: Step) -> doorbell::Result<()> {
+    fn step(&mut self, by: Loop, step: BenchStep) -> doorbell::Result<()> {
         if let (Loop::Async, Some(graph)) = (by, &mut self.graph) {
-            return graph.step(&mut self.ends[0], &step);
+            return graph.step(&mut self.peers[0], &step);
         }
         let (index, size_bytes) = (step.index, step.size_bytes);
         let untimed = step.untimed();
         // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.
         let mut timed = Some(step);
         for (number, action) in &self.script {
-            let end = &mut self.ends[*number];
+            let peer = &mut self.peers[*number];
             match action {
                 Action::Send | Action::Reply => {
                     let timed = timed.take_if(|_| *action == Action::Send);
-                    end.launch(by, timed.unwrap_or_else(|| untimed.clone()))?;
+                    peer.launch(by, timed.unwrap_or_else(|| untimed.clone()))?;
                     if by == Loop::Sync {
-                        end.synchronize()?;
+                        peer.synchronize()?;
                     }
-                    end.transfer(by, index, size_bytes)?;
+                    peer.transfer(by, index, size_bytes)?;
                 }
                 Action::Arrive => {
-                    end.arrive(by)?;
-                    end.inspect(by, index, size_bytes)?;
+                    peer.arrive(by)?;
+                    peer.inspect(by, index, size_bytes)?;
                 }
-                Action::Ack => end.transfer(by, index, ACK_BYTES)?,
-                Action::Acked => end.arrive(by)?,
+                Action::Ack => peer.transfer(by, index, ACK_BYTES)?,
+                Action::Acked => peer.arrive(by)?,
             }
         }
         Ok(())
@@ -221,29 +221,32 @@ impl Cast {
     fn wait(&self, slot: usize) -> doorbell::Result<()> {
         self.marks[slot]
             .iter()
-            .try_for_each(|event| self.patience.wait_for_all(|slice| event.synchronize(slice)))
+            .try_for_each(|event| self.limits.wait_for_all(|slice| event.synchronize(slice)))
     }
 
     /// A stream tells that a wait was released; the endpoint tells why.
     fn cause(&self, error: Error) -> anyhow::Error {
-        let failures = self.ends.iter().filter_map(|end| end.endpoint().failure());
+        let failures = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.endpoint().failure());
         let cause = match error {
             Error::Asynchronous { .. } => failures.map(Error::Work).next().unwrap_or(error),
             error => error,
         };
         // Whatever still waits on a stream waits in vain.
-        self.ends.iter().for_each(|end| end.endpoint().abort());
+        self.peers.iter().for_each(|peer| peer.endpoint().abort());
         cause.into()
     }
 }
 
-impl Rig for Cast {
-    fn step_sync(&mut self, step: Step) -> Result<()> {
+impl Workload for Scenario {
+    fn step_sync(&mut self, step: BenchStep) -> Result<()> {
         self.step(Loop::Sync, step)
             .map_err(|error| self.cause(error))
     }
 
-    fn step_async(&mut self, step: Step) -> Result<()> {
+    fn step_async(&mut self, step: BenchStep) -> Result<()> {
         self.step(Loop::Async, step)
             .map_err(|error| self.cause(error))
     }
@@ -286,18 +289,18 @@ impl Rig for Cast {
                 .iter()
                 .try_for_each(|stream| stream.executor().query().map(drop))
         });
-        let drained = drained.and_then(|()| self.ends.iter().try_for_each(End::settle));
+        let drained = drained.and_then(|()| self.peers.iter().try_for_each(Peer::settle));
         drained.map_err(|error| self.cause(error))?;
-        self.ends
+        self.peers
             .iter()
-            .try_for_each(End::verdict)
+            .try_for_each(Peer::verdict)
             .context("--validate")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::{Case, Op};
+    use super::super::options::{BenchCase, Op};
     use super::super::pass::measure;
     use super::*;
 
@@ -325,41 +328,41 @@ mod tests {
     #[test]
     fn a_write_that_nobody_need_notice_is_the_senders_alone() {
         use Action::{Ack, Acked, Arrive, Reply, Send};
-        let of = |exchange, op, validate, part| {
-            let script = script(&plan(exchange, op, validate), part);
+        let of = |exchange, op, validate, role| {
+            let script = script(&plan(exchange, op, validate), role);
             script
                 .into_iter()
                 .map(|(_, action)| action)
                 .collect::<Vec<_>>()
         };
-        let alone = |part| of(Exchange::Loop, Op::Write, false, part);
-        assert_eq!(alone(Part::Both), [Send]);
-        assert_eq!(alone(Part::First), [Send]);
-        assert_eq!(alone(Part::Second), []);
-        let checked = |part| of(Exchange::Loop, Op::Write, true, part);
-        assert_eq!(checked(Part::Both), [Send, Arrive]);
-        assert_eq!(checked(Part::First), [Send, Acked]);
-        assert_eq!(checked(Part::Second), [Arrive, Ack]);
-        let pong = |part| of(Exchange::Pingpong, Op::Send, true, part);
-        assert_eq!(pong(Part::First), [Send, Arrive]);
-        assert_eq!(pong(Part::Second), [Arrive, Reply]);
+        let alone = |role| of(Exchange::Loop, Op::Write, false, role);
+        assert_eq!(alone(Role::Both), [Send]);
+        assert_eq!(alone(Role::Client), [Send]);
+        assert_eq!(alone(Role::Server), []);
+        let checked = |role| of(Exchange::Loop, Op::Write, true, role);
+        assert_eq!(checked(Role::Both), [Send, Arrive]);
+        assert_eq!(checked(Role::Client), [Send, Acked]);
+        assert_eq!(checked(Role::Server), [Arrive, Ack]);
+        let pong = |role| of(Exchange::Pingpong, Op::Send, true, role);
+        assert_eq!(pong(Role::Client), [Send, Arrive]);
+        assert_eq!(pong(Role::Server), [Arrive, Reply]);
     }
 
     #[test]
     fn wrong_bytes_end_a_row_of_either_loop() {
         for kind in [Loop::Sync, Loop::Async] {
             let plan = plan(Exchange::Loop, Op::Send, true);
-            let mut cast = Cast::both(&device(), &Ground::Host, &plan).unwrap();
-            let setting = cast.setting();
-            let case = Case {
+            let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
+            let setup = scenario.setup();
+            let case = BenchCase {
                 kind,
                 size_bytes: 64,
                 kernel_us: 0,
             };
-            measure(&mut cast, &plan, &setting, case).unwrap();
+            measure(&mut scenario, &plan, &setup, case).unwrap();
             // What lies there is the message of the last step, and not that of the first.
-            cast.ends[1].inspect(kind, 0, 64).unwrap();
-            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            scenario.peers[1].inspect(kind, 0, 64).unwrap();
+            let error = measure(&mut scenario, &plan, &setup, case).unwrap_err();
             assert!(
                 format!("{error:#}").contains("step 0: byte 0 of 64"),
                 "{error:#}"
@@ -370,16 +373,16 @@ mod tests {
     #[test]
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
         let plan = plan(Exchange::Pingpong, Op::Write, false);
-        let mut cast = Cast::both(&device(), &Ground::Host, &plan).unwrap();
-        let setting = cast.setting();
-        cast.ends[1].endpoint().abort();
+        let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
+        let setup = scenario.setup();
+        scenario.peers[1].endpoint().abort();
         for kind in [Loop::Async, Loop::Sync] {
-            let case = Case {
+            let case = BenchCase {
                 kind,
                 size_bytes: 64,
                 kernel_us: 0,
             };
-            let error = measure(&mut cast, &plan, &setting, case).unwrap_err();
+            let error = measure(&mut scenario, &plan, &setup, case).unwrap_err();
             assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
         }
     }

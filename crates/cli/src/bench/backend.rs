@@ -7,9 +7,9 @@ use clap::ValueEnum;
 use doorbell::{CudaContext, CudaStream, DeviceBuffer, Region, TimingEvent};
 use doorbell::{Executor, HostStream, Result};
 
-use super::graph::Graph;
-use super::pass::Step;
-use super::trigger::{Trigger, TriggerKind};
+use super::graph::BatchGraph;
+use super::pass::BenchStep;
+use super::trigger::{TriggerKernels, TriggerKind};
 
 /// Whose streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,7 +31,7 @@ pub enum MemoryKind {
 
 /// What streams are made from. Each process has its own.
 #[derive(Clone, Debug)]
-pub enum Ground {
+pub enum Backend {
     /// Threads.
     Host,
     /// A GPU.
@@ -48,7 +48,7 @@ pub enum Ground {
     },
 }
 
-impl Ground {
+impl Backend {
     /// That of the options.
     ///
     /// # Errors
@@ -59,11 +59,11 @@ impl Ground {
         graph: bool,
         trigger: TriggerKind,
         gpu: u32,
-    ) -> anyhow::Result<Ground> {
+    ) -> anyhow::Result<Backend> {
         match kind {
-            StreamKind::Host => Ok(Ground::Host),
+            StreamKind::Host => Ok(Backend::Host),
             #[cfg(feature = "cuda")]
-            StreamKind::Cuda => Ok(Ground::Cuda {
+            StreamKind::Cuda => Ok(Backend::Cuda {
                 context: CudaContext::primary(gpu)?,
                 memory,
                 graph,
@@ -80,30 +80,30 @@ impl Ground {
     /// The name of the streams, as the rows have it.
     pub fn name(&self) -> &'static str {
         match self {
-            Ground::Host => "host",
+            Backend::Host => "host",
             #[cfg(feature = "cuda")]
-            Ground::Cuda { graph: true, .. } => "cuda-graph",
+            Backend::Cuda { graph: true, .. } => "cuda-graph",
             #[cfg(feature = "cuda")]
-            Ground::Cuda {
+            Backend::Cuda {
                 trigger: TriggerKind::Kernel,
                 ..
             } => "cuda-trigger",
             #[cfg(feature = "cuda")]
-            Ground::Cuda {
+            Backend::Cuda {
                 trigger: TriggerKind::Build,
                 ..
             } => "cuda-build",
             #[cfg(feature = "cuda")]
-            Ground::Cuda { .. } => "cuda",
+            Backend::Cuda { .. } => "cuda",
         }
     }
 
     /// What there is to say of the GPU.
     pub fn describe(&self) -> Option<String> {
         match self {
-            Ground::Host => None,
+            Backend::Host => None,
             #[cfg(feature = "cuda")]
-            Ground::Cuda {
+            Backend::Cuda {
                 context,
                 memory,
                 graph,
@@ -132,11 +132,11 @@ impl Ground {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn stream(&self, name: String, entries: usize) -> Result<Stream> {
+    pub fn stream(&self, name: String, entries: usize) -> Result<BenchStream> {
         match self {
-            Ground::Host => HostStream::with_capacity(name, entries).map(Stream::Host),
+            Backend::Host => HostStream::with_capacity(name, entries).map(BenchStream::Host),
             #[cfg(feature = "cuda")]
-            Ground::Cuda { context, .. } => CudaStream::new(context, name).map(Stream::Cuda),
+            Backend::Cuda { context, .. } => CudaStream::new(context, name).map(BenchStream::Cuda),
         }
     }
 
@@ -151,7 +151,7 @@ impl Ground {
         len_bytes: u64,
     ) -> Result<Option<Region>> {
         match self {
-            Ground::Cuda {
+            Backend::Cuda {
                 context,
                 memory: MemoryKind::Gpu,
                 ..
@@ -164,10 +164,10 @@ impl Ground {
     }
 
     /// What queues batches as graphs, if that is how.
-    pub fn graph(&self, steps: u64) -> Option<Graph> {
+    pub fn graph(&self, steps: u64) -> Option<BatchGraph> {
         match self {
             #[cfg(feature = "cuda")]
-            Ground::Cuda { graph: true, .. } => Some(Graph::new(steps)),
+            Backend::Cuda { graph: true, .. } => Some(BatchGraph::new(steps)),
             _ => {
                 let _ = steps;
                 None
@@ -179,13 +179,13 @@ impl Ground {
     ///
     /// # Errors
     /// What the library refuses.
-    pub fn trigger(&self, timeout: Duration) -> Result<Option<Trigger>> {
+    pub fn trigger(&self, timeout: Duration) -> Result<Option<TriggerKernels>> {
         match self {
             #[cfg(feature = "cuda")]
-            Ground::Cuda {
+            Backend::Cuda {
                 context, trigger, ..
-            } => Trigger::new(context, *trigger, timeout),
-            Ground::Host => {
+            } => TriggerKernels::new(context, *trigger, timeout),
+            Backend::Host => {
                 let _ = timeout;
                 Ok(None)
             }
@@ -198,9 +198,9 @@ impl Ground {
     /// What the library refuses.
     pub fn clock(&self) -> Option<Clock> {
         match self {
-            Ground::Host => None,
+            Backend::Host => None,
             #[cfg(feature = "cuda")]
-            Ground::Cuda { context, .. } => Some(Clock {
+            Backend::Cuda { context, .. } => Some(Clock {
                 context: context.clone(),
                 noted: 0,
                 events: Vec::new(),
@@ -211,7 +211,7 @@ impl Ground {
 
 /// A stream.
 #[derive(Clone, Debug)]
-pub enum Stream {
+pub enum BenchStream {
     /// A thread.
     Host(HostStream),
     /// A GPU's.
@@ -219,13 +219,13 @@ pub enum Stream {
     Cuda(CudaStream),
 }
 
-impl Stream {
+impl BenchStream {
     /// The stream as those see it who queue transfers.
     pub fn executor(&self) -> &dyn Executor {
         match self {
-            Stream::Host(stream) => stream,
+            BenchStream::Host(stream) => stream,
             #[cfg(feature = "cuda")]
-            Stream::Cuda(stream) => stream,
+            BenchStream::Cuda(stream) => stream,
         }
     }
 
@@ -235,9 +235,9 @@ impl Stream {
     /// Those of the stream.
     pub fn launch_host(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         match self {
-            Stream::Host(stream) => stream.launch(function),
+            BenchStream::Host(stream) => stream.launch(function),
             #[cfg(feature = "cuda")]
-            Stream::Cuda(stream) => stream.launch_host(function),
+            BenchStream::Cuda(stream) => stream.launch_host(function),
         }
     }
 
@@ -245,12 +245,12 @@ impl Stream {
     ///
     /// # Errors
     /// Those of the stream.
-    pub fn launch_kernel(&self, step: Step) -> Result<()> {
+    pub fn launch_kernel(&self, step: BenchStep) -> Result<()> {
         match self {
             // Small enough to lie in the stream's queue: nothing is allocated.
-            Stream::Host(stream) => stream.launch(move || step.run_kernel()),
+            BenchStream::Host(stream) => stream.launch(move || step.run_kernel()),
             #[cfg(feature = "cuda")]
-            Stream::Cuda(stream) => stream.spin(step.kernel()),
+            BenchStream::Cuda(stream) => stream.spin(step.kernel()),
         }
     }
 }
@@ -279,8 +279,8 @@ impl Clock {
     }
 
     /// Has the stream note its time.
-    pub fn note(&mut self, stream: &Stream) -> Result<()> {
-        if let (Stream::Cuda(stream), Some(event)) = (stream, self.events.get(self.noted)) {
+    pub fn note(&mut self, stream: &BenchStream) -> Result<()> {
+        if let (BenchStream::Cuda(stream), Some(event)) = (stream, self.events.get(self.noted)) {
             self.noted += 1;
             event.record(stream)?;
         }
@@ -308,7 +308,7 @@ impl Clock {
     }
 
     /// As with the feature `cuda`.
-    pub fn note(&mut self, _: &Stream) -> Result<()> {
+    pub fn note(&mut self, _: &BenchStream) -> Result<()> {
         match *self {}
     }
 
