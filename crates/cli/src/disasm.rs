@@ -1,4 +1,4 @@
-//! `doorbell disasm`: what is queued for a send, a write and a wait, as the library makes it.
+//! `doorbell disasm`: prints the work requests and bytecode that the library prepares for a send, a write and a wait.
 
 use std::io::Write;
 
@@ -12,14 +12,14 @@ use doorbell_wire::mlx5::Wqe;
 /// Bytes of a row of the dump: a segment of a WQE.
 const ROW_BYTES: usize = 16;
 
-/// What `doorbell disasm` takes.
+/// The options of `doorbell disasm`.
 #[derive(Args, Clone, Debug)]
 pub struct DisasmOptions {
-    /// Doorbells that carry their WQE to the device
+    /// Ring by BlueFlame: the doorbell carries the WQE
     #[arg(long)]
     blueflame: bool,
 
-    /// The device that the endpoints are made on, as `doorbell info` names it
+    /// Device of the endpoints, by a name that `doorbell info` lists
     #[arg(long, value_name = "NAME", default_value = "softcx")]
     device: String,
 }
@@ -27,7 +27,7 @@ pub struct DisasmOptions {
 /// Prepares a send, a write and a wait on an endpoint, prints them, and cancels them.
 ///
 /// # Errors
-/// What the library refuses.
+/// Those of the library.
 pub fn run(options: &DisasmOptions) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let name = &options.device;
@@ -53,7 +53,7 @@ pub fn run(options: &DisasmOptions) -> Result<()> {
     show(&mut out, "write of 64 bytes", &write)?;
     let wait = endpoint.prepare_wait_cq(Side::Send)?;
     show(&mut out, "wait for the completion of the send", &wait)?;
-    // Newest first, so that nothing is left of them.
+    // Rollback takes the newest operation first.
     for prepared in [wait, write, send] {
         endpoint.rollback(prepared);
     }
@@ -89,7 +89,7 @@ fn show(out: &mut impl Write, title: &str, prepared: &Prepared) -> Result<()> {
             }
             writeln!(out)?;
         }
-        let wqe = Wqe::parse(&bytes).context("the reader does not understand the emitter")?;
+        let wqe = Wqe::parse(&bytes).context("the library cannot parse a WQE that it has built")?;
         indented(out, &wqe.to_string())?;
     }
     writeln!(out, "bytecode")?;

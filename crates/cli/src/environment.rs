@@ -1,6 +1,4 @@
-//! What a run of the software ConnectX tells its programs of itself in the environment, and what a run within it reads there.
-//!
-//! The preload door's library takes its options from the same variables.
+//! Environment variables by which a run of the software ConnectX passes its options to nested runs and to the preload door's library.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -13,20 +11,20 @@ fn name_of(option: &str) -> String {
     format!("DOORBELL_SOFTCX_{option}")
 }
 
-/// What the run around this one says of an option.
+/// The value of an option in the enclosing run.
 pub fn outer(option: &str) -> Option<OsString> {
     std::env::var_os(name_of(option)).filter(|value| !value.is_empty())
 }
 
-/// Says it to a program and to runs within it; an option that is not set is not to be taken from a run around this one.
-pub fn tell(command: &mut Command, option: &str, value: Option<&OsStr>) {
+/// Passes an option to a program. `None` removes the value of an enclosing run.
+pub fn export(command: &mut Command, option: &str, value: Option<&OsStr>) {
     match value {
         Some(value) => command.env(name_of(option), value),
         None => command.env_remove(name_of(option)),
     };
 }
 
-/// Has the library loaded before all others, and the kernel's sysfs not replaced by that of a run around this one.
+/// Preloads the library before all others, and removes an enclosing run's replacement of sysfs.
 pub fn with_library(command: &mut Command, library: &Path) {
     let mut list = library.as_os_str().to_owned();
     for other in preloaded() {
@@ -37,7 +35,7 @@ pub fn with_library(command: &mut Command, library: &Path) {
     command.env_remove("SYSFS_PATH");
 }
 
-/// Has no library of a run around this one loaded: it would be before this one's door.
+/// Removes an enclosing run's library from LD_PRELOAD: it would intercept calls before this run's supervisor.
 pub fn without_library(command: &mut Command) {
     let others = preloaded();
     if others.is_empty() {
@@ -47,7 +45,7 @@ pub fn without_library(command: &mut Command) {
     }
 }
 
-/// What is loaded before all other libraries, but for ours.
+/// The libraries in LD_PRELOAD, ours excluded.
 fn preloaded() -> Vec<OsString> {
     use std::os::unix::ffi::OsStrExt;
     let list = std::env::var_os("LD_PRELOAD").unwrap_or_default();

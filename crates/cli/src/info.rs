@@ -1,4 +1,4 @@
-//! `doorbell info`: what this machine and this build have.
+//! `doorbell info`: lists what this build supports and this machine has.
 
 use std::io::Write;
 
@@ -6,24 +6,24 @@ use anyhow::{Context, Result};
 use clap::Args;
 use doorbell::{Control, Device, Endpoint, EndpointConfig};
 
-/// Features with what they are for.
+/// Features, whether they are compiled in, and their purpose.
 const FEATURES: [(&str, bool, &str); 2] = [
     ("verbs", cfg!(feature = "verbs"), "NICs of rdma-core"),
     ("cuda", cfg!(feature = "cuda"), "CUDA streams"),
 ];
 
-/// What `doorbell info` takes.
+/// The options of `doorbell info`.
 #[derive(Args, Clone, Debug)]
 pub struct InfoOptions {
-    /// Show this device only, by any name that opens it: `mlx5`, a PCI address, `mlx5_0,port=2,gid=3`
+    /// Show only this device, by any name that opens it: `mlx5`, a PCI address, `mlx5_0,port=2,gid=3`
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 }
 
-/// Lists versions, features, devices, streams, and the path of each device.
+/// Lists version, features, streams, devices, and the control paths of each device.
 ///
 /// # Errors
-/// A device that is listed and cannot be used.
+/// A listed device that cannot be used, and failed writes.
 pub fn run(options: &InfoOptions) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
@@ -40,7 +40,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
     writeln!(out, "streams")?;
     writeln!(
         out,
-        "  host     a thread of this process; kernels are closures"
+        "  host     thread of this process; kernels are closures"
     )?;
     #[cfg(feature = "cuda")]
     match doorbell::CudaContext::primary(0) {
@@ -64,7 +64,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
             .with_context(|| format!("device {name}"))?;
         let name = device.name();
         let kind = if name == "softcx" {
-            "software ConnectX in this process; peers in this process and in others of this host"
+            "software ConnectX in this process; reaches processes on this host"
         } else if name.starts_with("verbs:") {
             "verbs device through rdma-core"
         } else {

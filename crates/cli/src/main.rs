@@ -5,14 +5,17 @@ mod disasm;
 mod environment;
 mod info;
 mod softcx;
+mod stdout;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-/// GPU-triggered RDMA: measure it, look at what it queues, and see what this machine has for it.
+/// GPU-triggered RDMA: benchmarks, a disassembler for queued operations, and a software ConnectX
 #[derive(Parser)]
-#[command(name = "doorbell", version, arg_required_else_help = false)]
+#[command(name = "doorbell", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: CliCommand,
@@ -20,47 +23,42 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum CliCommand {
-    /// Measure
-    #[command(subcommand, arg_required_else_help = false)]
-    BenchCommand(BenchCommand),
-    /// Show the bytecode and the WQE of a send, a write and a wait
+    /// Measure latency, bandwidth and CPU time
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(BenchCommand),
+    /// Print the work requests and bytecode that are queued for a send, a write and a wait
     Disasm(disasm::DisasmOptions),
-    /// List devices, streams and paths
+    /// List devices, streams, and the control paths of each device
     Info(info::InfoOptions),
-    /// The software ConnectX for unmodified verbs programs
-    #[command(subcommand, arg_required_else_help = false)]
-    SoftcxCommand(SoftcxCommand),
+    /// Run unmodified verbs programs on a software ConnectX
+    #[command(subcommand, arg_required_else_help = true)]
+    Softcx(SoftcxCommand),
 }
 
 #[derive(Subcommand)]
 enum SoftcxCommand {
-    /// Run a program, and all that it starts, with a software ConnectX in sight as mlx5_0
+    /// Run a program and its children with a software ConnectX as the device mlx5_0
     Run(softcx::RunOptions),
 }
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// The two loops of GPUDirect side by side: kernel and transfer driven by the CPU, and queued on the stream
+    /// One-way messages: the CPU drives kernel and transfer (sync), or queues both on a stream (async)
     Loop(bench::BenchOptions),
-    /// Round trips: each side runs a kernel and sends, driven by the CPU, and queued on streams
+    /// Round trips: each side runs a kernel and then sends; driven by the CPU (sync) or queued on streams (async)
     Pingpong(bench::BenchOptions),
 }
 
-/// Exit code for a command line that makes no sense.
+/// Exit status for a wrong command line.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let line = match Cli::try_parse() {
-        Ok(line) => line,
-        Err(error) if error.use_stderr() => return usage(&error.render().to_string()),
-        Err(help) => {
-            // Help that nobody reads any more is no failure.
-            let _ = help.print();
-            return ExitCode::SUCCESS;
-        }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
     };
-    let done = match line.command {
-        CliCommand::BenchCommand(bench) => {
+    let done = match cli.command {
+        CliCommand::Bench(bench) => {
             let (exchange, options) = match bench {
                 BenchCommand::Loop(options) => (bench::Exchange::Loop, options),
                 BenchCommand::Pingpong(options) => (bench::Exchange::Pingpong, options),
@@ -72,13 +70,19 @@ fn main() -> ExitCode {
         }
         CliCommand::Disasm(options) => disasm::run(&options),
         CliCommand::Info(options) => info::run(&options),
-        CliCommand::SoftcxCommand(SoftcxCommand::Run(options)) => match softcx::run(&options) {
-            Ok(code) => return ExitCode::from(code),
+        CliCommand::Softcx(SoftcxCommand::Run(options)) => match softcx::run(&options) {
+            Ok(status) => return ExitCode::from(status),
             Err(error) => Err(error),
         },
     };
+    finish(done)
+}
+
+/// The exit status of a finished command. Prints its error.
+fn finish(done: Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if stdout::is_closed(&error) => stdout::end_by_sigpipe(),
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -86,12 +90,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line, in one line: what clap has to say without its summary of the usage.
+/// Prints requested help and versions on stdout, and help for a missing subcommand too, as cargo does. Anything else is an error.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if error.use_stderr() && !is_help {
+        return usage(&error.render().to_string());
+    }
+    finish(stdout::print(&error.render().to_string()))
+}
+
+/// Prints what is wrong with the command line as one line: clap's message without its summary of the usage.
 fn usage(text: &str) -> ExitCode {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let said: Vec<&str> = lines
+    let message: Vec<&str> = lines
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
         .collect();
-    eprintln!("{}", said.join(" "));
+    eprintln!("{}", message.join(" "));
     ExitCode::from(USAGE)
 }

@@ -1,4 +1,4 @@
-//! `doorbell softcx run`: a program with a software ConnectX in sight.
+//! `doorbell softcx run`: runs a program on a software ConnectX.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -12,17 +12,17 @@ use doorbell_softcx::doors::{self, Outcome};
 
 use crate::environment;
 
-/// Exit code when the run itself fails, as `env` and `timeout` have it.
+/// Exit status if the command itself fails, as with `env` and `timeout`.
 const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// How programs get at the device.
+/// How programs reach the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Door {
-    /// System calls that are about the device stop for a supervisor that has it; any program, also a static one
+    /// A supervisor owns the device and answers system calls for it; works for any program, static ones included
     Seccomp,
-    /// The device is in each process, by a library that is loaded before all others
+    /// A preloaded library puts the device into each process; faster, for dynamically linked programs
     Preload,
 }
 
@@ -36,29 +36,33 @@ enum LinkLayer {
 
 #[derive(Debug, Args)]
 pub struct RunOptions {
-    /// How programs get at the device
+    /// How programs reach the device
     #[arg(long, value_enum, default_value = "seccomp")]
     door: Door,
-    /// The kind of link that the port shows [default: that of the run around this one, or ib]
+    /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
     link: Option<LinkLayer>,
-    /// Runs on one fabric reach each other [default: that of the run around this one, or `default`]
+    /// Fabric to join: devices on one fabric reach each other [default: that of an enclosing run, or `default`]
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
-    /// Write every WQE, packet and CQE to this file, decoded
+    /// Write every WQE, packet and CQE to this file as text
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Lose this share of packets
-    #[arg(long, value_name = "0..1")]
+    /// Probability that a packet is lost, 0 to 1
+    #[arg(long, value_name = "0..1", allow_negative_numbers = true, value_parser = probability)]
     loss: Option<f64>,
-    /// Deliver every packet this much later
+    /// Delay of every packet in microseconds
     #[arg(long, value_name = "MICROSECONDS")]
     delay_us: Option<u64>,
-    /// More faults: loss=0.1,duplicate=0.1,reorder=0.1,seed=7; by number drop=3,garble=1,overrun=9; by number and code
-    /// refuse=1:0x62,send=2:0x12,recv=1:0x04; down-ms=100+50
-    #[arg(long, value_name = "FAULTS")]
+    /// More faults, separated by commas
+    ///
+    /// Probabilities: loss=0.1, duplicate=0.1, reorder=0.1, with seed=7.
+    /// The Nth packet, response or completion, from 1: drop=3, garble=1, overrun=9.
+    /// The Nth request, send or receive with the code of its failure: refuse=1:0x62, send=2:0x12, recv=1:0x04.
+    /// Times after the start: down-ms=100+50 (link down after 100 ms for 50 ms), gone-ms=100 (device removed).
+    #[arg(long, value_name = "FAULTS", verbatim_doc_comment, value_parser = faults)]
     fault: Option<String>,
-    /// The preload door's library; beside this executable otherwise
+    /// Library of the preload door [default: libdoorbell_softcx.so beside this executable]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments
@@ -81,7 +85,7 @@ impl RunOptions {
         let found = own.with_file_name("libdoorbell_softcx.so");
         if !found.is_file() {
             bail!(
-                "{}: not there; build it with `cargo build --workspace`, or name it with --library",
+                "{} does not exist; build it with `cargo build --workspace`, or name its path with --library",
                 found.display()
             );
         }
@@ -94,8 +98,8 @@ impl RunOptions {
             delay_ns: self.delay_us.unwrap_or(0).saturating_mul(1000),
             ..device::Faults::default()
         };
-        for fault in self.fault.iter().flat_map(|list| list.split(',')) {
-            faults.set(fault).context("--fault")?;
+        if let Some(list) = &self.fault {
+            set_faults(&mut faults, list).context("--fault")?;
         }
         Ok(device::Options {
             fabric: match &self.fabric {
@@ -116,13 +120,13 @@ impl RunOptions {
         self.link.or_else(outer).unwrap_or(LinkLayer::Ib)
     }
 
-    /// Programs need not stay in this directory.
+    /// The absolute path: programs may change their directory.
     fn trace(&self) -> Result<Option<PathBuf>> {
         let absolute = |path| std::path::absolute(path).context("--trace");
         self.trace.as_ref().map(absolute).transpose()
     }
 
-    /// The options that were given, as the environment has them, and none for those that were not.
+    /// The options on the command line as environment variables hold them; `None` for those that are not given.
     fn given(&self) -> Result<[(&'static str, Option<OsString>); 6]> {
         let link = self.link.and_then(|link| link.to_possible_value());
         Ok([
@@ -135,10 +139,10 @@ impl RunOptions {
         ])
     }
 
-    /// Tells the program, and runs within this one, what holds.
-    fn tell(&self, command: &mut Command, device: &device::Options) -> Result<()> {
+    /// Passes the options to the program and to runs nested in this one.
+    fn export(&self, command: &mut Command, device: &device::Options) -> Result<()> {
         for (option, value) in self.given()? {
-            environment::tell(command, option, value.as_deref());
+            environment::export(command, option, value.as_deref());
         }
         let word =
             |name: Option<clap::builder::PossibleValue>| name.map(|it| it.get_name().to_owned());
@@ -147,12 +151,12 @@ impl RunOptions {
             ("fabric", Some(device.fabric.clone())),
             ("door", word(self.door.to_possible_value())),
         ] {
-            environment::tell(command, option, value.as_deref().map(OsStr::new));
+            environment::export(command, option, value.as_deref().map(OsStr::new));
         }
         Ok(())
     }
 
-    /// What the run around this one has otherwise than was asked for.
+    /// The first option that an enclosing run has with another value than asked for.
     fn disagreement(&self) -> Result<Option<String>> {
         for (option, asked) in self.given()? {
             let has = environment::outer(option);
@@ -169,20 +173,39 @@ impl RunOptions {
     }
 }
 
+/// A probability.
+fn probability(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    // NaN is in no range.
+    if !(0.0..=1.0).contains(&value) {
+        return Err("a probability is 0 to 1".into());
+    }
+    Ok(value)
+}
+
+/// A list of faults that the device understands.
+fn faults(list: &str) -> doorbell_wire::Result<String> {
+    set_faults(&mut device::Faults::default(), list).map(|()| list.to_owned())
+}
+
+fn set_faults(faults: &mut device::Faults, list: &str) -> doorbell_wire::Result<()> {
+    list.split(',').try_for_each(|fault| faults.set(fault))
+}
+
 fn outer(option: &str) -> Option<String> {
     environment::outer(option)?.into_string().ok()
 }
 
-/// Becomes the program. Returns only if that fails.
+/// Replaces this process by the program. Returns only if that fails.
 fn become_program(mut command: Command) -> Outcome {
     let error = command.exec();
     Outcome::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Runs the program: the exit code for this one.
+/// Runs the program and returns the exit status of this process.
 ///
 /// # Errors
-/// Options that make no sense.
+/// Invalid options.
 pub fn run(options: &RunOptions) -> Result<u8> {
     let device = options.device()?;
     let (name, arguments) = options.program.split_first().context("no program")?;
@@ -192,7 +215,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         command
     };
     let mut command = program();
-    options.tell(&mut command, &device)?;
+    options.export(&mut command, &device)?;
     let outcome = match options.door {
         Door::Seccomp => {
             environment::without_library(&mut command);
@@ -204,11 +227,11 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         }
     };
     let outcome = match outcome {
-        // The kernel allows one supervisor. If it is that of a run around this one, the device is in sight already.
+        // The kernel allows one supervisor. If it belongs to an enclosing run, the program reaches the device already.
         Ok(Outcome::Supervised) if outer("door").as_deref() == Some("seccomp") => {
             if let Some(disagreement) = options.disagreement()? {
                 eprintln!(
-                    "error: a run within a run, and the outer one has {disagreement}; --door preload can have options of its own"
+                    "error: this run is nested in another, which has {disagreement}; a nested run needs --door preload for its own options"
                 );
                 return Ok(FAILED);
             }
@@ -230,8 +253,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
         }
         Ok(Outcome::Supervised) => {
             eprintln!(
-                "error: a seccomp supervisor is there already, not of a run that is known here, and the kernel allows no second one; \
-                 --door preload works"
+                "error: another seccomp supervisor already controls this process, and the kernel allows only one; use --door preload"
             );
             FAILED
         }

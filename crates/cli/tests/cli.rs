@@ -2,6 +2,7 @@
 //! DOORBELL_TEST_DEVICE naming the device that is behind them.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -351,11 +352,47 @@ fn help_and_version_are_no_errors() {
 }
 
 #[test]
+fn a_missing_subcommand_prints_help() {
+    for (line, subcommand) in [("", "bench"), ("bench", "pingpong"), ("softcx", "run")] {
+        let help = text(run(line));
+        assert!(help.contains("Usage: doorbell"), "`{line}`: {help}");
+        assert!(help.contains(subcommand), "`{line}`: {help}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_the_command_quietly_by_sigpipe() {
+    for line in [
+        "",
+        "--help",
+        "info",
+        "disasm",
+        "bench loop --sizes 8 --kernel-us 0",
+        "bench loop --sizes 8 --kernel-us 0 --iterations 40 --json",
+        "bench loop --listen 127.0.0.1:0",
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = command(line).stdout(writer).spawn().unwrap();
+        let line = line.to_owned();
+        let mut running = Running { child, line };
+        let status = running.wait();
+        let mut err = String::new();
+        let stderr = running.child.stderr.as_mut().unwrap();
+        stderr.read_to_string(&mut err).unwrap();
+        let line = &running.line;
+        assert_eq!(
+            (status.signal(), &*err),
+            (Some(libc::SIGPIPE), ""),
+            "`{line}`"
+        );
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_in_one_line() {
     for (line, named) in [
-        ("", "subcommand"),
         ("frobnicate", "frobnicate"),
-        ("bench", "subcommand"),
         ("bench loop --sizes 0", "--sizes"),
         ("bench loop --sizes 8..9", "power of two"),
         ("bench loop --op read", "--op"),
@@ -367,6 +404,13 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ("bench pingpong --frequency 3", "--frequency"),
         ("info more", "more"),
         ("bench loop --device", "--device"),
+        ("softcx run", "<PROGRAM>"),
+        ("softcx run --loss=2 true", "0 to 1"),
+        ("softcx run --loss -1 true", "0 to 1"),
+        ("softcx run --loss=nan true", "0 to 1"),
+        ("softcx run --loss=much true", "--loss"),
+        ("softcx run --fault=loss=2 true", "loss=2"),
+        ("softcx run --fault=drop=1,frob=1 true", "frob=1"),
     ] {
         let (code, out, err) = Running::start(line).end();
         assert_eq!((code, &*out), (Some(2), ""), "`{line}`: {err}");

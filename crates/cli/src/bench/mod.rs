@@ -20,13 +20,13 @@ mod sizes;
 mod table;
 mod trigger;
 
-use std::io::Write;
-
 use anyhow::{Context, Result};
 use doorbell::{Device, Listener};
 
+use crate::stdout;
 use backend::Backend;
 use options::{BenchCase, Mode, Output};
+
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
 use rendezvous::Rendezvous;
@@ -59,8 +59,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
         Mode::Listen(address) => {
             let listener =
                 Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
-            println!("listening at {}", listener.address()?);
-            std::io::stdout().flush()?;
+            stdout::print(&format!("listening at {}\n", listener.address()?))?;
             let (mut rendezvous, plan) = Rendezvous::accept(&listener, options.timeout())?;
             second(&mut rendezvous, &device, &backend, &plan)
                 .map_err(|error| rendezvous.part(error))
