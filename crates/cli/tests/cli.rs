@@ -140,40 +140,72 @@ fn check_rows(rows: &[Value], sizes: &[u64], kernels: &[u64]) {
         .collect();
     assert_eq!(found, expected);
     for row in rows {
-        let mut keys: Vec<&str> = row
-            .as_object()
-            .unwrap()
-            .keys()
-            .map(String::as_str)
-            .collect();
-        keys.sort_unstable();
+        assert_eq!(keys(row), COLUMNS);
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!(of("time_min_us") <= of("time_p50_us"), "{row}");
+        assert!(of("time_p50_us") <= of("time_p99_us"), "{row}");
+        assert!(of("time_p99_us") <= of("time_p999_us"), "{row}");
+        assert!(of("time_min_us") >= of("kernel_us"), "{row}");
+        assert!(of("time_avg_us") > 0.0 && of("messages_per_s") > 0.0);
+        let gb_per_s = of("size_bytes") * of("messages_per_s") / 1e9;
+        assert!((of("gb_per_s") - gb_per_s).abs() <= 1e-6, "{row}");
+        assert!(of("app_cpu_us") > 0.0, "{row}");
+        let numbers = ["iterations", "steps", "batches", "warmup_iterations"];
+        assert_eq!(numbers.map(of), [40.0, 5.0, 2.0, 10.0]);
         assert_eq!(
-            keys,
-            [
-                "app_cpu_us_per_iter",
-                "iterations",
-                "kernel_us",
-                "loop",
-                "msgs_per_s",
-                "nic",
-                "path",
-                "size_bytes",
-                "stream",
-                "us_per_iter"
-            ]
-        );
-        let of = |key: &str| row["us_per_iter"][key].as_f64().unwrap();
-        assert_eq!(row["us_per_iter"].as_object().unwrap().len(), 4, "{row}");
-        assert!(of("min") <= of("p50") && of("p50") <= of("p99"), "{row}");
-        assert!(of("min") >= row["kernel_us"].as_f64().unwrap(), "{row}");
-        assert!(of("avg") > 0.0 && row["msgs_per_s"].as_f64().unwrap() > 0.0);
-        assert!(row["app_cpu_us_per_iter"].as_f64().unwrap() > 0.0, "{row}");
-        assert_eq!(row["iterations"], 40);
-        assert_eq!(
-            (&row["nic"], &row["stream"], &row["path"]),
+            (&row["device"], &row["stream"], &row["path"]),
             (&device().into(), &"host".into(), &control().into())
         );
+        assert_eq!(
+            (&row["schema"], &row["version"]),
+            (&2.into(), &env!("CARGO_PKG_VERSION").into())
+        );
+        for key in ["host", "cpu"] {
+            assert!(!row[key].as_str().unwrap().is_empty(), "{row}");
+        }
     }
+}
+
+/// The columns of JSON and CSV, in no order.
+const COLUMNS: [&str; 31] = [
+    "app_cpu_us",
+    "batches",
+    "cpu",
+    "cpus",
+    "device",
+    "gb_per_s",
+    "gpu",
+    "host",
+    "iterations",
+    "kernel_us",
+    "loop",
+    "memory",
+    "messages_per_s",
+    "no_kernel",
+    "op",
+    "path",
+    "processes",
+    "sample",
+    "schema",
+    "size_bytes",
+    "steps",
+    "stream",
+    "test",
+    "time_avg_us",
+    "time_min_us",
+    "time_p50_us",
+    "time_p999_us",
+    "time_p99_us",
+    "validate",
+    "version",
+    "warmup_iterations",
+];
+
+fn keys(row: &Value) -> Vec<&str> {
+    let keys = row.as_object().unwrap().keys();
+    let mut keys: Vec<&str> = keys.map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
 }
 
 #[test]
@@ -185,7 +217,13 @@ fn loops_and_pingpongs_in_one_process_give_rows_and_every_byte_is_right() {
                     "{} --op {op} {validate} --sizes 1,64,9001 --kernel-us 0,3 --json {QUICK}",
                     bench(test)
                 );
-                check_rows(&rows(&text(run(&line))), &[1, 64, 9001], &[0, 3]);
+                let rows = rows(&text(run(&line)));
+                check_rows(&rows, &[1, 64, 9001], &[0, 3]);
+                for row in &rows {
+                    assert_eq!((&row["test"], &row["op"]), (&test.into(), &op.into()));
+                    assert_eq!(row["validate"], !validate.is_empty());
+                    assert_eq!(row["processes"], 1);
+                }
             }
         }
     }
@@ -201,7 +239,9 @@ fn two_processes_do_the_same() {
                     "{} --op {op} {validate} --sizes 8,9001 --kernel-us 2 --json {QUICK} --connect {address}",
                     bench(test)
                 );
-                check_rows(&rows(&text(run(&line))), &[8, 9001], &[2]);
+                let rows = rows(&text(run(&line)));
+                check_rows(&rows, &[8, 9001], &[2]);
+                assert!(rows.iter().all(|row| row["processes"] == 2));
                 let (code, out, err) = other.end();
                 assert_eq!((code, &*out), (Some(0), ""), "{err}");
             }
@@ -214,11 +254,63 @@ fn a_table_names_what_it_was_taken_on() {
     let line = format!("{} --sizes 8 --kernel-us 0 {QUICK}", bench("loop"));
     let table = text(run(&line));
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 4, "{table}");
-    let taken_on = format!("# nic={} stream=host path={} (", device(), control());
-    assert!(lines[0].starts_with(&taken_on), "{table}");
-    assert!(lines[1].contains("app_cpu[us]"));
-    assert!(lines[2].contains(" sync ") && lines[3].contains(" async "));
+    assert_eq!(lines.len(), 6, "{table}");
+    let measured = "bench loop op=write steps=5 batches=2 warmup=10 iterations=40";
+    assert!(lines[0].contains(measured), "{table}");
+    assert!(lines[1].starts_with("# host="), "{table}");
+    let taken_on = format!("# device={} stream=host path={} (", device(), control());
+    assert!(lines[2].starts_with(&taken_on), "{table}");
+    assert!(lines[3].contains("t_p999[us]") && lines[3].contains("GB/s"));
+    assert!(lines[4].contains(" sync ") && lines[5].contains(" async "));
+}
+
+#[test]
+fn csv_has_the_columns_of_json_and_a_line_a_row() {
+    let line = format!("{} --sizes 8,64 --kernel-us 0 {QUICK}", bench("loop"));
+    let csv = text(run(&format!("{line} --csv")));
+    let mut lines = csv.lines();
+    let mut names: Vec<&str> = lines.next().unwrap().split(',').collect();
+    assert_eq!(names[..2], ["schema", "version"]);
+    let size = names.iter().position(|name| *name == "size_bytes").unwrap();
+    names.sort_unstable();
+    assert_eq!(names, COLUMNS);
+    let sizes: Vec<&str> = lines.map(|line| fields(line)[size]).collect();
+    assert_eq!(sizes, ["8", "8", "64", "64"]);
+}
+
+/// The fields of a line of CSV; commas in quotes do not end a field.
+fn fields(line: &str) -> Vec<&str> {
+    let mut is_quoted = false;
+    line.split(|letter: char| {
+        is_quoted ^= letter == '"';
+        letter == ',' && !is_quoted
+    })
+    .collect()
+}
+
+#[test]
+fn a_duration_bounds_each_row_in_one_process_and_in_two() {
+    let options = "--sizes 64 --kernel-us 20 --duration-s 0.2 --warmup 7 --steps 5 --json";
+    let check = |rows: &[Value]| {
+        let loops: Vec<&Value> = rows.iter().map(|row| &row["loop"]).collect();
+        assert_eq!(loops, ["sync", "async"]);
+        for row in rows {
+            assert_eq!(row["warmup_iterations"], 10);
+            let iterations = row["iterations"].as_u64().unwrap();
+            // At least 20 us each; a busy machine gets through fewer.
+            assert!((5..=10_000).contains(&iterations), "{row}");
+            assert_eq!(iterations % 5, 0);
+        }
+    };
+    for test in ["loop", "pingpong"] {
+        let line = format!("{} {options}", bench(test));
+        check(&rows(&text(run(&line))));
+        let (other, address) = Running::listen(&bench(test));
+        let line = format!("{line} --validate --connect {address}");
+        check(&rows(&text(run(&line))));
+        let (code, _, err) = other.end();
+        assert_eq!(code, Some(0), "{err}");
+    }
 }
 
 #[test]
@@ -232,6 +324,26 @@ fn plot_writes_an_svg() {
     let svg = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(svg.contains("<svg") && svg.trim_end().ends_with("</svg>"));
+    for said in ["bench loop, op write", "GB/s", "p99", "Ratio sync / async"] {
+        assert!(svg.contains(said), "{said}");
+    }
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
+    let folder = std::env::temp_dir();
+    for (path, code) in [
+        ("/nonexistent/out.svg", 1),
+        (folder.to_str().unwrap(), 2),
+        ("out.png", 2),
+    ] {
+        // A device that is not there is told later.
+        let line = format!("bench loop --device mlx5_17 --plot {path}");
+        let (status, out, err) = Running::start(&line).end();
+        assert_eq!((status, &*out), (Some(code), ""), "`{line}`: {err}");
+        assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
+        assert!(err.contains("--plot") && err.contains(path), "{err}");
+    }
 }
 
 #[test]
@@ -453,6 +565,33 @@ fn a_stranger_does_not_keep_a_peer_from_being_served() {
     assert_eq!(code, Some(0), "{err}");
     let (code, _, err) = other.end();
     assert_eq!(code, Some(0), "{err}");
+}
+
+/// A relay between the two processes makes the one that measures say that it runs on another host.
+#[test]
+fn the_software_device_across_hosts_is_refused_with_a_cure() {
+    use doorbell::{Channel, Listener};
+    let (other, address) = Running::listen("bench loop");
+    let relay = Listener::bind("127.0.0.1:0").unwrap();
+    let line = format!("bench loop --connect {}", relay.address().unwrap());
+    let measuring = Running::start(&line);
+    let mut near = relay.accept(LIMIT).unwrap();
+    let mut far = Channel::connect(&address, LIMIT).unwrap();
+    let mut handshake: Value = serde_json::from_slice(&near.receive(LIMIT).unwrap()).unwrap();
+    let identity = &mut handshake["identity"];
+    assert!(identity["boot_id"].is_string(), "{identity}");
+    identity["boot_id"] = "another".into();
+    identity["host"] = "elsewhere".into();
+    far.send(handshake.to_string().as_bytes(), LIMIT).unwrap();
+    near.send(&far.receive(LIMIT).unwrap(), LIMIT).unwrap();
+    for ended in [other.end(), measuring.end()] {
+        let (code, _, err) = ended;
+        assert_eq!(code, Some(1), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        for said in ["elsewhere", "--device mlx5_0", "doorbell info"] {
+            assert!(err.contains(said), "`{said}`: {err}");
+        }
+    }
 }
 
 #[test]

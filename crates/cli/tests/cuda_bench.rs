@@ -81,8 +81,10 @@ fn rows_of_either_loop_have_the_devices_time() {
         assert_eq!(rows.len(), 4, "{line}");
         for row in rows {
             assert_eq!(row["stream"], "cuda");
+            assert_eq!(row["sample"], "batch mean");
+            assert!(!row["gpu"].as_str().unwrap().is_empty(), "{row}");
             assert_eq!(row["iterations"], 40);
-            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let us = row["time_min_us"].as_f64().unwrap();
             // The kernel is in every batch; the device's clock steps by half a microsecond.
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
@@ -104,12 +106,12 @@ fn messages_lie_in_the_gpus_memory_if_they_are_to() {
         let said = text(&output.stdout);
         assert!(output.status.success(), "{}", text(&output.stderr));
         let lines: Vec<&str> = said.lines().collect();
-        assert!(lines[0].contains("stream=cuda path="), "{said}");
-        assert!(lines[1].starts_with("# gpu="), "{said}");
-        assert!(lines[1].contains("driver=CUDA-"), "{said}");
-        assert!(lines[1].contains("memory=gpu"), "{said}");
-        assert_eq!(lines[1].contains("stand-in"), is_standin(), "{said}");
-        assert_eq!(lines.len(), 3 + 4, "{said}");
+        assert!(lines[2].contains("stream=cuda path="), "{said}");
+        assert!(lines[3].starts_with("# gpu="), "{said}");
+        assert!(lines[3].contains("driver=CUDA-"), "{said}");
+        assert!(lines[3].contains("memory=gpu"), "{said}");
+        assert_eq!(lines[3].contains("stand-in"), is_standin(), "{said}");
+        assert_eq!(lines.len(), 5 + 4, "{said}");
     }
 }
 
@@ -131,7 +133,7 @@ fn batches_of_the_loop_go_as_graphs() {
         for row in rows {
             assert_eq!(row["stream"], "cuda-graph");
             assert_eq!(row["iterations"], 400);
-            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let us = row["time_min_us"].as_f64().unwrap();
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
@@ -202,7 +204,7 @@ fn kernels_ring_by_themselves() {
         for row in rows {
             assert_eq!(row["stream"], "cuda-trigger");
             assert_eq!(row["iterations"], 40);
-            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let us = row["time_min_us"].as_f64().unwrap();
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
@@ -247,7 +249,7 @@ fn kernels_make_their_work_requests() {
         assert_eq!(rows.len(), 2, "{line}");
         for row in rows {
             assert_eq!(row["stream"], "cuda-build");
-            let us = row["us_per_iter"]["min"].as_f64().unwrap();
+            let us = row["time_min_us"].as_f64().unwrap();
             let kernel = row["kernel_us"].as_f64().unwrap();
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
@@ -278,14 +280,14 @@ fn what_goes_not_together_is_said() {
     for (line, reason) in [
         ("--memory gpu", "--stream cuda"),
         ("--memory gpu --stream cuda --validate", "--memory host"),
-        ("--graph", "--graph goes with --stream cuda"),
+        ("--graph", "--graph needs --stream cuda"),
         ("--graph --stream cuda --op send", "--op write"),
-        ("--graph --stream cuda --validate", "without --validate"),
+        ("--graph --stream cuda --validate", "excludes --validate"),
         ("--graph --stream cuda --listen 127.0.0.1:0", "--listen"),
         ("--stream gpu", "possible values: host, cuda"),
         ("--trigger build --stream cuda", "--loop async"),
-        ("--trigger kernel", "--trigger goes with --stream cuda"),
-        ("--trigger kernel --stream cuda --graph", "without --graph"),
+        ("--trigger kernel", "--trigger needs --stream cuda"),
+        ("--trigger kernel --stream cuda --graph", "excludes --graph"),
         ("--trigger kernel --stream cuda --loop sync", "--loop async"),
     ] {
         let output = run(&format!("bench loop {line}"));

@@ -1,4 +1,4 @@
-//! What a benchmark queues on: a thread of this process, or a GPU.
+//! The streams of a benchmark: threads of this process, or CUDA streams.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use super::graph::BatchGraph;
 use super::pass::BenchStep;
 use super::trigger::{TriggerKernels, TriggerKind};
 
-/// Whose streams.
+/// The kind of stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StreamKind {
-    /// Threads of this process, whose kernels are closures.
+    /// Threads of this process; kernels are closures
     Host,
-    /// A GPU's; the device's time is by its events.
+    /// CUDA streams
     Cuda,
 }
 
-/// Where the messages lie.
+/// The memory of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MemoryKind {
-    /// In host memory.
+    /// Host memory
     Host,
-    /// In memory of the GPU.
+    /// Memory of the GPU
     Gpu,
 }
 
-/// What streams are made from. Each process has its own.
+/// What creates streams. Each process has its own.
 #[derive(Clone, Debug)]
 pub enum Backend {
     /// Threads.
@@ -41,15 +41,15 @@ pub enum Backend {
         context: CudaContext,
         /// Where the messages lie.
         memory: MemoryKind,
-        /// Whether a batch is queued as one graph.
+        /// Whether a batch is launched as one graph.
         graph: bool,
-        /// Who rings.
+        /// What rings the doorbell.
         trigger: TriggerKind,
     },
 }
 
 impl Backend {
-    /// That of the options.
+    /// The backend of these options.
     ///
     /// # Errors
     /// This build or this machine has no such streams.
@@ -72,12 +72,14 @@ impl Backend {
             #[cfg(not(feature = "cuda"))]
             StreamKind::Cuda => {
                 let _ = (memory, graph, trigger, gpu);
-                anyhow::bail!("--stream cuda: this build is without the feature cuda")
+                anyhow::bail!(
+                    "--stream cuda: this build lacks the feature `cuda`; build with --features cuda"
+                )
             }
         }
     }
 
-    /// The name of the streams, as the rows have it.
+    /// The name of the streams in rows.
     pub fn name(&self) -> &'static str {
         match self {
             Backend::Host => "host",
@@ -98,22 +100,40 @@ impl Backend {
         }
     }
 
-    /// What there is to say of the GPU.
+    /// Name of the GPU.
+    pub fn gpu(&self) -> Option<String> {
+        match self {
+            Backend::Host => None,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda { context, .. } => Some(context.device_name().to_string()),
+        }
+    }
+
+    /// Where the messages lie: `host` or `gpu`.
+    pub fn memory(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda {
+                memory: MemoryKind::Gpu,
+                ..
+            } => "gpu",
+            _ => "host",
+        }
+    }
+
+    /// The GPU, its driver and the options for it, for the table.
     pub fn describe(&self) -> Option<String> {
         match self {
             Backend::Host => None,
             #[cfg(feature = "cuda")]
             Backend::Cuda {
                 context,
-                memory,
                 graph,
                 trigger,
+                ..
             } => {
                 let (major, minor) = context.driver_version();
-                let memory = match memory {
-                    MemoryKind::Host => "host",
-                    MemoryKind::Gpu => "gpu",
-                };
+                let memory = self.memory();
                 let graph = if *graph { " graph=on" } else { "" };
                 let trigger = match trigger {
                     TriggerKind::Stream => "",
@@ -131,7 +151,7 @@ impl Backend {
     /// A stream with room for so many entries.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn stream(&self, name: String, entries: usize) -> Result<BenchStream> {
         match self {
             Backend::Host => HostStream::with_capacity(name, entries).map(BenchStream::Host),
@@ -140,10 +160,10 @@ impl Backend {
         }
     }
 
-    /// Memory of the GPU, registered, if that is where messages are to lie.
+    /// Registered memory of the GPU, if messages are to lie there.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     #[cfg(feature = "cuda")]
     pub fn device_region(
         &self,
@@ -163,7 +183,7 @@ impl Backend {
         }
     }
 
-    /// What queues batches as graphs, if that is how.
+    /// What launches batches as graphs, with `--graph`.
     pub fn graph(&self, steps: u64) -> Option<BatchGraph> {
         match self {
             #[cfg(feature = "cuda")]
@@ -175,10 +195,10 @@ impl Backend {
         }
     }
 
-    /// What has the kernels of steps ring, if they do, and wait so long at most.
+    /// What launches kernels that ring, with `--trigger`. Their waits end after `timeout`.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn trigger(&self, timeout: Duration) -> Result<Option<TriggerKernels>> {
         match self {
             #[cfg(feature = "cuda")]
@@ -192,10 +212,10 @@ impl Backend {
         }
     }
 
-    /// What notes the device's time on a stream; none where kernels note it themselves.
+    /// The device's clock; none where kernels note their end themselves.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn clock(&self) -> Option<Clock> {
         match self {
             Backend::Host => None,
@@ -220,7 +240,7 @@ pub enum BenchStream {
 }
 
 impl BenchStream {
-    /// The stream as those see it who queue transfers.
+    /// The stream as the library takes it for transfers.
     pub fn executor(&self) -> &dyn Executor {
         match self {
             BenchStream::Host(stream) => stream,
@@ -229,7 +249,7 @@ impl BenchStream {
         }
     }
 
-    /// Queues a function of the host.
+    /// Queues a host function.
     ///
     /// # Errors
     /// Those of the stream.
@@ -241,13 +261,13 @@ impl BenchStream {
         }
     }
 
-    /// Queues the kernel of a step: a closure that notes its end, or a kernel of the GPU, which notes nothing.
+    /// Queues the kernel of a step: a closure that notes its end, or a GPU kernel, which notes nothing.
     ///
     /// # Errors
     /// Those of the stream.
     pub fn launch_kernel(&self, step: BenchStep) -> Result<()> {
         match self {
-            // Small enough to lie in the stream's queue: nothing is allocated.
+            // The closure fits into the stream's queue: nothing is allocated.
             BenchStream::Host(stream) => stream.launch(move || step.run_kernel()),
             #[cfg(feature = "cuda")]
             BenchStream::Cuda(stream) => stream.spin(step.kernel()),
@@ -255,7 +275,7 @@ impl BenchStream {
     }
 }
 
-/// The device's time, at the ends of batches.
+/// The GPU's clock, read by events at the end of each batch.
 #[cfg(feature = "cuda")]
 pub struct Clock {
     context: CudaContext,
@@ -263,13 +283,13 @@ pub struct Clock {
     events: Vec<TimingEvent>,
 }
 
-/// No stream of this build has a time of its own.
+/// No stream of this build has a clock.
 #[cfg(not(feature = "cuda"))]
 pub enum Clock {}
 
 #[cfg(feature = "cuda")]
 impl Clock {
-    /// Forgets what was noted, and gets ready to note so often: nothing is made while it is measured.
+    /// Clears all notes, and creates the events for `count` new ones: none are created during a measurement.
     pub fn begin(&mut self, count: usize) -> Result<()> {
         self.noted = 0;
         while self.events.len() < count {
@@ -278,7 +298,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Has the stream note its time.
+    /// Queues a note on the stream.
     pub fn note(&mut self, stream: &BenchStream) -> Result<()> {
         if let (BenchStream::Cuda(stream), Some(event)) = (stream, self.events.get(self.noted)) {
             self.noted += 1;
@@ -287,7 +307,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Nanoseconds from each note to the next, once the stream has passed them.
+    /// Nanoseconds from each note to the next. Waits for the last one.
     pub fn periods_ns(&self) -> Result<Vec<u64>> {
         let noted = &self.events[..self.noted];
         if let Some(last) = noted.last() {

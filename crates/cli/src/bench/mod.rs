@@ -1,9 +1,11 @@
-//! `doorbell bench`: what is measured ([`options`]), by whom ([`scenario`], [`rendezvous`]), how ([`pass`]), and how it is shown
-//! ([`report`]).
+//! `doorbell bench`: what is measured ([`options`]), between which peers ([`scenario`], [`rendezvous`]), how ([`pass`]), and how it is
+//! shown ([`report`]).
 
 mod backend;
 mod clock;
+mod csv;
 mod graph;
+mod machine;
 mod message;
 mod nvtx;
 mod options;
@@ -26,10 +28,9 @@ use doorbell::{Device, Listener};
 use crate::stdout;
 use backend::Backend;
 use options::{BenchCase, Mode, Output};
-
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
-use rendezvous::Rendezvous;
+use rendezvous::{Identity, Rendezvous};
 use report::Report;
 use row::{BenchRow, Setup};
 use scenario::{Role, Scenario};
@@ -37,37 +38,43 @@ use scenario::{Role, Scenario};
 /// Runs a benchmark.
 ///
 /// # Errors
-/// What keeps it from being run to its end.
+/// Unusable devices, streams, addresses and files; failures of the measurement.
 pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
+    let output = options.output();
+    if let Some(plot) = &output.plot {
+        report::check_plot(plot)?;
+    }
     let name = options.device();
     let device = Device::open(name).with_context(|| format!("--device {name}"))?;
     let backend = options.backend()?;
+    let identity = Identity::new(device.name());
     match options.mode() {
         Mode::Local => {
             let mut scenario = Scenario::both(&device, &backend, plan)?;
-            let setup = scenario.setup();
-            report(plan, options.output(), &setup, |case| {
-                measure(&mut scenario, plan, &setup, case)
+            let setup = scenario.setup(plan);
+            report(plan, output, setup, |case| {
+                measure(&mut scenario, plan, case, |_| Ok(()))
             })
         }
         Mode::Connect(address) => {
-            let mut rendezvous = Rendezvous::connect(&address, plan)
+            let mut rendezvous = Rendezvous::connect(&address, plan, identity)
                 .with_context(|| format!("--connect {address}"))?;
-            lead(&mut rendezvous, &device, &backend, plan, options.output())
-                .map_err(|error| rendezvous.part(error))
+            lead(&mut rendezvous, &device, &backend, plan, output)
+                .map_err(|error| rendezvous.abort(error))
         }
         Mode::Listen(address) => {
             let listener =
                 Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
             stdout::print(&format!("listening at {}\n", listener.address()?))?;
-            let (mut rendezvous, plan) = Rendezvous::accept(&listener, options.timeout())?;
-            second(&mut rendezvous, &device, &backend, &plan)
-                .map_err(|error| rendezvous.part(error))
+            let (mut rendezvous, plan) =
+                Rendezvous::accept(&listener, options.timeout(), &identity)?;
+            answer(&mut rendezvous, &device, &backend, &plan)
+                .map_err(|error| rendezvous.abort(error))
         }
     }
 }
 
-/// Measures, with the other process at the other end.
+/// Measures against the other process.
 fn lead(
     rendezvous: &mut Rendezvous,
     device: &Device,
@@ -75,45 +82,33 @@ fn lead(
     plan: &Plan,
     output: Output,
 ) -> Result<()> {
-    let mut scenario = Scenario::new(
-        device,
-        backend,
-        plan,
-        Role::Client,
-        Some(rendezvous.disconnected()),
-    )?;
+    let disconnected = Some(rendezvous.disconnected());
+    let mut scenario = Scenario::new(device, backend, plan, Role::Client, disconnected)?;
     rendezvous.connect_peer(scenario.first())?;
-    let setup = scenario.setup();
-    report(plan, output, &setup, |case| {
-        rendezvous.meet()?;
-        let row = measure(&mut scenario, plan, &setup, case)?;
-        rendezvous.meet()?;
+    report(plan, output, scenario.setup(plan), |case| {
+        let row = measure(&mut scenario, plan, case, |steps| rendezvous.start(steps))?;
+        rendezvous.start(0)?;
         Ok(row)
     })
 }
 
-/// Is the other end for the process that measures.
-fn second(
+/// Takes part in the measurement of the other process.
+fn answer(
     rendezvous: &mut Rendezvous,
     device: &Device,
     backend: &Backend,
     plan: &Plan,
 ) -> Result<()> {
-    let mut scenario = Scenario::new(
-        device,
-        backend,
-        plan,
-        Role::Server,
-        Some(rendezvous.disconnected()),
-    )?;
+    let disconnected = Some(rendezvous.disconnected());
+    let mut scenario = Scenario::new(device, backend, plan, Role::Server, disconnected)?;
     rendezvous.connect_peer(scenario.first())?;
-    let takes_part = scenario.takes_part();
     for case in plan.cases() {
-        rendezvous.await_peer()?;
-        if takes_part {
-            follow(&mut scenario, plan, case).with_context(|| name(case))?;
+        if scenario.takes_part() {
+            follow(&mut scenario, plan, case, || rendezvous.await_start())
+                .with_context(|| name(case))?;
+        } else {
+            while rendezvous.await_start()? > 0 {}
         }
-        rendezvous.await_peer()?;
     }
     Ok(())
 }
@@ -127,16 +122,16 @@ fn name(case: BenchCase) -> String {
 fn report(
     plan: &Plan,
     output: Output,
-    setup: &Setup,
+    setup: Setup,
     mut measure: impl FnMut(BenchCase) -> Result<BenchRow>,
 ) -> Result<()> {
     let cases = plan.cases();
     let out = std::io::stdout().lock();
-    let mut report = Report::begin(out, output, setup.clone(), cases.len())?;
+    let mut report = Report::begin(out, output, setup, cases.len())?;
     for case in cases {
         report.announce(case);
         let row = measure(case).with_context(|| name(case))?;
         report.row(row)?;
     }
-    report.end().map(drop)
+    report.end()
 }

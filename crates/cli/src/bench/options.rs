@@ -1,5 +1,7 @@
 //! The options of the benchmarks, and the plan that follows from them.
 
+use std::ffi::OsStr;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,8 +15,12 @@ use super::trigger::TriggerKind;
 
 /// Steps in flight, over all batches. Four queues of the deepest endpoint and the longest stream hold what they need.
 const IN_FLIGHT_MAX: u64 = 4096;
+/// Iterations of one row: each has a sample of 8 bytes.
+pub const ITERATIONS_MAX: u64 = 100_000_000;
+/// Longest measurement of one row, in milliseconds.
+const DURATION_MS_MAX: u64 = 3_600_000;
 
-/// What `doorbell bench loop` and `doorbell bench pingpong` take.
+/// The options of `doorbell bench loop` and `doorbell bench pingpong`.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
     /// Message sizes in bytes: a list with K and M, where A..B is every power of two from A to B
@@ -26,7 +32,7 @@ pub struct BenchOptions {
           value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     kernel_us: Vec<u64>,
 
-    /// Steps that are queued as one batch
+    /// Steps (kernel, message, wait) of one batch; the application waits for whole batches
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=4096))]
     steps: u64,
 
@@ -34,78 +40,113 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=64))]
     batches: u64,
 
-    /// Iterations of one row, rounded up to whole batches
-    #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(2..=100_000_000))]
+    /// Measured iterations of each row, rounded up to whole batches
+    #[arg(long, value_name = "N", default_value_t = 4000, value_parser = clap::value_parser!(u64).range(2..=ITERATIONS_MAX))]
     iterations: u64,
 
-    /// The device that this process measures on, as `doorbell info` names it; with --listen and --connect each side has its own
+    /// Measure each row for about this many seconds instead, such as 0.5 or 10
+    #[arg(long, visible_alias = "duration", value_name = "SECONDS", conflicts_with = "iterations", allow_negative_numbers = true,
+          value_parser = duration_ms)]
+    duration_s: Option<u64>,
+
+    /// Unmeasured iterations before each row, rounded up to whole batches [default: steps times batches]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(0..=ITERATIONS_MAX))]
+    warmup: Option<u64>,
+
+    /// Device of this process, by a name that `doorbell info` lists; with --listen and --connect each process has its own
     #[arg(long, value_name = "NAME", default_value = "softcx")]
     device: String,
 
-    /// What kernels and transfers are queued on: threads of this process, or the streams of a GPU, whose time is by its own events at the
-    /// end of each batch
+    /// Streams for kernels and transfers: threads of this process, or CUDA streams
+    ///
+    /// With cuda the times are the GPU's own, taken by events at the end of each batch: percentiles are then of batch means.
     #[arg(long, value_name = "KIND", value_enum, default_value_t = StreamKind::Host)]
     stream: StreamKind,
 
-    /// Where the messages lie, with `--stream cuda`
+    /// Memory of the messages, with --stream cuda
     #[arg(long, value_name = "WHERE", value_enum, default_value_t = MemoryKind::Host)]
     memory: MemoryKind,
 
-    /// Queue each batch of `bench loop` as one CUDA graph, with `--stream cuda`; the synchronous loop queues none, and is as without
+    /// Launch each batch of the asynchronous loop as one CUDA graph, with --stream cuda; the synchronous loop ignores this
     #[arg(long)]
     graph: bool,
 
-    /// Who rings in the asynchronous loop, with `--stream cuda`: the stream behind the kernel of a step, or that kernel itself, which waits
-    /// for the completion as well; `build`: it makes the work request, too
+    /// What rings the doorbell in the asynchronous loop, with --stream cuda
     #[arg(long, value_name = "WHO", value_enum, default_value_t = TriggerKind::Stream)]
     trigger: TriggerKind,
 
-    /// Which GPU, with `--stream cuda`
+    /// Index of the GPU, with --stream cuda
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
 
-    /// How a message goes over: written to the peer's memory, or sent to a receive that the peer posted
+    /// Operation: RDMA write to the peer's memory, or send to a posted receive
     ///
-    /// Where the receiving side must learn of a message (in a pingpong, and to check it), a write carries immediate data and
-    /// takes a receive as well.
+    /// Where the receiver must learn of a message (in a pingpong, and for --validate), a write carries immediate data and
+    /// consumes a receive too.
     #[arg(long, value_name = "OP", value_enum, default_value_t = Op::Write)]
     op: Op,
 
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
-    which: Loops,
+    loops: Loops,
 
     /// Check every byte of every message on arrival
     #[arg(long)]
     validate: bool,
 
-    /// Seed of the bytes that are sent
+    /// Seed of the message bytes for --validate
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Leave the kernels out, with `--loop sync --kernel-us 0`: transfers alone, as perftest measures them
+    /// Run no kernels, with --loop sync --kernel-us 0: transfers alone, as perftest measures them
     #[arg(long)]
     no_kernel: bool,
 
-    /// Print a list of rows as JSON instead of the table
-    #[arg(long)]
+    /// Print the rows as one JSON list, instead of a table
+    #[arg(long, conflicts_with = "csv")]
     json: bool,
 
-    /// Draw time and CPU of the loops against the size
-    #[arg(long, value_name = "FILE.svg")]
+    /// Print the rows as CSV with the columns of --json, instead of a table
+    #[arg(long)]
+    csv: bool,
+
+    /// Plot time, bandwidth and CPU time against the message size
+    #[arg(long, value_name = "FILE.svg", value_parser = svg_path)]
     plot: Option<PathBuf>,
 
-    /// Longest wait for the peer, and for any one transfer, in seconds; who listens waits for a peer as long as it takes
+    /// Timeout in seconds for the connection and for each transfer; --listen waits for its peer without a limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout_s: u64,
 
-    /// Be one of two processes: wait at ADDR, such as 127.0.0.1:7471, for the one that measures; port 0 takes a free one
-    #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "json", "plot"])]
+    /// Answer another process: wait at ADDR, such as 127.0.0.1:7471, for the one that measures; port 0 takes a free port
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["connect", "json", "csv", "plot"])]
     listen: Option<String>,
 
-    /// Be one of two processes: measure against the one that listens at ADDR
+    /// Measure against the process that listens at ADDR
     #[arg(long, value_name = "ADDR")]
     connect: Option<String>,
+}
+
+/// Seconds as whole milliseconds.
+fn duration_ms(text: &str) -> Result<u64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let ms = seconds * 1000.0;
+    if !(1.0..=DURATION_MS_MAX as f64).contains(&ms) {
+        let max = DURATION_MS_MAX / 1000;
+        return Err(format!("a duration is 0.001 to {max} seconds"));
+    }
+    Ok(ms.round() as u64)
+}
+
+/// The path of a plot, whose extension says what is written.
+fn svg_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let extension = path.extension().and_then(OsStr::to_str);
+    if extension.is_some_and(|it| it.eq_ignore_ascii_case("svg")) {
+        Ok(path)
+    } else {
+        Err("plots are SVG: the name must end in .svg".into())
+    }
 }
 
 /// Which loops to run.
@@ -116,32 +157,60 @@ enum Loops {
     Both,
 }
 
-/// What a step is.
+/// The exchange of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exchange {
-    /// A message one way.
+    /// One message.
     Loop,
-    /// A message there and one back.
+    /// A message and its answer.
     Pingpong,
 }
 
-/// How a message goes over.
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Loop => "loop",
+            Self::Pingpong => "pingpong",
+        })
+    }
+}
+
+/// The operation that carries a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
     /// RDMA write to the peer's memory.
     Write,
-    /// Send to a receive of the peer's.
+    /// Send to a receive that the peer posted.
     Send,
 }
 
-/// What to measure. The process that connects sends it to the one that listens: only one of the two is told.
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Write => "write",
+            Self::Send => "send",
+        })
+    }
+}
+
+/// When a row is long enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extent {
+    /// After so many iterations: a multiple of the steps of a batch, at least 2.
+    Iterations(u64),
+    /// After about so many milliseconds.
+    DurationMs(u64),
+}
+
+/// What to measure. Only the process that connects has these options; it sends the plan to the one that listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What a step is.
+    /// The exchange of one step.
     pub exchange: Exchange,
-    /// How a message goes over.
+    /// The operation that carries a message.
     pub op: Op,
     /// Message sizes.
     pub sizes: MessageSizes,
@@ -153,8 +222,10 @@ pub struct Plan {
     pub steps: u64,
     /// Batches in flight.
     pub batches: u64,
-    /// Iterations of a row; a multiple of `steps`, at least 2.
-    pub iterations: u64,
+    /// Unmeasured iterations before each row; a multiple of `steps`.
+    pub warmup: u64,
+    /// When a row is long enough.
+    pub extent: Extent,
     /// Whether every byte is checked.
     pub validate: bool,
     /// No kernels: transfers alone.
@@ -165,23 +236,34 @@ pub struct Plan {
     pub timeout_s: u64,
 }
 
-/// Where the other end is.
+/// The processes of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Both ends in this process.
+    /// Both peers in this process.
     Local,
-    /// The other process measures; it will come to this address.
+    /// Another process measures; it connects to this address.
     Listen(String),
-    /// The other process listens at this address.
+    /// This process measures; the other one listens at this address.
     Connect(String),
 }
 
-/// How the rows leave.
+/// The format of the rows on standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Aligned columns for people.
+    Table,
+    /// One list of objects.
+    Json,
+    /// Names of the columns, and a line for each row.
+    Csv,
+}
+
+/// Where the rows go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// JSON instead of a table.
-    pub json: bool,
-    /// Where the drawing goes.
+    /// The format on standard output.
+    pub format: Format,
+    /// The file of the plot.
     pub plot: Option<PathBuf>,
 }
 
@@ -189,68 +271,73 @@ impl BenchOptions {
     /// What to measure.
     ///
     /// # Errors
-    /// Options that are fine one by one and not together.
+    /// Options that exclude each other.
     pub fn plan(&self, exchange: Exchange) -> Result<Plan, String> {
-        let batches = self.iterations.div_ceil(self.steps);
+        let whole_batches = |iterations: u64| iterations.next_multiple_of(self.steps);
+        let in_flight = self.steps * self.batches;
         let plan = Plan {
             exchange,
             op: self.op,
             sizes: self.sizes.clone(),
             kernel_us: self.kernel_us.clone(),
-            loops: match self.which {
+            loops: match self.loops {
                 Loops::Sync => vec![Loop::Sync],
                 Loops::Async => vec![Loop::Async],
                 Loops::Both => vec![Loop::Sync, Loop::Async],
             },
             steps: self.steps,
             batches: self.batches,
-            iterations: batches * self.steps,
+            warmup: whole_batches(self.warmup.unwrap_or(in_flight)),
+            extent: match self.duration_s {
+                Some(ms) => Extent::DurationMs(ms),
+                None => Extent::Iterations(whole_batches(self.iterations)),
+            },
             validate: self.validate,
             no_kernel: self.no_kernel,
             seed: self.seed,
             timeout_s: self.timeout_s,
         };
         if self.memory == MemoryKind::Gpu && self.stream != StreamKind::Cuda {
-            return Err("--memory gpu goes with --stream cuda".into());
+            return Err("--memory gpu needs --stream cuda".into());
         }
         if self.memory == MemoryKind::Gpu && self.validate {
-            return Err("--validate goes with --memory host: functions of the host, which look at the bytes, must not call CUDA".into());
+            return Err("--validate needs --memory host: it checks bytes in host functions, which must not call CUDA".into());
         }
         self.check_graph(exchange)?;
         self.check_trigger()?;
         plan.check().map(|()| plan)
     }
 
-    /// A graph repeats what it was recorded with, in one process.
+    /// A graph repeats identical steps in one process.
     fn check_graph(&self, exchange: Exchange) -> Result<(), String> {
         let refusals = [
             (
                 self.stream != StreamKind::Cuda,
-                "--graph goes with --stream cuda",
+                "--graph needs --stream cuda",
             ),
             (
                 exchange != Exchange::Loop,
-                "--graph goes with bench loop: a step of a pingpong is of two streams",
+                "--graph needs bench loop: a pingpong step uses two streams",
             ),
             (
                 self.mode() != Mode::Local,
-                "--graph goes without --listen and --connect: both ends are in this process",
+                "--graph excludes --listen and --connect: both peers must be in one process",
             ),
             (
                 self.op != Op::Write,
-                "--graph goes with --op write: receives are posted by the application, and not by the graph",
+                "--graph needs --op write: a graph posts no receives",
             ),
             (
                 self.validate,
-                "--graph goes without --validate: functions of the host, which look at the bytes, are in no graph",
+                "--graph excludes --validate: the graph has no host functions that check bytes",
             ),
             (
                 self.no_kernel,
-                "--graph goes without --no-kernel: its kernels are in the graph",
+                "--graph excludes --no-kernel: the kernels are part of the graph",
             ),
             (
-                self.which == Loops::Sync,
-                "--graph goes with --loop async or both: the synchronous loop queues no batches",
+                self.loops == Loops::Sync,
+                "--graph needs --loop async or both: the synchronous loop queues no batches",
             ),
         ];
         let refused = refusals.iter().find(|(refused, _)| self.graph && *refused);
@@ -261,35 +348,38 @@ impl BenchOptions {
         let refusals = [
             (
                 self.stream != StreamKind::Cuda,
-                "--trigger goes with --stream cuda",
+                "--trigger needs --stream cuda",
             ),
             (
                 self.graph,
-                "--trigger goes without --graph: a trigger is executed once",
+                "--trigger excludes --graph: a trigger runs once, a graph many times",
             ),
             (
-                self.which == Loops::Sync,
-                "--trigger goes with --loop async or both: in the synchronous loop the application rings",
+                self.loops == Loops::Sync,
+                "--trigger needs --loop async or both: in the synchronous loop the application rings",
             ),
         ];
         let builds = self.trigger == TriggerKind::Build;
-        if builds && (self.op != Op::Write || self.which != Loops::Async) {
-            return Err("--trigger build goes with --op write and --loop async: the kernels have the send queue to themselves".into());
+        if builds && (self.op != Op::Write || self.loops != Loops::Async) {
+            return Err(
+                "--trigger build needs --op write and --loop async: the kernels own the send queue"
+                    .into(),
+            );
         }
         let rings = self.trigger != TriggerKind::Stream;
         let refused = refusals.iter().find(|(refused, _)| rings && *refused);
         refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
     }
 
-    /// What streams are made from. No part of the plan, either.
+    /// The streams. Not part of the plan: each process has its own.
     ///
     /// # Errors
-    /// This build or this machine has none.
+    /// This build or this machine has no such streams.
     pub fn backend(&self) -> anyhow::Result<Backend> {
         Backend::new(self.stream, self.memory, self.graph, self.trigger, self.gpu)
     }
 
-    /// The name of the device. No part of the plan: the other process may have another one.
+    /// The name of the device. Not part of the plan: each process has its own.
     pub fn device(&self) -> &str {
         &self.device
     }
@@ -299,7 +389,7 @@ impl BenchOptions {
         Duration::from_secs(self.timeout_s)
     }
 
-    /// Where the other end is.
+    /// The processes.
     pub fn mode(&self) -> Mode {
         match (&self.listen, &self.connect) {
             (Some(address), _) => Mode::Listen(address.clone()),
@@ -308,10 +398,14 @@ impl BenchOptions {
         }
     }
 
-    /// How the rows leave.
+    /// Where the rows go.
     pub fn output(&self) -> Output {
         Output {
-            json: self.json,
+            format: match (self.json, self.csv) {
+                (true, _) => Format::Json,
+                (_, true) => Format::Csv,
+                _ => Format::Table,
+            },
             plot: self.plot.clone(),
         }
     }
@@ -329,10 +423,10 @@ pub struct BenchCase {
 }
 
 impl Plan {
-    /// Looks at all limits again: a plan may come from another process.
+    /// Checks all limits: a plan may come from another process.
     ///
     /// # Errors
-    /// What is beyond which limit.
+    /// The first value beyond its limit, and the limit.
     pub fn check(&self) -> Result<(), String> {
         let within = |what: &str, value: u64, min: u64, max: u64| {
             if (min..=max).contains(&value) {
@@ -351,9 +445,15 @@ impl Plan {
         within("--batches", self.batches, 1, 64)?;
         let in_flight = self.in_flight();
         within("--steps times --batches", in_flight, 1, IN_FLIGHT_MAX)?;
-        within("--iterations", self.iterations, 2, 200_000_000)?;
+        // Rounded up to whole batches, of 4096 steps at most.
+        let iterations_max = ITERATIONS_MAX + 4096;
+        within("--warmup", self.warmup, 0, iterations_max)?;
+        match self.extent {
+            Extent::Iterations(count) => within("--iterations", count, 2, iterations_max)?,
+            Extent::DurationMs(ms) => within("milliseconds", ms, 1, DURATION_MS_MAX)?,
+        }
         if self.no_kernel && (self.loops != [Loop::Sync] || self.kernel_us != [0]) {
-            return Err("--no-kernel goes with --loop sync and --kernel-us 0".into());
+            return Err("--no-kernel needs --loop sync and --kernel-us 0".into());
         }
         within("--timeout-s", self.timeout_s, 1, 3600)
     }
@@ -363,14 +463,36 @@ impl Plan {
         Duration::from_secs(self.timeout_s)
     }
 
-    /// Whether the receiving side learns of a message: a write then carries immediate data and takes a receive, as a send does.
+    /// Whether the receiver learns of a message: a write then carries immediate data and consumes a receive, as a send does.
     pub fn announced(&self) -> bool {
         self.op == Op::Send || self.validate || self.exchange == Exchange::Pingpong
     }
 
-    /// Steps in flight, at most; a pass warms up with as many.
+    /// Steps in flight, at most.
     pub fn in_flight(&self) -> u64 {
         self.steps * self.batches
+    }
+
+    /// The plan in one line, without what differs from row to row.
+    pub fn describe(&self) -> String {
+        format!("{} op={} {}", self.exchange, self.op, self.settings())
+    }
+
+    /// How the plan is measured.
+    pub fn settings(&self) -> String {
+        let Plan {
+            steps,
+            batches,
+            warmup,
+            ..
+        } = self;
+        let extent = match self.extent {
+            Extent::Iterations(count) => format!("iterations={count}"),
+            Extent::DurationMs(ms) => format!("duration={}s", ms as f64 / 1000.0),
+        };
+        let validate = if self.validate { " validate=on" } else { "" };
+        let kernel = if self.no_kernel { " kernel=none" } else { "" };
+        format!("steps={steps} batches={batches} warmup={warmup} {extent}{kernel}{validate}")
     }
 
     /// The rows in order: the loops of one size and kernel stand together, so that a reader compares neighbours.
@@ -390,10 +512,18 @@ impl Plan {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use clap::Parser;
 
     use super::*;
+
+    /// A plan for tests: two batches of three steps in flight, 12 iterations.
+    pub fn sample_plan() -> Plan {
+        options("--sizes 64 --kernel-us 0 --steps 3 --batches 2 --iterations 12")
+            .unwrap()
+            .plan(Exchange::Loop)
+            .unwrap()
+    }
 
     #[derive(Parser, Debug)]
     struct TestCli {
@@ -413,7 +543,8 @@ mod tests {
         assert_eq!(plan.sizes.to_string().split(',').count(), 14);
         assert_eq!(plan.sizes.max_bytes(), 65536);
         assert_eq!(plan.kernel_us, [0, 10]);
-        assert_eq!((plan.steps, plan.batches, plan.iterations), (20, 4, 4000));
+        assert_eq!((plan.steps, plan.batches, plan.warmup), (20, 4, 80));
+        assert_eq!(plan.extent, Extent::Iterations(4000));
         assert_eq!(plan.loops, [Loop::Sync, Loop::Async]);
         assert!(!plan.validate);
         assert_eq!(options.mode(), Mode::Local);
@@ -424,15 +555,14 @@ mod tests {
     #[test]
     fn options_reach_the_plan() {
         let options = options(
-            "--sizes 8,1K --kernel-us 5 --steps 3 --batches 2 --iterations 10 --loop async --validate --seed 9 --device mlx5_0,port=2 \
-             --connect 127.0.0.1:7000 --json --plot out.svg",
+            "--sizes 8,1K --kernel-us 5 --steps 3 --batches 2 --iterations 10 --warmup 4 --loop async --validate --seed 9 \
+             --device mlx5_0,port=2 --connect 127.0.0.1:7000 --json --plot out.svg",
         )
         .unwrap();
         let plan = options.plan(Exchange::Loop).unwrap();
-        assert_eq!(
-            plan.iterations, 12,
-            "ten iterations are four batches of three"
-        );
+        // Ten iterations are four batches of three.
+        assert_eq!(plan.extent, Extent::Iterations(12));
+        assert_eq!(plan.warmup, 6);
         assert!(plan.validate);
         assert_eq!(plan.seed, 9);
         assert_eq!(options.device(), "mlx5_0,port=2");
@@ -440,7 +570,7 @@ mod tests {
         assert_eq!(
             options.output(),
             Output {
-                json: true,
+                format: Format::Json,
                 plot: Some("out.svg".into())
             }
         );
@@ -456,6 +586,15 @@ mod tests {
     }
 
     #[test]
+    fn a_duration_replaces_the_iterations() {
+        let plan = options("--duration 0.25 --warmup 0").unwrap();
+        let plan = plan.plan(Exchange::Pingpong).unwrap();
+        assert_eq!((plan.extent, plan.warmup), (Extent::DurationMs(250), 0));
+        let described = "pingpong op=write steps=20 batches=4 warmup=0 duration=0.25s";
+        assert_eq!(plan.describe(), described);
+    }
+
+    #[test]
     fn what_is_too_much_together_is_refused() {
         let plan = |line| options(line).unwrap().plan(Exchange::Loop);
         let error = plan("--steps 4096 --batches 2").unwrap_err();
@@ -463,7 +602,7 @@ mod tests {
         assert!(plan("--steps 64 --batches 64").is_ok());
         for line in ["--no-kernel --loop sync", "--no-kernel --kernel-us 0"] {
             let error = plan(line).unwrap_err();
-            assert!(error.contains("--no-kernel goes with"), "{error}");
+            assert!(error.contains("--no-kernel needs"), "{error}");
         }
         assert!(plan("--no-kernel --loop sync --kernel-us 0").is_ok());
 
@@ -481,28 +620,32 @@ mod tests {
         assert!(plan("--stream cuda", Exchange::Loop).is_ok());
         assert!(plan("--stream cuda --memory gpu --loop async", Exchange::Loop).is_ok());
         for (line, exchange, reason) in [
-            ("", Exchange::Loop, "with --stream cuda"),
-            ("--stream cuda", Exchange::Pingpong, "with bench loop"),
+            ("", Exchange::Loop, "needs --stream cuda"),
+            ("--stream cuda", Exchange::Pingpong, "needs bench loop"),
             (
                 "--stream cuda --listen a:1",
                 Exchange::Loop,
-                "without --listen and --connect",
+                "excludes --listen and --connect",
             ),
             (
                 "--stream cuda --connect a:1",
                 Exchange::Loop,
-                "without --listen and --connect",
+                "excludes --listen and --connect",
             ),
-            ("--stream cuda --op send", Exchange::Loop, "with --op write"),
+            (
+                "--stream cuda --op send",
+                Exchange::Loop,
+                "needs --op write",
+            ),
             (
                 "--stream cuda --validate",
                 Exchange::Loop,
-                "without --validate",
+                "excludes --validate",
             ),
             (
                 "--stream cuda --no-kernel --loop sync --kernel-us 0",
                 Exchange::Loop,
-                "without --no-kernel",
+                "excludes --no-kernel",
             ),
             (
                 "--stream cuda --loop sync",
@@ -511,7 +654,7 @@ mod tests {
             ),
         ] {
             let error = plan(line, exchange).unwrap_err();
-            assert!(error.contains("--graph goes with"), "{line}: {error}");
+            assert!(error.contains("--graph "), "{line}: {error}");
             assert!(error.contains(reason), "{line}: {error}");
         }
     }
@@ -522,7 +665,7 @@ mod tests {
         assert!(plan("--trigger kernel --stream cuda --validate").is_ok());
         assert!(plan("--trigger stream").is_ok());
         for (line, reason) in [
-            ("", "with --stream cuda"),
+            ("", "needs --stream cuda"),
             ("--stream cuda --loop sync", "--loop async or both"),
         ] {
             let error = plan(&format!("--trigger kernel {line}")).unwrap_err();
@@ -538,7 +681,7 @@ mod tests {
         assert!(plan("--trigger build --stream cuda --loop async --validate").is_ok());
         let both = options("--trigger kernel --stream cuda --graph").unwrap();
         let error = both.plan(Exchange::Loop).unwrap_err();
-        assert!(error.contains("without --graph"), "{error}");
+        assert!(error.contains("excludes --graph"), "{error}");
     }
 
     #[test]
@@ -550,6 +693,13 @@ mod tests {
             ("--steps 0", "--steps"),
             ("--batches 65", "--batches"),
             ("--iterations 1", "--iterations"),
+            ("--duration-s 0", "0.001 to 3600"),
+            ("--duration-s -1", "0.001 to 3600"),
+            ("--duration-s nan", "0.001 to 3600"),
+            ("--duration 1 --iterations 9", "--iterations"),
+            ("--plot out.png", ".svg"),
+            ("--plot svg", ".svg"),
+            ("--json --csv", "--csv"),
             ("--loop neither", "--loop"),
             ("--op read", "--op"),
             ("--timeout-s 0", "--timeout-s"),

@@ -1,4 +1,4 @@
-//! A pass: the measurement behind one row. It knows when to launch, wait and look at the clock, and nothing of what is measured.
+//! The measurement behind one row: when to launch, wait and read the clock. It does not know what is measured.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 
 use super::clock::thread_cpu_time;
 use super::nvtx;
-use super::options::{BenchCase, Plan};
-use super::row::{BenchRow, Loop, Setup, Spread, micros};
+use super::options::{BenchCase, Extent, ITERATIONS_MAX, Plan};
+use super::row::{BenchRow, Loop, Sample, Spread, micros};
 
-/// What a pass runs on: a stream, and an endpoint whose other end takes part.
+/// What is measured: a stream, and an endpoint whose peer takes part.
 ///
-/// A step is one kernel and one exchange that follows it. Its kernel is to call [`BenchStep::run_kernel`] on the stream.
+/// A step is one kernel and one exchange behind it. Its kernel calls [`BenchStep::run_kernel`] on the stream.
 pub trait Workload {
     /// One step of the CPU-synchronous loop: launch the kernel, wait for the stream, post, poll until the exchange is complete.
     fn step_sync(&mut self, step: BenchStep) -> Result<()>;
@@ -29,12 +29,12 @@ pub trait Workload {
     /// Waits until the stream has passed the latest mark of `slot`, off the CPU.
     fn wait_batch(&mut self, slot: usize) -> Result<()>;
 
-    /// Gets ready to have the device's time noted so often. False: kernels note their end themselves, by [`BenchStep::run_kernel`].
+    /// Prepares `count` notes of the device's clock. False: there is none, and kernels note their end by [`BenchStep::run_kernel`].
     fn begin_notes(&mut self, _count: usize) -> Result<bool> {
         Ok(false)
     }
 
-    /// Has the device note its time behind what is queued.
+    /// Queues a note of the device's clock behind all queued work.
     fn note(&mut self) -> Result<()> {
         Ok(())
     }
@@ -44,11 +44,11 @@ pub trait Workload {
         Ok(Vec::new())
     }
 
-    /// Waits for everything queued; says what failed of it, bytes that arrived wrong included.
+    /// Waits for all queued work. Reports its failures, wrong bytes included.
     fn drain(&mut self) -> Result<()>;
 }
 
-/// One step. It moves to where its kernel runs.
+/// One step. It moves to the thread that runs its kernel.
 #[derive(Clone, Debug)]
 pub struct BenchStep {
     /// Number of the step since the pass began, warm-up included.
@@ -58,13 +58,13 @@ pub struct BenchStep {
     kernel: Duration,
     /// Where its end is noted, if it is timed.
     stamp: Option<usize>,
-    /// What the first step of a pass brings along for all that follow it.
+    /// The stamps of the whole pass, carried by its first step.
     stamps: Option<Arc<Stamps>>,
 }
 
 thread_local! {
-    /// The stamps of the pass whose kernels this thread runs. Not in every step: a handle that one thread makes and another
-    /// one drops costs both of them a cache line's way, and the application's share would be counted as the loop's.
+    /// The stamps of the pass whose kernels this thread runs. Not in every step: a handle that one thread clones and another drops
+    /// moves a cache line between them, and the application's share of that would count as the loop's.
     static STAMPS: RefCell<Option<Arc<Stamps>>> = const { RefCell::new(None) };
 }
 
@@ -75,7 +75,7 @@ impl BenchStep {
         self.kernel
     }
 
-    /// The same step as the other end of a pingpong sees it: its kernels are not those that are timed.
+    /// The same step for the other side of a pingpong, whose kernels are not timed.
     pub fn untimed(&self) -> Self {
         Self {
             stamp: None,
@@ -84,7 +84,7 @@ impl BenchStep {
         }
     }
 
-    /// The kernel: keeps its thread busy as long as the case says, as a kernel keeps a GPU busy, and notes when it ended.
+    /// The kernel: spins for the length of the case, as a kernel occupies a GPU, and notes its end.
     pub fn run_kernel(&self) {
         if !self.kernel.is_zero() {
             let start = Instant::now();
@@ -123,11 +123,11 @@ impl Stamps {
     }
 
     fn note(&self, slot: usize) {
-        // Release pairs with the Acquire in `periods`: the drain in between orders the two already, this keeps it true of any workload.
+        // Release: pairs with the Acquire in `periods`. The drain in between orders them too, but that is up to the workload.
         self.ends_ns[slot].store(self.start.elapsed().as_nanos() as u64, Ordering::Release);
     }
 
-    /// From the end of each kernel to the end of the next: whole iterations, wherever one says that they begin.
+    /// From the end of each kernel to the end of the next: whole iterations.
     fn periods(&self) -> Result<Vec<u64>> {
         let ends: Vec<u64> = self
             .ends_ns
@@ -148,61 +148,108 @@ impl Stamps {
     }
 }
 
-/// Measures one case: a warm-up as deep as what is in flight, then the plan's iterations.
+/// Measures one case: a warm-up, then as many iterations as the plan says. `announce` is called with the number of steps before each
+/// part, so that another process can take part.
 ///
 /// # Errors
-/// Those of the workload, and a plan of fewer than two iterations.
+/// Those of the workload and of `announce`, and a plan of fewer than two samples.
 pub fn measure(
     workload: &mut impl Workload,
     plan: &Plan,
-    setup: &Setup,
     case: BenchCase,
+    mut announce: impl FnMut(u64) -> Result<()>,
 ) -> Result<BenchRow> {
-    let warm_up = plan.in_flight();
-    unmeasured(workload, plan, case, 0..warm_up).context("warm-up")?;
+    let mut next = 0;
+    let mut unmeasured = |workload: &mut _, steps: u64| {
+        if steps > 0 {
+            announce(steps)?;
+            unmeasured(workload, plan, case, next..next + steps)?;
+            next += steps;
+        }
+        Ok(())
+    };
+    unmeasured(workload, plan.warmup).context("warm-up")?;
+    let iterations = match plan.extent {
+        Extent::Iterations(count) => count,
+        Extent::DurationMs(ms) => {
+            let duration = Duration::from_millis(ms);
+            calibrate(plan, duration, |steps| unmeasured(workload, steps))?
+        }
+    };
 
-    let stamps = Arc::new(Stamps::new(usize::try_from(plan.iterations)?));
-    let steps = (0..plan.iterations).map(|iteration| BenchStep {
+    announce(iterations)?;
+    let stamps = Arc::new(Stamps::new(usize::try_from(iterations)?));
+    let steps = (0..iterations).map(|iteration| BenchStep {
         stamp: Some(iteration as usize),
         stamps: (iteration == 0).then(|| Arc::clone(&stamps)),
-        ..step(case, warm_up + iteration)
+        ..step(case, next + iteration)
     });
-    let noted = workload.begin_notes((plan.iterations / plan.steps) as usize + 1)?;
+    let noted = workload.begin_notes((iterations / plan.steps) as usize + 1)?;
     let _range = nvtx::NvtxRange::new("measured");
     let (start, cpu_before) = (Instant::now(), thread_cpu_time()?);
     drive(workload, plan, case, steps, noted)?;
     let (wall, cpu) = (start.elapsed(), thread_cpu_time()? - cpu_before);
-    let mut periods = if noted {
+    let (sample, mut periods) = if noted {
         // The mean of each batch: to note the time of every step would take as long as the step.
         let batches = workload.periods_ns()?.into_iter();
-        batches.map(|ns| ns / plan.steps).collect()
+        let means = batches.map(|ns| ns / plan.steps).collect();
+        (Sample::BatchMean, means)
     } else {
-        stamps.periods()?
+        (Sample::Iteration, stamps.periods()?)
     };
 
-    let iterations = plan.iterations as f64;
+    let count = iterations as f64;
     Ok(BenchRow {
-        nic: setup.nic.clone(),
-        stream: setup.stream.clone(),
-        path: setup.path.clone(),
         kind: case.kind,
         size_bytes: case.size_bytes,
         kernel_us: case.kernel_us,
-        iterations: plan.iterations,
-        us_per_iter: Spread::of(&mut periods).context("a row needs two iterations or more")?,
-        msgs_per_s: (iterations / wall.as_secs_f64() * 10.0).round() / 10.0,
-        app_cpu_us_per_iter: micros(cpu.as_nanos() as f64 / iterations),
+        iterations,
+        sample,
+        time: Spread::of(&mut periods).context("a row needs two samples or more")?,
+        messages_per_s: (count / wall.as_secs_f64() * 10.0).round() / 10.0,
+        app_cpu_us: micros(cpu.as_nanos() as f64 / count),
     })
 }
 
-/// Runs the steps of [`measure`] on the workload of the other process, where nothing is measured.
+/// The iterations that take about `duration`, in whole batches. Runs more and more steps until a tenth of it has passed.
+fn calibrate(
+    plan: &Plan,
+    duration: Duration,
+    mut run: impl FnMut(u64) -> Result<()>,
+) -> Result<u64> {
+    let mut steps = plan.in_flight();
+    loop {
+        let start = Instant::now();
+        run(steps).context("calibration")?;
+        let took = start.elapsed().max(Duration::from_nanos(1));
+        if took * 10 >= duration || steps >= ITERATIONS_MAX {
+            let iterations = steps as f64 * duration.div_duration_f64(took);
+            let iterations = (iterations as u64).clamp(2, ITERATIONS_MAX);
+            return Ok(iterations.next_multiple_of(plan.steps));
+        }
+        steps *= 2;
+    }
+}
+
+/// Takes part in [`measure`] of another process: `next` gives the steps of each part, and 0 at the end.
 ///
 /// # Errors
-/// Those of the workload.
-pub fn follow(workload: &mut impl Workload, plan: &Plan, case: BenchCase) -> Result<()> {
-    let warm_up = plan.in_flight();
-    unmeasured(workload, plan, case, 0..warm_up).context("warm-up")?;
-    unmeasured(workload, plan, case, warm_up..warm_up + plan.iterations)
+/// Those of the workload and of `next`.
+pub fn follow(
+    workload: &mut impl Workload,
+    plan: &Plan,
+    case: BenchCase,
+    mut next: impl FnMut() -> Result<u64>,
+) -> Result<()> {
+    let mut first = 0;
+    loop {
+        let steps = next()?;
+        if steps == 0 {
+            return Ok(());
+        }
+        unmeasured(workload, plan, case, first..first + steps)?;
+        first += steps;
+    }
 }
 
 fn unmeasured(
@@ -231,9 +278,8 @@ fn step(case: BenchCase, index: u64) -> BenchStep {
     }
 }
 
-/// Runs steps to their end. Asynchronously, only when `plan.batches` are in flight is anything waited for, and then until the
-/// older half of them is done: to be woken for each single batch would cost the application twice as many sleeps, and to be
-/// woken when all are done would leave the stream without work.
+/// Runs steps to their end. The asynchronous loop waits only when `plan.batches` are in flight, and then for the older half of them: to
+/// wait for each batch would cost more sleeps, and to wait for all would leave the stream without work.
 fn drive(
     workload: &mut impl Workload,
     plan: &Plan,
@@ -264,7 +310,7 @@ fn drive(
                 if let Some(oldest) = batch.checked_sub(plan.batches)
                     && oldest % half == 0
                 {
-                    // The newest first: behind it, the others have passed, and nothing sleeps for them.
+                    // The newest first: then the others have passed, and need no sleep.
                     for passed in (oldest..oldest + half).rev() {
                         workload.wait_batch(slot(passed))?;
                     }
@@ -284,11 +330,10 @@ fn drive(
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::{Exchange, Op};
-    use super::super::sizes::MessageSizes;
+    use super::super::options::tests::sample_plan;
     use super::*;
 
-    /// Runs each kernel at the spot or at the next wait, and writes down what it was asked for.
+    /// Runs each kernel at once or at the next wait, and records the calls.
     #[derive(Default)]
     struct Recorder {
         queued: Vec<BenchStep>,
@@ -356,18 +401,16 @@ mod tests {
 
     fn plan(iterations: u64) -> Plan {
         Plan {
-            exchange: Exchange::Loop,
-            op: Op::Write,
-            timeout_s: 30,
-            sizes: "64".parse::<MessageSizes>().unwrap(),
-            kernel_us: vec![0],
-            loops: vec![Loop::Sync, Loop::Async],
-            steps: 3,
-            batches: 2,
-            iterations,
-            validate: false,
-            no_kernel: false,
-            seed: 1,
+            extent: Extent::Iterations(iterations),
+            ..sample_plan()
+        }
+    }
+
+    fn case(kind: Loop, kernel_us: u64) -> BenchCase {
+        BenchCase {
+            kind,
+            size_bytes: 64,
+            kernel_us,
         }
     }
 
@@ -377,19 +420,9 @@ mod tests {
         kernel_us: u64,
         iterations: u64,
     ) -> Result<BenchRow> {
-        let setup = Setup {
-            nic: "nic0".into(),
-            stream: "host".into(),
-            path: "direct".into(),
-            why: String::new(),
-            gpu: None,
-        };
-        let case = BenchCase {
-            kind,
-            size_bytes: 64,
-            kernel_us,
-        };
-        measure(workload, &plan(iterations), &setup, case)
+        measure(workload, &plan(iterations), case(kind, kernel_us), |_| {
+            Ok(())
+        })
     }
 
     #[test]
@@ -417,13 +450,12 @@ mod tests {
             let mut plan = plan(3 * 23);
             plan.batches = batches;
             let mut workload = Recorder::default();
-            let case = BenchCase {
-                kind: Loop::Async,
-                size_bytes: 64,
-                kernel_us: 0,
-            };
-            // The workload refuses a second mark, and a wait for none.
-            follow(&mut workload, &plan, case).unwrap();
+            let mut parts = vec![0, 3 * 23, plan.in_flight()];
+            // The workload refuses a second mark, and a wait for a slot without one.
+            follow(&mut workload, &plan, case(Loop::Async, 0), || {
+                Ok(parts.pop().unwrap_or(0))
+            })
+            .unwrap();
             assert_eq!(workload.most_batches_in_flight as u64, batches);
             assert_eq!(workload.async_steps.len() as u64, 3 * (23 + batches));
         }
@@ -433,11 +465,35 @@ mod tests {
     fn kernel_length_is_in_every_period_and_in_the_cpu_of_its_thread() {
         let mut workload = Recorder::default();
         let row = measured(&mut workload, Loop::Sync, 200, 9).unwrap();
-        assert!(row.us_per_iter.min >= 200.0, "{row:?}");
-        assert!(row.us_per_iter.p99 >= row.us_per_iter.p50, "{row:?}");
-        assert!(row.msgs_per_s <= 5000.0, "{row:?}");
+        assert!(row.time.min_us >= 200.0, "{row:?}");
+        assert!(row.time.p99_us >= row.time.p50_us, "{row:?}");
+        assert!(row.messages_per_s <= 5000.0, "{row:?}");
         // This workload runs its kernels on the measuring thread; preempted time is not CPU time, hence above zero only.
-        assert!(row.app_cpu_us_per_iter > 0.0, "{row:?}");
+        assert!(row.app_cpu_us > 0.0, "{row:?}");
+    }
+
+    #[test]
+    fn a_duration_is_reached_in_whole_batches_after_the_warm_up() {
+        let mut plan = plan(0);
+        plan.extent = Extent::DurationMs(60);
+        plan.warmup = 9;
+        let mut announced = Vec::new();
+        let mut workload = Recorder::default();
+        let row = measure(&mut workload, &plan, case(Loop::Sync, 500), |steps| {
+            announced.push(steps);
+            Ok(())
+        })
+        .unwrap();
+        // The warm-up, then calibration until 6 ms have passed: two batches of three steps take 3 ms, or more on a busy machine.
+        assert_eq!(announced[..2], [9, 6]);
+        assert!(announced.iter().all(|steps| steps % 3 == 0));
+        assert_eq!(announced.last(), Some(&row.iterations));
+        assert_eq!(
+            workload.sync_steps.len() as u64,
+            announced.iter().sum::<u64>()
+        );
+        // 60 ms are 120 steps of 500 us, and fewer if they took longer.
+        assert!((2..=120).contains(&row.iterations), "{row:?}");
     }
 
     #[test]
@@ -449,6 +505,6 @@ mod tests {
         let error = measured(&mut workload, Loop::Async, 0, 6).unwrap_err();
         assert!(error.to_string().contains("never ran"), "{error}");
         let error = measured(&mut Recorder::default(), Loop::Sync, 0, 1).unwrap_err();
-        assert!(error.to_string().contains("two iterations"), "{error}");
+        assert!(error.to_string().contains("two samples"), "{error}");
     }
 }

@@ -1,4 +1,5 @@
-//! The meeting of the two processes: the plan goes over, each row begins and ends together, and a process that goes is noticed.
+//! The connection between the two processes: it carries the plan, starts each part of a row on both sides, and notices a process that
+//! ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,27 +9,92 @@ use anyhow::{Context, Result, bail, ensure};
 use doorbell::{Channel, Listener, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
+use super::machine::{self, Machine};
 use super::options::Plan;
 use super::peer::Peer;
 
-/// Changes with what the two processes say to each other.
-const PROTOCOL: u32 = 1;
-/// For waits that end when the peer goes.
-const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long a process that noticed the end of its peer waits for the reason.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Changes with the messages between the two processes.
+const PROTOCOL: u32 = 2;
+/// The software device, which is in the memory of its host.
+const SOFTWARE_DEVICE: &str = "softcx";
+/// For waits that end when the other process ends.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long a process that notices the end of the other one waits for the reason.
+const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What the process that measures says first.
+/// Who a process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Name of its host.
+    host: String,
+    /// This boot of the host. Names may be the same on several hosts.
+    boot_id: Option<String>,
+    /// Its device.
+    device: String,
+}
+
+impl Identity {
+    /// This process, which measures on a device of that name.
+    pub fn new(device: &str) -> Identity {
+        Identity {
+            host: Machine::this().host,
+            boot_id: machine::boot_id(),
+            device: device.to_owned(),
+        }
+    }
+
+    /// Refuses a peer that the device cannot reach, and says what to do.
+    fn check_reach(&self, peer: &Identity) -> Result<()> {
+        let is_software = [&self.device, &peer.device].contains(&&SOFTWARE_DEVICE.to_owned());
+        let differ =
+            self.boot_id.is_some() && peer.boot_id.is_some() && self.boot_id != peer.boot_id;
+        if !is_software || !differ {
+            return Ok(());
+        }
+        let build = if cfg!(feature = "verbs") {
+            ""
+        } else {
+            ", in a build with --features verbs"
+        };
+        bail!(
+            "the device {SOFTWARE_DEVICE} reaches only processes on its own host, but these run on {} and {}; give both processes the \
+             name of an RDMA device, such as --device mlx5_0 (`doorbell info` lists them{build})",
+            self.host,
+            peer.host
+        )
+    }
+}
+
+/// The first message of the process that measures.
 #[derive(Serialize, Deserialize)]
 struct Handshake {
     protocol: u32,
-    /// Names this meeting: the second connection repeats it.
+    /// Identifies this run: the second connection repeats it.
     token: u64,
+    identity: Identity,
     plan: Plan,
 }
 
-/// Two connections with the other process. Messages go over one; the other one carries nothing, and a thread that reads it
-/// learns at once when the peer is gone, whatever the rest of this process waits for.
+/// The part of a [`Handshake`] that never changes.
+#[derive(Deserialize)]
+struct Protocol {
+    protocol: u32,
+}
+
+/// Every other message.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Message {
+    /// All is well.
+    Ready,
+    /// The next part has so many steps; 0 ends the row.
+    Run(u64),
+    /// The sender has failed, for this reason.
+    Failed(String),
+}
+
+/// Two connections with the other process. One carries messages. The other is idle: a thread that reads from it learns at once when
+/// the other process ends, whatever this process waits for.
 pub struct Rendezvous {
     control: Channel,
     disconnected: Arc<AtomicBool>,
@@ -36,57 +102,64 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Goes to the process that listens, and tells it the plan.
+    /// Connects to the process that listens, and sends it the plan.
     ///
     /// # Errors
-    /// Nobody is there within the plan's timeout; it refuses the plan.
-    pub fn connect(address: &str, plan: &Plan) -> Result<Rendezvous> {
+    /// Nobody listens within the plan's timeout; the other process refuses the plan or the device.
+    pub fn connect(address: &str, plan: &Plan, identity: Identity) -> Result<Rendezvous> {
         let timeout = plan.timeout();
         let mut control = Channel::connect(address, timeout)?;
         let clock = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let token = clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-        let plan = plan.clone();
         let handshake = Handshake {
             protocol: PROTOCOL,
             token,
-            plan,
+            identity,
+            plan: plan.clone(),
         };
         control.send(&serde_json::to_vec(&handshake)?, timeout)?;
-        fine(&control.receive(timeout)?)?;
-        let mut line = Channel::connect(address, timeout)?;
-        line.send(&token.to_le_bytes(), timeout)?;
-        Rendezvous::new(control, line, timeout)
+        read(&control.receive(timeout)?)?;
+        let mut idle = Channel::connect(address, timeout)?;
+        idle.send(&token.to_le_bytes(), timeout)?;
+        Rendezvous::new(control, idle, timeout)
     }
 
-    /// Waits for the process that measures, and takes its plan.
+    /// Waits for the process that measures, and receives its plan.
     ///
     /// # Errors
-    /// What comes is not such a process, or its plan is beyond the limits.
-    pub fn accept(listener: &Listener, timeout: Duration) -> Result<(Rendezvous, Plan)> {
-        let mut control = listener.accept(EVER)?;
-        let plan = read_handshake(&control.receive(timeout)?);
-        let words = plan.as_ref().err().map(|error| format!("{error:#}"));
-        control.send(words.unwrap_or_default().as_bytes(), timeout)?;
-        let Handshake { token, plan, .. } = plan?;
-        let mut line = listener.accept(timeout)?;
+    /// The process that connects is no such process, its plan is beyond the limits, or the devices cannot reach each other.
+    pub fn accept(
+        listener: &Listener,
+        timeout: Duration,
+        identity: &Identity,
+    ) -> Result<(Rendezvous, Plan)> {
+        let mut control = listener.accept(FOREVER)?;
+        let handshake = read_handshake(&control.receive(timeout)?, identity);
+        let answer = match &handshake {
+            Ok(_) => Message::Ready,
+            Err(error) => Message::Failed(format!("{error:#}")),
+        };
+        control.send(&serde_json::to_vec(&answer)?, timeout)?;
+        let Handshake { token, plan, .. } = handshake?;
+        let mut idle = listener.accept(timeout)?;
         ensure!(
-            line.receive(timeout)? == token.to_le_bytes(),
-            "two processes came to measure at the same time"
+            idle.receive(timeout)? == token.to_le_bytes(),
+            "two processes connected at the same time"
         );
         let timeout = plan.timeout();
-        Ok((Rendezvous::new(control, line, timeout)?, plan))
+        Ok((Rendezvous::new(control, idle, timeout)?, plan))
     }
 
-    fn new(control: Channel, mut line: Channel, timeout: Duration) -> Result<Rendezvous> {
+    fn new(control: Channel, mut idle: Channel, timeout: Duration) -> Result<Rendezvous> {
         let disconnected = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&disconnected);
-        // The thread ends with the peer, or with this process; nobody waits for it.
+        // The thread ends with the other process or with this one; nobody joins it.
         std::thread::Builder::new()
-            .name("bench-line".into())
+            .name("bench-idle".into())
             .spawn(move || {
-                let _ = line.receive(EVER);
+                let _ = idle.receive(FOREVER);
                 flag.store(true, Ordering::Release);
             })
             .context("start of a thread")?;
@@ -97,12 +170,12 @@ impl Rendezvous {
         })
     }
 
-    /// Set when the other process goes.
+    /// Set when the other process ends.
     pub fn disconnected(&self) -> &Arc<AtomicBool> {
         &self.disconnected
     }
 
-    /// Connects an end with that of the other process.
+    /// Connects a peer of this process with that of the other one.
     ///
     /// # Errors
     /// Those of either side.
@@ -118,33 +191,38 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Waits until the other process has come as far as this one.
+    /// Waits until the other process is ready, and has it run so many steps; 0 ends the row.
     ///
     /// # Errors
-    /// The peer does not come within the timeout, has failed, or has gone.
-    pub fn meet(&mut self) -> Result<()> {
-        fine(&self.control.exchange(&[], self.timeout)?)
+    /// The other process is not ready within the timeout, has failed, or has ended.
+    pub fn start(&mut self, steps: u64) -> Result<()> {
+        self.exchange(&Message::Run(steps), self.timeout).map(drop)
     }
 
-    /// [`Rendezvous::meet`], for as long as the other process lives.
+    /// Tells the process that measures that this one is ready. Returns the steps that it starts, however long that takes.
     ///
     /// # Errors
-    /// As [`Rendezvous::meet`].
-    pub fn await_peer(&mut self) -> Result<()> {
-        fine(&self.control.exchange(&[], EVER)?)
+    /// The other process has failed or has ended.
+    pub fn await_start(&mut self) -> Result<u64> {
+        match self.exchange(&Message::Ready, FOREVER)? {
+            Message::Run(steps) => Ok(steps),
+            _ => bail!("the other process did not say how many steps to run"),
+        }
     }
 
-    /// Tells the peer why this process ends, or learns why the peer has ended; gives the error to report here.
-    pub fn part(mut self, error: anyhow::Error) -> anyhow::Error {
-        if self
-            .control
-            .send(format!("{error:#}").as_bytes(), LAST_WORDS)
-            .is_err()
-            || self.disconnected.load(Ordering::Acquire)
-        {
-            // What came before the end of the connection can still be read: a word that it is ready, and then the reason.
-            while let Ok(words) = self.control.receive(LAST_WORDS) {
-                if let Err(reason) = fine(&words) {
+    fn exchange(&mut self, message: &Message, timeout: Duration) -> Result<Message> {
+        let bytes = serde_json::to_vec(message)?;
+        read(&self.control.exchange(&bytes, timeout)?)
+    }
+
+    /// Tells the other process why this one ends, or learns why the other one has ended. Returns the error to report here.
+    pub fn abort(mut self, error: anyhow::Error) -> anyhow::Error {
+        let told = serde_json::to_vec(&Message::Failed(format!("{error:#}")))
+            .is_ok_and(|reason| self.control.send(&reason, REASON_TIMEOUT).is_ok());
+        if !told || self.disconnected.load(Ordering::Acquire) {
+            // Messages sent before the end of the connection can still be read: `Ready`, perhaps, and then the reason.
+            while let Ok(bytes) = self.control.receive(REASON_TIMEOUT) {
+                if let Err(reason) = read(&bytes) {
                     return reason;
                 }
             }
@@ -153,25 +231,53 @@ impl Rendezvous {
     }
 }
 
-fn read_handshake(bytes: &[u8]) -> Result<Handshake> {
-    let handshake: Handshake = serde_json::from_slice(bytes)
-        .context("the process that came does not speak of this benchmark")?;
-    let theirs = handshake.protocol;
+fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<Handshake> {
+    let unknown = "the process that connected is not `doorbell bench`";
+    let Protocol { protocol } = serde_json::from_slice(bytes).context(unknown)?;
     ensure!(
-        theirs == PROTOCOL,
-        "the process that came speaks version {theirs} of this benchmark, not {PROTOCOL}"
+        protocol == PROTOCOL,
+        "the two processes are of different versions: their protocols are {protocol} and {PROTOCOL}"
     );
+    let handshake: Handshake = serde_json::from_slice(bytes).context(unknown)?;
     handshake.plan.check().map_err(anyhow::Error::msg)?;
+    identity.check_reach(&handshake.identity)?;
     Ok(handshake)
 }
 
-/// An empty message says that all is well; any other one says what is not.
-fn fine(words: &[u8]) -> Result<()> {
-    if !words.is_empty() {
-        bail!(
-            "the other process failed: {}",
-            String::from_utf8_lossy(words)
-        );
+fn read(bytes: &[u8]) -> Result<Message> {
+    match serde_json::from_slice(bytes).context("a message of the other process is malformed")? {
+        Message::Failed(reason) => bail!("the other process failed: {reason}"),
+        message => Ok(message),
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_software_device_reaches_its_own_host_only() {
+        let identity = |host: &str, device: &str| Identity {
+            host: host.into(),
+            boot_id: Some(host.into()),
+            device: device.into(),
+        };
+        let here = identity("here", "softcx");
+        here.check_reach(&identity("here", "softcx")).unwrap();
+        here.check_reach(&identity("here", "mlx5_0")).unwrap();
+        let card = identity("here", "mlx5_0");
+        card.check_reach(&identity("there", "mlx5_1")).unwrap();
+        let mut nameless = identity("there", "softcx");
+        nameless.boot_id = None;
+        here.check_reach(&nameless).unwrap();
+        for (one, other) in [
+            (&here, identity("there", "softcx")),
+            (&here, identity("there", "mlx5_0")),
+            (&card, identity("there", "softcx")),
+        ] {
+            let error = one.check_reach(&other).unwrap_err().to_string();
+            assert!(error.contains("here and there"), "{error}");
+            assert!(error.contains("--device mlx5_0"), "{error}");
+        }
+    }
 }

@@ -1,13 +1,17 @@
-//! Where rows go: a table as they come, or a JSON list at the end; a drawing besides.
+//! The output of a run: a table or CSV as rows come, or a JSON list at the end; a plot besides.
 
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
-use super::options::{BenchCase, Output};
+use super::options::{BenchCase, Format, Output};
 use super::row::{BenchRow, Setup};
-use super::{plot, progress, table};
+use super::{csv, plot, progress, table};
 
 /// The rows of one run on their way out.
 pub struct Report<W> {
@@ -24,7 +28,7 @@ impl<W: Write> Report<W> {
     /// # Errors
     /// Those of `out`.
     pub fn begin(mut out: W, output: Output, setup: Setup, expected: usize) -> Result<Self> {
-        if !output.json {
+        if output.format == Format::Table {
             writeln!(out, "{}", table::TableHead(&setup))?;
             out.flush()?;
         }
@@ -37,7 +41,7 @@ impl<W: Write> Report<W> {
         })
     }
 
-    /// Says what is being measured now.
+    /// Shows on the progress bar what is being measured.
     pub fn announce(&self, case: BenchCase) {
         let BenchCase {
             kind,
@@ -48,28 +52,38 @@ impl<W: Write> Report<W> {
             .set_message(format!("{kind}, {size_bytes} B, kernel {kernel_us} us"));
     }
 
-    /// Takes a row; a table shows it at once.
+    /// Takes a row; a table and CSV show it at once.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn row(&mut self, row: BenchRow) -> Result<()> {
-        if !self.output.json {
-            let Self { bar, out, .. } = self;
-            bar.suspend(|| writeln!(out, "{}", table::TableRow(&row)).and_then(|()| out.flush()))?;
-        }
+        let text = match self.output.format {
+            Format::Table => format!("{}\n", table::TableRow(&row)),
+            Format::Csv => {
+                let columns = row.columns(&self.setup);
+                let is_first = self.rows.is_empty();
+                let names = is_first.then(|| csv::names(&columns) + "\n");
+                names.unwrap_or_default() + &csv::values(&columns) + "\n"
+            }
+            Format::Json => String::new(),
+        };
+        let Self { bar, out, .. } = self;
+        bar.suspend(|| out.write_all(text.as_bytes()).and_then(|()| out.flush()))?;
         self.rows.push(row);
         self.bar.inc(1);
         Ok(())
     }
 
-    /// Ends the report: prints the JSON list, writes the drawing.
+    /// Ends the report: prints the JSON list, writes the plot.
     ///
     /// # Errors
-    /// Those of `out` and of the drawing's file, which the message names.
-    pub fn end(mut self) -> Result<Vec<BenchRow>> {
+    /// Those of `out` and of the plot's file, which the message names.
+    pub fn end(mut self) -> Result<()> {
         self.bar.finish_and_clear();
-        if self.output.json {
-            serde_json::to_writer_pretty(&mut self.out, &self.rows)?;
+        if self.output.format == Format::Json {
+            let rows = self.rows.iter().map(|row| row.columns(&self.setup));
+            let rows: Vec<Object> = rows.map(Object).collect();
+            serde_json::to_writer_pretty(&mut self.out, &rows)?;
             writeln!(self.out)?;
             self.out.flush()?;
         }
@@ -77,64 +91,102 @@ impl<W: Write> Report<W> {
             let svg = plot::svg(&self.setup, &self.rows)?;
             std::fs::write(path, svg).with_context(|| format!("--plot {}", path.display()))?;
         }
-        Ok(self.rows)
+        Ok(())
+    }
+}
+
+/// Refuses a plot that cannot be written, before anything is measured. Leaves an existing file as it is.
+///
+/// # Errors
+/// Those of the file system, with the path.
+pub fn check_plot(path: &Path) -> Result<()> {
+    let open = |create_new| {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(create_new).open(path)
+    };
+    let checked = match open(true) {
+        Ok(_) => std::fs::remove_file(path),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => open(false).map(drop),
+        Err(error) => Err(error),
+    };
+    checked.with_context(|| format!("--plot {}", path.display()))
+}
+
+/// Columns as a JSON object, in their order.
+struct Object(Vec<(&'static str, Value)>);
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::{Loop, tests::sample_row};
+    use super::super::row::Loop;
+    use super::super::row::tests::{sample_row, sample_setup};
     use super::*;
 
-    fn setup() -> Setup {
-        Setup {
-            nic: "nic0".into(),
-            stream: "host".into(),
-            path: "direct".into(),
-            why: "because".into(),
-            gpu: None,
-        }
-    }
-
-    fn printed(json: bool) -> String {
+    fn printed(format: Format) -> String {
         let mut text = Vec::new();
-        let mut report = Report::begin(&mut text, Output { json, plot: None }, setup(), 2).unwrap();
+        let output = Output { format, plot: None };
+        let mut report = Report::begin(&mut text, output, sample_setup(), 2).unwrap();
         report.row(sample_row(Loop::Sync, 8, 0)).unwrap();
         report.row(sample_row(Loop::Async, 8, 0)).unwrap();
-        assert_eq!(report.end().unwrap().len(), 2);
+        report.end().unwrap();
         String::from_utf8(text).unwrap()
+    }
+
+    fn columns(kind: Loop) -> Vec<(&'static str, Value)> {
+        sample_row(kind, 8, 0).columns(&sample_setup())
     }
 
     #[test]
     fn json_is_the_rows_and_nothing_else() {
-        let rows: Vec<BenchRow> = serde_json::from_str(&printed(true)).unwrap();
-        assert_eq!(
-            rows,
-            [sample_row(Loop::Sync, 8, 0), sample_row(Loop::Async, 8, 0)]
-        );
+        let rows: Vec<Value> = serde_json::from_str(&printed(Format::Json)).unwrap();
+        for (row, kind) in rows.iter().zip([Loop::Sync, Loop::Async]) {
+            let columns = columns(kind);
+            assert_eq!(row.as_object().unwrap().len(), columns.len());
+            assert!(columns.iter().all(|(name, value)| row[name] == *value));
+        }
+        assert_eq!(rows.len(), 2);
     }
 
     #[test]
-    fn table_is_two_lines_of_head_and_one_a_row() {
-        let text = printed(false);
+    fn csv_is_the_names_and_one_line_a_row() {
+        let text = printed(Format::Csv);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4);
-        assert!(lines[0].starts_with("# nic=nic0 stream=host path=direct (because)"));
-        assert!(lines[2].contains("sync") && lines[3].contains("async"));
+        let (sync, asynchronous) = (columns(Loop::Sync), columns(Loop::Async));
+        assert_eq!(
+            lines,
+            [
+                csv::names(&sync),
+                csv::values(&sync),
+                csv::values(&asynchronous)
+            ]
+        );
     }
 
     #[test]
-    fn a_drawing_that_cannot_be_written_is_an_error_with_its_name() {
-        let output = Output {
-            json: true,
-            plot: Some("/nonexistent/out.svg".into()),
-        };
-        let mut report = Report::begin(Vec::new(), output, setup(), 1).unwrap();
-        report.row(sample_row(Loop::Sync, 8, 0)).unwrap();
-        let error = report.end().unwrap_err();
-        assert!(
-            error.to_string().contains("/nonexistent/out.svg"),
-            "{error}"
-        );
+    fn table_is_its_head_and_one_line_a_row() {
+        let text = printed(Format::Table);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 6);
+        assert!(lines[2].starts_with("# device=nic<0> stream=host path=direct ("));
+        assert!(lines[4].contains("sync") && lines[5].contains("async"));
+    }
+
+    #[test]
+    fn a_plot_is_checked_without_a_trace() {
+        let error = check_plot(Path::new("/nonexistent/out.svg")).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("--plot /nonexistent/out.svg"), "{error}");
+        let path = std::env::temp_dir().join(format!("doorbell-plot-{}.svg", std::process::id()));
+        check_plot(&path).unwrap();
+        assert!(!path.exists());
+        std::fs::write(&path, "kept").unwrap();
+        check_plot(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+        std::fs::remove_file(&path).unwrap();
     }
 }

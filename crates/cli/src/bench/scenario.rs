@@ -8,6 +8,7 @@ use doorbell::{Device, Error, Event};
 
 use super::backend::{Backend, BenchStream, Clock};
 use super::graph::BatchGraph;
+use super::machine::Machine;
 use super::options::{Exchange, Plan};
 use super::pass::{BenchStep, Workload};
 use super::peer::{Peer, WaitLimits};
@@ -163,20 +164,25 @@ impl Scenario {
         !self.script.is_empty()
     }
 
-    /// What this runs on.
-    pub fn setup(&self) -> Setup {
+    /// What the rows of a run have in common.
+    pub fn setup(&self, plan: &Plan) -> Setup {
         let endpoint = self.peers[0].endpoint();
         let path = endpoint.path();
-        let mut why = path.reason;
+        let mut reason = path.reason;
         for (control, missing) in path.better {
-            why += &format!("; not {control}: {missing}");
+            reason += &format!("; not {control}: {missing}");
         }
         Setup {
-            nic: endpoint.domain().device().name().into(),
+            machine: Machine::this(),
+            plan: plan.clone(),
+            processes: if self.peers.len() == 2 { 1 } else { 2 },
+            device: endpoint.domain().device().name().into(),
             stream: self.backend.name().into(),
             path: path.control.to_string(),
-            why,
-            gpu: self.backend.describe(),
+            reason,
+            memory: self.backend.memory().into(),
+            gpu: self.backend.gpu(),
+            gpu_details: self.backend.describe(),
         }
     }
 
@@ -300,6 +306,7 @@ impl Workload for Scenario {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::tests::sample_plan;
     use super::super::options::{BenchCase, Op};
     use super::super::pass::measure;
     use super::*;
@@ -312,17 +319,18 @@ mod tests {
         Plan {
             exchange,
             op,
-            sizes: "64".parse().unwrap(),
-            kernel_us: vec![0],
-            loops: vec![Loop::Sync, Loop::Async],
-            steps: 4,
-            batches: 2,
-            iterations: 16,
             validate,
-            no_kernel: false,
-            seed: 1,
-            timeout_s: 30,
+            ..sample_plan()
         }
+    }
+
+    fn run(scenario: &mut Scenario, plan: &Plan, kind: Loop) -> Result<()> {
+        let case = BenchCase {
+            kind,
+            size_bytes: 64,
+            kernel_us: 0,
+        };
+        measure(scenario, plan, case, |_| Ok(())).map(drop)
     }
 
     #[test]
@@ -353,16 +361,10 @@ mod tests {
         for kind in [Loop::Sync, Loop::Async] {
             let plan = plan(Exchange::Loop, Op::Send, true);
             let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
-            let setup = scenario.setup();
-            let case = BenchCase {
-                kind,
-                size_bytes: 64,
-                kernel_us: 0,
-            };
-            measure(&mut scenario, &plan, &setup, case).unwrap();
+            run(&mut scenario, &plan, kind).unwrap();
             // What lies there is the message of the last step, and not that of the first.
             scenario.peers[1].inspect(kind, 0, 64).unwrap();
-            let error = measure(&mut scenario, &plan, &setup, case).unwrap_err();
+            let error = run(&mut scenario, &plan, kind).unwrap_err();
             assert!(
                 format!("{error:#}").contains("step 0: byte 0 of 64"),
                 "{error:#}"
@@ -374,15 +376,9 @@ mod tests {
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
         let plan = plan(Exchange::Pingpong, Op::Write, false);
         let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
-        let setup = scenario.setup();
         scenario.peers[1].endpoint().abort();
         for kind in [Loop::Async, Loop::Sync] {
-            let case = BenchCase {
-                kind,
-                size_bytes: 64,
-                kernel_us: 0,
-            };
-            let error = measure(&mut scenario, &plan, &setup, case).unwrap_err();
+            let error = run(&mut scenario, &plan, kind).unwrap_err();
             assert!(format!("{error:#}").contains("endpoint 0x"), "{error:#}");
         }
     }
