@@ -267,8 +267,8 @@ pub fn loops(command: &Path, short: bool) -> Result<Value> {
             .context("no such row")
     };
     let (sync, async_) = (row("sync")?, row("async")?);
-    let us = |row: &Value| row["us_per_iter"]["p50"].as_f64().context("p50");
-    let cpu = |row: &Value| row["app_cpu_us_per_iter"].as_f64().context("app_cpu");
+    let us = |row: &Value| row["time_p50_us"].as_f64().context("time_p50_us");
+    let cpu = |row: &Value| row["app_cpu_us"].as_f64().context("app_cpu_us");
     let time = figure(
         "sync loop, times the async loop, at a kernel of 10 us",
         us(sync)? / us(async_)?,
