@@ -138,6 +138,11 @@ fn batches_of_the_loop_go_as_graphs() {
             assert!(us >= kernel - 1.0 && us > 0.0, "{line}: {row}");
         }
     }
+    // Calibration launches the same graph, and a graph is recorded without a warm-up too.
+    let line = "bench loop --stream cuda --graph --loop async --sizes 8 --kernel-us 5 --duration-s 0.05 --warmup 0 --csv";
+    let output = run(line);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).lines().count(), 2);
     let output = run(&format!(
         "bench loop {QUICK} --stream cuda --graph --loop async"
     ));
@@ -227,7 +232,10 @@ fn no_kernel_rings_on_the_sync_path() {
     let output = run_on("softcx,path=sync", &line, "");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("on the sync path no kernel rings"), "{said}");
+    assert!(
+        said.contains("kernels cannot ring on the sync path"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! CPU time of the calling thread: what a loop costs the application, whoever else is busy meanwhile.
+//! CPU time of the calling thread: what a loop costs the application, whatever else runs.
 #![allow(
     unsafe_code,
     reason = "clock_gettime is a C call; std has no thread CPU clock"
@@ -9,13 +9,13 @@ use std::time::Duration;
 /// CPU time that this thread has used so far (CLOCK_THREAD_CPUTIME_ID).
 ///
 /// # Errors
-/// What the system says, where it has no such clock.
+/// The system has no such clock.
 pub fn thread_cpu_time() -> std::io::Result<Duration> {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is a live timespec of ours, and the call writes nothing else.
+    // SAFETY: `now` is a live timespec, and the call writes nothing else.
     if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) } != 0 {
         return Err(std::io::Error::last_os_error());
     }

@@ -10,15 +10,15 @@ use doorbell::Result;
 use super::pass::BenchStep;
 use super::peer::Peer;
 
-/// The graph of the case that is measured.
+/// The graph of the case that is being measured.
 #[cfg(feature = "cuda")]
 pub struct BatchGraph {
-    /// Of a batch.
+    /// Steps of a batch.
     steps: u64,
     recorded: Option<Recorded>,
 }
 
-/// No stream of this build takes graphs.
+/// No stream of this build launches graphs.
 #[cfg(not(feature = "cuda"))]
 pub enum BatchGraph {}
 
@@ -31,7 +31,7 @@ struct Recorded {
 
 #[cfg(feature = "cuda")]
 impl BatchGraph {
-    /// None yet, of batches of so many steps.
+    /// Nothing recorded yet, for batches of `steps` steps.
     pub fn new(steps: u64) -> BatchGraph {
         BatchGraph {
             steps,
@@ -39,11 +39,11 @@ impl BatchGraph {
         }
     }
 
-    /// Queues a whole batch with its first step, and with the others nothing: passes are of whole batches. A new case is recorded first;
-    /// its pass has only begun, so the stream is drained.
+    /// Launches a whole batch with its first step, and nothing with the others: passes consist of whole batches. The first step of a new
+    /// case records the graph; the stream is drained then.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn step(&mut self, peer: &mut Peer, step: &BenchStep) -> Result<()> {
         if !step.index.is_multiple_of(self.steps) {
             return Ok(());

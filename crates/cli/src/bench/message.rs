@@ -1,4 +1,4 @@
-//! The bytes of the messages: written before they leave, and looked at where they arrive.
+//! The bytes of the messages: written before they are sent, and checked where they arrive.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,29 +7,29 @@ use doorbell::{Region, Slice};
 
 use super::pattern::Pattern;
 
-/// Bytes that are written or looked at in one go.
+/// Bytes that are written or checked at a time.
 const PIECE_BYTES: usize = 4096;
-/// Receives are this long at least, so that an acknowledgement fits however short the messages are.
+/// Least length of a receive, so that an acknowledgement fits however short the messages are.
 const ROOM_BYTES_MIN: u64 = 64;
 
-/// The memory of one end: a message that leaves, and behind it the place where the peer's arrives.
+/// The memory of one peer: the message to send, and behind it the place where the other peer's arrives.
 #[derive(Debug)]
 pub struct Messages {
     region: Region,
     room_bytes: u64,
-    /// Seeds of what leaves and of what should arrive.
+    /// Seeds of the messages that are sent and of those that should arrive.
     seeds: [u64; 2],
     wrong: Mutex<Option<String>>,
 }
 
 impl Messages {
-    /// Bytes of the region behind messages of up to `max_bytes`.
+    /// Bytes of the region for messages of up to `max_bytes`.
     pub fn region_bytes(max_bytes: u64) -> u64 {
         2 * room_bytes(max_bytes)
     }
 
-    /// Messages of up to `max_bytes` in a region of [`Messages::region_bytes`]; the two ends have the two seeds the other way
-    /// round, so that no end takes its own message for the peer's.
+    /// Messages of up to `max_bytes` in a region of [`Messages::region_bytes`]. The two peers have the seeds in opposite order, so that
+    /// neither takes its own message for the other's.
     pub fn new(region: Region, max_bytes: u64, seeds: [u64; 2]) -> Self {
         Self {
             region,
@@ -44,22 +44,22 @@ impl Messages {
         &self.region
     }
 
-    /// Where the peer's message arrives, from the start of the region.
+    /// Where the other peer's message arrives, from the start of the region.
     pub fn arrival_offset(&self) -> u64 {
         self.room_bytes
     }
 
-    /// The message that leaves.
+    /// The message to send.
     pub fn leaving(&self, size_bytes: u64) -> doorbell::Result<Slice<'_>> {
         self.region.slice(0, size_bytes)
     }
 
-    /// The place where any message arrives.
+    /// The place where messages arrive.
     pub fn arriving(&self) -> doorbell::Result<Slice<'_>> {
         self.region.slice(self.room_bytes, self.room_bytes)
     }
 
-    /// Writes the message of a step. Runs on a stream: what goes wrong is kept for [`Messages::verdict`].
+    /// Writes the message of a step. Runs on a stream: errors are kept for [`Messages::verdict`].
     pub fn fill(&self, step: u64, size_bytes: u64) {
         let pattern = Pattern::new(self.seeds[0], step);
         let mut piece = [0; PIECE_BYTES];
@@ -72,7 +72,7 @@ impl Messages {
         }
     }
 
-    /// Looks at every byte of the message that has arrived, likewise on a stream.
+    /// Checks every byte of the message that has arrived. Runs on a stream too.
     pub fn inspect(&self, step: u64, size_bytes: u64) {
         let pattern = Pattern::new(self.seeds[1], step);
         let mut piece = [0; PIECE_BYTES];
@@ -98,7 +98,7 @@ impl Messages {
     /// Whether all was right so far.
     ///
     /// # Errors
-    /// The first thing that was not.
+    /// The first thing that was wrong.
     pub fn verdict(&self) -> Result<()> {
         let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
         match &*wrong {
@@ -108,7 +108,7 @@ impl Messages {
     }
 }
 
-/// Each of the two parts begins on a cache line of its own.
+/// Length of each of the two parts: whole cache lines.
 fn room_bytes(max_bytes: u64) -> u64 {
     max_bytes.max(ROOM_BYTES_MIN).next_multiple_of(64)
 }

@@ -1,4 +1,4 @@
-//! Names for what goes on, which profilers show: NVTX ranges, where its library is there. Elsewhere they are nothing.
+//! NVTX ranges, which profilers show. Without the NVTX library they do nothing.
 #![allow(
     unsafe_code,
     reason = "calls a library of C that is loaded when there is one"
@@ -7,7 +7,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// From now until it is dropped, what the thread does has that name.
+/// A range of this thread, from its creation to its drop.
 pub struct NvtxRange(Option<&'static Library>);
 
 /// `nvtxRangePushA` and `nvtxRangePop` of nvToolsExt.h.
@@ -17,11 +17,11 @@ struct Library {
 }
 
 impl NvtxRange {
-    /// Begins one.
+    /// Begins a range.
     pub fn new(name: &str) -> NvtxRange {
         let library = library();
         if let (Some(library), Ok(name)) = (library, CString::new(name)) {
-            // SAFETY: takes a string, and copies it.
+            // SAFETY: the function copies the string.
             unsafe { (library.push)(name.as_ptr()) };
             return NvtxRange(Some(library));
         }
@@ -32,7 +32,7 @@ impl NvtxRange {
 impl Drop for NvtxRange {
     fn drop(&mut self) {
         if let Some(library) = self.0 {
-            // SAFETY: ends what `new` has begun on this thread: ranges are dropped in the order in which they were made, or later.
+            // SAFETY: ends the innermost range of this thread; ranges are dropped on it in the opposite order of their creation.
             unsafe { (library.pop)() };
         }
     }
@@ -44,18 +44,18 @@ fn library() -> Option<&'static Library> {
 }
 
 fn load() -> Option<Library> {
-    // SAFETY: a library of NVIDIA's with no constructors that need anything; it stays loaded.
+    // SAFETY: NVIDIA's library has no constructors with requirements. It stays loaded.
     let library = unsafe { libc::dlopen(c"libnvToolsExt.so.1".as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
         return None;
     }
     let find = |name: &std::ffi::CStr| -> Option<*mut c_void> {
-        // SAFETY: a library that is loaded, and a string.
+        // SAFETY: the library is loaded, and the name is a C string.
         let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
         (!symbol.is_null()).then_some(symbol)
     };
     let (push, pop) = (find(c"nvtxRangePushA")?, find(c"nvtxRangePop")?);
-    // SAFETY: functions of these types, by the library's header.
+    // SAFETY: nvToolsExt.h declares the functions with these types.
     unsafe {
         Some(Library {
             push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(

@@ -152,8 +152,11 @@ fn svg_path(text: &str) -> Result<PathBuf, String> {
 /// Which loops to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Loops {
+    /// The CPU waits for the stream, posts, and polls for the completion
     Sync,
+    /// Kernel, transfer and wait are queued on the stream; the CPU is free
     Async,
+    /// One after the other
     Both,
 }
 

@@ -138,7 +138,7 @@ impl Stamps {
             .map(|pair| {
                 anyhow::ensure!(
                     !pair.contains(&Self::MISSING),
-                    "a kernel of the pass never ran"
+                    "a kernel of this row never ran"
                 );
                 pair[1]
                     .checked_sub(pair[0])

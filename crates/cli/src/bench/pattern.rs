@@ -1,20 +1,20 @@
-//! Bytes that tell where they belong: every byte of a message follows from the seed, the step and its place.
+//! Message bytes that depend on the seed, the step and their offset, so that stale or misplaced bytes are found.
 
-/// Bytes at one place differ from step to step, so that a stale or a half-moved message is seen.
+/// The bytes of one message. Bytes at one offset differ from step to step, so that stale and incomplete messages are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     state: u64,
 }
 
 impl Pattern {
-    /// The pattern of step `step` of the run with this seed.
+    /// The pattern of a step in the run with this seed.
     pub fn new(seed: u64, step: u64) -> Self {
         Self {
             state: mix(seed ^ mix(step)),
         }
     }
 
-    /// The pattern from its `offset` on, a multiple of 8: for bytes that are handled in pieces.
+    /// The pattern from `offset` on, a multiple of 8.
     pub fn skip(self, offset: u64) -> Self {
         debug_assert!(offset.is_multiple_of(8), "patterns are made of words");
         Self {
@@ -29,7 +29,7 @@ impl Pattern {
         }
     }
 
-    /// The first place where `bytes` are not the pattern: its offset, the byte there, and the one that belongs there.
+    /// The first difference of `bytes` from the pattern: its offset, the byte there, and the right one.
     pub fn mismatch(self, bytes: &[u8]) -> Option<(usize, u8, u8)> {
         for (word, chunk) in bytes.chunks(8).enumerate() {
             let expected = &self.word(word)[..chunk.len()];
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn first_word_of_splitmix64() {
-        // The generator's first outputs from state 0, as published with it.
+        // The generator's first outputs from state 0, as published.
         assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(mix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
     }

@@ -1,4 +1,4 @@
-//! One end of a benchmark: an endpoint, the stream that goes with it, and the memory of its messages.
+//! One peer of a benchmark: an endpoint, its stream, and the memory of its messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,23 +18,23 @@ use super::pass::BenchStep;
 use super::row::Loop;
 use super::trigger::TriggerKernels;
 
-/// How often a wait looks whether the other process still is there.
+/// How often a wait checks that the other process is still connected.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// What bounds the waits of an end.
+/// What bounds the waits of a peer.
 #[derive(Clone, Debug)]
 pub struct WaitLimits {
     /// Longest wait for one transfer.
     pub timeout: Duration,
-    /// Set when the other process has gone, by who watches it; nothing where there is none.
+    /// Set when the other process disconnects; none if both peers are in this process.
     pub disconnected: Option<Arc<AtomicBool>>,
 }
 
 impl WaitLimits {
-    /// Waits for what ends by itself, because each transfer in it has a deadline of its own.
+    /// Waits for work that ends by itself, because each of its transfers has a deadline.
     ///
     /// # Errors
-    /// Those of `wait`; [`Error::State`] if the other process goes.
+    /// Those of `wait`; [`Error::State`] if the other process disconnects.
     pub fn wait_for_all<T>(&self, wait: impl FnMut(Option<Duration>) -> Result<T>) -> Result<T> {
         self.wait(None, wait)
     }
@@ -44,7 +44,7 @@ impl WaitLimits {
         self.wait(Some(self.timeout), wait)
     }
 
-    /// Calls `wait` with the timeout; while somebody watches for the peer, with short ones, to ask whether it still is there.
+    /// Calls `wait` with the timeout. With another process, waits in short slices and checks the connection after each.
     fn wait<T>(
         &self,
         timeout: Option<Duration>,
@@ -58,7 +58,7 @@ impl WaitLimits {
             match wait(Some(SLICE)) {
                 Err(Error::Timeout { operation, .. }) => {
                     if disconnected.load(Ordering::Acquire) {
-                        let reason = "the other process has gone".into();
+                        let reason = "the other process has disconnected".into();
                         return Err(Error::State { operation, reason });
                     }
                     waited += SLICE;
@@ -72,7 +72,7 @@ impl WaitLimits {
     }
 }
 
-/// Memory for the messages, where they are to lie.
+/// Memory for the messages, on the host or the GPU.
 fn messages_region(domain: &ProtectionDomain, backend: &Backend, len_bytes: u64) -> Result<Region> {
     #[cfg(feature = "cuda")]
     if let Some(region) = backend.device_region(domain, len_bytes)? {
@@ -89,32 +89,32 @@ fn send_and_wait(endpoint: &mut Endpoint, stream: &dyn Executor, work: &Work<'_>
     Ok(())
 }
 
-/// One end.
+/// One peer.
 pub struct Peer {
-    /// What has the kernels of the asynchronous loop ring, if they do. Before what they use.
+    /// Launches the kernels that ring, with `--trigger`. Declared first, so that it is dropped before what its kernels use.
     trigger: Option<TriggerKernels>,
     endpoint: Endpoint,
     stream: BenchStream,
-    /// The kernel of a step that is to ring: it comes with its transfer.
+    /// Length of the kernel of the current step, which is launched with its transfer if it rings.
     #[cfg(feature = "cuda")]
     kernel: Duration,
     no_kernel: bool,
     messages: Arc<Messages>,
-    /// Where the peer's messages arrive.
+    /// Where the other peer's messages arrive.
     remote: RemoteRegion,
     limits: WaitLimits,
     op: Op,
     validate: bool,
-    /// A write tells the peer that it is there.
+    /// Whether the receiver learns of each message.
     announced: bool,
-    /// Receives that are posted and that no arrival was asked for yet.
+    /// Posted receives that no wait was queued for yet.
     ahead: u64,
-    /// Receives that are posted at once.
+    /// Receives that are posted together.
     chunk: u64,
 }
 
 impl Peer {
-    /// An end that is not connected yet. The two ends of a connection have `seeds` in opposite order.
+    /// A peer that is not connected yet. The two peers of a connection have `seeds` in opposite order.
     pub fn new(
         domain: &ProtectionDomain,
         backend: &Backend,
@@ -140,7 +140,8 @@ impl Peer {
         if trigger.is_some() && endpoint.path().control == Control::Sync {
             return Err(Error::State {
                 operation: "--trigger",
-                reason: "on the sync path no kernel rings".into(),
+                reason: "kernels cannot ring on the sync path, where the application thread does"
+                    .into(),
             });
         }
         Ok(Peer {
@@ -166,12 +167,12 @@ impl Peer {
         &self.endpoint
     }
 
-    /// The address and the region that the peer needs.
+    /// The address and the region that the other peer needs.
     pub fn contact(&self) -> (Address, RemoteRegion) {
         (self.endpoint.address(), self.messages.region().remote())
     }
 
-    /// Connects to the peer, and posts the first receives.
+    /// Connects to the other peer, and posts the first receives.
     pub fn connect(&mut self, (address, region): (Address, RemoteRegion)) -> Result<()> {
         self.remote = region;
         self.endpoint.connect(&address)?;
@@ -182,10 +183,10 @@ impl Peer {
         self.keep_ahead()
     }
 
-    /// Launches the kernel of a step, unless that is to ring: then it is launched with the transfer.
+    /// Launches the kernel of a step. A kernel that rings is launched with the transfer instead.
     pub fn launch(&mut self, by: Loop, step: BenchStep) -> Result<()> {
         if self.no_kernel {
-            // The time is taken all the same.
+            // There is no kernel; the step still notes its time.
             if self.validate {
                 self.messages.fill(step.index, step.size_bytes);
             }
@@ -207,13 +208,13 @@ impl Peer {
         self.stream.launch_kernel(step)
     }
 
-    /// Waits for the stream as applications do, which is CUDA's default: spinning.
+    /// Waits for the stream by spinning, as applications do by CUDA's default.
     pub fn synchronize(&self) -> Result<()> {
         let stream = self.stream.executor();
         self.limits.wait_for_all(|slice| stream.synchronize(slice))
     }
 
-    /// Transfers `size_bytes` and waits for the completion: by this thread, or on the stream.
+    /// Transfers `size_bytes` and waits for the completion: in this thread, or on the stream.
     pub fn transfer(&mut self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
         match by {
             Loop::Sync => {
@@ -234,7 +235,7 @@ impl Peer {
         }
     }
 
-    /// Has the kernel of the step ring.
+    /// Launches the kernel of the step, which rings the doorbell.
     #[cfg(feature = "cuda")]
     fn trigger_transfer(&mut self, step: u64, size_bytes: u64) -> Result<()> {
         let kernel = std::mem::take(&mut self.kernel);
@@ -265,20 +266,20 @@ impl Peer {
         triggered
     }
 
-    /// What failed of the steps whose kernels rang, once they are done.
+    /// Reports failures of kernels that ring, after they have run.
     ///
     /// # Errors
-    /// That.
+    /// The first failure.
     pub fn settle(&self) -> Result<()> {
         self.trigger
             .as_ref()
             .map_or(Ok(()), TriggerKernels::verdict)
     }
 
-    /// Records kernel, transfer and the wait for its completion, so many times, into a graph. What was queued on the stream is done.
+    /// Records kernel, transfer and the wait for its completion, `steps` times, into a graph. The stream must be drained.
     ///
     /// # Errors
-    /// What the library refuses; [`Error::State`] if it is no stream of a GPU, or if steps differ from each other.
+    /// Those of the library; [`Error::State`] if the stream is not a GPU's, or if the steps differ from each other.
     #[cfg(feature = "cuda")]
     pub fn record(&mut self, step: &BenchStep, steps: u64) -> Result<GraphExec> {
         let refused = |reason: &str| Error::State {
@@ -286,11 +287,13 @@ impl Peer {
             reason: reason.into(),
         };
         if self.announced || self.no_kernel {
-            return Err(refused("a graph repeats a kernel and a bare write"));
+            return Err(refused(
+                "a graph repeats a kernel and a write without immediate data",
+            ));
         }
         self.post(step.index, step.size_bytes, |endpoint, stream, work| {
             let BenchStream::Cuda(stream) = stream else {
-                return Err(refused("threads take no graph"));
+                return Err(refused("only CUDA streams launch graphs"));
             };
             let mut graph = GraphBuilder::capture(stream)?;
             for _ in 0..steps {
@@ -302,10 +305,10 @@ impl Peer {
         })
     }
 
-    /// Launches what [`Peer::record`] made.
+    /// Launches a graph of [`Peer::record`].
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     #[cfg(feature = "cuda")]
     pub fn launch_graph(&mut self, graph: &mut GraphExec) -> Result<()> {
         match &self.stream {
@@ -314,7 +317,7 @@ impl Peer {
         }
     }
 
-    /// Hands over what is to be transferred, and what it is queued on.
+    /// Builds the work request of a step and passes it to `post`, with the endpoint and the stream.
     fn post<T>(
         &mut self,
         step: u64,
@@ -337,7 +340,7 @@ impl Peer {
         post(&mut self.endpoint, &self.stream, &work)
     }
 
-    /// Waits for the peer's message: by this thread, or on the stream.
+    /// Waits for a message of the other peer: in this thread, or on the stream.
     pub fn arrive(&mut self, by: Loop) -> Result<()> {
         self.keep_ahead()?;
         match by {
@@ -351,7 +354,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Looks at every byte of what has arrived, if the plan says so: in this thread, or as a kernel on the stream.
+    /// Checks every byte of the message that has arrived, if the plan says so: in this thread, or in a host function on the stream.
     pub fn inspect(&self, by: Loop, step: u64, size_bytes: u64) -> Result<()> {
         if !self.validate {
             return Ok(());
@@ -372,7 +375,7 @@ impl Peer {
     /// Whether all bytes so far were right.
     ///
     /// # Errors
-    /// The first that was not.
+    /// The first wrong byte.
     pub fn verdict(&self) -> anyhow::Result<()> {
         self.messages.verdict()
     }
@@ -386,8 +389,8 @@ impl Peer {
             .map(drop)
     }
 
-    /// Posts receives, many at a time, before those that are there run out. A send without announcement takes none, but what
-    /// is posted once serves all rows.
+    /// Posts receives, several at a time, before the posted ones run out. A write without immediate data consumes none: then the first
+    /// ones serve all rows.
     fn keep_ahead(&mut self) -> Result<()> {
         if self.ahead >= self.chunk {
             return Ok(());

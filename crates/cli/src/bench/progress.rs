@@ -1,17 +1,17 @@
-//! A bar on a terminal; nothing where stderr is a file or a pipe.
+//! A progress bar on stderr, if that is a terminal.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar of `rows` steps on stderr, so that stdout stays a table or JSON.
+/// A bar of `rows` steps on stderr: stdout has the rows.
 pub fn bar(rows: u64) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {
         ProgressDrawTarget::hidden()
     };
-    // The template is a constant that the test below builds: a wrong one cannot reach a user, and a bar is not worth an error.
+    // The template is a constant that the test below checks.
     let style = ProgressStyle::with_template(TEMPLATE)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ");

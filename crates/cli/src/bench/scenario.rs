@@ -1,4 +1,4 @@
-//! The ends that this process has, and what each of them does in a step.
+//! The peers of this process, and what each of them does in a step.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,38 +14,38 @@ use super::pass::{BenchStep, Workload};
 use super::peer::{Peer, WaitLimits};
 use super::row::{Loop, Setup};
 
-/// Entries of a stream's queue that a step takes at most: bytes, kernel, transfer, wait, wait for an arrival, inspection.
+/// Entries of a stream's queue for one step, at most: fill, kernel, transfer, wait, wait for an arrival, check.
 const ENTRIES_OF_STEP: u64 = 6;
 /// Bytes of an acknowledgement.
 const ACK_BYTES: u64 = 8;
 
-/// What an end does. A step is a few of these, one after the other.
+/// What a peer does. A step is a sequence of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// Runs the kernel that is timed, and sends the message.
+    /// Runs the timed kernel, and sends the message.
     Send,
-    /// Runs the kernel of the other side of a pingpong, and sends the message back.
+    /// Runs the kernel of the other side of a pingpong, and sends the answer.
     Reply,
-    /// Waits for a message, and looks at its bytes if the plan says so.
+    /// Waits for a message, and checks its bytes if the plan says so.
     Arrive,
-    /// Tells the sender that the message was looked at: before that, the next one may not overwrite it.
+    /// Tells the sender that the message was checked: before that, the next one must not overwrite it.
     Ack,
-    /// Waits for that.
+    /// Waits for that acknowledgement.
     Acked,
 }
 
-/// Which part of the exchange this process plays.
+/// The peers that this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Both ends: the first one measures.
+    /// Both: the first one measures.
     Both,
-    /// The end that measures.
+    /// The one that measures.
     Client,
-    /// The other one.
+    /// The one that answers.
     Server,
 }
 
-/// The actions of a step, each with the number of its end.
+/// The actions of a step, each with the index of its peer.
 fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
     use Action::{Ack, Acked, Arrive, Reply, Send};
     let both: &[(usize, Action)] = match (plan.exchange, plan.announced()) {
@@ -53,7 +53,7 @@ fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
         (Exchange::Loop, true) => &[(0, Send), (1, Arrive)],
         (Exchange::Pingpong, _) => &[(0, Send), (1, Arrive), (1, Reply), (0, Arrive)],
     };
-    // In one process a loop's next kernel comes after the look at the bytes anyway, because one thread or one stream does both.
+    // In one process, a loop's next kernel runs after the check anyway: one thread or one stream does both.
     let acknowledged = plan.exchange == Exchange::Loop && plan.validate;
     match role {
         Role::Both => both.to_vec(),
@@ -68,26 +68,26 @@ fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
     }
 }
 
-/// The ends of this process.
+/// The peers of this process with their streams.
 pub struct Scenario {
     peers: Vec<Peer>,
     script: Vec<(usize, Action)>,
     backend: Backend,
     streams: Vec<BenchStream>,
-    /// Of the asynchronous loop.
+    /// Launches the asynchronous loop as graphs, with `--graph`.
     graph: Option<BatchGraph>,
-    /// Of the first stream.
+    /// The clock of the first stream.
     clock: Option<Clock>,
-    /// For each slot of batches in flight, and one more for the end, the events of all streams.
+    /// The events of all streams, for each batch in flight and one more for the end.
     marks: Vec<Vec<Event>>,
     limits: WaitLimits,
 }
 
 impl Scenario {
-    /// Both ends, connected to each other.
+    /// Both peers, connected to each other.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn both(device: &Device, backend: &Backend, plan: &Plan) -> Result<Scenario> {
         let mut scenario = Scenario::new(device, backend, plan, Role::Both, None)?;
         let contacts = [scenario.peers[1].contact(), scenario.peers[0].contact()];
@@ -97,10 +97,10 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// The ends of a part, not connected. `disconnected` ends all waits when somebody sets it.
+    /// The peers of a role, not connected. Setting `disconnected` ends all waits.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn new(
         device: &Device,
         backend: &Backend,
@@ -114,7 +114,7 @@ impl Scenario {
             disconnected: disconnected.cloned(),
         };
         let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
-        // A loop in one process has one stream: the look at a message is queued behind the wait for it.
+        // A loop in one process has one stream: the check of a message is queued behind the wait for it.
         let stream_count = if role == Role::Both && plan.exchange == Exchange::Pingpong {
             2
         } else {
@@ -132,7 +132,7 @@ impl Scenario {
         let peers = match role {
             Role::Both => vec![peer(0)?, peer(1)?],
             Role::Client => vec![peer(0)?],
-            // The only stream, and the seeds of the second.
+            // It has the only stream, and the seeds of the second peer.
             Role::Server => vec![peer(1)?],
         };
         let events = |_| {
@@ -140,7 +140,7 @@ impl Scenario {
             streams.iter().map(|_| event()).collect()
         };
         let script = script(plan, role);
-        // Only steps that are all alike can be repeated by a graph.
+        // A graph repeats identical steps only.
         let is_repeated = script == [(0, Action::Send)];
         Ok(Scenario {
             peers,
@@ -154,12 +154,12 @@ impl Scenario {
         })
     }
 
-    /// The end that measures, or the only one.
+    /// The peer that measures, or the only one.
     pub fn first(&mut self) -> &mut Peer {
         &mut self.peers[0]
     }
 
-    /// Whether this process has anything to do in a step: not so, who is written to and need not know.
+    /// Whether this process does anything in a step. The target of plain writes does not.
     pub fn takes_part(&self) -> bool {
         !self.script.is_empty()
     }
@@ -193,7 +193,7 @@ impl Scenario {
         }
         let (index, size_bytes) = (step.index, step.size_bytes);
         let untimed = step.untimed();
-        // Taken by the one kernel that is timed, not cloned for it: the clocks behind it are shared with the stream's thread.
+        // Moved into the timed kernel, not cloned: its stamps are shared with the stream's thread.
         let mut timed = Some(step);
         for (number, action) in &self.script {
             let peer = &mut self.peers[*number];
@@ -230,7 +230,7 @@ impl Scenario {
             .try_for_each(|event| self.limits.wait_for_all(|slice| event.synchronize(slice)))
     }
 
-    /// A stream tells that a wait was released; the endpoint tells why.
+    /// The reason of a failure: a stream only reports that a wait was released, the endpoint knows why.
     fn cause(&self, error: Error) -> anyhow::Error {
         let failures = self
             .peers
@@ -240,7 +240,7 @@ impl Scenario {
             Error::Asynchronous { .. } => failures.map(Error::Work).next().unwrap_or(error),
             error => error,
         };
-        // Whatever still waits on a stream waits in vain.
+        // Ends the waits that are still queued.
         self.peers.iter().for_each(|peer| peer.endpoint().abort());
         cause.into()
     }
@@ -286,10 +286,10 @@ impl Workload for Scenario {
     }
 
     fn drain(&mut self) -> Result<()> {
-        // Not `synchronize`, which spins: the end of the asynchronous loop is as free of the CPU as its middle.
+        // Not `synchronize`, which spins: the end of the asynchronous loop costs no more CPU time than its middle.
         let last = self.marks.len() - 1;
         let drained = self.mark(last).and_then(|()| self.wait(last));
-        // Failures of the last steps are reported by a call that comes after them.
+        // Failures of the last steps are reported by the next call.
         let drained = drained.and_then(|()| {
             self.streams
                 .iter()
@@ -362,7 +362,7 @@ mod tests {
             let plan = plan(Exchange::Loop, Op::Send, true);
             let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
             run(&mut scenario, &plan, kind).unwrap();
-            // What lies there is the message of the last step, and not that of the first.
+            // The region holds the message of the last step, not that of the first.
             scenario.peers[1].inspect(kind, 0, 64).unwrap();
             let error = run(&mut scenario, &plan, kind).unwrap_err();
             assert!(

@@ -1,4 +1,4 @@
-//! Lists of message sizes as a person types them: `8,64,1K..64K`.
+//! Lists of message sizes on the command line: `8,64,1K..64K`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ impl MessageSizes {
         self.0.iter().copied()
     }
 
-    /// The longest of them, which is what buffers are made for.
+    /// The longest of them: the length of buffers.
     pub fn max_bytes(&self) -> u64 {
         self.iter().max().unwrap_or(1)
     }
@@ -27,7 +27,7 @@ impl MessageSizes {
 impl FromStr for MessageSizes {
     type Err = String;
 
-    /// Commas part the items; `A..B` is every power of two from A to B, both included.
+    /// Items are separated by commas; `A..B` is every power of two from A to B, both included.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut sizes = Vec::new();
         for item in text.split(',').map(str::trim) {
@@ -57,7 +57,7 @@ impl fmt::Display for MessageSizes {
     }
 }
 
-/// One size with a binary suffix where it is a whole number of them: `64`, `4K`, `1M`.
+/// A size with a binary suffix where it is a whole number of them: `64`, `4K`, `1M`.
 pub struct Short(pub u64);
 
 impl fmt::Display for Short {

@@ -1,5 +1,5 @@
-//! Who rings in the asynchronous loop: the stream, or the kernel of the step.
-#![allow(unsafe_code)] // launches kernels that execute what was queued for them
+//! What rings the doorbell in the asynchronous loop: the stream, or the kernel of the step.
+#![allow(unsafe_code)] // launches kernels that execute prepared operations
 
 #[cfg(feature = "cuda")]
 use std::time::Duration;
@@ -12,19 +12,19 @@ use doorbell::{
     PutStep,
 };
 
-/// Who rings for a step.
+/// What rings the doorbell of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum TriggerKind {
-    /// The stream, behind the kernel of the step.
+    /// The stream, behind the kernel of the step
     #[default]
     Stream,
-    /// The kernel itself, which rings what was prepared, and waits for its completion.
+    /// The kernel: it rings a prepared work request and waits for its completion
     Kernel,
-    /// The kernel itself, which makes the work request as well.
+    /// The kernel: it builds the work request too
     Build,
 }
 
-/// Steps whose kernels ring.
+/// Launches the kernels that ring.
 #[cfg(feature = "cuda")]
 pub struct TriggerKernels {
     context: CudaContext,
@@ -41,21 +41,21 @@ pub enum TriggerKernels {}
 enum By {
     Prepared(KernelStream),
     Built {
-        /// Once the endpoint is connected.
+        /// Set when the endpoint is connected.
         queue: Option<Box<KernelQueue>>,
-        /// Of the last kernel that failed.
+        /// Error code of the last kernel that failed.
         code: DeviceBuffer,
-        /// That kernels were launched on.
+        /// The stream that kernels were launched on.
         stream: Option<CudaStream>,
     },
 }
 
 #[cfg(feature = "cuda")]
 impl TriggerKernels {
-    /// For kernels of that context, each of which waits so long at most.
+    /// For kernels of a context. Each waits for `timeout` at most.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn new(
         context: &CudaContext,
         kind: TriggerKind,
@@ -81,10 +81,10 @@ impl TriggerKernels {
         }))
     }
 
-    /// Takes what it needs of an endpoint, which is connected.
+    /// Takes the send queue of an endpoint once it is connected, if kernels build work requests.
     ///
     /// # Errors
-    /// What the library refuses.
+    /// Those of the library.
     pub fn connected(&mut self, endpoint: &mut Endpoint) -> Result<()> {
         if let By::Built { queue, .. } = &mut self.by {
             *queue = Some(Box::new(KernelQueue::on_gpu(&self.context, endpoint)?));
@@ -92,11 +92,11 @@ impl TriggerKernels {
         Ok(())
     }
 
-    /// Launches one kernel that takes that long and then executes what `queue` queues; or, if that is more than one takes, more kernels
-    /// for the rest. Or one that does `put` itself, if that is what kernels do.
+    /// Launches a kernel that spins for `kernel` and then executes what `prepare` queues; further kernels execute what one cannot take.
+    /// If kernels build work requests, launches one that does `put`.
     ///
     /// # Errors
-    /// What the library refuses, and what it reports of earlier steps.
+    /// Those of the library, also of earlier steps.
     pub fn step(
         &mut self,
         on: &CudaStream,
@@ -124,18 +124,18 @@ impl TriggerKernels {
                     ..put(queue)?
                 };
                 stream.get_or_insert_with(|| on.clone());
-                // SAFETY: both are dropped behind the stream's work (see `Drop`); the messages are the end's, as the queue is.
+                // SAFETY: queue and code are dropped after the stream's work (see `Drop`); the peer holds the messages as long as the queue.
                 return unsafe { queue.put_step(on, &put) };
             }
         };
         prepare(kernels)?;
         let mut work = kernel;
         while let Some(trigger) = kernels.take()? {
-            // SAFETY: of this stream of kernels, whose context is the stream's; and what was taken stays until it is executed.
+            // SAFETY: the trigger is of these kernels, whose context is the stream's; what it refers to stays until it is executed.
             let launched = unsafe { on.step(work, &trigger, self.timeout, 0) };
             if let Err(error) = launched {
                 let _ = on.synchronize(None);
-                // SAFETY: what was launched is done; this one nobody has.
+                // SAFETY: the launched kernels have ended, and this one was not launched.
                 unsafe { kernels.discard_taken() }?;
                 return Err(error);
             }
@@ -144,10 +144,10 @@ impl TriggerKernels {
         Ok(())
     }
 
-    /// What failed of the steps, once they are done.
+    /// Reports failures of the steps, after they have run.
     ///
     /// # Errors
-    /// That.
+    /// The first failure of prepared work; the last code of kernels that build it.
     pub fn verdict(&self) -> Result<()> {
         let (queue, code) = match &self.by {
             By::Prepared(kernels) => return kernels.synchronize(Some(self.timeout)),
@@ -163,7 +163,7 @@ impl TriggerKernels {
         Err(failure.map_or_else(
             || Error::State {
                 operation: "--trigger build",
-                reason: format!("a kernel has come to the code {code}"),
+                reason: format!("a kernel failed with code {code}"),
             },
             Error::Work,
         ))
@@ -173,7 +173,7 @@ impl TriggerKernels {
 #[cfg(feature = "cuda")]
 impl Drop for TriggerKernels {
     fn drop(&mut self) {
-        // Kernels have the queue until they are done: each has a bound.
+        // Kernels use the queue until they end, and each of their waits has a deadline.
         if let By::Built {
             stream: Some(stream),
             ..
