@@ -27,13 +27,13 @@ use doorbell::{Device, Listener};
 
 use crate::stdout;
 use backend::Backend;
-use options::{BenchCase, Mode, Output};
+use options::{BenchCase, Mode, ReportOutput};
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
 use rendezvous::{Identity, Rendezvous};
-use report::Report;
+use report::BenchReport;
 use row::{BenchRow, Setup};
-use scenario::{Role, Scenario};
+use scenario::{BenchRole, Scenario};
 
 /// Runs a benchmark.
 ///
@@ -80,10 +80,10 @@ fn lead(
     device: &Device,
     backend: &Backend,
     plan: &Plan,
-    output: Output,
+    output: ReportOutput,
 ) -> Result<()> {
     let disconnected = Some(rendezvous.disconnected());
-    let mut scenario = Scenario::new(device, backend, plan, Role::Client, disconnected)?;
+    let mut scenario = Scenario::new(device, backend, plan, BenchRole::Client, disconnected)?;
     rendezvous.connect_peer(scenario.first())?;
     report(plan, output, scenario.setup(plan), |case| {
         let row = measure(&mut scenario, plan, case, |steps| rendezvous.start(steps))?;
@@ -100,7 +100,7 @@ fn answer(
     plan: &Plan,
 ) -> Result<()> {
     let disconnected = Some(rendezvous.disconnected());
-    let mut scenario = Scenario::new(device, backend, plan, Role::Server, disconnected)?;
+    let mut scenario = Scenario::new(device, backend, plan, BenchRole::Server, disconnected)?;
     rendezvous.connect_peer(scenario.first())?;
     for case in plan.cases() {
         if scenario.takes_part() {
@@ -121,13 +121,13 @@ fn name(case: BenchCase) -> String {
 /// Measures every case of `plan` and reports on stdout.
 fn report(
     plan: &Plan,
-    output: Output,
+    output: ReportOutput,
     setup: Setup,
     mut measure: impl FnMut(BenchCase) -> Result<BenchRow>,
 ) -> Result<()> {
     let cases = plan.cases();
     let out = std::io::stdout().lock();
-    let mut report = Report::begin(out, output, setup, cases.len())?;
+    let mut report = BenchReport::begin(out, output, setup, cases.len())?;
     for case in cases {
         report.announce(case);
         let row = measure(case).with_context(|| name(case))?;

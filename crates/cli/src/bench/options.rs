@@ -83,8 +83,8 @@ pub struct BenchOptions {
     ///
     /// Where the receiver must learn of a message (in a pingpong, and for --validate), a write carries immediate data and
     /// consumes a receive too.
-    #[arg(long, value_name = "OP", value_enum, default_value_t = Op::Write)]
-    op: Op,
+    #[arg(long, value_name = "OP", value_enum, default_value_t = MessageOp::Write)]
+    op: MessageOp,
 
     /// Which of the two loops to run
     #[arg(long = "loop", value_name = "LOOP", value_enum, default_value_t = Loops::Both)]
@@ -182,14 +182,14 @@ impl fmt::Display for Exchange {
 /// The operation that carries a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Op {
+pub enum MessageOp {
     /// RDMA write to the peer's memory.
     Write,
     /// Send to a receive that the peer posted.
     Send,
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for MessageOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Write => "write",
@@ -214,7 +214,7 @@ pub struct Plan {
     /// The exchange of one step.
     pub exchange: Exchange,
     /// The operation that carries a message.
-    pub op: Op,
+    pub op: MessageOp,
     /// Message sizes.
     pub sizes: MessageSizes,
     /// Kernel lengths.
@@ -263,7 +263,7 @@ pub enum Format {
 
 /// Where the rows go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct ReportOutput {
     /// The format on standard output.
     pub format: Format,
     /// The file of the plot.
@@ -327,7 +327,7 @@ impl BenchOptions {
                 "--graph excludes --listen and --connect: both peers must be in one process",
             ),
             (
-                self.op != Op::Write,
+                self.op != MessageOp::Write,
                 "--graph needs --op write: a graph posts no receives",
             ),
             (
@@ -363,7 +363,7 @@ impl BenchOptions {
             ),
         ];
         let builds = self.trigger == TriggerKind::Build;
-        if builds && (self.op != Op::Write || self.loops != Loops::Async) {
+        if builds && (self.op != MessageOp::Write || self.loops != Loops::Async) {
             return Err(
                 "--trigger build needs --op write and --loop async: the kernels own the send queue"
                     .into(),
@@ -402,8 +402,8 @@ impl BenchOptions {
     }
 
     /// Where the rows go.
-    pub fn output(&self) -> Output {
-        Output {
+    pub fn output(&self) -> ReportOutput {
+        ReportOutput {
             format: match (self.json, self.csv) {
                 (true, _) => Format::Json,
                 (_, true) => Format::Csv,
@@ -468,7 +468,7 @@ impl Plan {
 
     /// Whether the receiver learns of a message: a write then carries immediate data and consumes a receive, as a send does.
     pub fn announced(&self) -> bool {
-        self.op == Op::Send || self.validate || self.exchange == Exchange::Pingpong
+        self.op == MessageOp::Send || self.validate || self.exchange == Exchange::Pingpong
     }
 
     /// Steps in flight, at most.
@@ -572,7 +572,7 @@ pub mod tests {
         assert_eq!(options.mode(), Mode::Connect("127.0.0.1:7000".into()));
         assert_eq!(
             options.output(),
-            Output {
+            ReportOutput {
                 format: Format::Json,
                 plot: Some("out.svg".into())
             }

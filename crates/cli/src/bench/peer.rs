@@ -13,7 +13,7 @@ use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
 
 use super::backend::{Backend, BenchStream};
 use super::message::Messages;
-use super::options::{Op, Plan};
+use super::options::{MessageOp, Plan};
 use super::pass::BenchStep;
 use super::row::Loop;
 use super::trigger::TriggerKernels;
@@ -103,7 +103,7 @@ pub struct Peer {
     /// Where the other peer's messages arrive.
     remote: RemoteRegion,
     limits: WaitLimits,
-    op: Op,
+    op: MessageOp,
     validate: bool,
     /// Whether the receiver learns of each message.
     announced: bool,
@@ -326,8 +326,8 @@ impl Peer {
     ) -> Result<T> {
         let slices = [self.messages.leaving(size_bytes)?];
         let work = match self.op {
-            Op::Send => Work::send(&slices),
-            Op::Write => {
+            MessageOp::Send => Work::send(&slices),
+            MessageOp::Write => {
                 let at = self.remote.at(self.messages.arrival_offset(), size_bytes)?;
                 let work = Work::write(&slices, at, self.remote.rkey);
                 if self.announced {

@@ -273,18 +273,28 @@ fn range(values: impl Iterator<Item = f64>, room: f64) -> Range<f64> {
     least.min(most) / room..most * room
 }
 
-/// Ticks of a logarithmic axis: 1, 2 and 5 of each decade, or the decades alone where there are many.
+/// Ticks of a logarithmic axis: decades, or the coarsest parts of them that give four ticks.
 fn ticks(range: &Range<f64>) -> Vec<f64> {
+    const PARTS: [&[f64]; 4] = [
+        &[1.0],
+        &[1.0, 2.0, 5.0],
+        &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
+        &[
+            1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0,
+        ],
+    ];
     let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
-    let steps: &[f64] = if decades.clone().count() > 4 {
-        &[1.0]
-    } else {
-        &[1.0, 2.0, 5.0]
+    let of_parts = |parts: &[f64]| -> Vec<f64> {
+        let all = decades.clone().flat_map(|decade| {
+            let part = move |part: &f64| part * 10f64.powi(decade);
+            parts.iter().map(part)
+        });
+        all.filter(|tick| range.contains(tick)).collect()
     };
-    decades
-        .flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)))
-        .filter(|tick| range.contains(tick))
-        .collect()
+    let mut candidates = PARTS.iter().map(|parts| of_parts(parts));
+    candidates
+        .find(|ticks| ticks.len() >= 4)
+        .unwrap_or_else(|| of_parts(PARTS[3]))
 }
 
 fn draw_panel(area: &Area<'_>, panel: &Panel<'_>) -> Drawn {
@@ -429,6 +439,8 @@ mod tests {
     #[test]
     fn ticks_stay_in_their_range_and_are_not_too_many() {
         assert_eq!(ticks(&(0.9..11.0)), [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(ticks(&(2.0..6.0)), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(ticks(&(9.5..14.0)), [10.0, 11.0, 12.0]);
         let many = ticks(&(1e-3..1e4));
         assert_eq!(many.len(), 7);
         assert!(many.iter().all(|tick| (1e-3..1e4).contains(tick)));

@@ -10,7 +10,7 @@ use doorbell::{Channel, Listener, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
 use super::machine::{self, Machine};
-use super::options::Plan;
+use super::options::{ITERATIONS_MAX, Plan};
 use super::peer::Peer;
 
 /// Changes with the messages between the two processes.
@@ -84,7 +84,7 @@ struct Protocol {
 /// Every other message.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Message {
+enum BenchMessage {
     /// All is well.
     Ready,
     /// The next part has so many steps; 0 ends the row.
@@ -138,8 +138,8 @@ impl Rendezvous {
         let mut control = listener.accept(FOREVER)?;
         let handshake = read_handshake(&control.receive(timeout)?, identity);
         let answer = match &handshake {
-            Ok(_) => Message::Ready,
-            Err(error) => Message::Failed(format!("{error:#}")),
+            Ok(_) => BenchMessage::Ready,
+            Err(error) => BenchMessage::Failed(format!("{error:#}")),
         };
         control.send(&serde_json::to_vec(&answer)?, timeout)?;
         let Handshake { token, plan, .. } = handshake?;
@@ -196,7 +196,8 @@ impl Rendezvous {
     /// # Errors
     /// The other process is not ready within the timeout, has failed, or has ended.
     pub fn start(&mut self, steps: u64) -> Result<()> {
-        self.exchange(&Message::Run(steps), self.timeout).map(drop)
+        self.exchange(&BenchMessage::Run(steps), self.timeout)
+            .map(drop)
     }
 
     /// Tells the process that measures that this one is ready. Returns the steps that it starts, however long that takes.
@@ -204,20 +205,21 @@ impl Rendezvous {
     /// # Errors
     /// The other process has failed or has ended.
     pub fn await_start(&mut self) -> Result<u64> {
-        match self.exchange(&Message::Ready, FOREVER)? {
-            Message::Run(steps) => Ok(steps),
-            _ => bail!("the other process did not say how many steps to run"),
+        match self.exchange(&BenchMessage::Ready, FOREVER)? {
+            // Calibration may double the steps once more.
+            BenchMessage::Run(steps) if steps <= 3 * ITERATIONS_MAX => Ok(steps),
+            _ => bail!("the other process did not send a valid number of steps"),
         }
     }
 
-    fn exchange(&mut self, message: &Message, timeout: Duration) -> Result<Message> {
+    fn exchange(&mut self, message: &BenchMessage, timeout: Duration) -> Result<BenchMessage> {
         let bytes = serde_json::to_vec(message)?;
         read(&self.control.exchange(&bytes, timeout)?)
     }
 
     /// Tells the other process why this one ends, or learns why the other one has ended. Returns the error to report here.
     pub fn abort(mut self, error: anyhow::Error) -> anyhow::Error {
-        let told = serde_json::to_vec(&Message::Failed(format!("{error:#}")))
+        let told = serde_json::to_vec(&BenchMessage::Failed(format!("{error:#}")))
             .is_ok_and(|reason| self.control.send(&reason, REASON_TIMEOUT).is_ok());
         if !told || self.disconnected.load(Ordering::Acquire) {
             // Messages sent before the end of the connection can still be read: `Ready`, perhaps, and then the reason.
@@ -244,9 +246,9 @@ fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<Handshake> {
     Ok(handshake)
 }
 
-fn read(bytes: &[u8]) -> Result<Message> {
+fn read(bytes: &[u8]) -> Result<BenchMessage> {
     match serde_json::from_slice(bytes).context("a message of the other process is malformed")? {
-        Message::Failed(reason) => bail!("the other process failed: {reason}"),
+        BenchMessage::Failed(reason) => bail!("the other process failed: {reason}"),
         message => Ok(message),
     }
 }

@@ -9,25 +9,25 @@ use indicatif::ProgressBar;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::options::{BenchCase, Format, Output};
+use super::options::{BenchCase, Format, ReportOutput};
 use super::row::{BenchRow, Setup};
 use super::{csv, plot, progress, table};
 
 /// The rows of one run on their way out.
-pub struct Report<W> {
+pub struct BenchReport<W> {
     out: W,
-    output: Output,
+    output: ReportOutput,
     setup: Setup,
     rows: Vec<BenchRow>,
     bar: ProgressBar,
 }
 
-impl<W: Write> Report<W> {
+impl<W: Write> BenchReport<W> {
     /// Begins a report of `expected` rows; a table shows its head at once.
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn begin(mut out: W, output: Output, setup: Setup, expected: usize) -> Result<Self> {
+    pub fn begin(mut out: W, output: ReportOutput, setup: Setup, expected: usize) -> Result<Self> {
         if output.format == Format::Table {
             writeln!(out, "{}", table::TableHead(&setup))?;
             out.flush()?;
@@ -82,7 +82,7 @@ impl<W: Write> Report<W> {
         self.bar.finish_and_clear();
         if self.output.format == Format::Json {
             let rows = self.rows.iter().map(|row| row.columns(&self.setup));
-            let rows: Vec<Object> = rows.map(Object).collect();
+            let rows: Vec<JsonRow> = rows.map(JsonRow).collect();
             serde_json::to_writer_pretty(&mut self.out, &rows)?;
             writeln!(self.out)?;
             self.out.flush()?;
@@ -113,9 +113,9 @@ pub fn check_plot(path: &Path) -> Result<()> {
 }
 
 /// Columns as a JSON object, in their order.
-struct Object(Vec<(&'static str, Value)>);
+struct JsonRow(Vec<(&'static str, Value)>);
 
-impl Serialize for Object {
+impl Serialize for JsonRow {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
@@ -129,8 +129,8 @@ mod tests {
 
     fn printed(format: Format) -> String {
         let mut text = Vec::new();
-        let output = Output { format, plot: None };
-        let mut report = Report::begin(&mut text, output, sample_setup(), 2).unwrap();
+        let output = ReportOutput { format, plot: None };
+        let mut report = BenchReport::begin(&mut text, output, sample_setup(), 2).unwrap();
         report.row(sample_row(Loop::Sync, 8, 0)).unwrap();
         report.row(sample_row(Loop::Async, 8, 0)).unwrap();
         report.end().unwrap();

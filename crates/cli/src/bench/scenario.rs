@@ -36,7 +36,7 @@ enum Action {
 
 /// The peers that this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum BenchRole {
     /// Both: the first one measures.
     Both,
     /// The one that measures.
@@ -46,7 +46,7 @@ pub enum Role {
 }
 
 /// The actions of a step, each with the index of its peer.
-fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
+fn script(plan: &Plan, role: BenchRole) -> Vec<(usize, Action)> {
     use Action::{Ack, Acked, Arrive, Reply, Send};
     let both: &[(usize, Action)] = match (plan.exchange, plan.announced()) {
         (Exchange::Loop, false) => &[(0, Send)],
@@ -56,9 +56,9 @@ fn script(plan: &Plan, role: Role) -> Vec<(usize, Action)> {
     // In one process, a loop's next kernel runs after the check anyway: one thread or one stream does both.
     let acknowledged = plan.exchange == Exchange::Loop && plan.validate;
     match role {
-        Role::Both => both.to_vec(),
-        Role::Client | Role::Server => {
-            let peer = usize::from(role == Role::Server);
+        BenchRole::Both => both.to_vec(),
+        BenchRole::Client | BenchRole::Server => {
+            let peer = usize::from(role == BenchRole::Server);
             let ack = if peer == 0 { Acked } else { Ack };
             let own = both.iter().filter(|(of, _)| *of == peer);
             own.map(|(_, action)| (0, *action))
@@ -89,7 +89,7 @@ impl Scenario {
     /// # Errors
     /// Those of the library.
     pub fn both(device: &Device, backend: &Backend, plan: &Plan) -> Result<Scenario> {
-        let mut scenario = Scenario::new(device, backend, plan, Role::Both, None)?;
+        let mut scenario = Scenario::new(device, backend, plan, BenchRole::Both, None)?;
         let contacts = [scenario.peers[1].contact(), scenario.peers[0].contact()];
         for (peer, contact) in scenario.peers.iter_mut().zip(contacts) {
             peer.connect(contact)?;
@@ -105,7 +105,7 @@ impl Scenario {
         device: &Device,
         backend: &Backend,
         plan: &Plan,
-        role: Role,
+        role: BenchRole,
         disconnected: Option<&Arc<AtomicBool>>,
     ) -> Result<Scenario> {
         let domain = device.protection_domain();
@@ -115,7 +115,7 @@ impl Scenario {
         };
         let entries = plan.in_flight() * ENTRIES_OF_STEP + plan.batches + 1;
         // A loop in one process has one stream: the check of a message is queued behind the wait for it.
-        let stream_count = if role == Role::Both && plan.exchange == Exchange::Pingpong {
+        let stream_count = if role == BenchRole::Both && plan.exchange == Exchange::Pingpong {
             2
         } else {
             1
@@ -130,10 +130,10 @@ impl Scenario {
             Peer::new(&domain, backend, stream, plan, seeds, &limits)
         };
         let peers = match role {
-            Role::Both => vec![peer(0)?, peer(1)?],
-            Role::Client => vec![peer(0)?],
+            BenchRole::Both => vec![peer(0)?, peer(1)?],
+            BenchRole::Client => vec![peer(0)?],
             // It has the only stream, and the seeds of the second peer.
-            Role::Server => vec![peer(1)?],
+            BenchRole::Server => vec![peer(1)?],
         };
         let events = |_| {
             let event = || Event::blocking().without_timing();
@@ -307,7 +307,7 @@ impl Workload for Scenario {
 #[cfg(test)]
 mod tests {
     use super::super::options::tests::sample_plan;
-    use super::super::options::{BenchCase, Op};
+    use super::super::options::{BenchCase, MessageOp};
     use super::super::pass::measure;
     use super::*;
 
@@ -315,7 +315,7 @@ mod tests {
         Device::open("softcx").unwrap()
     }
 
-    fn plan(exchange: Exchange, op: Op, validate: bool) -> Plan {
+    fn plan(exchange: Exchange, op: MessageOp, validate: bool) -> Plan {
         Plan {
             exchange,
             op,
@@ -343,23 +343,23 @@ mod tests {
                 .map(|(_, action)| action)
                 .collect::<Vec<_>>()
         };
-        let alone = |role| of(Exchange::Loop, Op::Write, false, role);
-        assert_eq!(alone(Role::Both), [Send]);
-        assert_eq!(alone(Role::Client), [Send]);
-        assert_eq!(alone(Role::Server), []);
-        let checked = |role| of(Exchange::Loop, Op::Write, true, role);
-        assert_eq!(checked(Role::Both), [Send, Arrive]);
-        assert_eq!(checked(Role::Client), [Send, Acked]);
-        assert_eq!(checked(Role::Server), [Arrive, Ack]);
-        let pong = |role| of(Exchange::Pingpong, Op::Send, true, role);
-        assert_eq!(pong(Role::Client), [Send, Arrive]);
-        assert_eq!(pong(Role::Server), [Arrive, Reply]);
+        let alone = |role| of(Exchange::Loop, MessageOp::Write, false, role);
+        assert_eq!(alone(BenchRole::Both), [Send]);
+        assert_eq!(alone(BenchRole::Client), [Send]);
+        assert_eq!(alone(BenchRole::Server), []);
+        let checked = |role| of(Exchange::Loop, MessageOp::Write, true, role);
+        assert_eq!(checked(BenchRole::Both), [Send, Arrive]);
+        assert_eq!(checked(BenchRole::Client), [Send, Acked]);
+        assert_eq!(checked(BenchRole::Server), [Arrive, Ack]);
+        let pong = |role| of(Exchange::Pingpong, MessageOp::Send, true, role);
+        assert_eq!(pong(BenchRole::Client), [Send, Arrive]);
+        assert_eq!(pong(BenchRole::Server), [Arrive, Reply]);
     }
 
     #[test]
     fn wrong_bytes_end_a_row_of_either_loop() {
         for kind in [Loop::Sync, Loop::Async] {
-            let plan = plan(Exchange::Loop, Op::Send, true);
+            let plan = plan(Exchange::Loop, MessageOp::Send, true);
             let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
             run(&mut scenario, &plan, kind).unwrap();
             // The region holds the message of the last step, not that of the first.
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_failed_endpoint_is_named_and_not_the_stream_alone() {
-        let plan = plan(Exchange::Pingpong, Op::Write, false);
+        let plan = plan(Exchange::Pingpong, MessageOp::Write, false);
         let mut scenario = Scenario::both(&device(), &Backend::Host, &plan).unwrap();
         scenario.peers[1].endpoint().abort();
         for kind in [Loop::Async, Loop::Sync] {
