@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use doorbell::stream::{Submission, execute};
 use doorbell::{
-    Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, Result, Side, Work,
+    Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result,
+    Side, Work,
 };
 use doorbell_wire::peer::PeerOp;
 
@@ -142,7 +143,8 @@ impl Ends {
     fn write(&mut self, stream: &dyn Executor, signaled: bool) {
         let remote = self.region.remote();
         let bytes = [7; 8];
-        let work = Work::write_inline(&bytes, remote.addr, remote.rkey).signaled(signaled);
+        let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey))
+            .signaled(signaled);
         self.a.stream_queue_send(stream, &work).expect("send");
         if signaled {
             self.a.stream_wait_cq(stream, Side::Send).expect("wait");

@@ -104,7 +104,7 @@ fn main() -> anyhow::Result<()> {
     let mut dest = [0; DEST];
     dest[8..12].copy_from_slice(&writer.qpn().to_be_bytes());
     dest[16..20].copy_from_slice(&remote.rkey.to_be_bytes());
-    dest[24..32].copy_from_slice(&remote.at(GUARD, len_bytes)?.to_be_bytes());
+    dest[24..32].copy_from_slice(&remote.slice(GUARD, len_bytes)?.addr().to_be_bytes());
     for what in ["its keys", "its keys again", "the word to start"] {
         channel.exchange(what, &dest)?;
     }

@@ -15,7 +15,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use doorbell::{
     Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Executor, HostStream,
-    ProtectionDomain, Region, RemoteRegion, Side, Work,
+    ProtectionDomain, Region, RemoteRegion, RemoteSlice, Side, Work,
 };
 
 /// Nothing here takes longer, but for the wait of a server for its client.
@@ -158,7 +158,7 @@ fn serve(domain: &ProtectionDomain, address: &str) -> anyhow::Result<u32> {
         };
         let len_bytes = source.len_bytes;
         let slices = [server.data.slice(0, len_bytes)?];
-        let read = Work::read(&slices, source.addr, source.rkey);
+        let read = Work::read(&slices, RemoteSlice::at(source.addr, source.rkey));
         server.endpoint.stream_queue_send(&server.stream, &read)?;
         server.endpoint.stream_wait_cq(&server.stream, Side::Send)?;
         // "Go on", behind the read.
@@ -168,7 +168,7 @@ fn serve(domain: &ProtectionDomain, address: &str) -> anyhow::Result<u32> {
             bail!("the client left in the middle of round {round}");
         };
         let slices = [server.data.slice(0, len_bytes.min(sink.len_bytes))?];
-        let write = Work::write(&slices, sink.addr, sink.rkey);
+        let write = Work::write(&slices, RemoteSlice::at(sink.addr, sink.rkey));
         server.endpoint.stream_queue_send(&server.stream, &write)?;
         server.endpoint.stream_wait_cq(&server.stream, Side::Send)?;
         server.send(sink)?;
@@ -189,7 +189,7 @@ fn ping(
     let shown = client.data.remote();
     let start = RemoteRegion { len_bytes, ..shown };
     let back = RemoteRegion {
-        addr: shown.at(len_bytes, len_bytes)?,
+        addr: shown.slice(len_bytes, len_bytes)?.addr(),
         ..start
     };
     for round in 0..rounds {

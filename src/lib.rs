@@ -91,6 +91,7 @@ pub use kernel_queue::{KernelQueue, QueueView};
 pub use region::DeviceCache;
 pub use region::{
     Access, CacheConfig, CacheCounters, Cached, Counters, Device, Faults, Held, Invalidation,
-    Kind as RegionKind, PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, Slice,
+    Kind as RegionKind, PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, RemoteSlice,
+    Slice,
 };
 pub use stream::{Event, Executor, HostStream};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use doorbell::{
     Access, Address, Channel, Condition, Device, Endpoint, EndpointConfig, Error, Executor,
-    HostStream, Listener, Region, Side, Status, Work, stream_post, stream_post_all,
+    HostStream, Listener, Region, RemoteSlice, Side, Status, Work, stream_post, stream_post_all,
     stream_wait_value32, stream_write_value32, wait_value32,
 };
 use rig::{Pair, SOON, device, has_no_queue};
@@ -121,13 +121,35 @@ fn lengths_and_spans() {
             other => panic!("{other:?}"),
         }
         assert!(matches!(
-            region.remote().at(offset, len),
+            region.remote().slice(offset, len),
             Err(Error::OutOfBounds {
                 limit_bytes: 4096,
                 ..
             })
         ));
     }
+    let slices = [region.slice(0, 64).unwrap()];
+    let short = region.remote().slice(0, 63).unwrap();
+    for work in [
+        Work::write(&slices, short),
+        Work::read(&slices, short),
+        Work::write_inline(&[0; 64], short),
+    ] {
+        let refused = each_way(&mut pair.a, &stream, &work);
+        assert!(
+            matches!(
+                refused,
+                Error::OutOfBounds {
+                    argument: "remote",
+                    len_bytes: 64,
+                    limit_bytes: 63,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+    }
+    works(&mut pair, &stream);
     if !has_softcx(&pair) {
         // Other devices look whether the memory is there, and pin it.
         works(&mut pair, &stream);
@@ -143,8 +165,8 @@ fn lengths_and_spans() {
     let rkey = region.remote().rkey;
     for work in [
         Work::send(&[most, most]),
-        Work::write(&[most, most], 0, rkey),
-        Work::read(&[most, most], 0, rkey),
+        Work::write(&[most, most], RemoteSlice::at(0, rkey)),
+        Work::read(&[most, most], RemoteSlice::at(0, rkey)),
     ] {
         let error = each_way(&mut pair.a, &stream, &work);
         assert_eq!(range(&error), ("slices", (1 << 32) - 2, 0, 1 << 31));
@@ -203,7 +225,7 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
         let error = each_way(&mut pair.a, &stream, &Work::send_inline(&bytes[..len]));
         let (_, value, min, max) = range(&error);
         assert_eq!((value, min, max), (len as u64, 0, 64));
-        let work = Work::write_inline(&bytes[..len], remote.addr, remote.rkey);
+        let work = Work::write_inline(&bytes[..len], RemoteSlice::at(remote.addr, remote.rkey));
         range(&each_way(&mut pair.a, &stream, &work));
     }
     for wrong in [
@@ -213,8 +235,8 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
         &[region.slice(0, 9).unwrap()],
     ] {
         for work in [
-            Work::compare_swap(wrong, remote.addr, remote.rkey, 0, 0),
-            Work::fetch_add(wrong, remote.addr, remote.rkey, 0),
+            Work::compare_swap(wrong, RemoteSlice::at(remote.addr, remote.rkey), 0, 0),
+            Work::fetch_add(wrong, RemoteSlice::at(remote.addr, remote.rkey), 0),
         ] {
             range(&each_way(&mut pair.a, &stream, &work));
         }
@@ -467,7 +489,11 @@ fn after_a_failure_everything_is_refused_until_a_reset() {
     let held = pair.a.prepare_send(&Work::nop().wr_id(3)).unwrap();
     let ticket = held.ticket();
     pair.a.rollback(held);
-    let bad = Work::write(&slices, region.remote().addr, region.remote().rkey ^ 1).wr_id(5);
+    let bad = Work::write(
+        &slices,
+        RemoteSlice::at(region.remote().addr, region.remote().rkey ^ 1),
+    )
+    .wr_id(5);
     pair.a.post_send(&bad).unwrap();
     let first = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
     let Error::Work(first) = first else {

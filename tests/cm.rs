@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, CmConnection, CmListener, Device, Endpoint, EndpointConfig, Error, Executor,
-    HostStream, ProtectionDomain, Region, Side, Work,
+    HostStream, ProtectionDomain, Region, RemoteSlice, Side, Work,
 };
 use rig::{Limit, device};
 
@@ -76,9 +76,9 @@ fn transfer(from: &mut Endpoint, to: &mut Endpoint) {
     let local = [source.slice(0, 4096).unwrap()];
     let back = [source.slice(4096, 4096).unwrap()];
     for work in [
-        Work::write(&local, there.addr, there.rkey),
+        Work::write(&local, RemoteSlice::at(there.addr, there.rkey)),
         Work::send(&local),
-        Work::read(&back, there.addr, there.rkey),
+        Work::read(&back, RemoteSlice::at(there.addr, there.rkey)),
     ] {
         from.stream_queue_send(&stream, &work).unwrap();
         from.stream_wait_cq(&stream, Side::Send).unwrap();

@@ -17,7 +17,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use doorbell::{
     Condition, Control, CudaContext, CudaStream, EndpointConfig, Error, Executor, GraphBuilder,
-    GraphExec, HostStream, Region, Side, Status, Work, stream_write_value32,
+    GraphExec, HostStream, Region, RemoteSlice, Side, Status, Work, stream_write_value32,
 };
 use rig::gpu::{alone, context};
 use rig::{Limit, Pair, Random, SOON, control, device, from_env};
@@ -67,7 +67,8 @@ impl Bench {
         for at in 0..count {
             let data = [self.region.slice(at * 8, 8).unwrap()];
             let to = remote.addr + (1 << 15) + at * 8;
-            let work = Work::write(&data, to, remote.rkey).signaled(at == count - 1);
+            let work =
+                Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == count - 1);
             graph.send(&mut self.pair.a, &work).unwrap();
         }
         graph.wait_cq(&mut self.pair.a, Side::Send).unwrap();
@@ -170,7 +171,10 @@ fn a_launch_needs_its_operations_prepared_each_time() {
     bench.arm(&mut graph).unwrap();
     // Prepared, and taken back: other work may be posted.
     let Pair { a, b, .. } = &mut bench.pair;
-    let work = Work::write_inline(b"x", bench.region.remote().addr, bench.region.remote().rkey);
+    let work = Work::write_inline(
+        b"x",
+        RemoteSlice::at(bench.region.remote().addr, bench.region.remote().rkey),
+    );
     assert!(is_state(&a.post_send(&work).unwrap_err()));
     graph.disarm(&mut [a, b]).unwrap();
     bench.stream.synchronize(SOON).unwrap();
@@ -193,7 +197,7 @@ fn the_next_launch_is_prepared_while_the_last_one_stands_still() {
     graph.wait_value32(&flag, 0, condition, None).unwrap();
     graph.write_value32(&flag, 0, 0).unwrap();
     let data = [bench.region.slice(0, 8).unwrap()];
-    let work = Work::write(&data, remote.addr + (1 << 15), remote.rkey);
+    let work = Work::write(&data, RemoteSlice::at(remote.addr + (1 << 15), remote.rkey));
     graph.send(&mut bench.pair.a, &work).unwrap();
     graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
     graph.write_value32(&flag, 64, 1).unwrap();
@@ -236,7 +240,7 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
         // What is sent is what was there when the graph came to it, and what is done behind the wait comes after the transfer.
         fill(memory, value);
         let to = remote.addr + (1 << 15) + 1024 * u64::from(value);
-        let work = Work::write(&data, to, remote.rkey);
+        let work = Work::write(&data, RemoteSlice::at(to, remote.rkey));
         graph.send(&mut bench.pair.a, &work).unwrap();
         graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
         fill(there + 1024 * u64::from(value) + 256, 9);
@@ -283,7 +287,7 @@ fn operations_that_do_not_wait_share_a_node_and_one_that_waits_begins_another() 
         return;
     };
     let remote = bench.region.remote();
-    let work = Work::write_inline(b"12345678", remote.addr, remote.rkey);
+    let work = Work::write_inline(b"12345678", RemoteSlice::at(remote.addr, remote.rkey));
     let flag = bench.pair.region(4096);
     let mut graph = GraphBuilder::capture(&bench.stream).unwrap();
     let stream = bench.stream.clone();
@@ -362,7 +366,7 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     let before = fill(0, 5, &[]);
     graph.after(&[before]).unwrap();
     let data = [bench.region.slice(0, 512).unwrap()];
-    let work = Work::write(&data, remote.addr + (1 << 15), remote.rkey);
+    let work = Work::write(&data, RemoteSlice::at(remote.addr + (1 << 15), remote.rkey));
     graph.send(&mut bench.pair.a, &work).unwrap();
     graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
     let waited = graph.last_node().unwrap();
@@ -371,7 +375,10 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     fill((1 << 15) + 2048, 7, &[behind]);
     let data = [bench.region.slice((1 << 15) + 256, 256).unwrap()];
     graph.after(&[behind]).unwrap();
-    let work = Work::write(&data, remote.addr + (1 << 15) + 1024, remote.rkey);
+    let work = Work::write(
+        &data,
+        RemoteSlice::at(remote.addr + (1 << 15) + 1024, remote.rkey),
+    );
     graph.send(&mut bench.pair.a, &work).unwrap();
     graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap();
     let sent = graph.last_node().unwrap();
@@ -442,7 +449,10 @@ fn a_capture_is_refused_what_would_be_repeated_and_survives_being_looked_at() {
     let again = GraphBuilder::capture(&stream);
     assert!(matches!(again, Err(Error::Cuda { .. })), "{again:?}");
     let remote = bench.region.remote();
-    let work = Work::write_inline(b"captured", remote.addr + (1 << 15), remote.rkey);
+    let work = Work::write_inline(
+        b"captured",
+        RemoteSlice::at(remote.addr + (1 << 15), remote.rkey),
+    );
     for _ in 0..3 {
         let ran = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&ran);
@@ -493,7 +503,10 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
         ..EndpointConfig::default()
     };
     let mut pair = Pair::new(&device(), &config);
-    let work = Work::write_inline(b"12345678", remote.addr + (1 << 15), remote.rkey);
+    let work = Work::write_inline(
+        b"12345678",
+        RemoteSlice::at(remote.addr + (1 << 15), remote.rkey),
+    );
     assert!(is_state(&graph.send(&mut pair.a, &work).unwrap_err()));
     // More than the queue has room for.
     let mut recorded = 0;
@@ -616,7 +629,10 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
         // Queued first on a stream that stands still; a doorbell of the graph would release it as well.
         let condition = Condition::GreaterOrEqual(round);
         doorbell::stream_wait_value32(&host, &flag, 0, condition, None).unwrap();
-        let late = Work::write_inline(b"first one", remote.addr + 40_000, remote.rkey);
+        let late = Work::write_inline(
+            b"first one",
+            RemoteSlice::at(remote.addr + 40_000, remote.rkey),
+        );
         bench
             .pair
             .a
@@ -643,7 +659,8 @@ fn a_graph_waits_for_its_turn_behind_another_stream_and_moves_between_streams() 
     // A launch that is refused leaves no turn behind that a reset would wait for.
     let condition = Condition::GreaterOrEqual(7);
     doorbell::stream_wait_value32(&host, &flag, 0, condition, None).unwrap();
-    let late = Work::write_inline(b"x", remote.addr + 40_000, remote.rkey).signaled(false);
+    let late = Work::write_inline(b"x", RemoteSlice::at(remote.addr + 40_000, remote.rkey))
+        .signaled(false);
     bench.pair.a.stream_queue_send(&host, &late).unwrap();
     if let Some(fault) = Fault::new("turns", "cuStreamBatchMemOp_v2:2,nth=1") {
         assert!(bench.launch(&mut graph).is_err());
@@ -687,7 +704,7 @@ fn what_the_driver_refuses_is_not_launched_and_can_be_launched_then() {
         let built = (|| {
             let mut graph = GraphBuilder::capture(&bench.stream)?;
             let remote = bench.region.remote();
-            let work = Work::write_inline(b"12345678", remote.addr, remote.rkey);
+            let work = Work::write_inline(b"12345678", RemoteSlice::at(remote.addr, remote.rkey));
             graph.send(&mut bench.pair.a, &work)?;
             graph.send(&mut bench.pair.a, &work)?;
             graph.instantiate()
@@ -718,7 +735,7 @@ fn a_graph_that_is_dropped_is_finished_and_so_is_a_capture() {
     drop(graph);
     let mut dropped = GraphBuilder::capture(&bench.stream).unwrap();
     let remote = bench.region.remote();
-    let work = Work::write_inline(b"12345678", remote.addr, remote.rkey);
+    let work = Work::write_inline(b"12345678", RemoteSlice::at(remote.addr, remote.rkey));
     dropped.send(&mut bench.pair.a, &work).unwrap();
     drop(dropped);
     flag.store_u32(0, 1).unwrap();
@@ -812,7 +829,11 @@ fn random_graphs_among_queued_work_lose_and_repeat_nothing() {
     let region = bench.region.clone();
     let result = [region.slice(0, 8).unwrap()];
     let add = |word: u64, weight| {
-        Work::fetch_add(&result, remote.addr + sums + 8 * word, remote.rkey, weight)
+        Work::fetch_add(
+            &result,
+            RemoteSlice::at(remote.addr + sums + 8 * word, remote.rkey),
+            weight,
+        )
     };
     for _ in 0..graphs {
         // Recording needs room.

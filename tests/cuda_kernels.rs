@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use doorbell::cuda::Execution;
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, Side, Status, Ticket, Work,
-    stream_post_all, stream_wait_value32, stream_write_value32,
+    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, RemoteSlice, Side, Status,
+    Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use rig::SOON;
 use rig::gpu::{Bench, alone, context};
@@ -505,7 +505,7 @@ fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
             // Not before all is queued: an endpoint that has failed takes no more.
             region.store_u32(256, 0).unwrap();
             stream_wait_value32(&stream, &region, 256, condition, SOON).unwrap();
-            a.stream_queue_write(&stream, &data, remote.addr, nowhere)
+            a.stream_queue_write(&stream, &data, RemoteSlice::at(remote.addr, nowhere))
                 .unwrap();
             a.stream_wait_cq(&stream, Side::Send).unwrap();
             region.store_u32(256, 1).unwrap();

@@ -16,8 +16,8 @@ use doorbell::bounce::CudaEngine;
 use doorbell::region::{CacheConfig, DeviceCache, Kind, Reach};
 use doorbell::{
     Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
-    Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, Side, Status, WcStatus, Work,
-    WorkError, stream_wait_value32, stream_write_value32,
+    Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, RemoteSlice, Side, Status,
+    WcStatus, Work, WorkError, stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;
@@ -281,9 +281,12 @@ fn transfers_between_gpu_and_gpu_and_host_arrive_at_every_length() {
                 match kind {
                     "write" => done(
                         &mut pair,
-                        &Work::write(&source, there.addr + into, there.rkey),
+                        &Work::write(&source, RemoteSlice::at(there.addr + into, there.rkey)),
                     ),
-                    "read" => done(&mut pair, &Work::read(&target, here.addr + at, here.rkey)),
+                    "read" => done(
+                        &mut pair,
+                        &Work::read(&target, RemoteSlice::at(here.addr + at, here.rkey)),
+                    ),
                     _ => {
                         pair.b.post_recv(1, &target).unwrap();
                         pair.a.post_send(&Work::send(&source)).unwrap();
@@ -343,11 +346,11 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
         match round % 3 {
             0 => drop(done(
                 &mut here,
-                &Work::write(&slice, remote.addr, remote.rkey),
+                &Work::write(&slice, RemoteSlice::at(remote.addr, remote.rkey)),
             )),
             1 => drop(done(
                 &mut here,
-                &Work::read(&slice, remote.addr, remote.rkey),
+                &Work::read(&slice, RemoteSlice::at(remote.addr, remote.rkey)),
             )),
             _ => {
                 end.post_recv(1, &[region.slice(0, len).unwrap()]).unwrap();
@@ -367,8 +370,8 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
             };
             let slice = [near.region.slice(0, 100_000).unwrap()];
             let work = match kind {
-                "write" => Work::write(&slice, remote.addr, remote.rkey),
-                _ => Work::read(&slice, remote.addr, remote.rkey),
+                "write" => Work::write(&slice, RemoteSlice::at(remote.addr, remote.rkey)),
+                _ => Work::read(&slice, RemoteSlice::at(remote.addr, remote.rkey)),
             };
             here.a.post_send(&work).unwrap();
             let refused = here.a.wait_cq(Side::Send, SOON).unwrap_err();
@@ -470,11 +473,16 @@ fn atomics_on_gpu_memory_count_and_their_results_may_lie_there() {
     for count in 0..20 {
         done(
             &mut pair,
-            &Work::fetch_add(&result, remote.addr + 8, remote.rkey, 3),
+            &Work::fetch_add(&result, RemoteSlice::at(remote.addr + 8, remote.rkey), 3),
         );
         assert_eq!(words(&gpu), (count * 3 + 3, count * 3));
     }
-    let swap = Work::compare_swap(&result, remote.addr + 8, remote.rkey, 60, 7);
+    let swap = Work::compare_swap(
+        &result,
+        RemoteSlice::at(remote.addr + 8, remote.rkey),
+        60,
+        7,
+    );
     done(&mut pair, &swap);
     assert_eq!(words(&gpu), (7, 60));
     done(&mut pair, &swap);
@@ -523,14 +531,19 @@ fn what_a_region_of_gpu_memory_refuses() {
         (remote.addr, reads.remote().rkey),
         (remote.addr, host.remote().rkey),
     ] {
-        pair.a.post_send(&Work::write(&source, addr, rkey)).unwrap();
+        pair.a
+            .post_send(&Work::write(&source, RemoteSlice::at(addr, rkey)))
+            .unwrap();
         let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
         assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
         pair.reset();
     }
     let source = [reads.slice(0, 64).unwrap()];
     pair.a
-        .post_send(&Work::read(&source, remote.addr, remote.rkey))
+        .post_send(&Work::read(
+            &source,
+            RemoteSlice::at(remote.addr, remote.rkey),
+        ))
         .unwrap();
     let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
     assert_eq!(status(&refused), Some(WcStatus::LocProtErr), "{refused}");
@@ -538,7 +551,10 @@ fn what_a_region_of_gpu_memory_refuses() {
     assert!(gpu.region.deregister() && !gpu.region.deregister());
     let source = [host.slice(0, 64).unwrap()];
     pair.a
-        .post_send(&Work::write(&source, remote.addr, remote.rkey))
+        .post_send(&Work::write(
+            &source,
+            RemoteSlice::at(remote.addr, remote.rkey),
+        ))
         .unwrap();
     let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
     assert_eq!(status(&refused), Some(WcStatus::RemAccessErr), "{refused}");
@@ -666,14 +682,14 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                 let began = Instant::now();
                 let outcome = match kind {
                     "write" => {
-                        let work = Work::write(&source, remote.addr, remote.rkey);
+                        let work = Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey));
                         pair.a.post_send(&work).unwrap();
                         pair.a.wait_cq(Side::Send, SOON)
                     }
                     "read" => {
                         let into = [to.slice(0, LEN).unwrap()];
                         let there = from.remote();
-                        let work = Work::read(&into, there.addr, there.rkey);
+                        let work = Work::read(&into, RemoteSlice::at(there.addr, there.rkey));
                         pair.a.post_send(&work).unwrap();
                         pair.a.wait_cq(Side::Send, SOON)
                     }
@@ -688,7 +704,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                 let other = elsewhere.remote();
                 done(
                     &mut bystander,
-                    &Work::write(&own, other.addr + 32, other.rkey),
+                    &Work::write(&own, RemoteSlice::at(other.addr + 32, other.rkey)),
                 );
                 drop(fault);
                 match outcome {
@@ -712,7 +728,10 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
                 }
                 pair.reset();
                 // What failed has left nothing behind.
-                done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+                done(
+                    &mut pair,
+                    &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+                );
                 let mut got = vec![0; LEN as usize];
                 match way {
                     1 => host.read(0, &mut got).unwrap(),
@@ -787,9 +806,11 @@ fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done
                     sys::cuMemsetD8Async(gpus[0].buffer.ptr(), round as u8 + 1, LEN, stream.raw());
                 assert_eq!(set, sys::CUresult::CUDA_SUCCESS);
             }
-            let sent = pair
-                .a
-                .stream_queue_write(&stream, &source, remote.addr, remote.rkey);
+            let sent = pair.a.stream_queue_write(
+                &stream,
+                &source,
+                RemoteSlice::at(remote.addr, remote.rkey),
+            );
             tickets.push(sent.unwrap());
             tickets.push(pair.a.stream_wait_cq(&stream, Side::Send).unwrap());
             // SAFETY: as above.
@@ -833,7 +854,10 @@ fn a_function_of_the_host_and_a_capture_do_not_stand_in_the_way() {
         gpus[0].fill(&bytes);
         let remote = gpus[1].region.remote();
         let source = [gpus[0].region.slice(0, 100_000).unwrap()];
-        done(pair, &Work::write(&source, remote.addr, remote.rkey));
+        done(
+            pair,
+            &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+        );
         assert!(gpus[1].bytes(100_000) == bytes);
     };
     // SAFETY: a stream of ours; a capture in the mode that forbids the most, to every thread.
@@ -914,7 +938,7 @@ fn a_buffer_is_kept_by_what_is_queued_and_freed_after_it() {
     let source = [gpu.region.slice(0, LEN).unwrap()];
     let ticket = pair
         .a
-        .stream_queue_write(&stream, &source, remote.addr, remote.rkey)
+        .stream_queue_write(&stream, &source, RemoteSlice::at(remote.addr, remote.rkey))
         .unwrap();
     drop(gpu);
     assert!(before - free_bytes(&context) >= LEN as usize);
@@ -975,7 +999,10 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
                 let source = [from.slice(0, 100_000).unwrap()];
                 let remote = to.remote();
                 pair.a
-                    .post_send(&Work::write(&source, remote.addr, remote.rkey))
+                    .post_send(&Work::write(
+                        &source,
+                        RemoteSlice::at(remote.addr, remote.rkey),
+                    ))
                     .unwrap();
                 if let Err(error) = pair.a.wait_cq(Side::Send, SOON) {
                     assert!(matches!(error, Error::Work(_)), "{error}");
@@ -996,7 +1023,7 @@ fn a_context_that_is_destroyed_fails_its_transfers_and_nothing_else() {
         let source = [host.slice(0, 64).unwrap()];
         done(
             &mut pair,
-            &Work::write(&source, remote.addr + 64, remote.rkey),
+            &Work::write(&source, RemoteSlice::at(remote.addr + 64, remote.rkey)),
         );
     }
 }
@@ -1162,7 +1189,10 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
     assert_eq!(destroyer.join().unwrap(), sys::CUresult::CUDA_SUCCESS);
     let host = pair.region(64);
     let source = [host.slice(0, 64).unwrap()];
-    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    done(
+        &mut pair,
+        &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+    );
 }
 
 /// What a NIC other than softcx says to memory of a GPU. A child of this test has a driver that exports it, or lacks something.
@@ -1253,7 +1283,10 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
     let (remote, source) = (region.remote(), [region.slice(0, 1 << 19).unwrap()]);
     done(
         &mut pair,
-        &Work::write(&source, remote.addr + (1 << 19), remote.rkey),
+        &Work::write(
+            &source,
+            RemoteSlice::at(remote.addr + (1 << 19), remote.rkey),
+        ),
     );
     let mut got = vec![0; 1 << 19];
     buffer.copy_to_host(1 << 19, &mut got).unwrap();
@@ -1332,7 +1365,7 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     let source = [host.slice(0, 64).unwrap()];
     let to = remote.addr + 64;
     pair.a
-        .stream_queue_write(&lent, &source, to, remote.rkey)
+        .stream_queue_write(&lent, &source, RemoteSlice::at(to, remote.rkey))
         .unwrap();
     let waited = pair.a.stream_wait_cq(&lent, Side::Send).unwrap();
     lent.synchronize(SOON).unwrap();
@@ -1401,7 +1434,10 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     let host = pair.region(100);
     let remote = host.remote();
     let source = [first.region.slice(first.offset, 100).unwrap()];
-    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    done(
+        &mut pair,
+        &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+    );
     assert!(host.is_filled_with(0, 100, 4).unwrap());
     // What is in use stays; of the others the oldest goes.
     drop(reads);
@@ -1478,7 +1514,10 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     assert_ne!(new.region.id(), old);
     assert_eq!(cache.counters().invalidations, invalidations + 1);
     let source = [new.region.slice(0, 8).unwrap()];
-    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    done(
+        &mut pair,
+        &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+    );
     drop(new);
     // SAFETY: as above; the region in the cache is not used any more.
     let freed = unsafe { sys::cuMemFree_v2(ptr) };
@@ -1504,7 +1543,7 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     };
     let source = [host.slice(0, 100_000).unwrap()];
     let remote = gpu.region.remote();
-    let work = Work::write(&source, remote.addr, remote.rkey);
+    let work = Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey));
     pair.a.post_send(&work).unwrap();
     let refused = pair.a.wait_cq(Side::Send, SOON).unwrap_err();
     assert!(status(&refused).is_some(), "{refused}");
@@ -1535,7 +1574,10 @@ fn a_copy_that_does_not_end_fails_its_transfer_and_memory_made_later_works() {
     limit.step(1, BOUND);
     let other = Gpu::new(&pair, &context, 100_000);
     let remote = other.region.remote();
-    done(&mut pair, &Work::write(&source, remote.addr, remote.rkey));
+    done(
+        &mut pair,
+        &Work::write(&source, RemoteSlice::at(remote.addr, remote.rkey)),
+    );
     assert!(other.bytes(100_000).iter().all(|byte| *byte == 8));
     // What is late comes to its end in memory that is still there, which is freed after it.
     drop((gpu, other));

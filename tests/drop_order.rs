@@ -9,7 +9,8 @@ use std::any::Any;
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Condition, EndpointConfig, Event, Executor, HostStream, Side, Work, stream_wait_value32,
+    Condition, EndpointConfig, Event, Executor, HostStream, RemoteSlice, Side, Work,
+    stream_wait_value32,
 };
 use rig::{Limit, Pair, Random, device, from_env};
 
@@ -60,9 +61,9 @@ fn everything(random: &mut Random) -> Things {
         things.push(Box::new(waited));
         let other = *random.pick(&[&one, &two]);
         things.push(Box::new(pair.b.stream_wait_cq(other, Side::Recv)));
-        let written = pair
-            .a
-            .stream_queue_write(other, &data, remote.addr, remote.rkey);
+        let written =
+            pair.a
+                .stream_queue_write(other, &data, RemoteSlice::at(remote.addr, remote.rkey));
         things.push(Box::new(written));
         let event = Event::new();
         let _ = stream.record(&event);

@@ -8,7 +8,9 @@ mod waived;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell::{EndpointConfig, Executor, HostStream, Side, Status, Work, stream_post};
+use doorbell::{
+    EndpointConfig, Executor, HostStream, RemoteSlice, Side, Status, Work, stream_post,
+};
 use rig::{Pair, SOON, device};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -47,7 +49,7 @@ fn nothing_on_the_way_allocates() {
         let data = [region.slice(0, 32).unwrap(), region.slice(64, 32).unwrap()];
         let into = [region.slice(4096, 64).unwrap()];
         let bytes = [5; 64];
-        let write = Work::write(&data, remote.addr + 1024, remote.rkey);
+        let write = Work::write(&data, RemoteSlice::at(remote.addr + 1024, remote.rkey));
         let mut queued = |_| {
             let receive = pair.b.stream_queue_recv(&stream, 1, &into).unwrap();
             let sent = pair

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use doorbell::region::Faults;
 use doorbell::{
     Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, HostStream, Region,
-    Side, Status, Ticket, WcStatus, Work, WorkError, stream_post, stream_wait_value32,
+    RemoteSlice, Side, Status, Ticket, WcStatus, Work, WorkError, stream_post, stream_wait_value32,
 };
 
 use deaf::DeafStream;
@@ -214,7 +214,7 @@ impl Bench {
                 let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
                 let remote = self.region.remote();
                 let into = [closed.slice(0, 64).unwrap()];
-                let work = Work::read(&into, remote.addr, remote.rkey);
+                let work = Work::read(&into, RemoteSlice::at(remote.addr, remote.rkey));
                 let failure = fails(
                     &mut self.patient,
                     executor(&self.stream, &*self.deaf, &mut self.random),
@@ -227,7 +227,7 @@ impl Bench {
                 let remote = self.region.remote();
                 let into = [self.region.slice(0, 8).unwrap()];
                 let addr = remote.addr + 1 + self.random.below(7);
-                let work = Work::fetch_add(&into, addr, remote.rkey, 1);
+                let work = Work::fetch_add(&into, RemoteSlice::at(addr, remote.rkey), 1);
                 let failure = fails(
                     &mut self.patient,
                     executor(&self.stream, &*self.deaf, &mut self.random),
@@ -475,12 +475,16 @@ impl Bench {
             }
             1 => drop(
                 pair.a
-                    .stream_queue_write(stream, &near, remote.addr + HALF, remote.rkey)
+                    .stream_queue_write(
+                        stream,
+                        &near,
+                        RemoteSlice::at(remote.addr + HALF, remote.rkey),
+                    )
                     .unwrap(),
             ),
             2 => drop(
                 pair.a
-                    .stream_queue_read(stream, &far, remote.addr, remote.rkey)
+                    .stream_queue_read(stream, &far, RemoteSlice::at(remote.addr, remote.rkey))
                     .unwrap(),
             ),
             _ => {
@@ -489,7 +493,11 @@ impl Bench {
                 self.region.write(word, &[0; 8]).unwrap();
                 let result = [self.region.slice(word - 8, 8).unwrap()];
                 for _ in 0..4 {
-                    let work = Work::fetch_add(&result, remote.addr + word, remote.rkey, 1);
+                    let work = Work::fetch_add(
+                        &result,
+                        RemoteSlice::at(remote.addr + word, remote.rkey),
+                        1,
+                    );
                     pair.a.stream_queue_send(stream, &work).unwrap();
                     pair.a.stream_wait_cq(stream, Side::Send).unwrap();
                 }
@@ -510,13 +518,13 @@ impl Bench {
         let near = [self.region.slice(HALF, len).unwrap()];
         let word = [self.region.slice(HALF, 8).unwrap()];
         let work = match self.random.below(4) {
-            0 => Work::write(&near, addr, rkey),
-            1 => Work::write(&near, addr, rkey).imm(3),
-            2 => Work::read(&near, addr, rkey),
+            0 => Work::write(&near, RemoteSlice::at(addr, rkey)),
+            1 => Work::write(&near, RemoteSlice::at(addr, rkey)).imm(3),
+            2 => Work::read(&near, RemoteSlice::at(addr, rkey)),
             _ if len >= 8 && addr.is_multiple_of(8) && len == 64 => {
-                Work::compare_swap(&word, addr, rkey, 1, 2)
+                Work::compare_swap(&word, RemoteSlice::at(addr, rkey), 1, 2)
             }
-            _ => Work::write(&near, addr, rkey),
+            _ => Work::write(&near, RemoteSlice::at(addr, rkey)),
         };
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let failure = fails(&mut self.patient, stream, &mut self.random, work);
@@ -556,7 +564,7 @@ impl Bench {
         let gone = self.patient.region(64);
         let remote = self.region.remote();
         let data = [gone.slice(0, 64).unwrap()];
-        let work = Work::write(&data, remote.addr, remote.rkey).wr_id(9);
+        let work = Work::write(&data, RemoteSlice::at(remote.addr, remote.rkey)).wr_id(9);
         let prepared = self.patient.a.prepare_send(&work).unwrap();
         gone.deregister();
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
@@ -578,7 +586,7 @@ impl Bench {
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
         let a = &mut self.patient.a;
         let ticket = a
-            .stream_queue_write(stream, &data, remote.addr, remote.rkey)
+            .stream_queue_write(stream, &data, RemoteSlice::at(remote.addr, remote.rkey))
             .unwrap();
         let waited = a.stream_wait_cq(stream, Side::Send);
         std::thread::sleep(Duration::from_micros(self.random.below(150)));
@@ -678,11 +686,14 @@ impl Bench {
         let refusal = standin::Fault::here(&format!("{name}:{OUT_OF_MEMORY},nth={nth}"));
         let results = [
             pair.a.stream_queue_send(stream, &Work::nop()),
-            pair.a
-                .stream_queue_write(stream, &data, remote.addr + 64, remote.rkey),
+            pair.a.stream_queue_write(
+                stream,
+                &data,
+                RemoteSlice::at(remote.addr + 64, remote.rkey),
+            ),
             pair.a.stream_queue_send(
                 stream,
-                &Work::write_inline(&bytes, remote.addr + 128, remote.rkey),
+                &Work::write_inline(&bytes, RemoteSlice::at(remote.addr + 128, remote.rkey)),
             ),
             pair.a.stream_wait_cq(stream, Side::Send),
             doorbell::stream_write_value32(stream, &region, 256, 5),
@@ -972,9 +983,11 @@ fn a_doorbell_behind_a_wait_that_was_given_up_sends_nothing() {
         pair.a
             .stream_wait_cq_for(stream, Side::Recv, short)
             .unwrap();
-        let sent = pair
-            .a
-            .stream_queue_write(stream, &data, remote.addr + 2048, remote.rkey);
+        let sent = pair.a.stream_queue_write(
+            stream,
+            &data,
+            RemoteSlice::at(remote.addr + 2048, remote.rkey),
+        );
         synchronized(stream);
         assert!(matches!(failure_of(&pair.a).cause, Cause::Deadline(_)));
         if let Ok(sent) = sent {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Control, CudaContext, CudaStream, DeviceBuffer, Error, Executor, KernelQueue, PutStep,
-    Region, Side, WcStatus, Work,
+    Region, RemoteSlice, Side, WcStatus, Work,
 };
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Pair, SOON, control, device};
@@ -254,7 +254,7 @@ fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
         // Nothing has changed: it still sends.
         let slice = [bench.region.slice(0, 8).unwrap()];
         let remote = bench.region.remote();
-        let write = Work::write(&slice, remote.addr + 4096, remote.rkey);
+        let write = Work::write(&slice, RemoteSlice::at(remote.addr + 4096, remote.rkey));
         bench.pair.a.post_send(&write).unwrap();
         bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig, Error, Event,
-    Executor, KernelStream, Side, Status, Ticket, Trigger, Work, stream_post_all,
+    Executor, KernelStream, RemoteSlice, Side, Status, Ticket, Trigger, Work, stream_post_all,
     stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{Bench, alone, config, context};
@@ -125,7 +125,9 @@ fn write(bench: &mut Bench, stream: &dyn Executor, value: u8) -> [Ticket; 2] {
     let data = [region.slice(0, 512).unwrap()];
     let remote = region.remote();
     let to = remote.addr + 4096;
-    let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+    let sent = pair
+        .a
+        .stream_queue_write(stream, &data, RemoteSlice::at(to, remote.rkey));
     let waited = pair.a.stream_wait_cq(stream, Side::Send);
     [sent.unwrap(), waited.unwrap()]
 }
@@ -231,7 +233,7 @@ fn triggers_of_many_endpoints_are_executed_as_they_were_queued() {
             region.store_u32(0, round).unwrap();
             let data = [region.slice(0, 4).unwrap()];
             let remote = region.remote();
-            let work = Work::write(&data, remote.addr + 64, remote.rkey);
+            let work = Work::write(&data, RemoteSlice::at(remote.addr + 64, remote.rkey));
             batch.push(pair.a.prepare_send(&work).unwrap());
         }
         for pair in &mut pairs {
@@ -285,7 +287,7 @@ fn two_kernel_streams_and_a_stream_take_turns_at_one_endpoint() {
                 bench
                     .pair
                     .a
-                    .stream_queue_write(on, &data, to, remote.rkey)
+                    .stream_queue_write(on, &data, RemoteSlice::at(to, remote.rkey))
                     .unwrap(),
             );
             if which < 2 {
@@ -343,7 +345,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
         let remote = region.remote();
         let nowhere = remote.rkey.wrapping_add(0x1000);
         let a = &mut bench.pair.a;
-        a.stream_queue_write(&kernels, &data, remote.addr, nowhere)
+        a.stream_queue_write(&kernels, &data, RemoteSlice::at(remote.addr, nowhere))
             .unwrap();
         let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
         fails(&kernels, "a completion in error");
@@ -438,8 +440,12 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
         let data = [region.slice(0, 64).unwrap()];
         let remote = region.remote();
         drop(b);
-        a.stream_queue_write(&kernels, &data, remote.addr + 4096, remote.rkey)
-            .unwrap();
+        a.stream_queue_write(
+            &kernels,
+            &data,
+            RemoteSlice::at(remote.addr + 4096, remote.rkey),
+        )
+        .unwrap();
         let waited = a.stream_wait_cq(&kernels, Side::Send).unwrap();
         let (codes, took) = application.execute_within(&kernels, BOUND);
         assert_eq!(codes, [EWORK]);
@@ -830,7 +836,10 @@ fn what_is_refused_is_not_in_the_trigger() {
         assert!(stream_write_value32(&kernels, region, 2, 1).is_err());
         let a = &mut bench.pair.a;
         let data = [region.slice(0, 64).unwrap()];
-        assert!(a.stream_queue_write(&kernels, &data, 0, 0).is_err());
+        assert!(
+            a.stream_queue_write(&kernels, &data, RemoteSlice::at(0, 0))
+                .is_err()
+        );
         assert_eq!(application.execute(&kernels), [OK]);
         kernels.synchronize(SOON).unwrap();
         assert!(tickets.iter().all(is_complete));

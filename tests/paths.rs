@@ -15,7 +15,7 @@ use deaf::DeafStream;
 use doorbell::stream::Submission;
 use doorbell::{
     Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
-    Side, Status, Work, stream_post, stream_post_all,
+    RemoteSlice, Side, Status, Work, stream_post, stream_post_all,
 };
 use doorbell_wire::peer::{Fence, PeerOp};
 use rig::{Limit, Pair, Random, SOON, from_env};
@@ -88,7 +88,10 @@ fn programs_of_the_proxy_path_touch_words_only() {
     let bytes = [1; 8];
     let send = pair
         .a
-        .prepare_send(&Work::write_inline(&bytes, remote.addr, remote.rkey))
+        .prepare_send(&Work::write_inline(
+            &bytes,
+            RemoteSlice::at(remote.addr, remote.rkey),
+        ))
         .unwrap();
     let ops: Vec<_> = send.program().ops().collect();
     assert!(
@@ -149,15 +152,18 @@ fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
             let kind = random.below(10) as usize;
             kinds[kind] += 1;
             let work = match kind {
-                0 => Work::write(some, addr, key),
-                1 => Work::write(some, addr, key).imm(imm),
-                2 => Work::write_inline(&bytes[..len_bytes as usize % 48], addr, key),
-                3 => Work::read(some, addr, key),
+                0 => Work::write(some, RemoteSlice::at(addr, key)),
+                1 => Work::write(some, RemoteSlice::at(addr, key)).imm(imm),
+                2 => Work::write_inline(
+                    &bytes[..len_bytes as usize % 48],
+                    RemoteSlice::at(addr, key),
+                ),
+                3 => Work::read(some, RemoteSlice::at(addr, key)),
                 4 => Work::send(some),
                 5 => Work::send(some).imm(imm),
                 6 => Work::send_inline(&bytes[..len_bytes as usize % 48]),
-                7 => Work::compare_swap(&word, addr, key, 1, 2),
-                8 => Work::fetch_add(&word, addr, key, 1),
+                7 => Work::compare_swap(&word, RemoteSlice::at(addr, key), 1, 2),
+                8 => Work::fetch_add(&word, RemoteSlice::at(addr, key), 1),
                 _ => Work::nop(),
             };
             let work = work
@@ -233,7 +239,7 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
         .unwrap();
         let write = |bytes: &'static [u8; 4], region: &doorbell::Region| {
             let remote = region.remote();
-            Work::write_inline(bytes, remote.addr, remote.rkey)
+            Work::write_inline(bytes, RemoteSlice::at(remote.addr, remote.rkey))
         };
         let first = write(&[1; 4], &theirs);
         let first = queued.a.stream_queue_send(&held, &first).unwrap();
@@ -320,8 +326,8 @@ fn a_proxy_that_stalls_for_two_seconds_loses_nothing() {
     let queue = |pair: &mut Pair, from: u32| {
         for number in from..from + 20 {
             let bytes = number.to_ne_bytes();
-            let to = remote.at(u64::from(number) * 4, 4).unwrap();
-            let work = Work::write_inline(&bytes, to, remote.rkey);
+            let to = remote.slice(u64::from(number) * 4, 4).unwrap();
+            let work = Work::write_inline(&bytes, to);
             pair.a.stream_queue_send(&stream, &work).unwrap();
             pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
         }
@@ -407,8 +413,8 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
                 &streams[number % 2]
             };
             for at in 0..4 {
-                let to = remote.at(at * 4, 4).unwrap();
-                let work = Work::write_inline(&data, to, key);
+                let to = remote.slice(at * 4, 4).unwrap();
+                let work = Work::write_inline(&data, RemoteSlice::at(to.addr(), key));
                 // The one that fails may have failed by its next operation.
                 let queued = pair.a.stream_queue_send(stream, &work);
                 let waited = queued.and_then(|_| pair.a.stream_wait_cq(stream, Side::Send));
@@ -524,7 +530,7 @@ fn a_link_that_goes_down_and_comes_back_delays() {
         while started.elapsed() < Duration::from_millis(150) {
             number += 1;
             let bytes = number.to_ne_bytes();
-            let work = Work::write_inline(&bytes, remote.addr, remote.rkey);
+            let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey));
             pair.a.stream_queue_send(&stream, &work).unwrap();
             pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
             stream.synchronize(SOON).unwrap();
@@ -550,7 +556,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
         });
         let started = Instant::now();
         let bytes = [7; 8];
-        let work = Work::write_inline(&bytes, remote.addr, remote.rkey);
+        let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey));
         let error = loop {
             let queued = pair.a.stream_queue_send(&stream, &work);
             let waited = queued.and_then(|_| pair.a.stream_wait_cq(&stream, Side::Send));
@@ -603,7 +609,8 @@ fn random_orders_over_one_proxy_are_kept() {
         let bytes = count.to_ne_bytes();
         // What is unsignaled is done when a later one is: a queue full of it stays full.
         let signaled = count % 4 == 0 || random.below(2) == 0;
-        let work = Work::write_inline(&bytes, remote.addr, remote.rkey).signaled(signaled);
+        let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey))
+            .signaled(signaled);
         match pair.a.stream_queue_send(stream, &work) {
             Ok(_) => counts[at] = count,
             Err(Error::QueueFull { .. }) => {
@@ -652,7 +659,7 @@ fn posts_that_are_tried_again_find_room() {
         let remote = region.remote();
         for number in 1..=200u32 {
             let bytes = number.to_ne_bytes();
-            let work = Work::write_inline(&bytes, remote.addr, remote.rkey)
+            let work = Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey))
                 .signaled(number.is_multiple_of(4));
             loop {
                 match pair.a.post_send(&work) {

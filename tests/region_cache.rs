@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::region::{CacheConfig, CacheCounters, Cached, Invalidation};
 use doorbell::{
-    Access, Endpoint, EndpointConfig, Error, ProtectionDomain, RegionCache, Side, Work,
+    Access, Endpoint, EndpointConfig, Error, ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
 };
 use rig::{Limit, Random, SOON, device, from_env};
 use waived::waived;
@@ -521,7 +521,7 @@ impl Mapper {
             let to = self.target.remote();
             self.ends
                 .0
-                .post_send(&Work::write(&slices, to.addr, to.rkey))
+                .post_send(&Work::write(&slices, RemoteSlice::at(to.addr, to.rkey)))
                 .unwrap();
             self.ends.0.wait_cq(Side::Send, SOON).unwrap();
             let mut got = vec![0; count * 8];

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use doorbell::region::{DeviceMemory, Kind, Reach};
-use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, Side, Work};
+use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, RemoteSlice, Side, Work};
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
 
@@ -126,7 +126,7 @@ fn carries(pair: &mut Pair, from: &Region, to: &Region) {
     from.write(0, &bytes).unwrap();
     let slices = [from.slice(0, len).unwrap()];
     let remote = to.remote();
-    let work = Work::write(&slices, remote.addr, remote.rkey);
+    let work = Work::write(&slices, RemoteSlice::at(remote.addr, remote.rkey));
     pair.a.post_send(&work).unwrap();
     pair.a.wait_cq(Side::Send, SOON).unwrap();
     let mut got = vec![0; len as usize];

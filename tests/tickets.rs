@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Cause, EndpointConfig, Error, Executor, Side, Status, Ticket, WcStatus, Work, stream_post,
+    Cause, EndpointConfig, Error, Executor, RemoteSlice, Side, Status, Ticket, WcStatus, Work,
+    stream_post,
 };
 use rig::{Pair, SOON, device, has_no_queue};
 
@@ -51,17 +52,21 @@ fn after_a_reset_tickets_tell_how_it_was() {
     let queued = held(&stream);
     let good = pair
         .a
-        .stream_queue_write(&stream, &slice, remote.at(512, 64).unwrap(), remote.rkey)
+        .stream_queue_write(&stream, &slice, remote.slice(512, 64).unwrap())
         .unwrap();
     let good_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
     let bad = pair
         .a
-        .stream_queue_write(&stream, &slice, remote.addr, remote.rkey ^ 0xff00)
+        .stream_queue_write(
+            &stream,
+            &slice,
+            RemoteSlice::at(remote.addr, remote.rkey ^ 0xff00),
+        )
         .unwrap();
     let bad_wait = pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
     let behind = pair
         .a
-        .stream_queue_write(&stream, &slice, remote.addr, remote.rkey)
+        .stream_queue_write(&stream, &slice, RemoteSlice::at(remote.addr, remote.rkey))
         .unwrap();
     queued.store(true, Ordering::Release);
     while !bad_wait.is_over() || !behind.is_over() {
@@ -94,8 +99,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
         .a
         .prepare_send(&Work::write(
             &slices,
-            region.remote().addr,
-            region.remote().rkey,
+            RemoteSlice::at(region.remote().addr, region.remote().rkey),
         ))
         .unwrap();
     pair.reset();
@@ -140,8 +144,8 @@ fn dropped_sends_leave_room_and_no_completion() {
             region.fill(0, 64, round + 1).unwrap();
             let remote = region.remote();
             let slices = [region.slice(0, 64).unwrap()];
-            let work = Work::write(&slices, remote.at(1024, 64).unwrap(), remote.rkey);
-            let wrong = Work::write(&slices, remote.at(2048, 64).unwrap(), remote.rkey).wr_id(1);
+            let work = Work::write(&slices, remote.slice(1024, 64).unwrap());
+            let wrong = Work::write(&slices, remote.slice(2048, 64).unwrap()).wr_id(1);
             let dropped = pair.a.prepare_send(&wrong).unwrap();
             let kept = pair.a.prepare_send(&work.wr_id(2)).unwrap();
             let ticket = dropped.ticket();
@@ -268,7 +272,7 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         let slices = [region.slice(0, 8).unwrap()];
-        let write = Work::write(&slices, remote.addr + 64, remote.rkey);
+        let write = Work::write(&slices, RemoteSlice::at(remote.addr + 64, remote.rkey));
         let prepared = a.prepare_send(&write).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(stream_post(&stream, prepared)));
@@ -301,10 +305,10 @@ fn what_completed_before_a_reset_is_told_as_that_behind_it() {
         } else {
             remote.rkey ^ 0xff00
         };
-        let addr = remote.at(512, 64).unwrap();
+        let addr = remote.slice(512, 64).unwrap();
         let sent = pair
             .a
-            .stream_queue_write(&stream, &slice, addr, rkey)
+            .stream_queue_write(&stream, &slice, RemoteSlice::at(addr.addr(), rkey))
             .unwrap();
         // It may have failed before it could be waited for.
         let wait = pair.a.stream_wait_cq(&stream, Side::Send);
@@ -372,10 +376,10 @@ fn completions_come_before_the_failure() {
     let slice = [region.slice(0, 64).unwrap()];
     for round in 0..1000 {
         for wr_id in 0..2 {
-            let work = Work::write(&slice, remote.addr, remote.rkey).wr_id(wr_id);
+            let work = Work::write(&slice, RemoteSlice::at(remote.addr, remote.rkey)).wr_id(wr_id);
             pair.a.post_send(&work).unwrap();
         }
-        let bad = Work::write(&slice, remote.addr, remote.rkey ^ 0xff00).wr_id(2);
+        let bad = Work::write(&slice, RemoteSlice::at(remote.addr, remote.rkey ^ 0xff00)).wr_id(2);
         pair.a.post_send(&bad).unwrap();
         for wr_id in 0..2 {
             let completion = pair
@@ -410,10 +414,8 @@ fn what_an_abort_has_ended_stays_so() {
         region.fill(0, LEN, round + 1).unwrap();
         let tickets: Vec<_> = (1..=WRITES)
             .map(|number| {
-                let addr = remote.at(number * LEN, LEN).unwrap();
-                pair.a
-                    .post_send(&Work::write(&data, addr, remote.rkey))
-                    .unwrap()
+                let addr = remote.slice(number * LEN, LEN).unwrap();
+                pair.a.post_send(&Work::write(&data, addr)).unwrap()
             })
             .collect();
         pair.a.abort();

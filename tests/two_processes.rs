@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, Cause, Channel, Completion, Endpoint, EndpointConfig, Error, Executor, HostStream,
-    Listener, Operation, Region, RemoteRegion, Side, Status, WcStatus, Work,
+    Listener, Operation, Region, RemoteRegion, RemoteSlice, Side, Status, WcStatus, Work,
 };
 use rig::{Limit, SOON, device, from_env};
 
@@ -99,7 +99,7 @@ impl End {
     /// Every operation, both ways at once.
     fn exercise(&mut self, round: u8) {
         let remote = self.remote;
-        let at = |offset| remote.at(offset, 8).unwrap();
+        let at = |offset| remote.slice(offset, 8).unwrap();
         let own: Vec<u8> = (0..LONG)
             .map(|at| End::pattern(self.is_child, round, at))
             .collect();
@@ -123,14 +123,13 @@ impl End {
         let inline = &own[..60];
         let fetched = [part(FETCHED, LONG)];
         let (swapped, added) = ([part(RESULTS, 8)], [part(RESULTS + 8, 8)]);
-        let rkey = remote.rkey;
         let works = [
             Work::send(&data),
             Work::send_inline(inline).imm(0x1234_5678),
-            Work::write(&data, at(WRITTEN), rkey).imm(round.into()),
-            Work::read(&fetched, at(OWN), rkey),
-            Work::compare_swap(&swapped, at(COUNTER), rkey, 0, 40),
-            Work::fetch_add(&added, at(COUNTER), rkey, 2).fence(true),
+            Work::write(&data, at(WRITTEN)).imm(round.into()),
+            Work::read(&fetched, at(OWN)),
+            Work::compare_swap(&swapped, at(COUNTER), 0, 40),
+            Work::fetch_add(&added, at(COUNTER), 2).fence(true),
             Work::nop(),
         ];
         let mut tickets = Vec::new();
@@ -209,7 +208,10 @@ fn peer() {
             [b'i'] => std::thread::sleep(WAIT),
             [b's'] => loop {
                 let data = [end.region.slice(OWN, LONG).unwrap()];
-                let work = Work::write(&data, end.remote.addr + WRITTEN, end.remote.rkey);
+                let work = Work::write(
+                    &data,
+                    RemoteSlice::at(end.remote.addr + WRITTEN, end.remote.rkey),
+                );
                 for _ in 0..8 {
                     end.endpoint.stream_queue_send(&end.stream, &work).unwrap();
                     end.endpoint
@@ -297,7 +299,10 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
             Instant::now()
         });
         let data = [end.region.slice(OWN, LONG).unwrap()];
-        let work = Work::write(&data, end.remote.addr + WRITTEN, end.remote.rkey);
+        let work = Work::write(
+            &data,
+            RemoteSlice::at(end.remote.addr + WRITTEN, end.remote.rkey),
+        );
         let (tickets, error) = {
             let mut tickets = Vec::new();
             loop {

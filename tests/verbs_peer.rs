@@ -13,7 +13,7 @@ use std::time::Duration;
 use door::verbs_program;
 use doorbell::{
     Access, Address, Completion, Device, Endpoint, EndpointConfig, Executor, HostStream, Operation,
-    Region, Side, Work,
+    Region, RemoteSlice, Side, Work,
 };
 use rig::{Limit, SOON};
 use waived::waived;
@@ -109,10 +109,15 @@ fn a_libibverbs_program_talks_to_an_endpoint() {
     let (source, fetched) = ([part(SOURCE, LENGTH)], [part(RESULTS + 64, LENGTH)]);
     let results = [[part(RESULTS, 8)], [part(RESULTS + 8, 8)]];
     let works = [
-        Work::write(&source, base + WRITTEN, rkey),
-        Work::read(&fetched, base + SOURCE, rkey),
-        Work::fetch_add(&results[0], base + COUNTERS, rkey, 42),
-        Work::compare_swap(&results[1], base + COUNTERS + 8, rkey, 0, 7),
+        Work::write(&source, RemoteSlice::at(base + WRITTEN, rkey)),
+        Work::read(&fetched, RemoteSlice::at(base + SOURCE, rkey)),
+        Work::fetch_add(&results[0], RemoteSlice::at(base + COUNTERS, rkey), 42),
+        Work::compare_swap(
+            &results[1],
+            RemoteSlice::at(base + COUNTERS + 8, rkey),
+            0,
+            7,
+        ),
         Work::send(&source).imm(IMM),
     ];
     for work in &works {

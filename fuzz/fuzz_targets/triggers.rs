@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use doorbell_wire::peer::PeerOp;
 use doorbell::stream::{Submission, execute};
-use doorbell::{
+use doorbell::{RemoteSlice, 
     Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, Result, Side, Work,
 };
 use libfuzzer_sys::fuzz_target;
@@ -121,7 +121,7 @@ fuzz_target!(|data: &[u8]| {
             1 => a
                 .stream_queue_send(
                     &stray,
-                    &Work::write_inline(&bytes, remote.addr, remote.rkey),
+                    &Work::write_inline(&bytes, RemoteSlice::at(remote.addr, remote.rkey)),
                 )
                 .map(drop),
             2 => a.stream_queue_recv(&stray, 1, &[]).map(drop),

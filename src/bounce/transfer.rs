@@ -11,7 +11,7 @@ use super::line::{Line, Stage, Stages};
 use crate::endpoint::{Endpoint, Side, Ticket, Work};
 use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
 use crate::stream::Backoff;
-use crate::{Error, Result};
+use crate::{Error, RemoteSlice, Result};
 
 /// The largest chunk: 1 GiB.
 const CHUNK_BYTES_MAX: u32 = 1 << 30;
@@ -168,7 +168,7 @@ impl<E: CopyEngine> Bounce<E> {
         timeout: Duration,
     ) -> Result<()> {
         let way = Way::Write {
-            addr: remote.at(offset, len_bytes)?,
+            addr: remote.slice(offset, len_bytes)?.addr(),
             rkey: remote.rkey,
         };
         // SAFETY: the caller's promise.
@@ -192,7 +192,7 @@ impl<E: CopyEngine> Bounce<E> {
         timeout: Duration,
     ) -> Result<()> {
         let way = Way::Read {
-            addr: remote.at(offset, len_bytes)?,
+            addr: remote.slice(offset, len_bytes)?.addr(),
             rkey: remote.rkey,
         };
         // SAFETY: the caller's promise.
@@ -385,11 +385,17 @@ impl<E: CopyEngine> Job<'_, E> {
         let slices = [self.staging.slice(chunk.slot, chunk.len_bytes.into())?];
         let posted = match self.way {
             Way::Write { addr, rkey } => {
-                let work = Work::write(&slices, addr.wrapping_add(chunk.start), rkey);
+                let work = Work::write(
+                    &slices,
+                    RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
+                );
                 self.endpoint.post_send(&work.wr_id(number))
             }
             Way::Read { addr, rkey } => {
-                let work = Work::read(&slices, addr.wrapping_add(chunk.start), rkey);
+                let work = Work::read(
+                    &slices,
+                    RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
+                );
                 self.endpoint.post_send(&work.wr_id(number))
             }
             Way::Send => {

@@ -40,7 +40,7 @@ const PAGE: u64 = 4096;
 /// b.connect(&a.address())?;
 /// // Behind the kernels that `from` is written by, and before those that read `to`.
 /// let remote = to.remote();
-/// a.stream_queue_write(&stream, &[from.slice(0, 4096)?], remote.addr, remote.rkey)?;
+/// a.stream_queue_write(&stream, &[from.slice(0, 4096)?], remote.slice(0, 4096)?)?;
 /// a.stream_wait_cq(&stream, Side::Send)?;
 /// # Ok(())
 /// # }

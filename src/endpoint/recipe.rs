@@ -7,7 +7,7 @@ use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::work::Data;
 use crate::endpoint::{Endpoint, Prepared, Side, Work};
 use crate::mlx5::Opcode;
-use crate::region::{Region, Slice};
+use crate::region::{Region, RemoteSlice, Slice};
 
 /// An operation of one endpoint, with all that preparing it takes. It keeps the regions that it names.
 pub(crate) enum Recipe {
@@ -31,8 +31,7 @@ pub(crate) struct Request {
     solicited: bool,
     fence: bool,
     imm: u32,
-    remote_addr: u64,
-    rkey: u32,
+    remote: RemoteSlice,
     operand: u64,
     compare: u64,
 }
@@ -62,8 +61,7 @@ impl Recipe {
             solicited: work.solicited,
             fence: work.fence,
             imm: work.imm,
-            remote_addr: work.remote_addr,
-            rkey: work.rkey,
+            remote: work.remote,
             operand: work.operand,
             compare: work.compare,
         }))
@@ -106,8 +104,7 @@ impl Request {
             solicited: self.solicited,
             fence: self.fence,
             imm: self.imm,
-            remote_addr: self.remote_addr,
-            rkey: self.rkey,
+            remote: self.remote,
             operand: self.operand,
             compare: self.compare,
         }

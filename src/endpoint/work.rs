@@ -1,7 +1,7 @@
 //! Work requests as applications state them.
 
 use crate::mlx5::Opcode;
-use crate::region::Slice;
+use crate::region::{RemoteSlice, Slice};
 
 /// What a work request carries.
 #[derive(Debug, Clone, Copy)]
@@ -9,6 +9,9 @@ pub(super) enum Data<'a> {
     Slices(&'a [Slice<'a>]),
     Inline(&'a [u8]),
 }
+
+/// Of a request that reaches no memory of the peer's.
+const NO_REMOTE: RemoteSlice = RemoteSlice::at(0, 0);
 
 /// A work request for the send queue: one constructor an operation, with what it cannot do without; the rest by setters.
 /// Unless said otherwise it is signaled, which is what a wait on the stream needs.
@@ -32,14 +35,13 @@ pub struct Work<'a> {
     pub(super) solicited: bool,
     pub(super) fence: bool,
     pub(super) imm: u32,
-    pub(super) remote_addr: u64,
-    pub(super) rkey: u32,
+    pub(super) remote: RemoteSlice,
     pub(super) operand: u64,
     pub(super) compare: u64,
 }
 
 impl<'a> Work<'a> {
-    const fn new(opcode: Opcode, data: Data<'a>, remote_addr: u64, rkey: u32) -> Work<'a> {
+    const fn new(opcode: Opcode, data: Data<'a>, remote: RemoteSlice) -> Work<'a> {
         Work {
             opcode,
             data,
@@ -48,8 +50,7 @@ impl<'a> Work<'a> {
             solicited: false,
             fence: false,
             imm: 0,
-            remote_addr,
-            rkey,
+            remote,
             operand: 0,
             compare: 0,
         }
@@ -57,55 +58,54 @@ impl<'a> Work<'a> {
 
     /// Sends the slices, one after the other, to the peer's next receive.
     pub const fn send(slices: &'a [Slice<'a>]) -> Work<'a> {
-        Work::new(Opcode::Send, Data::Slices(slices), 0, 0)
+        Work::new(Opcode::Send, Data::Slices(slices), NO_REMOTE)
     }
 
     /// Sends bytes that are copied now, into the work request itself.
     pub const fn send_inline(bytes: &'a [u8]) -> Work<'a> {
-        Work::new(Opcode::Send, Data::Inline(bytes), 0, 0)
+        Work::new(Opcode::Send, Data::Inline(bytes), NO_REMOTE)
     }
 
-    /// Writes the slices, one after the other, to `addr` of the peer, in the region of `rkey`.
-    pub const fn write(slices: &'a [Slice<'a>], addr: u64, rkey: u32) -> Work<'a> {
-        Work::new(Opcode::RdmaWrite, Data::Slices(slices), addr, rkey)
+    /// Writes the slices, one after the other, to `remote`.
+    pub const fn write(slices: &'a [Slice<'a>], remote: RemoteSlice) -> Work<'a> {
+        Work::new(Opcode::RdmaWrite, Data::Slices(slices), remote)
     }
 
     /// Writes bytes that are copied now, into the work request itself.
-    pub const fn write_inline(bytes: &'a [u8], addr: u64, rkey: u32) -> Work<'a> {
-        Work::new(Opcode::RdmaWrite, Data::Inline(bytes), addr, rkey)
+    pub const fn write_inline(bytes: &'a [u8], remote: RemoteSlice) -> Work<'a> {
+        Work::new(Opcode::RdmaWrite, Data::Inline(bytes), remote)
     }
 
-    /// Reads from `addr` of the peer, in the region of `rkey`, as much as the slices hold, and fills them in turn.
-    pub const fn read(slices: &'a [Slice<'a>], addr: u64, rkey: u32) -> Work<'a> {
-        Work::new(Opcode::RdmaRead, Data::Slices(slices), addr, rkey)
+    /// Reads from `remote` as much as the slices hold, and fills them in turn.
+    pub const fn read(slices: &'a [Slice<'a>], remote: RemoteSlice) -> Work<'a> {
+        Work::new(Opcode::RdmaRead, Data::Slices(slices), remote)
     }
 
-    /// Replaces the 8 bytes at `addr` of the peer by `swap` if they equal `compare`. What they were goes to the one slice,
-    /// of 8 bytes. Words are in host order; `addr` is a multiple of 8.
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. What they were goes to the one slice,
+    /// of 8 bytes. Words are in host order; the address is a multiple of 8.
     pub const fn compare_swap(
         result: &'a [Slice<'a>],
-        addr: u64,
-        rkey: u32,
+        remote: RemoteSlice,
         compare: u64,
         swap: u64,
     ) -> Work<'a> {
-        let mut work = Work::new(Opcode::AtomicCs, Data::Slices(result), addr, rkey);
+        let mut work = Work::new(Opcode::AtomicCs, Data::Slices(result), remote);
         work.compare = compare;
         work.operand = swap;
         work
     }
 
-    /// Adds to the 8 bytes at `addr` of the peer. What they were goes to the one slice, of 8 bytes. Words are in host order;
-    /// `addr` is a multiple of 8.
-    pub const fn fetch_add(result: &'a [Slice<'a>], addr: u64, rkey: u32, add: u64) -> Work<'a> {
-        let mut work = Work::new(Opcode::AtomicFa, Data::Slices(result), addr, rkey);
+    /// Adds to the 8 bytes at `remote`. What they were goes to the one slice, of 8 bytes. Words are in host order;
+    /// the address is a multiple of 8.
+    pub const fn fetch_add(result: &'a [Slice<'a>], remote: RemoteSlice, add: u64) -> Work<'a> {
+        let mut work = Work::new(Opcode::AtomicFa, Data::Slices(result), remote);
         work.operand = add;
         work
     }
 
     /// Does nothing, in its turn.
     pub const fn nop() -> Work<'a> {
-        Work::new(Opcode::Nop, Data::Slices(&[]), 0, 0)
+        Work::new(Opcode::Nop, Data::Slices(&[]), NO_REMOTE)
     }
 
     /// A number of the application's, which comes back with the completion. 0 if not set.

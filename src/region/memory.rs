@@ -610,7 +610,7 @@ mod tests {
             Err(Error::Alignment { align: 4, .. })
         ));
         assert!(matches!(
-            region.remote().at(100, 1),
+            region.remote().slice(100, 1),
             Err(Error::OutOfBounds { .. })
         ));
         assert!(region.slice(100, 0).is_ok());

@@ -25,4 +25,4 @@ pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
 pub use ladder::{DeviceMemory, Kind, Reach};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};
-pub use remote::RemoteRegion;
+pub use remote::{RemoteRegion, RemoteSlice};

@@ -43,13 +43,14 @@ impl RemoteRegion {
         }
     }
 
-    /// The address at `offset`.
+    /// `len_bytes` from `offset` on, for a work request.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if `len_bytes` from there leave the region.
-    pub fn at(&self, offset: u64, len_bytes: u64) -> Result<u64> {
+    /// [`Error::OutOfBounds`] if they leave the region.
+    pub fn slice(&self, offset: u64, len_bytes: u64) -> Result<RemoteSlice> {
         if offset <= self.len_bytes && len_bytes <= self.len_bytes - offset {
-            Ok(self.addr.wrapping_add(offset))
+            let addr = self.addr.wrapping_add(offset);
+            Ok(RemoteSlice::new(addr, self.rkey, len_bytes))
         } else {
             let limit_bytes = self.len_bytes;
             Err(Error::OutOfBounds {
@@ -60,5 +61,45 @@ impl RemoteRegion {
                 what: "the remote region",
             })
         }
+    }
+}
+
+/// Memory of a peer, with the key that a work request needs to reach it. [`RemoteRegion::slice`] makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteSlice {
+    addr: u64,
+    rkey: u32,
+    len_bytes: u64,
+}
+
+impl RemoteSlice {
+    /// `len_bytes` from the peer's address `addr` on, in a region that it knows by `rkey`. The peer's device judges both when the work
+    /// request is executed; a post refuses a work request of more bytes.
+    pub const fn new(addr: u64, rkey: u32, len_bytes: u64) -> RemoteSlice {
+        RemoteSlice {
+            addr,
+            rkey,
+            len_bytes,
+        }
+    }
+
+    /// As [`RemoteSlice::new`], of unknown length: the post checks none.
+    pub const fn at(addr: u64, rkey: u32) -> RemoteSlice {
+        RemoteSlice::new(addr, rkey, u64::MAX)
+    }
+
+    /// The peer's address of the first byte.
+    pub const fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The key.
+    pub const fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Length in bytes; `u64::MAX` if it is unknown.
+    pub const fn len_bytes(&self) -> u64 {
+        self.len_bytes
     }
 }

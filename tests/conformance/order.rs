@@ -44,7 +44,7 @@ fn a_batch_over_many_endpoints_is_carried_out_whole() {
             receives.push(receive.ticket());
             list.push(receive);
             let data = [region.slice(0, 64).unwrap()];
-            let write = Work::write(&data, remote.at(1152, 64).unwrap(), remote.rkey);
+            let write = Work::write(&data, remote.slice(1152, 64).unwrap());
             list.push(pair.a.prepare_send(&write.signaled(false)).unwrap());
             list.push(pair.a.prepare_send(&Work::send(&data)).unwrap());
             list.push(pair.a.prepare_wait_cq(Side::Send).unwrap());
@@ -74,7 +74,7 @@ fn a_batch_that_is_refused_changes_nothing() {
     let region = pair.region(64);
     let remote = region.remote();
     let data = [region.slice(0, 8).unwrap()];
-    let work = Work::write(&data, remote.at(32, 8).unwrap(), remote.rkey);
+    let work = Work::write(&data, remote.slice(32, 8).unwrap());
     for _ in 0..3 {
         let mut list: Vec<_> = (0..6)
             .map(|_| pair.a.prepare_send(&work).unwrap())
@@ -173,7 +173,7 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
     let region = pair.region(4096);
     let remote = region.remote();
     for round in 1..=50u32 {
-        let target = remote.at(1024, 4).unwrap();
+        let target = remote.slice(1024, 4).unwrap();
         stream_wait_value32(
             &*streams[0],
             &region,
@@ -185,17 +185,11 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
         let (first, second) = ((round * 2).to_ne_bytes(), (round * 2 + 1).to_ne_bytes());
         let one = pair
             .a
-            .stream_queue_send(
-                &*streams[0],
-                &Work::write_inline(&first, target, remote.rkey),
-            )
+            .stream_queue_send(&*streams[0], &Work::write_inline(&first, target))
             .unwrap();
         let two = pair
             .a
-            .stream_queue_send(
-                &*streams[1],
-                &Work::write_inline(&second, target, remote.rkey),
-            )
+            .stream_queue_send(&*streams[1], &Work::write_inline(&second, target))
             .unwrap();
         pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
         pair.a.stream_wait_cq(&*streams[1], Side::Send).unwrap();
@@ -279,7 +273,7 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
         pair.a
             .stream_queue_send(
                 &*streams[0],
-                &Work::write_inline(&data, remote.at(64, 4).unwrap(), remote.rkey),
+                &Work::write_inline(&data, remote.slice(64, 4).unwrap()),
             )
             .unwrap();
         pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
@@ -396,11 +390,8 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
                 })
                 .unwrap();
             let data = [region.slice(2048 + link, 4).unwrap()];
-            let target = remote.at(link + 4, 4).unwrap();
-            let prepared = pair
-                .a
-                .prepare_send(&Work::write(&data, target, remote.rkey))
-                .unwrap();
+            let target = remote.slice(link + 4, 4).unwrap();
+            let prepared = pair.a.prepare_send(&Work::write(&data, target)).unwrap();
             stream_post(stream, prepared).unwrap();
             pair.a.stream_wait_cq(stream, Side::Send).unwrap();
             let next = if random.below(2) == 0 {

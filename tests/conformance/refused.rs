@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use doorbell::{Cause, EndpointConfig, Error, Side, Status, Ticket, WcStatus, Work};
+use doorbell::{Cause, EndpointConfig, Error, RemoteSlice, Side, Status, Ticket, WcStatus, Work};
 
 use crate::rig::{Limit, Pair, SOON};
 use crate::{STEP, rigs};
@@ -48,16 +48,17 @@ fn a_misaligned_atomic_fails_by_its_number_and_nothing_before_it_does() {
                 tickets.push(driver.send(&mut pair.a, &Work::send(&data).signaled(round > 2)));
             }
             for number in 0..before {
-                let target = remote.at((1 + number) * PIECE, PIECE).unwrap();
-                let work = Work::write(&data, target, remote.rkey)
+                let target = remote.slice((1 + number) * PIECE, PIECE).unwrap();
+                let work = Work::write(&data, target)
                     .wr_id(number)
                     .signaled(signaled >> number & 1 != 0);
                 tickets.push(driver.send(&mut pair.a, &work));
             }
             let into = [region.slice(PIECE - 8, 8).unwrap()];
-            let misaligned = Work::fetch_add(&into, remote.addr + 4001, remote.rkey, 1)
-                .wr_id(MISALIGNED)
-                .signaled(round % 2 == 0);
+            let misaligned =
+                Work::fetch_add(&into, RemoteSlice::at(remote.addr + 4001, remote.rkey), 1)
+                    .wr_id(MISALIGNED)
+                    .signaled(round % 2 == 0);
             let ticket = driver.send(&mut pair.a, &misaligned);
             let case = format!("{}, round {round}", rig.name);
             if waits {

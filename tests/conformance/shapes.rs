@@ -1,6 +1,6 @@
 //! Every operation in every shape.
 
-use doorbell::{Access, Device, EndpointConfig, Region, Side, Slice, Status, Work};
+use doorbell::{Access, Device, EndpointConfig, Region, RemoteSlice, Side, Slice, Status, Work};
 
 use crate::rig::{Limit, Pair, Random, from_env};
 use crate::{Driver, Rig, STEP, rigs};
@@ -225,7 +225,7 @@ impl Bench<'_> {
             vec![(GUARD, len)]
         };
         let remote = self.there.region.remote();
-        let addr = remote.at(GUARD, len).unwrap();
+        let addr = remote.slice(GUARD, len).unwrap();
         let data = self.here.take(&near);
         let operand = self.random.next();
         let old = self.there.take(&far);
@@ -247,11 +247,11 @@ impl Bench<'_> {
         let work = match op {
             Op::Send | Op::SendImm => Work::send(&local),
             Op::SendInline | Op::SendInlineImm => Work::send_inline(&data),
-            Op::Write | Op::WriteImm => Work::write(&local, addr, remote.rkey),
-            Op::WriteInline | Op::WriteInlineImm => Work::write_inline(&data, addr, remote.rkey),
-            Op::Read => Work::read(&local, addr, remote.rkey),
-            Op::CompareSwap => Work::compare_swap(&local, addr, remote.rkey, compare, operand),
-            Op::FetchAdd => Work::fetch_add(&local, addr, remote.rkey, operand),
+            Op::Write | Op::WriteImm => Work::write(&local, addr),
+            Op::WriteInline | Op::WriteInlineImm => Work::write_inline(&data, addr),
+            Op::Read => Work::read(&local, addr),
+            Op::CompareSwap => Work::compare_swap(&local, addr, compare, operand),
+            Op::FetchAdd => Work::fetch_add(&local, addr, operand),
             Op::Nop => Work::nop(),
         };
         let work = if op.has_imm() { work.imm(imm) } else { work };
@@ -338,11 +338,11 @@ fn operations_of_no_slices_at_all_move_nothing() {
         let region = pair.region(64);
         let (addr, rkey) = (region.remote().addr, region.remote().rkey);
         for work in [
-            Work::write(&[], addr, rkey),
-            Work::read(&[], addr, rkey),
+            Work::write(&[], RemoteSlice::at(addr, rkey)),
+            Work::read(&[], RemoteSlice::at(addr, rkey)),
             // Nothing is touched, so no key is looked at.
-            Work::write(&[], 0, 0),
-            Work::read(&[], 0, 0),
+            Work::write(&[], RemoteSlice::at(0, 0)),
+            Work::read(&[], RemoteSlice::at(0, 0)),
         ] {
             driver.send(&mut pair.a, &work);
             driver.wait(&mut pair.a, Side::Send);
@@ -384,18 +384,21 @@ fn short_messages_leave_the_rest_and_rights_are_the_least() {
         let target = written.remote();
         driver.send(
             &mut pair.a,
-            &Work::write(&message, target.addr, target.rkey),
+            &Work::write(&message, RemoteSlice::at(target.addr, target.rkey)),
         );
         let into = [sink.slice(1000, 50).unwrap()];
         driver.send(
             &mut pair.a,
-            &Work::read(&into, read.remote().addr, read.remote().rkey),
+            &Work::read(
+                &into,
+                RemoteSlice::at(read.remote().addr, read.remote().rkey),
+            ),
         );
         let result = [sink.slice(2000, 8).unwrap()];
         let word = counted.remote();
         driver.send(
             &mut pair.a,
-            &Work::fetch_add(&result, word.addr, word.rkey, 41),
+            &Work::fetch_add(&result, RemoteSlice::at(word.addr, word.rkey), 41),
         );
         for _ in 0..4 {
             driver.wait(&mut pair.a, Side::Send);

@@ -38,11 +38,11 @@ fn small_rings_go_round_thousands_of_times() {
                     let slices: Vec<_> = (0..1 + random.below(4))
                         .map(|piece| region.slice(at + piece, 1).unwrap())
                         .collect();
-                    let target = remote.at(4096 + at, 64).unwrap();
+                    let target = remote.slice(4096 + at, 64).unwrap();
                     let last = place + 1 == depth;
                     let work = match random.below(4) {
-                        0 => Work::write_inline(&bytes[..count as usize], target, remote.rkey),
-                        1 => Work::write(&slices, target, remote.rkey),
+                        0 => Work::write_inline(&bytes[..count as usize], target),
+                        1 => Work::write(&slices, target),
                         2 => Work::nop(),
                         _ => {
                             let into = [region.slice(4096 + at, 64).unwrap()];

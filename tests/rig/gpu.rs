@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use doorbell::{CudaContext, EndpointConfig, Executor, Region, Side, Status};
+use doorbell::{CudaContext, EndpointConfig, Executor, Region, RemoteSlice, Side, Status};
 
 use super::{Pair, SOON, device};
 use crate::waived::waived;
@@ -55,7 +55,9 @@ impl Bench {
         let data = [region.slice(0, 512).unwrap()];
         let remote = region.remote();
         let to = remote.addr + 4096;
-        let sent = pair.a.stream_queue_write(stream, &data, to, remote.rkey);
+        let sent = pair
+            .a
+            .stream_queue_write(stream, &data, RemoteSlice::at(to, remote.rkey));
         let waited = pair.a.stream_wait_cq(stream, Side::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(

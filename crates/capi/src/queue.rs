@@ -15,7 +15,7 @@ use crate::handle::{Handle, destroy, get};
 use crate::stream::doorbell_stream;
 use crate::ticket::{doorbell_ticket, ticket_place};
 use crate::work::{doorbell_slice, doorbell_work, with_slices, with_work};
-use doorbell_rs::{Endpoint, Prepared, Rejected, Work};
+use doorbell_rs::{Endpoint, Prepared, Rejected, RemoteSlice, Work};
 
 /// An operation that is ready to be given to a stream.
 pub struct doorbell_prepared {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn doorbell_stream_queue_write(
             let place = ticket_place(ticket);
             let (stream, endpoint) = (get(stream, "stream")?, get(endpoint, "endpoint")?);
             with_slices(slices, slice_count, |slices| {
-                let work = Work::write(slices, remote_addr, rkey);
+                let work = Work::write(slices, RemoteSlice::at(remote_addr, rkey));
                 let ticket = endpoint
                     .lock()?
                     .stream_queue_send(stream.executor(), &work)?;
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn doorbell_stream_queue_read(
             let place = ticket_place(ticket);
             let (stream, endpoint) = (get(stream, "stream")?, get(endpoint, "endpoint")?);
             with_slices(slices, slice_count, |slices| {
-                let work = Work::read(slices, remote_addr, rkey);
+                let work = Work::read(slices, RemoteSlice::at(remote_addr, rkey));
                 let ticket = endpoint
                     .lock()?
                     .stream_queue_send(stream.executor(), &work)?;

@@ -8,7 +8,7 @@ use crate::argument::{Growing, array, choice, read_struct};
 use crate::boundary::Failure;
 use crate::handle::get;
 use crate::region::doorbell_region;
-use doorbell_rs::{Completion, Error, Opcode, Operation, Slice, Work};
+use doorbell_rs::{Completion, Error, Opcode, Operation, RemoteSlice, Slice, Work};
 
 /// Nothing, in its turn.
 pub const DOORBELL_OP_NOP: u32 = 0;
@@ -216,7 +216,10 @@ pub(super) unsafe fn with_work<R>(
         }?;
         return match given.opcode {
             DOORBELL_OP_SEND => body(Work::send_inline(bytes)),
-            DOORBELL_OP_WRITE => body(Work::write_inline(bytes, given.remote_addr, given.rkey)),
+            DOORBELL_OP_WRITE => body(Work::write_inline(
+                bytes,
+                RemoteSlice::at(given.remote_addr, given.rkey),
+            )),
             _ => {
                 let reason = "only sends and writes carry inline bytes";
                 Err(Failure::argument("work.flags", reason))
@@ -232,16 +235,19 @@ pub(super) unsafe fn with_work<R>(
         DOORBELL_OP_NOP if slices.is_empty() => body(Work::nop()),
         DOORBELL_OP_NOP => Err(choice("work.slice_count", given.slice_count, 0)),
         DOORBELL_OP_SEND => body(Work::send(slices)),
-        DOORBELL_OP_WRITE => body(Work::write(slices, addr, rkey)),
-        DOORBELL_OP_READ => body(Work::read(slices, addr, rkey)),
+        DOORBELL_OP_WRITE => body(Work::write(slices, RemoteSlice::at(addr, rkey))),
+        DOORBELL_OP_READ => body(Work::read(slices, RemoteSlice::at(addr, rkey))),
         DOORBELL_OP_COMPARE_SWAP => body(Work::compare_swap(
             slices,
-            addr,
-            rkey,
+            RemoteSlice::at(addr, rkey),
             given.compare,
             given.operand,
         )),
-        DOORBELL_OP_FETCH_ADD => body(Work::fetch_add(slices, addr, rkey, given.operand)),
+        DOORBELL_OP_FETCH_ADD => body(Work::fetch_add(
+            slices,
+            RemoteSlice::at(addr, rkey),
+            given.operand,
+        )),
         _ => Err(Failure::Library(Error::Range {
             argument: "work.opcode",
             value: given.opcode.into(),

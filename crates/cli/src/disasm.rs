@@ -49,7 +49,7 @@ pub fn run(options: &DisasmOptions) -> Result<()> {
     )?;
     let send = endpoint.prepare_send(&Work::send(&slices))?;
     show(&mut out, "send of 64 bytes", &send)?;
-    let write = endpoint.prepare_send(&Work::write(&slices, remote.at(2048, 64)?, remote.rkey))?;
+    let write = endpoint.prepare_send(&Work::write(&slices, remote.slice(2048, 64)?))?;
     show(&mut out, "write of 64 bytes", &write)?;
     let wait = endpoint.prepare_wait_cq(Side::Send)?;
     show(&mut out, "wait for the completion of the send", &wait)?;

@@ -12,7 +12,7 @@ use crate::endpoint::shared::EndpointRef;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::peer::Program;
-use crate::region::Slice;
+use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result};
 
@@ -64,10 +64,9 @@ impl Endpoint {
         &mut self,
         stream: &dyn Executor,
         slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
+        remote: RemoteSlice,
     ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::write(slices, addr, rkey))
+        self.stream_queue_send(stream, &Work::write(slices, remote))
     }
 
     /// Queues a read: [`Endpoint::stream_queue_send`] of a [`Work::read`].
@@ -78,10 +77,9 @@ impl Endpoint {
         &mut self,
         stream: &dyn Executor,
         slices: &[Slice<'_>],
-        addr: u64,
-        rkey: u32,
+        remote: RemoteSlice,
     ) -> Result<Ticket> {
-        self.stream_queue_send(stream, &Work::read(slices, addr, rkey))
+        self.stream_queue_send(stream, &Work::read(slices, remote))
     }
 
     /// Queues a receive on a stream: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the

@@ -49,14 +49,17 @@ impl Endpoint {
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
-                check_message(slices)?;
+                check_remote(work, check_message(slices)?)?;
                 segments = self.segments(slices)?;
                 (
                     Payload::Segments(&segments.list[..segments.count]),
                     segments.held,
                 )
             }
-            Data::Inline(bytes) => (Payload::Inline(bytes), HeldRegions::default()),
+            Data::Inline(bytes) => {
+                check_remote(work, bytes.len() as u64)?;
+                (Payload::Inline(bytes), HeldRegions::default())
+            }
         };
         self.roll_back_cancelled(Side::Send)?;
         self.make_room(Side::Send)?;
@@ -66,8 +69,8 @@ impl Endpoint {
             solicited: work.solicited,
             fence: work.fence,
             imm: work.imm,
-            remote_addr: work.remote_addr,
-            rkey: work.rkey,
+            remote_addr: work.remote.addr(),
+            rkey: work.remote.rkey(),
             swap_or_add: work.operand,
             compare: work.compare,
             payload,
@@ -469,9 +472,9 @@ fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> R
 /// The longest message (IBTA: 2^31 bytes).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 
-/// Fails for slices that are longer together than a message can be: the device would find out, and fail the endpoint.
+/// The length of the slices together. Fails if it is longer than a message can be: the device would find out, and fail the endpoint.
 #[inline]
-fn check_message(slices: &[Slice<'_>]) -> Result<()> {
+fn check_message(slices: &[Slice<'_>]) -> Result<u64> {
     let len_bytes: u64 = slices.iter().map(|slice| u64::from(slice.len_bytes)).sum();
     if len_bytes > MESSAGE_BYTES_MAX {
         return Err(Error::Range {
@@ -479,6 +482,22 @@ fn check_message(slices: &[Slice<'_>]) -> Result<()> {
             value: len_bytes,
             min: 0,
             max: MESSAGE_BYTES_MAX,
+        });
+    }
+    Ok(len_bytes)
+}
+
+/// Fails for more bytes than the peer's memory has that the request names.
+#[inline]
+fn check_remote(work: &Work<'_>, len_bytes: u64) -> Result<()> {
+    let limit_bytes = work.remote.len_bytes();
+    if len_bytes > limit_bytes {
+        return Err(Error::OutOfBounds {
+            argument: "remote",
+            offset: 0,
+            len_bytes,
+            limit_bytes,
+            what: "the remote slice",
         });
     }
     Ok(())

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::sys::CUstreamWaitValue_flags as Flags;
 use doorbell::{
     Access, Condition, CudaStream, Device, Endpoint, EndpointConfig, Executor, GraphBuilder,
-    ProtectionDomain, Region, Side, TimingEvent, Work, stream_post_all, stream_wait_value32,
+    ProtectionDomain, Region, RemoteSlice, Side, TimingEvent, Work, stream_post_all,
+    stream_wait_value32,
 };
 use serde_json::{Value, json};
 
@@ -208,7 +209,7 @@ pub fn graph_replay(short: bool) -> Result<Value> {
     for at in 0..64 {
         let (from, to) = data_at(at);
         let data = [ends.region.slice(from, 8)?];
-        let work = Work::write(&data, to, remote.rkey).signaled(at == 63);
+        let work = Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == 63);
         graph.send(&mut ends.a, &work)?;
     }
     graph.wait_cq(&mut ends.a, Side::Send)?;
@@ -223,7 +224,7 @@ pub fn graph_replay(short: bool) -> Result<Value> {
         for at in 0..64 {
             let (from, to) = data_at(at);
             let data = [ends.region.slice(from, 8)?];
-            let work = Work::write(&data, to, remote.rkey).signaled(at == 63);
+            let work = Work::write(&data, RemoteSlice::at(to, remote.rkey)).signaled(at == 63);
             ends.a.stream_queue_send(&stream, &work)?;
         }
         ends.a.stream_wait_cq(&stream, Side::Send)?;

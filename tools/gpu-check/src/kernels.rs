@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::sys::{self, CUfunction};
 use doorbell::{
     Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Executor, KernelStream,
-    Region, Side, Trigger,
+    Region, RemoteSlice, Side, Trigger,
 };
 use serde_json::{Value, json};
 
@@ -143,7 +143,7 @@ pub fn triggers_of_groups(short: bool) -> Result<Value> {
                 codes.copy_from_host(0, &77_i32.to_ne_bytes().repeat(threads as usize))?;
                 let slices = [from.slice(0, bytes)?];
                 let remote = to.remote();
-                a.stream_queue_write(&kernels, &slices, remote.addr, remote.rkey)?;
+                a.stream_queue_write(&kernels, &slices, RemoteSlice::at(remote.addr, remote.rkey))?;
                 a.stream_wait_cq(&kernels, Side::Send)?;
                 let group = Group {
                     trigger: kernels.take()?.context("no trigger")?,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use doorbell::{
     Access, CudaContext, CudaStream, Device, DeviceBuffer, Endpoint, EndpointConfig, Error,
-    Executor, KernelQueue, Region, Side, Work,
+    Executor, KernelQueue, Region, RemoteSlice, Side, Work,
 };
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ fn put_by_host(device: &str, queue_count: u32, puts: u32) -> Result<f64> {
             let a = &mut ends[(block % queue_count) as usize].0;
             let place = 8 + 8 * u64::from(block);
             let data = [local.slice(place, 8)?];
-            let work = Work::write(&data, to + place, rkey);
+            let work = Work::write(&data, RemoteSlice::at(to + place, rkey));
             loop {
                 match a.post_send(&work) {
                     Ok(_) => break,

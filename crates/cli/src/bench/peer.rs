@@ -245,8 +245,8 @@ impl Peer {
             return Ok(());
         };
         let messages = Arc::clone(&self.messages);
-        let to = self.remote.at(messages.arrival_offset(), size_bytes)?;
-        let remote = (to, self.remote.rkey);
+        let to = self.remote.slice(messages.arrival_offset(), size_bytes)?;
+        let remote = (to.addr(), to.rkey());
         let imm = self.announced.then_some(step as u32);
         let put = |queue: &KernelQueue| {
             Ok(PutStep {
@@ -328,8 +328,8 @@ impl Peer {
         let work = match self.op {
             MessageOp::Send => Work::send(&slices),
             MessageOp::Write => {
-                let at = self.remote.at(self.messages.arrival_offset(), size_bytes)?;
-                let work = Work::write(&slices, at, self.remote.rkey);
+                let to = self.messages.arrival_offset();
+                let work = Work::write(&slices, self.remote.slice(to, size_bytes)?);
                 if self.announced {
                     work.imm(step as u32)
                 } else {
