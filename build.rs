@@ -18,20 +18,9 @@ const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
 /// has the reason.
 fn kernels() {
-    for file in [
-        "cuda/kernels.cu",
-        "cuda/step.h",
-        "include/doorbell.h",
-        "include/doorbell/access.h",
-        "include/doorbell/collective.cuh",
-        "include/doorbell/device.cuh",
-        "include/doorbell/execute.h",
-        "include/doorbell/peer.h",
-        "include/doorbell/queue.h",
-        "include/doorbell/trigger.h",
-        "include/doorbell/wqe.h",
-    ] {
-        println!("cargo::rerun-if-changed={file}");
+    // The kernels include every header.
+    for path in ["cuda/kernels.cu", "cuda/step.h", "include"] {
+        println!("cargo::rerun-if-changed={path}");
     }
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");

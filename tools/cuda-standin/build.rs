@@ -5,16 +5,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/kernels.c");
     println!("cargo::rerun-if-changed=../../cuda/step.h");
     println!("cargo::rerun-if-changed=../../tools/gpu-check/src/measured.h");
-    for file in [
-        "doorbell.h",
-        "doorbell/access.h",
-        "doorbell/execute.h",
-        "doorbell/peer.h",
-        "doorbell/queue.h",
-        "doorbell/trigger.h",
-    ] {
-        println!("cargo::rerun-if-changed=../../include/{file}");
-    }
+    println!("cargo::rerun-if-changed=../../include");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // Its threads outlive a `dlclose`, as the driver's do.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");

@@ -1,4 +1,4 @@
-//! `include/doorbell.h` against the compilers, against what the Rust side defines, and against what the library exports.
+//! `include/doorbell.h` and its parts against the compilers, against what the Rust side defines, and against what the library exports.
 
 mod c_toolchain;
 #[path = "../../../tests/waived/mod.rs"]
@@ -12,18 +12,37 @@ use std::process::Command;
 
 use c_toolchain::{build, compiler, has, library, root, run, scratch, succeed};
 
-/// Each header that C and C++ programs include: those in folders further down are parts of others, and say so.
+/// Every header of the library that is C, each of which is to compile alone. Those of `gdsync/` are parts of `gdsync.h` and refuse that.
 fn headers() -> Vec<String> {
-    let folder = root().join("include");
     let mut headers = vec!["doorbell.h".to_owned()];
-    for entry in fs::read_dir(folder.join("doorbell")).unwrap() {
+    for entry in fs::read_dir(root().join("include/doorbell")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name.ends_with(".h") {
             headers.push(format!("doorbell/{name}"));
         }
     }
-    assert!(headers.len() > 3, "only {headers:?} were found");
+    assert!(headers.len() > 12, "only {headers:?} were found");
     headers
+}
+
+/// The headers that doorbell.h includes: together they are the C interface.
+fn parts() -> Vec<String> {
+    let umbrella = fs::read_to_string(root().join("include/doorbell.h")).unwrap();
+    let parts: Vec<String> = umbrella
+        .lines()
+        .filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'))
+        .map(str::to_owned)
+        .collect();
+    assert!(parts.len() > 6, "only {parts:?} were found");
+    parts
+}
+
+/// The text of the C interface.
+fn interface_text() -> String {
+    parts()
+        .iter()
+        .map(|part| fs::read_to_string(root().join("include").join(part)).unwrap())
+        .collect()
 }
 
 #[test]
@@ -259,7 +278,7 @@ fn the_shim_stays_inside() {
 
 #[test]
 fn every_comment_says_which_threads_may_call() {
-    let text = fs::read_to_string(root().join("include/doorbell.h")).unwrap();
+    let text = interface_text();
     for function in header().functions.keys() {
         let declaration = text
             .match_indices(&format!("{function}("))
@@ -527,7 +546,7 @@ fn number(tokens: &[String]) -> Option<String> {
 // ------------------------------------------------------------------------------------------------------- the C side
 
 fn header() -> Interface {
-    let text = fs::read_to_string(root().join("include/doorbell.h")).unwrap();
+    let text = interface_text();
     let mut interface = Interface::default();
     let mut code = String::new();
     let mut in_cpp = false;
