@@ -1,4 +1,4 @@
-//! The interpreter that kernels are made of, `include/doorbell/execute.h`, on the processor: what no stream can be made to show, and, by
+//! The interpreter that kernels are made of, `include/doorbell/detail/execute.h`, on the processor: what no stream can be made to show, and, by
 //! ThreadSanitizer, that it and its host have no data race.
 
 mod waived;
@@ -15,7 +15,7 @@ const PROGRAM: &str = r#"
 #include <stdlib.h>
 #include <unistd.h>
 #define DBL_PAUSE(turn) (sched_yield(), 0)
-#include <doorbell/execute.h>
+#include <doorbell/detail/execute.h>
 
 #define CHECK(condition)                                                                                               \
 	do {                                                                                                           \

@@ -4,8 +4,8 @@ fn main() {
     for file in [
         "build.rs",
         "shim/shim.c",
-        "include/doorbell/peer.h",
-        "include/doorbell/wqe.h",
+        "include/doorbell/detail/peer.h",
+        "include/doorbell/detail/wqe.h",
     ] {
         println!("cargo::rerun-if-changed={file}");
     }

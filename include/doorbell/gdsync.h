@@ -7,7 +7,7 @@
  *
  * Types
  *   gds_send_wr is struct ibv_send_wr and gds_qp_init_attr_t is struct ibv_qp_init_attr, of upstream verbs: where
- *   libibverbs is installed its own, else gdsync/verbs.h has what is needed of them. libibverbs is not linked for this header.
+ *   libibverbs is installed its own, else detail/gdsync/verbs.h has what is needed of them. libibverbs is not linked for this header.
  *   CUstream and CUdeviceptr are CUDA's; cuda.h may be included before or after, and need not be there.
  *
  * What stays as it was
@@ -65,7 +65,7 @@
  * To be defined before the first inclusion, alike in all sources
  *   GDS_WAIT_TIMEOUT_MS            the bound of a wait: milliseconds, or DOORBELL_NO_TIMEOUT. 30000 by default
  *   GDS_REGISTER_ON_USE            1: words of memory that is not registered are, page by page, until gds_unregister_mem
- *   DOORBELL_GDSYNC_OWN_VERBS      the types of gdsync/verbs.h, though libibverbs is installed
+ *   DOORBELL_GDSYNC_OWN_VERBS      the types of detail/gdsync/verbs.h, though libibverbs is installed
  */
 #ifndef DOORBELL_GDSYNC_H
 #define DOORBELL_GDSYNC_H
@@ -88,7 +88,7 @@
 #define GDS_REGISTER_ON_USE 0
 #endif
 
-#include "gdsync/verbs.h"
+#include "detail/gdsync/verbs.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -100,9 +100,9 @@ typedef unsigned long long CUdeviceptr;
 
 #include "gdsync/core.h"
 
-#include "gdsync/memory.h"
-#include "gdsync/queue.h"
-#include "gdsync/stream.h"
+#include "detail/gdsync/memory.h"
+#include "detail/gdsync/queue.h"
+#include "detail/gdsync/stream.h"
 
 #include "gdsync/mlx5.h"
 #include "gdsync/tools.h"

@@ -41,8 +41,8 @@
 #define DOORBELL_QUEUE_H
 
 #include "../doorbell.h"
-#include "access.h"
-#include "wqe.h"
+#include "detail/access.h"
+#include "detail/wqe.h"
 
 #ifdef __cplusplus
 extern "C" {

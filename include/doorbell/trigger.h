@@ -56,7 +56,7 @@
 #define DOORBELL_TRIGGER_H
 
 #include "../doorbell.h"
-#include "execute.h"
+#include "detail/execute.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-//! Programs as the words that a kernel interprets: `include/doorbell/execute.h` has the layout.
+//! Programs as the words that a kernel interprets: `include/doorbell/detail/execute.h` has the layout.
 
 use std::ops::Range;
 

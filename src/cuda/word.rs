@@ -35,7 +35,7 @@ struct Page {
     gate: Gate,
 }
 
-/// `struct dbl_control` of `include/doorbell/execute.h`. Each part is on lines of its own, by who writes it.
+/// `struct dbl_control` of `include/doorbell/detail/execute.h`. Each part is on lines of its own, by who writes it.
 #[repr(C, align(128))]
 #[derive(Default)]
 struct Control {

@@ -1,5 +1,5 @@
 /*
- * Triggers, doorbell/trigger.h with the interpreter of doorbell/execute.h, for a model checker that knows weak memory (scripts/model-check): what
+ * Triggers, doorbell/trigger.h with the interpreter of doorbell/detail/execute.h, for a model checker that knows weak memory (scripts/model-check): what
  * kernel_queue.c is for queues.
  */
 #include <stdint.h>

@@ -112,11 +112,11 @@ fn kernels_ring_what_a_program_has_prepared() {
     builds_and_runs(test, "kernels");
 }
 
-/// The text of the folder's headers.
+/// The text of the headers that `gdsync.h` includes: those that libgdsync has as well, and what is behind them.
 fn headers() -> Vec<(String, String)> {
-    let folder = root().join("include/doorbell/gdsync");
-    let mut texts: Vec<_> = fs::read_dir(folder)
-        .unwrap()
+    let mut texts: Vec<_> = ["gdsync", "detail/gdsync"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(root().join("include/doorbell").join(folder)).unwrap())
         .map(|entry| {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -301,7 +301,7 @@ fn own_types_have_the_values_of_libibverbs() {
     if !std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
         return waived::waived(test, "libibverbs' headers are not installed");
     }
-    let own = fs::read_to_string(root().join("include/doorbell/gdsync/verbs.h")).unwrap();
+    let own = fs::read_to_string(root().join("include/doorbell/detail/gdsync/verbs.h")).unwrap();
     let constants: Vec<&str> = own
         .split(|c: char| !c.is_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("IBV_"))

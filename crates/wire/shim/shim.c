@@ -1,5 +1,5 @@
 /* What Rust calls of the headers of include/doorbell. The declarations on the other side are in src/mlx5/shim.rs. */
-#include <doorbell/wqe.h>
+#include <doorbell/detail/wqe.h>
 
 /* Out of line, so that the WQE of a single WQEBB need not save registers for the loop. */
 static __attribute__((noinline)) uint32_t copy(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const uint64_t *wqe,

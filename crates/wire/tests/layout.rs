@@ -71,7 +71,7 @@ fn rust_lies_as_c() {
 
 /// What a program would do with the headers, in the common part of the three languages.
 const USER: &str = r#"
-#include <doorbell/wqe.h>
+#include <doorbell/detail/wqe.h>
 #include <stdio.h>
 
 static int same(const uint8_t *bytes, const char *hex, unsigned length)
@@ -215,8 +215,8 @@ fn headers_with_the_qualifiers_of_cuda() {
 
 /// Kernels that call every function of the headers; they are compiled for the device, and a GPU to run them is not needed.
 const KERNELS: &str = r#"
-#include <doorbell/wqe.h>
-#include <doorbell/peer.h>
+#include <doorbell/detail/wqe.h>
+#include <doorbell/detail/peer.h>
 extern "C" __global__ void emit(uint8_t *ring, uint32_t mask, uint32_t index, const struct dbl_wr *wr, uint64_t *doorbell)
 {
 	*doorbell = dbl_wqe_emit(ring, mask, index, wr, doorbell);

@@ -13,7 +13,7 @@
 #include "../gdsync.h"
 #endif
 
-#include "../execute.h"
+#include "../detail/execute.h"
 
 /* A word, by its address on the device, and what it is compared with. */
 typedef struct gds_mlx5_dword_wait_info {

@@ -1,6 +1,6 @@
 //! The mlx5 queues over ring memory, and the reader of their formats.
 //!
-//! Writing and reading are two implementations in two languages: the C of `include/doorbell/wqe.h` emits work queue entries, for the host
+//! Writing and reading are two implementations in two languages: the C of `include/doorbell/detail/wqe.h` emits work queue entries, for the host
 //! and for kernels alike, and the Rust of [`Wqe`], [`Cqe`] and [`Doorbell`] parses them, for the software NIC and the
 //! disassembler. Each is the other's check, and `tests/mlx5dv.rs` holds both against rdma-core's own header.
 //!

@@ -12,7 +12,7 @@ pub const UNIT_LIMIT: usize = 16;
 /// A few peer ops on the targets of one table, in order.
 ///
 /// It lives in fixed space and never allocates. What the units hold is bytes in the layout of `struct dbl_unit`
-/// (`include/doorbell/peer.h`), so that C and CUDA read [`Program::as_bytes`] as it is.
+/// (`include/doorbell/detail/peer.h`), so that C and CUDA read [`Program::as_bytes`] as it is.
 ///
 /// ```
 /// use doorbell::peer::{Program, Role, Targets};

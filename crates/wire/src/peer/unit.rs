@@ -3,7 +3,7 @@
 /// Size of a unit in bytes.
 pub const UNIT_BYTES: usize = 24;
 
-/// What a unit does. `include/doorbell/peer.h` has the same numbers.
+/// What a unit does. `include/doorbell/detail/peer.h` has the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// One unit, as `struct dbl_unit` in `include/doorbell/peer.h`.
+/// One unit, as `struct dbl_unit` in `include/doorbell/detail/peer.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Unit {

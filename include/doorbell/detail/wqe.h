@@ -13,7 +13,7 @@
 #include "peer.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "doorbell/wqe.h is written for little-endian hosts"
+#error "doorbell/detail/wqe.h is written for little-endian hosts"
 #endif
 
 #ifdef __cplusplus
