@@ -1,4 +1,8 @@
-/* doorbell.h, a part of it: versions, errors, timeouts, devices and protection domains. */
+/*
+ * Part of the interface of doorbell.h: versions, error codes, timeouts, devices and protection domains.
+ *
+ * doorbell.h has the rules for results, handles, threads and text buffers.
+ */
 #ifndef DOORBELL_CORE_H
 #define DOORBELL_CORE_H
 
@@ -16,213 +20,189 @@ extern "C" {
 #define DOORBELL_VERSION_PATCH 0
 
 /*
- * The version of the library: major << 24 | minor << 12 | patch. Until 1.0, another minor version is another interface.
- * Threads: any.
+ * Returns the version of the library: major << 24 | minor << 12 | patch. Before 1.0, each minor version may change the
+ * interface.
  */
 uint32_t doorbell_version(void);
 
-/*
- * The version of the library as a text, such as "0.1.0".
- * Threads: any.
- */
+/* Returns the version of the library as a text, such as "0.1.0". */
 const char *doorbell_version_text(void);
 
 /* -------------------------------------------------------------------------------------------------------- errors */
 
 enum doorbell_error {
 	DOORBELL_OK = 0,
-	/* An argument makes no sense: a null pointer, a flag that does not exist, an impossible struct_size. */
+	/* An argument is invalid: a null pointer, an unknown flag, an impossible struct_size. */
 	DOORBELL_EINVAL = -1,
-	/* A handle was destroyed, is of another type, or is none. Debug builds of the library only. */
+	/* The handle was destroyed, has another type, or is no handle. Only builds with debug assertions detect
+	   this. */
 	DOORBELL_EHANDLE = -2,
-	/* Another thread uses the object at this moment. */
+	/* Another thread is using the object. */
 	DOORBELL_EBUSY = -3,
-	/* The library panicked, which is a bug of it. What the call was about can only be destroyed. */
+	/* The library panicked; this is a bug of the library. The objects of the call can only be destroyed. */
 	DOORBELL_EPANIC = -4,
-	/* A number is outside its limits; the text has them. */
+	/* A number is outside its limits. The text names the limits. */
 	DOORBELL_ERANGE = -10,
-	/* An address or offset has the wrong alignment. */
+	/* An address or offset is not aligned as required. */
 	DOORBELL_EALIGNMENT = -11,
-	/* A span of bytes leaves its region. */
+	/* A range of bytes is not inside its region. */
 	DOORBELL_EBOUNDS = -12,
-	/* A program does not fit its fixed space. */
+	/* A program does not fit into its fixed space. */
 	DOORBELL_EPROGRAM = -13,
-	/* Objects of different devices or protection domains meet. */
+	/* Objects of different devices or protection domains were combined. */
 	DOORBELL_EFOREIGN = -14,
 	/* The send or receive queue is full. */
 	DOORBELL_EFULL = -15,
-	/* The object is not in a state for this: not connected, deregistered, not in its turn. */
+	/* The object is in the wrong state for this call: not connected, deregistered, out of order. */
 	DOORBELL_ESTATE = -16,
-	/* The deadline of the call passed. What was waited for goes on. */
+	/* The timeout of the call passed. The work that was waited for continues. */
 	DOORBELL_ETIMEOUT = -17,
-	/* Work that was queued on the stream earlier has failed; see doorbell_stream_synchronize. */
+	/* Work that was queued on the stream earlier has failed. See doorbell_stream_synchronize. */
 	DOORBELL_EASYNC = -18,
-	/* The endpoint has failed; see doorbell_last_failure. */
+	/* The endpoint has failed. doorbell_last_failure has the details. */
 	DOORBELL_EWORK = -19,
-	/* The operating system refused; the text has its reason. */
+	/* The operating system returned an error. The text has the reason. */
 	DOORBELL_ESYSTEM = -20,
-	/* Bytes or a text make no sense: an address, a greeting of a stranger. */
+	/* Bytes or a text have the wrong format: an address, a message of a foreign program. */
 	DOORBELL_EMALFORMED = -21,
-	/* A process of the group is no longer there; the text has its rank. */
+	/* A process of the group has ended. The text has its rank. */
 	DOORBELL_ERANK = -22,
-	/* The CUDA driver refused; the text has its function and its code. */
+	/* The CUDA driver returned an error. The text has the driver function and its code. */
 	DOORBELL_ECUDA = -23,
-	/* The library was built without the feature that the call needs; the text names it. */
+	/* The library was built without the feature that the call needs. The text names the feature. */
 	DOORBELL_EFEATURE = -24,
-	/* The peer does not take the connection; the text has what the connection manager says of it. */
+	/* The peer did not accept the connection. The text has the reason that the connection manager reports. */
 	DOORBELL_EREFUSED = -25
 };
 
-/* What ended an endpoint: doorbell_failure.cause. */
+/* Why an endpoint failed: doorbell_failure.cause. */
 enum doorbell_cause {
-	/* The device completed a work request in error: wc_status, syndrome and vendor_syndrome say how. */
+	/* The device completed a work request with an error: see wc_status, syndrome and vendor_syndrome. */
 	DOORBELL_CAUSE_COMPLETION = 0,
-	/* A wait on a stream took longer than timeout_ms, and was released. */
+	/* A wait on a stream took longer than timeout_ms and was released. */
 	DOORBELL_CAUSE_DEADLINE = 1,
-	/* The queue pair is in its error state: the peer failed, or its request was refused. */
+	/* The queue pair is in the error state: the peer failed, or a request of the peer was refused. */
 	DOORBELL_CAUSE_QUEUE_PAIR = 2,
 	/* A completion queue overran. */
 	DOORBELL_CAUSE_OVERRUN = 3,
-	/* A stream failed, or was aborted, before it executed the operation. */
+	/* A stream failed or was aborted before it executed the operation. */
 	DOORBELL_CAUSE_DISCARDED = 4,
-	/* doorbell_endpoint_abort. */
+	/* doorbell_endpoint_abort was called. */
 	DOORBELL_CAUSE_ABORTED = 5,
-	/* A trigger word of the proxy path had a value that no operation stores: something else wrote to it. */
+	/* A trigger word of the proxy path had a value that no operation stores: other code wrote to it. */
 	DOORBELL_CAUSE_TRIGGER = 6
 };
 
-/* How an operation, and with it its endpoint, failed. */
+/* Why an operation, and with it its endpoint, failed. */
 typedef struct doorbell_failure {
-	uint64_t wr_id;           /* the number of the work request to blame, if has_wr_id is 1 */
+	uint64_t wr_id;           /* ID of the work request that failed, if has_wr_id is 1 */
 	uint32_t has_wr_id;       /* 0 or 1 */
-	uint32_t qpn;             /* the number of the endpoint's queue pair; 0 for a wait for a value */
+	uint32_t qpn;             /* number of the endpoint's queue pair; 0 for a wait for a value */
 	uint32_t cause;           /* DOORBELL_CAUSE_* */
-	uint32_t wc_status;       /* enum ibv_wc_status of verbs.h, if cause is DOORBELL_CAUSE_COMPLETION */
-	uint32_t syndrome;        /* as in the error CQE */
-	uint32_t vendor_syndrome; /* as in the error CQE */
-	int64_t timeout_ms;       /* if cause is DOORBELL_CAUSE_DEADLINE */
+	uint32_t wc_status;       /* enum ibv_wc_status of verbs.h; for DOORBELL_CAUSE_COMPLETION */
+	uint32_t syndrome;        /* from the error CQE */
+	uint32_t vendor_syndrome; /* from the error CQE */
+	int64_t timeout_ms;       /* of the wait, in ms; for DOORBELL_CAUSE_DEADLINE */
 	uint64_t reserved[3];     /* 0 */
 } doorbell_failure;
 
 /*
- * The text of the last failure of a call in this thread; "" if there was none. Successful calls leave it as it is. It is the
- * library's, and stays until the next failure in this thread.
- * Threads: any.
+ * Returns the text of the last failure of a call in this thread, or "" if no call has failed. Successful calls do not
+ * change it. The text belongs to the library and is valid until the next failure in this thread.
  */
 const char *doorbell_last_error(void);
 
 /*
- * Writes the details of the last failure of a call in this thread if that returned DOORBELL_EWORK. 1 if so, 0 if it was
- * another kind of failure, or none.
- * Threads: any.
+ * Writes the details of the last failure of a call in this thread to `failure`. Returns 1 if that call returned
+ * DOORBELL_EWORK. Returns 0 and writes nothing if it returned another code or no call has failed.
  */
 int doorbell_last_failure(doorbell_failure *failure);
 
-/*
- * The name of a code, such as "DOORBELL_ETIMEOUT"; "unknown" for numbers that are none. It is the library's, for ever.
- * Threads: any.
- */
+/* Returns the name of a code, such as "DOORBELL_ETIMEOUT", or "unknown". The text is static. */
 const char *doorbell_error_name(int code);
 
 /* ------------------------------------------------------------------------------------------------------ timeouts */
 
-/* Timeouts are in milliseconds, from 0, or one of these. */
+/* Timeouts are in milliseconds, 0 or more, or one of these values. */
 
-/* No timeout: wait for ever. */
+/* No timeout. */
 #define DOORBELL_NO_TIMEOUT (-1)
-/* The wait_timeout_ms that the endpoint was made with; 30 s where no endpoint takes part. */
+/* The wait_timeout_ms of the endpoint; 30 s for calls without an endpoint. */
 #define DOORBELL_DEFAULT_TIMEOUT (-2)
 
 /* ------------------------------------------------------------------------------------------------------- devices */
 
-/* A NIC, or a software one. */
+/* A NIC, or the software ConnectX. */
 typedef struct doorbell_device doorbell_device;
 
-/* A protection domain. Regions and endpoints of different ones do not work together; most programs need one. */
+/* A protection domain. Regions and endpoints work together only in the same domain; most programs need one. */
 typedef struct doorbell_domain doorbell_domain;
 
-/*
- * How many devices there are on this machine. The software ConnectX, "softcx", is always there.
- * Threads: any.
- */
+/* Returns the number of devices of this machine. The software ConnectX, "softcx", is always one of them. */
 int doorbell_device_count(void);
 
-/*
- * The name of the device of that index, from 0, best first: a text buffer.
- * Threads: any.
- */
+/* Writes the name of device `index` to a text buffer. Indices start at 0; the preferred device comes first. */
 int doorbell_device_name(uint32_t index, char *name, size_t capacity);
 
-/*
- * Opens a device by its name. Each call makes a device of its own of "softcx", with an engine thread.
- * Threads: any.
- */
+/* Opens a device by its name. For "softcx", each call creates a new software NIC with its own engine thread. */
 int doorbell_device_open(const char *name, doorbell_device **device);
 
 /*
- * Ends the handle; the device itself is closed when nothing made from it is left. NULL is allowed.
+ * Destroys the handle. The device is closed when no object that was made from it remains. NULL is allowed.
  * Threads: alone with device.
  */
 int doorbell_device_close(doorbell_device *device);
 
 /*
- * Lets a device without silicon of its own do some of its work in this thread. 1 if there was some, 0 if not. No program
- * needs this call; a loop that polls memory is quicker with it.
- * Threads: any.
+ * Lets a software device do part of its work in the calling thread. Returns 1 if there was work, 0 if not. No program
+ * needs this call; it makes a loop that polls memory faster.
  */
 int doorbell_device_progress(const doorbell_device *device);
 
-/* What a software NIC has counted since it was opened. A card counts in files of the system's. */
+/* Counters of a software NIC since it was opened. For hardware, the operating system has counters in sysfs. */
 typedef struct doorbell_device_counters {
 	uint32_t struct_size;
 	uint32_t reserved;                /* 0 */
-	uint64_t doorbells;               /* that it has seen */
-	uint64_t doorbells_before_record; /* that came before the doorbell record: a bug of whoever rang */
-	uint64_t wqes;                    /* work requests begun */
-	uint64_t packets_sent;            /* without what faults added or took */
-	uint64_t packets_received;        /* by a queue pair */
-	uint64_t packets_dropped;         /* that came for nobody, or for an earlier connection */
-	uint64_t retransmissions;         /* times that a sender went back */
-	uint64_t rnr_naks;                /* times that a peer was told that there is no receive */
-	uint64_t completions;             /* written */
+	uint64_t doorbells;               /* doorbells seen */
+	uint64_t doorbells_before_record; /* doorbells that came before the doorbell record: a bug of the sender */
+	uint64_t wqes;                    /* work requests started */
+	uint64_t packets_sent;            /* without effects of fault injection */
+	uint64_t packets_received;        /* packets taken by a queue pair */
+	uint64_t packets_dropped;         /* packets for no queue pair, or for an earlier connection */
+	uint64_t retransmissions;         /* times a sender went back to repeat packets */
+	uint64_t rnr_naks;                /* times a peer was told that no receive is posted */
+	uint64_t completions;             /* completions written */
 } doorbell_device_counters;
 
 /*
- * What it has counted: doorbell_device_read_counters(device, &counters, sizeof counters). All 0 of a device that is not the
- * software ConnectX of this process.
- * Threads: any.
+ * Reads the counters: doorbell_device_read_counters(device, &counters, sizeof counters). All counters are 0 if the
+ * device is not a software ConnectX in this process.
  */
 int doorbell_device_read_counters(const doorbell_device *device, doorbell_device_counters *counters,
 				  uint32_t struct_size);
 
 /*
- * What the device is and which ways its doorbells can take, a line each: DOORBELL_CONTROL_* by name, best first, with what
- * speaks for it or why it cannot be. Makes an endpoint for each, and drops it. A text buffer.
- * Threads: any.
+ * Describes the device and the control paths that are available on it, best first: one line for each
+ * DOORBELL_CONTROL_*, with the reason why it can or cannot be used. Creates and destroys one endpoint for each path.
+ * The result goes to a text buffer.
  */
 int doorbell_device_describe(const doorbell_device *device, char *text, size_t capacity);
 
 /*
- * What this library was built with, which devices there are, and what the GPU of the current context, or else the first one,
- * can do and lacks, with reasons: for people, and for reports of what does not work. A text buffer.
- * Threads: any.
+ * Describes the features of this library, the devices of this machine, and what the GPU of the current context (or
+ * else the first GPU) supports, with reasons for what it does not. The text is for people and for bug reports. It goes
+ * to a text buffer.
  */
 int doorbell_describe(char *text, size_t capacity);
 
-/*
- * Makes a protection domain.
- * Threads: any.
- */
+/* Creates a protection domain. */
 int doorbell_domain_create(const doorbell_device *device, doorbell_domain **domain);
 
-/*
- * The device of a domain, as of one that a group has brought: a handle of its own, to be closed.
- * Threads: any.
- */
+/* Returns a new handle of the domain's device, which the caller closes; for example the device of a group's domain. */
 int doorbell_domain_device(const doorbell_domain *domain, doorbell_device **device);
 
 /*
- * Ends the handle; the domain ends with the last region and endpoint in it. NULL is allowed.
+ * Destroys the handle. The domain is closed with the last region and endpoint in it. NULL is allowed.
  * Threads: alone with domain.
  */
 int doorbell_domain_destroy(doorbell_domain *domain);

@@ -1,4 +1,9 @@
-/* doorbell.h, a part of it: rendezvous, groups and stores of processes. */
+/*
+ * Part of the interface of doorbell.h: exchange of addresses and keys between processes, by rendezvous, groups and
+ * stores.
+ *
+ * doorbell.h has the rules for results, handles, threads and text buffers.
+ */
 #ifndef DOORBELL_GROUP_H
 #define DOORBELL_GROUP_H
 
@@ -10,67 +15,59 @@ extern "C" {
 
 /* ---------------------------------------------------------------------------------------------------- rendezvous */
 
-/* A way to exchange addresses and keys for programs that have none of their own: short messages over TCP. */
+/* Rendezvous: short messages over TCP, for programs that have no other way to exchange addresses and keys. */
 
-/* Waits for peers at a TCP address. */
+/* A listening TCP socket. */
 typedef struct doorbell_listener doorbell_listener;
 
-/* A connection with a peer. After a call that failed its state is unknown: destroy it. */
+/* A connection with a peer. After a failed call its state is unknown, and it can only be destroyed. */
 typedef struct doorbell_channel doorbell_channel;
 
-/*
- * Listens at an address such as "127.0.0.1:7471"; port 0 is a free one.
- * Threads: any.
- */
+/* Listens at an address such as "127.0.0.1:7471". Port 0 selects a free port. */
 int doorbell_listener_create(const char *address, doorbell_listener **listener);
 
-/*
- * The address at which it listens, with its port: a text buffer.
- * Threads: any.
- */
+/* Writes the listening address, with its port, to a text buffer. */
 int doorbell_listener_address(const doorbell_listener *listener, char *text, size_t capacity);
 
-/*
- * Waits for a peer. DOORBELL_EMALFORMED if who comes is none, or one of another version.
- * Threads: any.
- */
+/* Waits for a peer. Returns DOORBELL_EMALFORMED if the peer is another program or uses another version. */
 int doorbell_listener_accept(const doorbell_listener *listener, int64_t timeout_ms, doorbell_channel **channel);
 
 /*
- * Stops listening. Channels stay. NULL is allowed.
+ * Stops listening and destroys the handle. Accepted channels remain open. NULL is allowed.
  * Threads: alone with listener.
  */
 int doorbell_listener_destroy(doorbell_listener *listener);
 
 /*
- * Goes to the peer that listens at `address`; if none does yet, tries until `timeout_ms` have passed.
- * Threads: any.
+ * Connects to a peer that listens at `address`. If no peer listens yet, the call retries until `timeout_ms` have
+ * passed.
  */
 int doorbell_channel_connect(const char *address, int64_t timeout_ms, doorbell_channel **channel);
 
 /*
- * Gives the peer a message of up to 1 MiB and takes the peer's, which must fit `capacity`, else DOORBELL_ERANGE. Its length
- * in bytes. Both sides make the call. `message` and `answer` may be the same memory. Messages of no bytes are a barrier.
+ * Sends a message of up to 1 MiB and receives the peer's message. Both sides make the call. Returns the length of the
+ * received message in bytes, or DOORBELL_ERANGE if it does not fit in `capacity`. `message` and `answer` may be the
+ * same memory. Messages of 0 bytes act as a barrier.
  * Threads: one at a time for channel.
  */
 int doorbell_channel_exchange(doorbell_channel *channel, const void *message, size_t len_bytes, void *answer,
 			      size_t capacity, int64_t timeout_ms);
 
 /*
- * Sends the peer a message of up to 1 MiB.
+ * Sends a message of up to 1 MiB.
  * Threads: one at a time for channel.
  */
 int doorbell_channel_send(doorbell_channel *channel, const void *message, size_t len_bytes, int64_t timeout_ms);
 
 /*
- * Receives a message, which must fit `capacity`, else DOORBELL_ERANGE. Its length in bytes. DOORBELL_ESTATE if the peer is
- * gone.
+ * Receives a message. Returns its length in bytes, DOORBELL_ERANGE if it does not fit in `capacity`, or
+ * DOORBELL_ESTATE if the peer has closed the connection.
  * Threads: one at a time for channel.
  */
 int doorbell_channel_receive(doorbell_channel *channel, void *message, size_t capacity, int64_t timeout_ms);
 
 /*
- * Ends a connection. NULL is allowed.
+ * Closes a connection and destroys the handle. NULL is allowed.
  * Threads: alone with channel.
  */
 int doorbell_channel_destroy(doorbell_channel *channel);
@@ -78,197 +75,167 @@ int doorbell_channel_destroy(doorbell_channel *channel);
 /* -------------------------------------------------------------------------------------------------------- groups */
 
 /*
- * The processes of a job, of which this is one. A group fails as a whole: when a rank ends that has not left, or its group is
- * destroyed without doorbell_group_leave, every other one is told. Its calls give DOORBELL_ERANK from then on, with that
- * rank in the text, and all endpoints of the group are aborted.
+ * A group: the processes of a job, including this one. A group fails as a whole. If a process ends, or destroys its
+ * group, without doorbell_group_leave, all other processes are notified: their calls return DOORBELL_ERANK, with the
+ * failed rank in the text, and all endpoints of the group are aborted.
  */
 typedef struct doorbell_group doorbell_group;
 
-/* How a group is joined. Begin with doorbell_group_config_init. */
+/* How to join a group. Initialise it with doorbell_group_config_init. */
 typedef struct doorbell_group_config {
 	uint32_t struct_size;
-	uint32_t rank;            /* of this process, from 0 */
-	uint32_t size;            /* of the group, up to 65536; default 0: the launcher says rank, size, address and token */
-	uint32_t token_len_bytes; /* of `token` */
-	int64_t timeout_ms;       /* of joining, and of each exchange where DOORBELL_DEFAULT_TIMEOUT is given; default 60000 */
+	uint32_t rank;            /* rank of this process, from 0 */
+	uint32_t size;            /* number of processes, up to 65536; default 0: rank, size, address and token come
+				     from the launcher */
+	uint32_t token_len_bytes; /* length of `token` */
+	int64_t timeout_ms;       /* for joining, and for calls with DOORBELL_DEFAULT_TIMEOUT, in ms; default 60000 */
 	const char *address;      /* where rank 0 listens, such as "10.0.0.1:7471" */
-	const void *token;        /* bytes that all ranks have and strangers do not */
-	const doorbell_endpoint_config *endpoint; /* how endpoints are made; NULL, the default, is their defaults */
+	const void *token;        /* a secret that all ranks share */
+	const doorbell_endpoint_config *endpoint; /* configuration of the endpoints; NULL, the default, means their
+						     defaults */
 } doorbell_group_config;
 
 /*
  * Fills a configuration with the defaults: doorbell_group_config_init(&config, sizeof config).
- * Threads: any.
  */
 int doorbell_group_config_init(doorbell_group_config *config, uint32_t struct_size);
 
 /*
- * Joins a group, whose endpoints are of `domain`; waits until rank 0 is there, who hosts it. A `config` of NULL is the
- * defaults. What the launcher says is read from the environment: DOORBELL_RANK and DOORBELL_SIZE, or the variables of
- * torchrun, Open MPI, MPICH, Slurm or PMIx; DOORBELL_MASTER_ADDR, DOORBELL_MASTER_PORT and DOORBELL_TOKEN go before theirs.
- * DOORBELL_ESTATE if one is missing or the group has another token or size; DOORBELL_EMALFORMED for one that makes no
- * sense, or if who answers is no group; DOORBELL_ETIMEOUT if nobody answers.
- * Threads: any.
+ * Joins a group whose endpoints use `domain`. Rank 0 hosts the group; the other ranks wait for it. If `config` is
+ * NULL, the defaults are used: rank, size, address and token are read from the environment. DOORBELL_RANK,
+ * DOORBELL_SIZE, DOORBELL_MASTER_ADDR, DOORBELL_MASTER_PORT and DOORBELL_TOKEN take precedence over the variables of
+ * torchrun, Open MPI, MPICH, Slurm and PMIx. Returns DOORBELL_ESTATE if a variable is missing or the group has another
+ * token or size; DOORBELL_EMALFORMED if a variable is invalid or another program answers; DOORBELL_ETIMEOUT if nothing
+ * answers.
  */
 int doorbell_group_join(const doorbell_domain *domain, const doorbell_group_config *config, doorbell_group **group);
 
 /*
- * What the launcher says of this process, read as by doorbell_group_join and with its errors: which rank it is, and of how
- * many. For who must know before, as which GPU to take.
- * Threads: any.
+ * Reads rank and size of this process from the launcher's environment, like doorbell_group_join and with its codes.
+ * Useful to select a GPU before joining.
  */
 int doorbell_group_place_from_env(uint32_t *rank, uint32_t *size);
 
 /*
- * Joins the launcher's group with the device DOORBELL_DEVICE of the environment, or "softcx" where that is not set.
- * Threads: any.
+ * Joins the group of the launcher, with the device that the environment variable DOORBELL_DEVICE names, or else
+ * "softcx".
  */
 int doorbell_group_from_env(doorbell_group **group);
 
 /*
- * Leaves the group: the end of this process is no failure from now on. Rank 0 waits until all others have left. The handle is
- * gone, on an error as well: DOORBELL_ERANK if a rank failed before, DOORBELL_ETIMEOUT. A barrier before this makes sure
- * that nothing is under way.
+ * Leaves the group. After that the end of this process is not a failure of the group. Rank 0 waits until all others
+ * have left. The handle is gone in any case. Returns DOORBELL_ERANK if a rank failed before, or DOORBELL_ETIMEOUT.
+ * Call doorbell_group_barrier first to make sure that no rank has work in flight.
  * Threads: alone with group.
  */
 int doorbell_group_leave(doorbell_group *group);
 
 /*
- * Ends the handle of a group that was not left, which is a failure to the others. NULL is allowed.
+ * Destroys the handle. If the group was not left, the other ranks see a failure. NULL is allowed.
  * Threads: alone with group.
  */
 int doorbell_group_destroy(doorbell_group *group);
 
-/*
- * The number of this process.
- * Threads: any.
- */
+/* Returns the rank of this process. */
 int doorbell_group_rank(const doorbell_group *group);
 
-/*
- * How many processes there are.
- * Threads: any.
- */
+/* Returns the number of processes. */
 int doorbell_group_size(const doorbell_group *group);
 
 /*
- * The domain of the group's endpoints, in which regions for them are made: a handle of its own, to be destroyed.
- * Threads: any.
+ * Returns a new handle of the domain of the group's endpoints, which the caller destroys. Regions for these endpoints
+ * are made in it.
  */
 int doorbell_group_domain(const doorbell_group *group, doorbell_domain **domain);
 
 /*
- * The endpoint that is connected with rank `peer`, as the peer's is with it, once; it is the caller's, to be destroyed. Waits
- * until the peer's process has joined: its program need not do anything. DOORBELL_ESTATE if it was given before, or for this process's own rank.
- * Threads: any.
+ * Returns the endpoint that is connected to rank `peer`, once. The caller owns and destroys it. Waits until the peer's
+ * process has joined; the peer's program need not make a call. Returns DOORBELL_ESTATE if it was returned before, or
+ * if `peer` is this process.
  */
 int doorbell_group_endpoint(const doorbell_group *group, uint32_t peer, doorbell_endpoint **endpoint);
 
 /*
- * Waits until every rank has come here. DOORBELL_ETIMEOUT; DOORBELL_ERANK if a rank has ended, or has left;
- * DOORBELL_EBUSY while another thread is in a barrier or gathering of this group.
- * Threads: any.
+ * Waits until all ranks have called it. Returns DOORBELL_ERANK if a rank has ended or left; DOORBELL_EBUSY while
+ * another thread is in a barrier or gather of this group.
  */
 int doorbell_group_barrier(const doorbell_group *group, int64_t timeout_ms);
 
-/*
- * Remembers up to 64 KiB under a key of up to 256 bytes, in place of what was there.
- * Threads: any.
- */
+/* Stores up to 64 KiB under a key of up to 256 bytes. An existing value is replaced. */
 int doorbell_group_set(const doorbell_group *group, const char *key, const void *value, size_t len_bytes,
 		       int64_t timeout_ms);
 
 /*
- * The value under a key, which must fit `capacity`, else DOORBELL_ERANGE; waits until some rank has set it. Its length.
- * Threads: any.
+ * Reads the value of a key. Waits until some rank has set it. Returns its length in bytes, or DOORBELL_ERANGE if it
+ * does not fit in `capacity`.
  */
 int doorbell_group_get(const doorbell_group *group, const char *key, void *value, size_t capacity,
 		       int64_t timeout_ms);
 
 /*
- * Gives every rank the values of all, by rank: `values` has room for as many as there are ranks. All are `len_bytes` long, up
- * to 64 KiB, else DOORBELL_EMALFORMED. DOORBELL_EBUSY while another thread is in a barrier or gathering of this group.
- * Threads: any.
+ * Collects a value of `len_bytes` bytes, up to 64 KiB, from each rank. `values` receives the values of all ranks,
+ * ordered by rank; it must have room for size * len_bytes bytes. Returns DOORBELL_EMALFORMED if the ranks give
+ * different lengths; DOORBELL_EBUSY while another thread is in a barrier or gather of this group.
  */
 int doorbell_group_gather(const doorbell_group *group, const void *value, size_t len_bytes, void *values,
 			  int64_t timeout_ms);
 
 /*
- * 0 if the group is whole, or DOORBELL_ERANK, and the first rank that failed goes to `rank`, which may be NULL. An endpoint
- * may notice before: with a `wait_for_word` of 1, for who has seen an operation fail, this waits for the word, up to two
- * seconds.
- * Threads: any.
+ * Returns 0 if no rank has failed. Otherwise returns DOORBELL_ERANK and writes the first rank that failed to `rank`,
+ * which may be NULL. An endpoint may fail before the notification of the failed rank arrives. With `wait_for_word` = 1
+ * the call waits up to 2 s for the notification; use it after an operation has failed.
  */
 int doorbell_group_check(const doorbell_group *group, uint32_t wait_for_word, uint32_t *rank);
 
 /* -------------------------------------------------------------------------------------------------------- stores */
 
 /*
- * What the processes of a job exchange, without a device and without endpoints: for programs that connect theirs themselves. A
- * group has one of its own, which its calls use. It fails as a group does.
+ * A key-value store of the processes of a job, without device and endpoints, for programs that connect their own
+ * endpoints. A group contains one. A store fails like a group.
  */
 typedef struct doorbell_store doorbell_store;
 
 /*
- * Goes to the store of the job, which rank 0 starts in this call; waits until it is there. `config` and errors as of
- * doorbell_group_join, but `endpoint` is NULL.
- * Threads: any.
+ * Joins the store of the job, which rank 0 hosts. Waits until rank 0 is there. `config` and codes are as for
+ * doorbell_group_join, but `config->endpoint` must be NULL.
  */
 int doorbell_store_join(const doorbell_group_config *config, doorbell_store **store);
 
 /*
- * As doorbell_group_leave.
+ * Like doorbell_group_leave.
  * Threads: alone with store.
  */
 int doorbell_store_leave(doorbell_store *store);
 
 /*
- * Ends the handle of a store that was not left, which is a failure to the others. NULL is allowed.
+ * Destroys the handle. If the store was not left, the other ranks see a failure. NULL is allowed.
  * Threads: alone with store.
  */
 int doorbell_store_destroy(doorbell_store *store);
 
-/*
- * The number of this process.
- * Threads: any.
- */
+/* Returns the rank of this process. */
 int doorbell_store_rank(const doorbell_store *store);
 
-/*
- * How many processes there are.
- * Threads: any.
- */
+/* Returns the number of processes. */
 int doorbell_store_size(const doorbell_store *store);
 
-/*
- * As doorbell_group_barrier.
- * Threads: any.
- */
+/* Like doorbell_group_barrier. */
 int doorbell_store_barrier(const doorbell_store *store, int64_t timeout_ms);
 
-/*
- * As doorbell_group_set.
- * Threads: any.
- */
+/* Like doorbell_group_set. */
 int doorbell_store_set(const doorbell_store *store, const char *key, const void *value, size_t len_bytes,
 		       int64_t timeout_ms);
 
-/*
- * As doorbell_group_get.
- * Threads: any.
- */
+/* Like doorbell_group_get. */
 int doorbell_store_get(const doorbell_store *store, const char *key, void *value, size_t capacity, int64_t timeout_ms);
 
-/*
- * As doorbell_group_gather.
- * Threads: any.
- */
+/* Like doorbell_group_gather. */
 int doorbell_store_gather(const doorbell_store *store, const void *value, size_t len_bytes, void *values,
 			  int64_t timeout_ms);
 
 /*
- * 0 if all ranks are there, or DOORBELL_ERANK, and the first rank that failed goes to `rank`, which may be NULL.
- * Threads: any.
+ * Returns 0 if no rank has failed. Otherwise returns DOORBELL_ERANK and writes the first rank that failed to `rank`,
+ * which may be NULL.
  */
 int doorbell_store_check(const doorbell_store *store, uint32_t *rank);
 

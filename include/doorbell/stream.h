@@ -1,4 +1,9 @@
-/* doorbell.h, a part of it: streams, events, and the operations that are queued on streams. */
+/*
+ * Part of the interface of doorbell.h: streams, events, and operations that are queued on streams.
+ *
+ * doorbell.h has the rules for results, handles, threads and text buffers. CUDA streams and kernel streams are created
+ * by calls of doorbell/gpu.h.
+ */
 #ifndef DOORBELL_STREAM_H
 #define DOORBELL_STREAM_H
 
@@ -13,236 +18,228 @@ extern "C" {
 /* An in-order queue of work with the semantics of a CUDA stream. */
 typedef struct doorbell_stream doorbell_stream;
 
-/* A kernel of the processor. It must return: no longjmp, no pthread_exit, no C++ exception out of it. */
+/* A function that a stream calls. It must return: no longjmp, no pthread_exit, no C++ exception that leaves it. */
 typedef void (*doorbell_kernel)(void *argument);
 
 /*
- * Makes a stream that a thread of the library executes. The name, for errors and debuggers, may be NULL. `capacity` is the
- * entries of its queue, 1 to 65536, rounded up to a power of two; 0 is the default, 1024. Calls that queue wait while it is
- * full.
- * Threads: any.
+ * Creates a stream that a thread of the library executes. `name` is for errors and debuggers and may be NULL.
+ * `capacity` is the number of queue entries, 1 to 65536, rounded up to a power of two; 0 is the default, 1024.
+ * Queueing on a full stream blocks the caller.
  */
 int doorbell_stream_create_host(const char *name, uint32_t capacity, doorbell_stream **stream);
 
 /*
- * Ends the handle. What is queued is still executed, without anybody waiting for it, as with cudaStreamDestroy: arguments of
- * kernels must stay valid until then. NULL is allowed.
+ * Destroys the handle. Queued work is still executed, as with cudaStreamDestroy; the call does not wait for it.
+ * Arguments of doorbell_stream_launch must stay valid until then. NULL is allowed.
  * Threads: alone with stream.
  */
 int doorbell_stream_destroy(doorbell_stream *stream);
 
 /*
- * Queues a call of `kernel(argument)` in the stream's thread. What `argument` points to stays the caller's, who keeps it
- * valid until the kernel has run. A kernel whose stream failed or was aborted before its turn is never called. A kernel may
- * queue work, on its own stream too, but not wait for that stream: DOORBELL_ESTATE. On a CUDA stream it runs in a thread of
- * the driver (cuLaunchHostFunc), and may neither call CUDA nor anything that does: no call with a CUDA stream.
- * Threads: any.
+ * Queues a call of `kernel(argument)`. On a host stream, the stream's thread makes the call. The caller owns what
+ * `argument` points to and keeps it valid until the function has run. The function is never called if the stream fails
+ * or is aborted before. It may queue work, also on its own stream, but it must not wait for that stream:
+ * DOORBELL_ESTATE. On a CUDA stream a thread of the driver makes the call (cuLaunchHostFunc); the function must then
+ * not call CUDA, directly or through a call with a CUDA stream. Kernel streams do not support this call.
  */
 int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void *argument);
 
 /*
- * Waits, spinning, until everything queued so far is done. DOORBELL_ETIMEOUT: the stream goes on.
- * DOORBELL_EASYNC: work that was queued earlier failed. Any call with a stream may report this, as in CUDA, and then queues
- * nothing itself. A kernel that failed is reported by every call from then on; a wait that was released, by at most one: who
- * knows for sure is its ticket, and doorbell_endpoint_failure.
- * Threads: any.
+ * Waits, spinning, until all work that was queued so far is done. On DOORBELL_ETIMEOUT the stream continues. Returns
+ * DOORBELL_EASYNC if work that was queued earlier failed. As in CUDA, any call with a stream may return this code, and
+ * then queues nothing. A function of doorbell_stream_launch that failed is reported by every later call. A released
+ * wait is reported by at most one call; only its ticket and doorbell_endpoint_failure report it reliably.
  */
 int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
 
 /*
- * 1 if everything queued so far is done, 0 if not. Of a CUDA stream the driver says so, which may be an instant after
- * doorbell_stream_synchronize has come back.
- * Threads: any.
+ * Returns 1 if all work that was queued so far is done, else 0. For a CUDA stream the result comes from the driver,
+ * which may return 0 for a moment after doorbell_stream_synchronize has returned.
  */
 int doorbell_stream_query(doorbell_stream *stream);
 
 /*
- * Discards what is queued at this moment and breaks the wait that the stream is in; a kernel that runs is not stopped.
- * Endpoints whose operations were discarded have failed.
- * Of a CUDA stream, from which nothing is taken back, the stores of what is queued and the work of others on it are executed,
- * but its waits for completions, words and events of host streams end, and its endpoints have failed. A wait for an event of
- * another CUDA or kernel stream ends with DOORBELL_EXECUTION_KERNEL; with DOORBELL_EXECUTION_MEMORY_OPS it goes on until that
- * stream has passed the event, so abort that stream as well. Waits that the program has queued itself (cuStreamWaitEvent,
- * cuStreamWaitValue32) are not this library's to end.
- * Of a kernel stream: ends every wait of its triggers, for events too, of those to come as well, and discards what was not
- * taken; the stream is over.
- * Threads: any.
+ * Discards the work that is queued now and releases the wait that the stream is in. A function that is running is not
+ * interrupted. Endpoints whose operations were discarded fail.
+ *
+ * CUDA stream: queued work cannot be removed. Stores, and work that others queued, are executed; waits for
+ * completions, words and events of host streams end; the endpoints fail. A wait for an event of another CUDA or kernel
+ * stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until that
+ * stream has passed the event, so abort that stream too. The library cannot end waits that the program queued itself
+ * (cuStreamWaitEvent, cuStreamWaitValue32).
+ *
+ * Kernel stream: ends all waits of its triggers, including waits for events and waits of triggers that are executed
+ * later. Operations that were not taken are discarded. The stream cannot be used afterwards.
  */
 int doorbell_stream_abort(doorbell_stream *stream);
 
 /* -------------------------------------------------------------------------------------------------------- events */
 
 enum doorbell_event_flags {
-	/* doorbell_event_synchronize sleeps instead of spinning, as with cudaEventBlockingSync. */
+	/* doorbell_event_synchronize sleeps instead of spinning, like cudaEventBlockingSync. */
 	DOORBELL_EVENT_BLOCKING = 1,
-	/* The event takes no time, as with cudaEventDisableTiming. */
+	/* The event has no timestamp, like cudaEventDisableTiming. */
 	DOORBELL_EVENT_NO_TIMING = 2
 };
 
-/* A mark that streams pass. One that was never recorded counts as passed. */
+/* A point in a stream. An event that was never recorded counts as complete. */
 typedef struct doorbell_event doorbell_event;
 
-/*
- * Makes an event. `flags`: DOORBELL_EVENT_*, or 0.
- * Threads: any.
- */
+/* Creates an event. `flags` is 0 or a combination of DOORBELL_EVENT_*. */
 int doorbell_event_create(uint32_t flags, doorbell_event **event);
 
 /*
- * Ends the handle; records and waits in streams go on. NULL is allowed.
+ * Destroys the handle. Queued records and waits still take effect. NULL is allowed.
  * Threads: alone with event.
  */
 int doorbell_event_destroy(doorbell_event *event);
 
 /*
- * Makes the event stand for the work queued on the stream so far. It may be recorded again and again.
- * Threads: any.
+ * Records the event: it then represents all work that was queued on the stream so far. An event may be recorded
+ * repeatedly.
  */
 int doorbell_stream_record(doorbell_stream *stream, doorbell_event *event);
 
-/*
- * Lets what is queued on the stream later wait for the work that the event stands for at this moment.
- * Threads: any.
- */
+/* Makes work that is queued on the stream later wait for the work that the event represents now. */
 int doorbell_stream_wait_event(doorbell_stream *stream, const doorbell_event *event);
 
 /*
- * 1 if the work that the event stands for is done, 0 if not. DOORBELL_EASYNC if that work was discarded.
- * Threads: any.
+ * Returns 1 if the work that the event represents is done, else 0. Returns DOORBELL_EASYNC if that work was discarded.
  */
 int doorbell_event_query(const doorbell_event *event);
 
-/*
- * Waits until the work that the event stands for is done. DOORBELL_EASYNC if that work was discarded.
- * Threads: any.
- */
+/* Waits until the work that the event represents is done. Returns DOORBELL_EASYNC if that work was discarded. */
 int doorbell_event_synchronize(const doorbell_event *event, int64_t timeout_ms);
 
 /*
- * Nanoseconds between the moments when the streams passed two events, by the processor's clock. A CUDA stream's are those
- * when the library saw it, a millisecond later at most, and known after doorbell_stream_synchronize: for times of the GPU
- * itself there is cudaEventElapsedTime. DOORBELL_ESTATE if one was not passed or takes no time, or if `end` passed first.
- * Threads: any.
+ * Writes the time between two events in nanoseconds, by the clock of the CPU. For a CUDA stream, an event has the time
+ * at which the library saw it, up to a millisecond late; it is known after doorbell_stream_synchronize. For GPU time
+ * use cudaEventElapsedTime. Returns DOORBELL_ESTATE if an event has not been passed or has no timestamp, or if `end`
+ * was passed before `start`.
  */
 int doorbell_event_elapsed_ns(const doorbell_event *start, const doorbell_event *end, uint64_t *elapsed_ns);
 
 /* ----------------------------------------------------------------------------------------- operations on streams */
 
-/* An operation that is ready to be given to a stream. */
+/* A prepared operation, which can be posted to a stream. */
 typedef struct doorbell_prepared doorbell_prepared;
 
 /*
- * Queues a work request on the stream: it goes out when the stream comes to it, without the caller.
- * DOORBELL_EWORK if the endpoint has failed, DOORBELL_ESTATE if it is not connected, DOORBELL_EFULL, DOORBELL_ERANGE,
- * DOORBELL_EBOUNDS, DOORBELL_EFOREIGN; DOORBELL_EASYNC as in doorbell_stream_synchronize.
+ * Queues a work request. It is submitted to the device when the stream reaches it, without the CPU. Returns
+ * DOORBELL_EWORK if the endpoint has failed, DOORBELL_ESTATE if it is not connected, DOORBELL_EFULL if the send queue
+ * is full, DOORBELL_EBOUNDS or DOORBELL_EFOREIGN for wrong slices; DOORBELL_EASYNC as in doorbell_stream_synchronize.
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_queue_send(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_work *work,
 			       doorbell_ticket **ticket);
 
 /*
- * Queues a write: doorbell_stream_queue_send of a doorbell_work_write.
+ * Queues a write: doorbell_stream_queue_send with doorbell_work_write.
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_queue_write(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_slice *slices,
 				uint32_t slice_count, uint64_t remote_addr, uint32_t rkey, doorbell_ticket **ticket);
 
 /*
- * Queues a read: doorbell_stream_queue_send of a doorbell_work_read.
+ * Queues a read: doorbell_stream_queue_send with doorbell_work_read.
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_queue_read(doorbell_stream *stream, doorbell_endpoint *endpoint, const doorbell_slice *slices,
 			       uint32_t slice_count, uint64_t remote_addr, uint32_t rkey, doorbell_ticket **ticket);
 
 /*
- * Queues a receive: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the receive when the
- * proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt (rnr_retry).
+ * Queues a receive. It is posted when the stream reaches it. On the proxy path the stream only triggers the proxy, which
+ * posts the receive later: work that follows on the stream may run before, and a peer that is told to send may have to
+ * retry (rnr_retry). Returns the codes of doorbell_stream_queue_send, but needs no connection.
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_queue_recv(doorbell_stream *stream, doorbell_endpoint *endpoint, uint64_t wr_id,
 			       const doorbell_slice *slices, uint32_t slice_count, doorbell_ticket **ticket);
 
 /*
- * Lets what is queued on the stream later wait for the next completion of one of the endpoint's queues (DOORBELL_SIDE_*).
- * When `timeout_ms` have passed since the stream came to it, or the endpoint fails, the wait is released.
- * DOORBELL_ESTATE if there is no further completion to come: every signaled work request and every receive makes one.
+ * Makes work that is queued on the stream later wait for the next completion of one of the endpoint's queues
+ * (DOORBELL_SIDE_*). The wait is released when `timeout_ms` have passed since the stream reached it, or when the
+ * endpoint fails. Returns DOORBELL_ESTATE if no further completion is expected: each signaled work request and each
+ * receive makes one.
  * Threads: one at a time for endpoint.
  */
 int doorbell_stream_wait_cq(doorbell_stream *stream, doorbell_endpoint *endpoint, uint32_t queue_side,
 			    int64_t timeout_ms, doorbell_ticket **ticket);
 
 /*
- * Makes a work request ready for a stream.
+ * Prepares a work request for a stream. Returns the codes of doorbell_stream_queue_send.
  * Threads: one at a time for endpoint.
  */
 int doorbell_prepare_send(doorbell_endpoint *endpoint, const doorbell_work *work, doorbell_prepared **prepared);
 
 /*
- * Makes a receive ready for a stream.
+ * Prepares a receive for a stream. Returns the codes of doorbell_stream_queue_recv.
  * Threads: one at a time for endpoint.
  */
 int doorbell_prepare_recv(doorbell_endpoint *endpoint, uint64_t wr_id, const doorbell_slice *slices,
 			  uint32_t slice_count, doorbell_prepared **prepared);
 
 /*
- * Makes a wait for the next completion ready for a stream.
+ * Prepares a wait for the next completion. Returns the codes of doorbell_stream_wait_cq.
  * Threads: one at a time for endpoint.
  */
 int doorbell_prepare_wait_cq(doorbell_endpoint *endpoint, uint32_t queue_side, int64_t timeout_ms,
 			     doorbell_prepared **prepared);
 
 /*
- * Gives a prepared operation to a stream. Operations of one queue go in the order in which they were prepared, waits in any.
- * On success `prepared` is gone; on an error it remains, to be given again or destroyed.
+ * Posts a prepared operation to a stream. Operations of one queue must be posted in the order in which they were
+ * prepared; waits may be posted in any order. On success the handle `prepared` is gone. On failure it remains, to be
+ * posted again or destroyed.
  * Threads: alone with prepared.
  */
 int doorbell_stream_post(doorbell_stream *stream, doorbell_prepared *prepared, doorbell_ticket **ticket);
 
 /*
- * Gives `count` prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success all of
- * them are gone, and `tickets`, which may be NULL, has as many tickets; on an error all of them remain.
+ * Posts `count` prepared operations, of any endpoints, to a stream in one batch and in order. On success all of them
+ * are gone, and `tickets`, which may be NULL, receives `count` tickets. On failure all of them remain.
  * Threads: alone with each of prepared.
  */
 int doorbell_stream_post_all(doorbell_stream *stream, doorbell_prepared *const *prepared, size_t count,
 			     doorbell_ticket **tickets);
 
 /*
- * Takes a prepared operation of the endpoint back, and ends it. The newest of its queue leaves no trace, another is cancelled
- * as by doorbell_prepared_destroy.
+ * Cancels a prepared operation of the endpoint and destroys its handle. The newest operation of its queue is removed
+ * from the queue. Another one is cancelled as by doorbell_prepared_destroy.
  * Threads: one at a time for endpoint, alone with prepared.
  */
 int doorbell_prepared_rollback(doorbell_endpoint *endpoint, doorbell_prepared *prepared);
 
 /*
- * Cancels a prepared operation: a send becomes a no-operation in its place, the completion of a wait passes uncollected, and
- * after a receive those prepared behind it are refused. NULL is allowed.
+ * Cancels a prepared operation and destroys its handle. A send becomes a no-operation in the queue. The completion of
+ * a wait is not collected. Receives that were prepared after a cancelled receive cannot be posted. NULL is allowed.
  * Threads: alone with prepared.
  */
 int doorbell_prepared_destroy(doorbell_prepared *prepared);
 
 /*
- * The bytecode of a prepared operation for people: which store is the doorbell record, which the UAR, which poll waits for
- * what. A text buffer.
+ * Writes the bytecode of a prepared operation in readable form to a text buffer: which store is the doorbell record,
+ * which is the UAR, and what each poll waits for.
  * Threads: one at a time for prepared.
  */
 int doorbell_prepared_disassemble(const doorbell_prepared *prepared, char *text, size_t capacity);
 
 /*
- * A ticket of a prepared operation, before a stream has it: DOORBELL_STATUS_PREPARED.
+ * Creates a ticket of a prepared operation. Its status is DOORBELL_STATUS_PREPARED until the operation is posted.
  * Threads: one at a time for prepared.
  */
 int doorbell_prepared_ticket(const doorbell_prepared *prepared, doorbell_ticket **ticket);
 
 /*
- * The WQE of a prepared work request, in the bytes of the device's format, for people who look: the number of bytes, which
- * must fit `capacity`, else DOORBELL_ERANGE. 0 for receives and waits, and once the endpoint was reset.
+ * Writes the WQE of a prepared work request in the format of the device, for debugging. Returns the number of bytes,
+ * or DOORBELL_ERANGE if they do not fit in `capacity`. Returns 0 for receives and waits, and after a reset of the
+ * endpoint.
  * Threads: one at a time for prepared.
  */
 int doorbell_prepared_wqe(const doorbell_prepared *prepared, void *bytes, size_t capacity);
 
 /* ----------------------------------------------------------------------------------------------- words of memory */
 
-/* When a word lets a wait go, as with cuStreamWaitValue32. */
+/* The condition of a wait for a word, as in cuStreamWaitValue32. */
 enum doorbell_wait_condition {
 	/* (int32_t)(word - value) >= 0 */
 	DOORBELL_WAIT_GEQ = 0,
@@ -253,25 +250,24 @@ enum doorbell_wait_condition {
 };
 
 /*
- * Lets what is queued on the stream later wait until the 32-bit word at `offset` of the region, a multiple of 4, meets a
- * condition (DOORBELL_WAIT_*). When `timeout_ms` have passed since the stream came to it, the wait is released, and the
- * ticket has failed.
- * Threads: any.
+ * Makes work that is queued on the stream later wait until the 32-bit word at `offset` of the region, a multiple of 4
+ * bytes, meets a condition (DOORBELL_WAIT_*). When `timeout_ms` have passed since the stream reached it, the wait is
+ * released and its ticket fails.
  */
 int doorbell_stream_wait_value32(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
 				 uint32_t wait_condition, uint32_t value, int64_t timeout_ms,
 				 doorbell_ticket **ticket);
 
 /*
- * Stores a 32-bit word, after everything that was queued on the stream before.
- * Threads: any.
+ * Queues a store of `value` to the 32-bit word at `offset` of the region, a multiple of 4 bytes. It takes place after
+ * all work that was queued on the stream before.
  */
 int doorbell_stream_write_value32(doorbell_stream *stream, const doorbell_region *region, uint64_t offset,
 				  uint32_t value, doorbell_ticket **ticket);
 
 /*
- * Waits for a word in the calling thread. What was stored before the word is visible afterwards.
- * Threads: any.
+ * Waits in the calling thread until the 32-bit word at `offset` of the region meets a condition (DOORBELL_WAIT_*).
+ * What was stored before the word is visible to the caller afterwards.
  */
 int doorbell_wait_value32(const doorbell_region *region, uint64_t offset, uint32_t wait_condition, uint32_t value,
 			  int64_t timeout_ms);

@@ -296,35 +296,82 @@ fn the_shim_stays_inside() {
     }
 }
 
+/// The rules of the line `Threads:` before the declaration of a function; none if any thread may call it at any time.
+fn thread_rules(text: &str, function: &str) -> Vec<String> {
+    let declaration = text
+        .match_indices(&format!("{function}("))
+        .map(|(at, _)| at)
+        .find(|at| {
+            let start = text[..*at].rfind('\n').map_or(0, |newline| newline + 1);
+            text[start..].starts_with(|c: char| c.is_ascii_alphabetic())
+                && !text[start..*at].contains("static")
+        })
+        .unwrap_or_else(|| panic!("{function}: no declaration"));
+    let comment = text[..declaration]
+        .rfind("/*")
+        .map_or("", |start| &text[start..declaration]);
+    assert_eq!(comment.matches("*/").count(), 1, "{function}: no comment");
+    comment
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("* Threads: "))
+        .map(|line| line.trim_end_matches('.').split(", "))
+        .map_or(Vec::new(), |rules| rules.map(str::to_owned).collect())
+}
+
+/// Any thread may make any call, says doorbell.h, unless the call's comment has a line `Threads:`. Calls that end a handle have one, and
+/// so have those with a handle of a type that other calls may use one at a time only.
 #[test]
-fn every_comment_says_which_threads_may_call() {
-    let text = interface_text();
-    for function in header().functions.keys() {
-        let declaration = text
-            .match_indices(&format!("{function}("))
-            .map(|(at, _)| at)
-            .find(|at| {
-                let start = text[..*at].rfind('\n').map_or(0, |newline| newline + 1);
-                text[start..].starts_with(|c: char| c.is_ascii_alphabetic())
-                    && !text[start..*at].contains("static")
-            })
-            .unwrap_or_else(|| panic!("{function}: no declaration"));
-        let comment = text[..declaration]
-            .rfind("/*")
-            .map_or("", |start| &text[start..declaration]);
-        assert_eq!(comment.matches("*/").count(), 1, "{function}");
-        let line = comment
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("* Threads: "));
-        let line = line.unwrap_or_else(|| panic!("{function}: no line about threads"));
-        let parameters = &text[declaration..declaration + text[declaration..].find(';').unwrap()];
-        for rule in line.trim_end_matches('.').split(", ") {
-            let name = rule.rsplit(' ').next().unwrap();
-            let known = rule == "any"
-                || ((rule.starts_with("one at a time for ") || rule.starts_with("alone with "))
-                    && parameters.contains(name));
-            assert!(known, "{function}: `{rule}`");
+fn every_exception_to_the_rule_about_threads_is_said() {
+    let (text, header) = (interface_text(), header());
+    // Functions, with their parameters that are handles, or lists of such: (name, type).
+    let functions: Vec<(&String, Vec<(&str, &str)>)> = header
+        .functions
+        .iter()
+        .map(|(function, signature)| {
+            let handles = signature.parameters.iter().filter_map(|parameter| {
+                let (name, kind) = parameter.split_once(": ").expect("a name and a type");
+                let pointee = kind.rsplit(' ').next().expect("a type");
+                let is_handle = header.handles.contains(pointee) && !kind.starts_with("*mut *mut ");
+                is_handle.then_some((name, pointee))
+            });
+            (function, handles.collect())
+        })
+        .collect();
+    let rules = |function: &str| thread_rules(&text, function);
+    let names = |rule: &str, name: &str| {
+        rule.strip_prefix("one at a time for ")
+            .or_else(|| rule.strip_prefix("alone with each of "))
+            .or_else(|| rule.strip_prefix("alone with "))
+            == Some(name)
+    };
+    let mut exclusive = BTreeSet::new();
+    for (function, handles) in &functions {
+        for rule in rules(function) {
+            let named = handles.iter().find(|(name, _)| names(&rule, name));
+            assert!(rule == "any" || named.is_some(), "{function}: `{rule}`");
+            if rule.starts_with("one at a time") {
+                exclusive.extend(named.map(|(_, kind)| *kind));
+            }
         }
+    }
+    assert!(exclusive.len() > 6, "only {exclusive:?} were found");
+    for (function, handles) in &functions {
+        let rules = rules(function);
+        let restricted: Vec<_> = handles
+            .iter()
+            .filter(|(_, kind)| exclusive.contains(kind))
+            .collect();
+        if rules == ["any"] {
+            assert!(!restricted.is_empty(), "{function}: `any` is the rule");
+            continue;
+        }
+        for (name, _) in restricted {
+            let said = rules.iter().any(|rule| names(rule, name));
+            assert!(said, "{function}: nothing is said of `{name}`");
+        }
+        let ends = function.ends_with("_destroy") || function.ends_with("_close");
+        let is_alone = rules.iter().any(|rule| rule.starts_with("alone with "));
+        assert!(is_alone || !ends, "{function}: it ends a handle");
     }
 }
 
