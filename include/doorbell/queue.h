@@ -1,41 +1,51 @@
 /*
- * Work requests that kernels make: the send queue of an endpoint, lent to the threads of a GPU, or of a CPU. C11, C++17 and CUDA.
+ * Kernel queues: work requests that kernels make, in the send queue of an endpoint, by threads of a GPU or of a CPU.
+ * C11, C++17 and CUDA.
  *
- * Any number of threads, of any number of blocks and kernels, use one queue at once. A thread reserves slots, writes a work request into each,
- * and submits them; then it polls, or waits for what it needs. None of them ever waits for another: who submits while a thread rings the NIC
- * leaves its doorbell to that one. Every call that waits has a bound, and a code that says what it came to:
+ * Any number of threads, of any number of blocks and kernels, can use one queue at once. A thread reserves slots,
+ * writes a work request into each one, and submits them. Then it polls, or waits for completion. No thread waits for
+ * another one: if a thread submits while another one rings the NIC, the other one rings for both. Calls that wait have
+ * a time limit. They return:
  *
- *     0                what the call is for is done
- *     DOORBELL_EFULL   no room within the bound
- *     DOORBELL_ETIMEOUT  not complete within the bound
- *     DOORBELL_EWORK   the endpoint has failed: a completion in error, a dead peer, an abort. Nothing more is reserved; what was
- *                      reserved before may still go out. The host's doorbell_endpoint_failure has the reason
- *     DOORBELL_ERANGE  a count that no queue has room for, inline bytes that no slot has room for, a message that no NIC sends
- *     DOORBELL_EBUSY   others were quicker, for a second longer than the bound
+ *     DOORBELL_OK (0)    success
+ *     DOORBELL_EFULL     no free slots within the time limit
+ *     DOORBELL_ETIMEOUT  not complete within the time limit
+ *     DOORBELL_EWORK     the endpoint has failed: a completion with an error, a dead peer, an abort. No more slots are reserved; what was
+ *                        reserved before may still be sent. doorbell_endpoint_failure on the host has the reason
+ *     DOORBELL_ERANGE    more slots than the queue has, too many inline bytes, or a message that is too long
+ *     DOORBELL_EBUSY     other threads took the free slots first, for one second longer than the time limit
  *
- * Who rings is chosen where the queue is made, and the calls are the same: the kernel itself, by the doorbell record and the UAR, or, on the
- * proxy path, a thread of the host that finds the submitted slots in its memory and tells the NIC, and counts its completions.
+ * The control path of the endpoint determines who rings; the calls are the same. On the direct path the kernel itself
+ * rings, by the doorbell record and the UAR. On the proxy path a thread of the host finds the submitted slots in its
+ * memory, rings the NIC, and counts completions.
  *
- * A bound is in nanoseconds, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Calls without one look once; but a thread that rings does so for those
- * as well who submit meanwhile, a round for each of their submissions at most.
+ * Time limits are in nanoseconds, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Calls without a limit check once. But a
+ * thread that rings also rings for others that submit meanwhile, at most one more round for each of their submissions.
  *
- * Counts are running counts of slots, 32 bits, wrapping; the NIC's have 16. A slot is one WQEBB, and every work request here takes one.
- * Nothing is ever cleared: whether a slot was submitted is told by the count that it was submitted with, so the slot of the lap before is none.
+ * Slot numbers are 32-bit running counts that wrap; the NIC uses their low 16 bits. A slot is one WQEBB, and each work
+ * request of this header takes one slot. Nothing is ever cleared: the mark of a submitted slot contains its count, so
+ * marks of earlier laps are not mistaken.
  *
  * Memory order, each store with its other side:
- * - What is to be sent, and the work request, are ordinary stores. doorbell_submit() orders them, and all that its thread has synchronised with
- *   (__syncwarp, __syncthreads), by a fence of system scope before the slot's mark; whoever rings loads the mark with acquire.
- * - Who rings stores the doorbell record, a fence of system scope, the UAR: the NIC, which has seen the doorbell, finds the record and the work
- *   request. On the proxy path a thread of the host does the same (src/endpoint/shared/bell.rs).
- * - The NIC writes data, then the completion. Who polls loads the completion, has a fence behind it, and stores the count with release; who waits loads
- *   the count with acquire: what a get has brought is there, for ordinary loads. What a kernel reads through `const T *__restrict__` or __ldg() the
- *   compiler takes for constant while it runs: not what arrives meanwhile. In memory of the GPU that is so as far as the GPU orders the writes of others
- *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
- * - Who has read completions stores the consumer index with release: the NIC, which loads it before it writes there again, comes after the
- *   loads. It is also what the host goes by that looks for errors nobody polls for (src/endpoint/side/loan.rs).
- * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them with acquire. Who
- *   hears of a failure stores the state's `status` with release: others find there what the host had seen.
- * - The locks (`ringing`, `polling`) are taken with acquire and let go with release, of the GPU's scope: what they guard is its own memory.
+ * - The data to send and the work request are ordinary stores. doorbell_submit() orders them, and everything that its
+ *   thread has synchronised with (__syncwarp, __syncthreads), by a fence of system scope before the slot's mark.
+ *   Whoever rings loads the mark with acquire.
+ * - Whoever rings stores the doorbell record, has a fence of system scope, and stores the UAR. A NIC that has seen the
+ *   doorbell finds the record and the work request. On the proxy path a thread of the host does the same (bell.rs of
+ *   the endpoint).
+ * - The NIC writes data, then the completion. A thread that polls loads the completion, has a fence, and stores the
+ *   count with release. A thread that waits loads the count with acquire, and ordinary loads then see the data of a
+ *   get. The compiler assumes that memory read through `const T *__restrict__` or __ldg() does not change while the
+ *   kernel runs, so such loads may miss data that arrives meanwhile. In GPU memory this order holds as far as the GPU
+ *   orders writes of others (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
+ * - A thread that has read completions stores the consumer index with release. The NIC loads it before it reuses the
+ *   entries, so its writes come after the loads. The host also uses the index to look for errors that nobody polls for
+ *   (loan.rs of the endpoint).
+ * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them
+ *   with acquire. A thread that learns of a failure stores the state's `status` with release, so that others see
+ *   everything that the host had seen.
+ * - The locks `ringing` and `polling` are taken with acquire and released with release, of GPU scope, because they
+ *   guard memory of that GPU.
  */
 #ifndef DOORBELL_QUEUE_H
 #define DOORBELL_QUEUE_H
@@ -48,52 +58,53 @@
 extern "C" {
 #endif
 
-/* Bytes of a put or get at most: the next bit of the length means another kind of segment (mlx5dv.h: MLX5_INLINE_SEG). */
+/* Most bytes of a put or get: the next bit of the length selects another kind of segment (mlx5dv.h: MLX5_INLINE_SEG). */
 #define DOORBELL_MESSAGE_BYTES_MAX 0x7fffffffu
 
-/* Inline bytes that a slot has room for, behind the three segments of a write. */
+/* Inline bytes that fit in a slot, after the three segments of a write. */
 #define DOORBELL_INLINE_BYTES 28u
 
 /*
- * A queue as kernels see it: pass it by value. doorbell_kernel_queue_view() fills it; it stays valid as long as the doorbell_kernel_queue.
- * Addresses are those of the GPU that it was made for.
+ * A queue as kernels see it; pass it by value. doorbell_kernel_queue_view() fills it. It is valid as long as the
+ * doorbell_kernel_queue. Addresses are those of the GPU for which the queue was made.
  */
 struct doorbell_queue {
 	uint64_t state;       /* struct dbl_queue_state */
 	uint64_t control;     /* struct dbl_queue_control */
-	uint64_t marks;       /* uint32_t for each slot: one more than the count it was submitted with */
-	uint64_t doorbells;   /* uint64_t for each slot: what rings it */
+	uint64_t marks;       /* a uint32_t per slot: one more than the count it was submitted with */
+	uint64_t doorbells;   /* a uint64_t per slot: the doorbell that rings it */
 	uint64_t ring;        /* the work requests */
-	uint64_t record;      /* the send half of the doorbell record; 0 if the host rings, and counts completions */
-	uint64_t uar[2];      /* the doorbell registers, which take turns */
+	uint64_t record;      /* the send half of the doorbell record; 0 if the host rings and counts completions */
+	uint64_t uar[2];      /* the doorbell registers, used alternately */
 	uint64_t completions; /* the completion queue */
-	uint64_t cq_record;   /* its consumer index */
+	uint64_t cq_record;   /* the consumer index of the completion queue */
 	uint32_t slot_mask;
 	uint32_t cqe_mask;
-	uint32_t capacity; /* slots in flight at most */
+	uint32_t capacity; /* most slots in flight */
 	uint32_t qpn;
 };
 
-/* What the threads share, in memory of their own GPU; on lines of their own by who writes. */
+/* What the threads share, in memory of their GPU. Each group of writers has its own cache lines. */
 struct dbl_queue_state {
-	uint32_t reserved; /* behind the last slot that is somebody's */
+	uint32_t reserved; /* end of the reserved slots */
 	uint32_t line0[31];
 	uint32_t ringing; /* 1 while a thread rings */
-	uint32_t rung;    /* behind the last slot that the NIC was told of */
+	uint32_t rung;    /* end of the slots that the NIC was told of */
 	uint32_t line1[30];
-	uint32_t completed; /* behind the last slot that the NIC is done with */
-	int32_t status;     /* 0, or why nothing more goes out */
-	uint32_t error;     /* of a completion in error: syndrome, vendor syndrome << 8, the slot's 16 bits << 16 */
+	uint32_t completed; /* end of the slots that are complete */
+	int32_t status;     /* 0, or the code of the failure */
+	uint32_t error;     /* a completion with an error: syndrome, vendor syndrome << 8, low 16 bits of the slot <<
+			       16 */
 	uint32_t line2[29];
 	uint32_t polling;  /* 1 while a thread polls */
-	uint32_t cq_index; /* the next completion */
+	uint32_t cq_index; /* count of the next completion */
 	uint32_t line3[30];
 };
 
-/* What the host says, in its memory. src/endpoint/lent.rs is the other side. */
+/* Written by the host, in host memory. lent.rs of the endpoint is the other side. */
 struct dbl_queue_control {
 	int32_t status;     /* 0, or the code of the endpoint's failure */
-	uint32_t completed; /* as in the state, where the host counts */
+	uint32_t completed; /* like dbl_queue_state.completed, if the host counts completions */
 	uint32_t line[30];
 };
 
@@ -105,27 +116,30 @@ DBL_STATIC_ASSERT(offsetof(struct dbl_queue_state, polling) == 384, "polling");
 DBL_STATIC_ASSERT(sizeof(struct dbl_queue_state) == 512, "a state is 512 bytes");
 DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a line");
 
-/* Once in each turn of a wait, on a CPU. */
+/* Called in each turn of a wait, on a CPU. */
 #ifndef DBL_TURN
 #define DBL_TURN() ((void)0)
 #endif
 
-/* For tests: the slots from `from` up to `upto` may be written again. */
+/* For tests: called when the slots from `from` up to `upto` can be written again. */
 #ifndef DBL_SLOTS_FREED
 #define DBL_SLOTS_FREED(queue, from, upto) ((void)0)
 #endif
 
-/* For tests: the NIC was rung, and the others are not yet let to it. */
+/* For tests: called after ringing the NIC, before the lock is released. */
 #ifndef DBL_RANG
 #define DBL_RANG(queue) ((void)0)
 #endif
 
-/* Marks that a thread loads at once. For models, which try all orders of all loads: fewer. */
+/* Marks that a thread loads at once. Model checkers, which try all orders of all loads, use fewer. */
 #ifndef DBL_MARKS_AT_ONCE
 #define DBL_MARKS_AT_ONCE 8
 #endif
 
-/* Relaxed, with a fence of their own beside them; where ThreadSanitizer is to see the order, which knows no fences, acquire and release. */
+/*
+ * Relaxed accesses with separate fences. ThreadSanitizer does not support fences, so its builds use acquire and
+ * release instead.
+ */
 #if defined(__CUDACC__) || defined(DBL_FENCES_ORDER)
 #define DBL_LOAD_FENCED dbl_load_dword_relaxed
 #define DBL_STORE_FENCED dbl_store_dword
@@ -134,7 +148,7 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a
 #define DBL_STORE_FENCED dbl_store_dword_release
 #endif
 
-/* How long a thread tries to reserve slots that others always take before it. */
+/* How long a thread tries to reserve slots if others always take them first. */
 #define DBL_CONTENTION_NS 1000000000u
 
 DBL_DEVICE struct dbl_queue_state *dbl_queue_state(const struct doorbell_queue *queue)
@@ -147,14 +161,17 @@ DBL_DEVICE uint32_t *dbl_queue_mark(const struct doorbell_queue *queue, uint32_t
 	return (uint32_t *)(uintptr_t)queue->marks + (slot & queue->slot_mask);
 }
 
-/* The NIC is done with what comes before `upto`; the caller has `polling`. */
+/* Slots before `upto` are complete. The caller holds `polling`. */
 DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue *queue, uint32_t upto)
 {
 	DBL_SLOTS_FREED(queue, dbl_queue_state(queue)->completed, upto);
 	dbl_store_dword_release(&dbl_queue_state(queue)->completed, upto);
 }
 
-/* Listens to the host. A load of its memory takes a GPU as long as a thousand instructions, so it is done where there is time. */
+/*
+ * Checks the host's status. A GPU needs as long for a load of host memory as for a thousand instructions, so callers
+ * do this rarely.
+ */
 DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -163,7 +180,7 @@ DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
 
 	if (status == 0) {
 		status = (int32_t)dbl_load_dword(&control->status);
-		/* Release: who hears it from this thread is to find the completions that the host had seen as well. */
+		/* Release: a thread that reads this status must also see the completions that the host had seen. */
 		if (status != 0)
 			dbl_store_dword_release(&state->status, (uint32_t)status);
 	}
@@ -171,7 +188,8 @@ DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
 }
 
 /*
- * The last word of a completion if the NIC has written it, as seen by its owner bit; else 0xf of opcode (mlx5dv.h: MLX5_CQE_INVALID). Relaxed.
+ * Returns the last word of a completion if the NIC has written it, according to its owner bit; otherwise a word with
+ * opcode 0xf (mlx5dv.h: MLX5_CQE_INVALID). Relaxed.
  */
 DBL_DEVICE uint32_t dbl_queue_completion(const struct doorbell_queue *queue, uint32_t index)
 {
@@ -182,19 +200,22 @@ DBL_DEVICE uint32_t dbl_queue_completion(const struct doorbell_queue *queue, uin
 	return (word >> 24 & 1) == lap_is_odd ? word : 0xf0000000u;
 }
 
-/* The two ends of the request that an error completion tells of (mlx5dv.h: MLX5_CQE_REQ_ERR, MLX5_CQE_RESP_ERR). */
+/* Whether it is an error of the requester or of the responder (mlx5dv.h: MLX5_CQE_REQ_ERR, MLX5_CQE_RESP_ERR). */
 DBL_DEVICE int dbl_completion_is_error(uint32_t word)
 {
 	return word >> 28 == 13 || word >> 28 == 14;
 }
 
-/* The slots that a completion tells of, from `completed` on: its own is the last (mlx5dv.h: wqe_counter). */
+/*
+ * The number of slots from `completed` on that a completion covers; its own slot is the last one (mlx5dv.h:
+ * wqe_counter).
+ */
 DBL_DEVICE uint32_t dbl_completion_slots(uint32_t word, uint32_t completed)
 {
 	return (((dbl_be32(word) >> 16) - completed) & 0xffff) + 1;
 }
 
-/* The caller has `polling`. */
+/* Polls the completion queue. The caller holds `polling`. */
 DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -204,7 +225,8 @@ DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 	int32_t status = 0;
 
 	while (status == 0) {
-		/* Several at once: each is as far away as the memory of the host. They are written in order, and read in any. */
+		/* Loads several at once, because each load of host memory has a long latency. The NIC writes them in
+		   order; the loads may be in any order. */
 #ifdef __CUDACC__
 #pragma unroll
 #endif
@@ -214,21 +236,21 @@ DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 			break;
 		/* Acquire: what the NIC wrote before them. */
 		dbl_fence_system();
-		/* After the completions, of what was rung before them. */
+		/* Loaded after the completions: everything that they complete was rung before. */
 		rung = dbl_load_dword(&state->rung);
 		for (ahead = 0; ahead < 8 && words[ahead] >> 28 != 0xf && status == 0; ahead++) {
 			slots = dbl_completion_slots(words[ahead], completed);
 			if (slots > rung - completed) {
-				/* Of no request that was rung. */
+				/* A completion of no request that was rung. */
 				status = DOORBELL_EWORK;
 			} else if (dbl_completion_is_error(words[ahead])) {
 				const uint8_t *cqe = (const uint8_t *)(uintptr_t)queue->completions +
 						     (size_t)((index + ahead) & queue->cqe_mask) * 64;
-				/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd and syndrome at 54 and 55. */
+				/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd is at 54, syndrome at 55. */
 				const uint32_t syndromes = dbl_load_dword(cqe + 52);
 				dbl_store_dword(&state->error, syndromes >> 24 | (syndromes >> 8 & 0xff00) |
 								       (completed + slots - 1) << 16);
-				/* It stays, for the host to find. */
+				/* The completion is not consumed, so that the host finds it. */
 				status = DOORBELL_EWORK;
 			} else {
 				completed += slots;
@@ -250,7 +272,7 @@ DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 		dbl_store_dword_release(&state->status, (uint32_t)status);
 }
 
-/* Takes note of what is complete, unless another thread is at it: whether it was this one. */
+/* Collects completions unless another thread is doing so. Returns whether this thread did. */
 DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -271,7 +293,10 @@ DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 	return 1;
 }
 
-/* Takes note of what is complete, if no other thread is at it. 0, or the failure. */
+/*
+ * Collects completions unless another thread is doing so. Does not wait. Returns 0, or the code of the queue's
+ * failure.
+ */
 DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -283,9 +308,10 @@ DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
 }
 
 /*
- * Reserves `count` slots in a row, from `*first` on. Each must be written and submitted soon, in any order, and none may be given back:
- * what others submit behind it does not go out before. With a bound of 0 it looks once for room.
- * 0, DOORBELL_EFULL, DOORBELL_EWORK, DOORBELL_ERANGE, DOORBELL_EBUSY.
+ * Reserves `count` consecutive slots and writes the first slot number to `*first`. Waits up to `timeout_ns`
+ * nanoseconds for free slots; 0 checks once. Each reserved slot must be written and submitted soon, in any order.
+ * Slots cannot be returned: later slots are not sent before them. Returns 0, DOORBELL_EFULL, DOORBELL_EWORK,
+ * DOORBELL_ERANGE or DOORBELL_EBUSY.
  */
 DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns, uint32_t *first)
 {
@@ -302,7 +328,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 		status = (int32_t)dbl_load_dword(&state->status);
 		if (status != 0)
 			return status;
-		/* Loaded in this order: a count of completions that is behind makes the room look smaller, never larger. */
+		/* Loaded in this order: an older `completed` makes the free space look smaller, never larger. */
 		completed = dbl_load_dword(&state->completed);
 		reserved = dbl_load_dword(&state->reserved);
 		if (reserved + count - completed <= queue->capacity) {
@@ -320,13 +346,13 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 			continue;
 		}
 		if (turn != 0) {
-			/* Once there was no room even after a poll. */
+			/* There was no room even after a poll. */
 			now_ns = dbl_now_ns();
 			if (!is_full)
 				full_ns = now_ns;
 			is_full = 1;
 			late = bound_ns == 0 || dbl_has_passed(now_ns, full_ns, bound_ns);
-			/* Who comes again and again hears of a failure as well. */
+			/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
 			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
 				return status;
 			if (late)
@@ -341,7 +367,7 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	}
 }
 
-/* Writes the work request of a slot. */
+/* Writes the work request into a slot. */
 DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slot, const struct dbl_wr *wr)
 {
 	uint64_t wqe[DBL_WQEBB_BYTES / 8];
@@ -354,7 +380,7 @@ DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slo
 	((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
 }
 
-/* DOORBELL_WORK_* as the bits of a control segment. */
+/* Converts DOORBELL_WORK_* to bits of a control segment. */
 DBL_DEVICE uint8_t dbl_queue_flags(uint32_t flags)
 {
 	return (uint8_t)((flags & DOORBELL_WORK_UNSIGNALED ? 0 : DBL_WR_SIGNALED) |
@@ -387,11 +413,13 @@ DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t
 }
 
 /*
- * A put: writes `len_bytes` from `local_addr`, in a region of `lkey`, to `remote_addr` of the peer, in a region of `rkey`. 0, or DOORBELL_ERANGE
- * beyond DOORBELL_MESSAGE_BYTES_MAX: the slot is then to be written again.
+ * Writes a put into a reserved slot: the NIC writes `len_bytes` bytes from `local_addr` (local key `lkey`) to the
+ * peer's `remote_addr` (remote key `rkey`). Returns 0, or DOORBELL_ERANGE if `len_bytes` exceeds
+ * DOORBELL_MESSAGE_BYTES_MAX; the slot must then be written again.
  *
- * `flags`: DOORBELL_WORK_UNSIGNALED, _SOLICITED, _FENCE. Unsignaled slots are complete, and have room again, when a later signaled one is: the
- * last of what is submitted has to be signaled, for who waits for it, and some slot of every `capacity` in a row, or the queue is full for good.
+ * `flags` is 0 or a combination of DOORBELL_WORK_UNSIGNALED, _SOLICITED and _FENCE. An unsignaled slot is complete,
+ * and free again, when a later signaled slot is complete. The last slot of a submission must be signaled if a thread
+ * waits for it. Among any `capacity` consecutive slots at least one must be signaled, otherwise the queue stays full.
  */
 DBL_DEVICE int doorbell_write_put(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				  uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
@@ -404,7 +432,10 @@ DBL_DEVICE int doorbell_write_put(const struct doorbell_queue *queue, uint32_t s
 	return DOORBELL_OK;
 }
 
-/* A put that takes one of the peer's receives, whose completion has `imm`, in host order. */
+/*
+ * Writes a put with immediate data: it uses one of the peer's receives, whose completion has `imm`, in host byte
+ * order. Returns like doorbell_write_put.
+ */
 DBL_DEVICE int doorbell_write_put_imm(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				      uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
 				      uint32_t rkey, uint32_t imm)
@@ -416,7 +447,10 @@ DBL_DEVICE int doorbell_write_put_imm(const struct doorbell_queue *queue, uint32
 	return DOORBELL_OK;
 }
 
-/* A get: reads `len_bytes` from `remote_addr` of the peer to `local_addr`. */
+/*
+ * Writes a get into a reserved slot: the NIC reads `len_bytes` bytes from the peer's `remote_addr` to `local_addr`.
+ * Returns like doorbell_write_put.
+ */
 DBL_DEVICE int doorbell_write_get(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				  uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
 				  uint32_t rkey)
@@ -428,7 +462,10 @@ DBL_DEVICE int doorbell_write_get(const struct doorbell_queue *queue, uint32_t s
 	return DOORBELL_OK;
 }
 
-/* Adds `add` to the 8 bytes at `remote_addr`, a multiple of 8, of the peer, and brings what they were to `result_addr`. In host order. */
+/*
+ * Writes a fetch-and-add into a reserved slot: adds `add` to the 8 bytes at the peer's `remote_addr`, a multiple of 8,
+ * and writes the old value to `result_addr`. Values are in host byte order.
+ */
 DBL_DEVICE void doorbell_write_add(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				   uint64_t result_addr, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
 				   uint64_t add)
@@ -436,7 +473,10 @@ DBL_DEVICE void doorbell_write_add(const struct doorbell_queue *queue, uint32_t 
 	dbl_queue_write_one(queue, slot, DBL_OPCODE_ATOMIC_FA, flags, 0, add, result_addr, lkey, 8, remote_addr, rkey);
 }
 
-/* A put of `len_bytes`, up to DOORBELL_INLINE_BYTES, that are copied now. 0 or DOORBELL_ERANGE: the slot is then to be written again. */
+/*
+ * Writes a put of up to DOORBELL_INLINE_BYTES bytes, which are copied now. Returns 0, or DOORBELL_ERANGE for more
+ * bytes; the slot must then be written again.
+ */
 DBL_DEVICE int doorbell_write_inline(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags, const void *bytes,
 				     uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey)
 {
@@ -460,8 +500,9 @@ DBL_DEVICE int doorbell_write_inline(const struct doorbell_queue *queue, uint32_
 }
 
 /*
- * A signal: stores the 8 bytes of `value` at `remote_addr`. What was put before on the same queue is there when the peer sees it, as far as
- * the peer's memory keeps the order in which the NIC writes; who looks there loads with acquire.
+ * Writes a signal into a reserved slot: stores the 8 bytes of `value` at the peer's `remote_addr`. Earlier puts on the
+ * same queue are visible when the peer sees the value, as far as the peer's memory keeps the NIC's write order. The
+ * peer must load the value with acquire.
  */
 DBL_DEVICE void doorbell_write_signal(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				      uint64_t remote_addr, uint32_t rkey, uint64_t value)
@@ -469,7 +510,7 @@ DBL_DEVICE void doorbell_write_signal(const struct doorbell_queue *queue, uint32
 	(void)doorbell_write_inline(queue, slot, flags, &value, sizeof(value), remote_addr, rkey);
 }
 
-/* Nothing, in its turn: for a slot that turns out not to be needed. */
+/* Writes a no-operation into a reserved slot that is not needed. */
 DBL_DEVICE void doorbell_write_nop(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags)
 {
 	struct dbl_wr wr;
@@ -488,13 +529,14 @@ DBL_DEVICE void doorbell_write_nop(const struct doorbell_queue *queue, uint32_t 
 	dbl_queue_write(queue, slot, &wr);
 }
 
-/* Behind the last of the slots in a row from `begin` on that are submitted. Relaxed; the caller has `ringing`. */
+/* Returns the end of the consecutive submitted slots from `begin` on. Relaxed. The caller holds `ringing`. */
 DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint32_t begin)
 {
 	uint32_t end = begin, ahead, marks[DBL_MARKS_AT_ONCE];
 
 	do {
-		/* Several at once: a way to memory and back is long, and as many of them one after the other would bound what a queue does. */
+		/* Loads several at once, because each load has a long latency, which would otherwise limit the
+		   queue's rate. */
 #ifdef __CUDACC__
 #pragma unroll
 #endif
@@ -512,7 +554,10 @@ DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint
 	return end;
 }
 
-/* Tells the NIC of all slots that are submitted, up to the first that is not, unless another thread is at it, which looks again. */
+/*
+ * Rings the NIC for all submitted slots up to the first one that is not submitted. If another thread is ringing, that
+ * thread looks again.
+ */
 DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
@@ -526,38 +571,42 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 		if (end != begin) {
 			uint64_t doorbell;
 
-			/* Acquire: the work requests and doorbells of which the marks have told. */
+			/* Acquire: the work requests and doorbells that the marks announce. */
 			dbl_fence_system();
 			doorbell = ((const uint64_t *)(uintptr_t)queue->doorbells)[(end - 1) & queue->slot_mask];
-			/*
-			 * Before the record, by which a NIC may go that has not seen the doorbell yet: who finds a completion is to find
-			 * that it was rung for. And the record before the doorbell.
-			 */
+			/* Before the record, because a NIC may use the record before it sees the doorbell, and
+			   whoever finds a completion must find that it was rung for. And the record before the
+			   doorbell. */
 			DBL_STORE_FENCED(&state->rung, end);
 			dbl_fence_system();
 			dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
 			dbl_fence_system();
-			/* By turns, with no word of its own: both registers do, and a burst of stores to one waits for its buffer. */
+			/* Alternately, without separate state: a burst of stores to one register would wait for its
+			   buffer. */
 			dbl_store_qword((void *)(uintptr_t)queue->uar[(end - 1) & 1], doorbell);
 		}
 		DBL_RANG(queue);
 		dbl_store_dword_release(&state->ringing, 0);
-		/* Who has submitted meanwhile, and found it taken, has left it to this thread. Pairs with the fence of doorbell_submit(). */
+		/* A thread that submitted meanwhile and found `ringing` taken has left its slots to this thread.
+		   Pairs with the fence of doorbell_submit(). */
 		dbl_fence_system();
 	} while (dbl_load_dword(dbl_queue_mark(queue, end)) == end + 1);
 }
 
-/* Submits slots that are written: they go out once all before them are submitted, too. 0, or the failure. */
+/*
+ * Submits `count` written slots from `first` on. They are sent when all earlier slots are submitted too. Does not
+ * wait. Returns 0, or the code of the queue's failure.
+ */
 DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t first, uint32_t count)
 {
 	uint32_t slot;
 
-	/* What was stored before, the work requests among it, before the marks. */
+	/* Earlier stores, work requests included, before the marks. */
 	dbl_fence_system();
 	for (slot = first; slot != first + count; slot++)
 		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
 	if (queue->record != 0) {
-		/* The marks before the look whether somebody rings. */
+		/* The marks before the check whether another thread is ringing. */
 		dbl_fence_system();
 		dbl_queue_ring(queue);
 	}
@@ -565,9 +614,10 @@ DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t firs
 }
 
 /*
- * Waits until all slots before `upto` are complete: `first + count` for what was submitted so. With a bound of 0 it looks once.
- * 0, DOORBELL_ETIMEOUT, DOORBELL_EWORK if the queue failed before; and if it failed behind `upto` while a thread that polls stands still, in which
- * case a later call says 0.
+ * Waits up to `timeout_ns` nanoseconds until all slots before `upto` are complete; 0 checks once. For slots submitted
+ * by doorbell_submit(first, count), `upto` is first + count. Returns 0, DOORBELL_ETIMEOUT, or DOORBELL_EWORK if the
+ * queue failed before the slots were complete. In one case DOORBELL_EWORK is early: the queue failed after `upto` and
+ * the thread that polls is not running. A later call then returns 0.
  */
 DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, uint64_t timeout_ns)
 {
@@ -582,7 +632,8 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		if (dbl_load_dword(&state->completed) - upto < 0x80000000u)
 			return DOORBELL_OK;
 		if (status != 0) {
-			/* After the look for a failure: what was complete before it, is. By whoever is at it, who is soon done. */
+			/* Checked after the failure, because slots that were complete before it are complete. The
+			   thread that polls, if another one, is soon done. */
 			for (last = 0; last < 1024 && !dbl_queue_poll(queue); last++)
 				DBL_TURN();
 			return dbl_load_dword(&state->completed) - upto < 0x80000000u ? DOORBELL_OK : status;
@@ -591,12 +642,12 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		if (turn == 0)
 			continue;
 		now_ns = dbl_now_ns();
-		/* Not by `turn`, which goes round within an hour. */
+		/* Not by `turn`, which wraps within an hour. */
 		if (!has_waited)
 			since_ns = now_ns;
 		has_waited = 1;
 		late = bound_ns == 0 || dbl_has_passed(now_ns, since_ns, bound_ns);
-		/* Who comes again and again hears of a failure as well. */
+		/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
 		if (status == 0 && (late || turn % 16 == 0))
 			status = dbl_queue_hear(queue);
 		if (late && status == 0)
@@ -606,8 +657,9 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 }
 
 /*
- * Of the completion in error that has failed the queue: its syndrome (mlx5dv.h: MLX5_CQE_SYNDROME_*), its vendor syndrome << 8, and the low 16
- * bits of the slot << 16; 0 if there was none, as after an abort, and where the host counts completions.
+ * Returns the error of the completion that failed the queue: syndrome (mlx5dv.h: MLX5_CQE_SYNDROME_*) | vendor
+ * syndrome << 8 | low 16 bits of the slot << 16. Returns 0 if there was none, for example after an abort, and if the
+ * host counts completions.
  */
 DBL_DEVICE uint32_t doorbell_queue_error(const struct doorbell_queue *queue)
 {
@@ -615,7 +667,9 @@ DBL_DEVICE uint32_t doorbell_queue_error(const struct doorbell_queue *queue)
 }
 
 /*
- * In one call each: reserves a slot within `timeout_ns`, writes it, signaled, and submits it; `upto`, which may be NULL, is for doorbell_wait().
+ * The following calls reserve a slot within `timeout_ns` nanoseconds, write it, signaled, and submit it. `*upto`, if
+ * `upto` is not NULL, receives the value for doorbell_wait(). They return 0 or the codes of doorbell_reserve(),
+ * doorbell_write_*() and doorbell_submit(). This call makes a put.
  */
 DBL_DEVICE int doorbell_put(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey, uint32_t len_bytes,
 			    uint64_t remote_addr, uint32_t rkey, uint64_t timeout_ns, uint32_t *upto)
@@ -634,6 +688,7 @@ DBL_DEVICE int doorbell_put(const struct doorbell_queue *queue, uint64_t local_a
 	return doorbell_submit(queue, slot, 1);
 }
 
+/* A put with immediate data: see doorbell_write_put_imm(). */
 DBL_DEVICE int doorbell_put_imm(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey,
 				uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey, uint32_t imm,
 				uint64_t timeout_ns, uint32_t *upto)
@@ -652,6 +707,7 @@ DBL_DEVICE int doorbell_put_imm(const struct doorbell_queue *queue, uint64_t loc
 	return doorbell_submit(queue, slot, 1);
 }
 
+/* A get: see doorbell_write_get(). */
 DBL_DEVICE int doorbell_get(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey, uint32_t len_bytes,
 			    uint64_t remote_addr, uint32_t rkey, uint64_t timeout_ns, uint32_t *upto)
 {
@@ -669,6 +725,7 @@ DBL_DEVICE int doorbell_get(const struct doorbell_queue *queue, uint64_t local_a
 	return doorbell_submit(queue, slot, 1);
 }
 
+/* A fetch-and-add: see doorbell_write_add(). */
 DBL_DEVICE int doorbell_add(const struct doorbell_queue *queue, uint64_t result_addr, uint32_t lkey, uint64_t remote_addr,
 			    uint32_t rkey, uint64_t add, uint64_t timeout_ns, uint32_t *upto)
 {
@@ -683,6 +740,7 @@ DBL_DEVICE int doorbell_add(const struct doorbell_queue *queue, uint64_t result_
 	return doorbell_submit(queue, slot, 1);
 }
 
+/* A signal: see doorbell_write_signal(). */
 DBL_DEVICE int doorbell_signal(const struct doorbell_queue *queue, uint64_t remote_addr, uint32_t rkey, uint64_t value,
 			       uint64_t timeout_ns, uint32_t *upto)
 {
@@ -697,7 +755,7 @@ DBL_DEVICE int doorbell_signal(const struct doorbell_queue *queue, uint64_t remo
 	return doorbell_submit(queue, slot, 1);
 }
 
-/* A put, and a signal behind it, with one doorbell. */
+/* A put followed by a signal, with one doorbell. Takes two slots; only the signal is signaled. */
 DBL_DEVICE int doorbell_put_signal(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey,
 				   uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey, uint64_t signal_addr,
 				   uint32_t signal_rkey, uint64_t value, uint64_t timeout_ns, uint32_t *upto)

@@ -1,56 +1,58 @@
 /*
- * Triggers: prepared operations that a kernel of the application executes itself. C11, C++17 and CUDA; outside of CUDA the functions are of
- * the CPU, for tests.
+ * Triggers: prepared operations that a kernel of the application executes. C11, C++17 and CUDA; without CUDA the
+ * functions run on the CPU, for tests.
  *
- * The host takes a `struct doorbell_trigger` (doorbell_stream_take_trigger, KernelStream::take) of what it has queued on a kernel stream and
- * passes it by value to its kernel:
+ * The host takes a `struct doorbell_trigger` from a kernel stream (doorbell_stream_take_trigger, KernelStream::take)
+ * and passes it to its kernel by value:
  *
  *     __global__ void step(const __grid_constant__ doorbell_trigger trigger, int *status, ...)
  *     {
- *             ... what is to be sent is computed ...
+ *             ... compute the data to send ...
  *             int code = doorbell_trigger_block(&trigger, 1000000000);
  *             if (threadIdx.x == 0 && code != DOORBELL_OK)
  *                     *status = code;
  *     }
  *
- * (__grid_constant__, so that it is read where the driver has put it; without it each thread that takes its address copies it.)
+ * With __grid_constant__ the trigger is read from the parameter memory; without it, each thread that takes its address
+ * copies it.
  *
  * Results
- *     DOORBELL_OK        all of it was executed, and every wait in it was met without an error
- *     DOORBELL_EWORK     a completion in error, a wait that the host has ended (deadline, abort, a dead peer), a failure that the host has
- *                        found since the trigger was taken, if there is a wait in it; or the stream had stopped before: nothing is executed
- *     DOORBELL_ETIMEOUT  within the time the triggers before it were not executed: nothing has happened, and it may be tried again; or a wait
- *                        in it was not met: what comes after that wait is not executed, nor is any later trigger of the stream
- *     DOORBELL_ESTATE    it was executed before, is being executed, or the stream has given it up
- * Which of the two a timeout was, says the second attempt: DOORBELL_ESTATE if there is nothing to be tried.
+ *     DOORBELL_OK        All operations were executed, and all waits completed without an error.
+ *     DOORBELL_EWORK     A completion had an error, the host ended a wait (timeout, abort, dead peer), or the host has found a failure since
+ *                        the trigger was taken and the trigger has a wait. Or the stream had already stopped; then nothing is executed.
+ *     DOORBELL_ETIMEOUT  Either earlier triggers were not executed within the time: nothing has happened, and the call may be repeated. Or
+ *                        a wait of this trigger took too long: what follows the wait is not executed, nor is any later trigger of the stream.
+ *                        To find out which, repeat the call: in the second case it returns DOORBELL_ESTATE.
+ *     DOORBELL_ESTATE    The trigger was already executed, is being executed, or the stream has discarded it.
+ *     DOORBELL_EINVAL    The trigger is invalid.
  *
  * Order
- *     Triggers of one stream are executed in the order in which they were taken, each once, by any kernels of the stream's device. A trigger
- *     whose predecessor has not been executed waits for it.
+ *     The triggers of a stream are executed once each, in the order in which they were taken, by any kernels on the stream's device. A trigger
+ *     waits until its predecessor was executed.
  *
- * Bounds
- *     `timeout_ns` is for all waits of a call, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Within it the host ends waits as it does for streams.
- *     The GPU's clock steps by up to a microsecond.
+ * Timeouts
+ *     `timeout_ns` limits all waits of a call together, and is at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. The host may end waits earlier, as on
+ *     other streams. The GPU's clock has steps of up to a microsecond.
  *
- * Memory order. Each store of this file, with what it pairs with:
- *     what the calling thread stored before, of a warp or block all threads of it: is ordered before every store of a program by the
- *         fence of system scope that each program begins with. Of the other threads it knows by the barrier before it; a fence is cumulative.
- *         It pairs with the loads of the NIC, and of the thread that stands in for it (acquire of the doorbell, then loads).
- *     stores of a program (doorbell record, UAR, trigger word, words of memory): relaxed, system scope, in the order that the fences of the
- *         program give; each pairs with the acquire load of its consumer
- *     polls of a program: acquire, system scope; pair with the DMA writes of NICs in PCIe order, and with release stores of the host
- *     dbl_control.done: relaxed behind a fence; pairs with the acquire load of the host, which then tells owners
- *     dbl_control.stopped, .stop: in that order, a fence between; pair with the host's acquire loads in the other order
- *     turn: acquire and release of the scope of the GPU, for other threads of which it is; pairs with the next trigger's
- *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32, doorbell_wait_value32 of the host, and
- *         the waits for values of streams of either kind
+ * Memory order. For each store of this file, what it pairs with:
+ *     earlier stores of the calling thread, or of the threads of its warp or block: ordered before all stores of a program by the fence of
+ *         system scope at the beginning of each program. The barrier before it makes the other threads' stores visible; fences are
+ *         cumulative. Pairs with the loads of the NIC, and of the thread that acts for it (acquire of the doorbell, then loads).
+ *     stores of a program (doorbell record, UAR, trigger word, words of memory): relaxed, system scope, in the order given by the program's
+ *         fences; each pairs with the acquire load of its consumer
+ *     polls of a program: acquire, system scope; pair with DMA writes of NICs in PCIe order, and with release stores of the host
+ *     dbl_control.done: relaxed after a fence; pairs with the acquire load of the host, which then reports the progress
+ *     dbl_control.stopped, .stop: in this order with a fence between; pair with the host's acquire loads in the opposite order
+ *     turn: acquire and release of GPU scope, because only threads of that GPU use it; pairs with the next trigger
+ *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32, doorbell_wait_value32 on the host, and
+ *         waits for values on streams of all kinds
  *     doorbell_kernel_wait_value32: acquire, system scope; pairs with doorbell_kernel_write_value32, doorbell_stream_write_value32 and release
  *         stores of the host
- * That holds for ordinary loads. What a kernel reads through `const T *__restrict__` or __ldg() the compiler takes for constant while the kernel
- * runs: not what arrives meanwhile.
- * What a NIC writes to the memory of a GPU is visible to kernels behind a wait where the device's writes are ordered
- * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING of at least 100, as of all data centre GPUs since Volta); where they are not, a later
- * kernel of a stream sees it.
+ * This applies to ordinary loads. The compiler assumes that memory read through `const T *__restrict__` or __ldg()
+ * does not change while the kernel runs, so such loads may miss data that arrives meanwhile. Writes of a NIC to GPU
+ * memory are visible to a kernel after a wait if the GPU orders them
+ * (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING of at least 100: all data centre GPUs since Volta). On other
+ * GPUs they are visible to a later kernel of the stream.
  */
 #ifndef DOORBELL_TRIGGER_H
 #define DOORBELL_TRIGGER_H
@@ -63,8 +65,9 @@ extern "C" {
 #endif
 
 /*
- * The word by which triggers take turns, in memory of the stream's device, which has atomic operations there: twice the number of the trigger
- * that is next, one more while it is executed; and a bit from the moment when nothing but counts is executed.
+ * The word by which triggers take turns, in memory of the stream's device, where atomics work: twice the number of the
+ * next trigger, plus one while it is being executed. The top bit is set when execution has stopped and only counts are
+ * executed.
  */
 #define DBL_TURN_STOPPED ((uint64_t)1 << 63)
 
@@ -96,7 +99,7 @@ DBL_DEVICE void dbl_turn_pass(uint64_t *turn, uint64_t value)
 
 DBL_DEVICE uint64_t dbl_turn_exchange(uint64_t *turn, uint64_t expected, uint64_t desired)
 {
-	/* What was there is left in `expected`. */
+	/* `expected` receives the value that was found. */
 	__atomic_compare_exchange_n(turn, &expected, desired, 0, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
 	return expected;
 }
@@ -108,7 +111,10 @@ DBL_DEVICE void dbl_turn_pass(uint64_t *turn, uint64_t value)
 
 #endif
 
-/* Takes the turn of that trigger: DOORBELL_OK, and what the turn was goes to `taken`; or a code, and nothing has happened. */
+/*
+ * Takes the turn of trigger `number`. Returns DOORBELL_OK and writes the old turn to `taken`, or returns a code and
+ * changes nothing.
+ */
 DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *run, uint64_t *taken)
 {
 	const uint64_t mine = number << 1;
@@ -116,7 +122,8 @@ DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *
 	uint32_t attempt;
 
 	for (attempt = 0;; attempt++) {
-		/* At once, since the turn is mine if the order is kept: one way to memory and back before the doorbell. */
+		/* Tries the exchange without a load before it, because usually the turn is right: one memory round
+		   trip before the doorbell. */
 		seen = dbl_turn_exchange(turn, expected, expected + 1);
 		if (seen == expected) {
 			*taken = seen;
@@ -125,7 +132,7 @@ DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *
 		place = seen & ~DBL_TURN_STOPPED;
 		if (place > mine)
 			return DOORBELL_ESTATE;
-		/* As it will be when it is mine. */
+		/* The value when it is this trigger's turn. */
 		expected = mine | (seen & DBL_TURN_STOPPED);
 		if (place == mine)
 			continue;
@@ -136,7 +143,10 @@ DBL_EXECUTOR int dbl_turn_take(uint64_t *turn, uint64_t number, struct dbl_run *
 	}
 }
 
-/* Executes a trigger, from this thread alone. One thread calls it. */
+/*
+ * Executes a trigger in this thread. `timeout_ns` is in nanoseconds. Exactly one thread calls it. Returns one of the
+ * results above.
+ */
 DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
 	struct dbl_control *control;
@@ -145,7 +155,7 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	enum dbl_end end;
 	int code;
 
-	/* One that there was nothing for. */
+	/* An empty trigger. */
 	if (trigger->word_count == 0)
 		return DOORBELL_OK;
 	control = (struct dbl_control *)DBL_REACH(trigger->control, sizeof(*control));
@@ -159,7 +169,7 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	code = dbl_turn_take(turn, trigger->number, &run, &taken);
 	if (code != DOORBELL_OK)
 		return code;
-	/* Not asked of the control block, which is in the host's memory. */
+	/* The stop state comes from the turn, because the control block is in host memory, which is slow to read. */
 	run.stopped = taken & DBL_TURN_STOPPED ? DBL_STOP_ABANDONED : 0;
 	end = dbl_execute_bounded(trigger->words, trigger->word_count, &run);
 	if (end == DBL_END_UNREACHABLE)
@@ -172,16 +182,17 @@ DBL_EXECUTOR int doorbell_trigger_thread(const struct doorbell_trigger *trigger,
 	dbl_turn_pass(turn, taken);
 	if (run.stopped == DBL_STOP_TIMED_OUT)
 		return DOORBELL_ETIMEOUT;
-	/* The last: what the host has found it has counted before it let a wait go. */
+	/* This load is last: the host counts a failure before it releases a wait. */
 	if (run.stopped || run.failed || (run.waited && dbl_load_dword(&control->failures) != trigger->failures))
 		return DOORBELL_EWORK;
 	return DOORBELL_OK;
 }
 
 /*
- * Stores a word of device memory, or of host memory that is mapped to the GPU (doorbell_region_device_pointer gives the address of a region's),
- * after everything that this thread has stored; call it behind a barrier for what others have. It is
- * how a kernel lets a stream go on that waits for the value, or another kernel.
+ * Stores a 32-bit word with release, after everything that this thread has stored. Call it after a barrier to include
+ * other threads' stores. The word is in device memory, or in host memory that is mapped to the GPU
+ * (doorbell_region_device_pointer returns the address for a region). A kernel uses this call to release a stream or
+ * another kernel that waits for the value.
  */
 DBL_EXECUTOR void doorbell_kernel_write_value32(uint32_t *word, uint32_t value)
 {
@@ -189,9 +200,10 @@ DBL_EXECUTOR void doorbell_kernel_write_value32(uint32_t *word, uint32_t value)
 }
 
 /*
- * Waits until a word meets a condition, DOORBELL_WAIT_*: DOORBELL_OK. DOORBELL_ETIMEOUT when it took longer; DOORBELL_EINVAL for another
- * condition. If `status_word` is not null, and not 0 while the word does not meet the condition: what it is; the status words of streams
- * (doorbell_stream_status_word) have such codes. What was stored before the word is visible afterwards.
+ * Waits until a 32-bit word meets a condition (DOORBELL_WAIT_*), for at most `timeout_ns` nanoseconds. What was stored
+ * before the word is visible afterwards. Returns DOORBELL_OK, DOORBELL_ETIMEOUT, or DOORBELL_EINVAL for an unknown
+ * condition. If `status_word` is not NULL and becomes nonzero while the condition is not met, its value is returned;
+ * status words of streams (doorbell_stream_status_word) contain such codes.
  */
 DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wait_condition, uint32_t value, uint64_t timeout_ns,
 					      const int32_t *status_word)
@@ -225,8 +237,8 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
 #ifdef DBL_HAS_BLOCKS
 
 /*
- * Executes a trigger, for a warp: all 32 threads call it with the same arguments, and all get the code. What any of them stored before is
- * ordered before the doorbell, and what the waits have seen is visible to all.
+ * Executes a trigger for a warp. All 32 threads call it with the same arguments and get the same result. What they
+ * stored before is ordered before the doorbell, and what the waits have seen is visible to all of them.
  */
 DBL_EXECUTOR int doorbell_trigger_warp(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
@@ -235,12 +247,15 @@ DBL_EXECUTOR int doorbell_trigger_warp(const struct doorbell_trigger *trigger, u
 	__syncwarp();
 	if (dbl_lane() == 0)
 		code = doorbell_trigger_thread(trigger, timeout_ns);
-	/* For what the thread has seen: a shuffle orders no memory. */
+	/* Makes what the leader has seen visible: a shuffle does not order memory. */
 	__syncwarp();
 	return __shfl_sync(0xffffffffu, code, 0);
 }
 
-/* The same for a block: all its threads call it. */
+/*
+ * Executes a trigger for a block. All threads of the block call it with the same arguments and get the same result;
+ * memory is ordered as for doorbell_trigger_warp.
+ */
 DBL_EXECUTOR int doorbell_trigger_block(const struct doorbell_trigger *trigger, uint64_t timeout_ns)
 {
 	__shared__ int code;
@@ -249,7 +264,7 @@ DBL_EXECUTOR int doorbell_trigger_block(const struct doorbell_trigger *trigger, 
 	if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0)
 		code = doorbell_trigger_thread(trigger, timeout_ns);
 	__syncthreads();
-	/* The next call's first barrier is behind this load. */
+	/* The first barrier of the next call comes after this load. */
 	return code;
 }
 

@@ -1,9 +1,12 @@
 /*
- * Loads, stores and fences of memory that a GPU shares with CPUs and NICs: those of a kernel, or of a thread of a CPU. C11, C++17 and CUDA.
+ * Loads, stores and fences for memory that a GPU shares with CPUs and NICs, for kernels and for threads of a CPU. C11,
+ * C++17 and CUDA.
  *
- * All but exchanges, which are of the GPU's, are of system scope, and of one access of their width. `acquire`: what was stored before what is loaded is seen by all that follows.
- * `release`: what was stored or loaded before is seen by who loads this with acquire. `relaxed`: neither; the fence between two of them
- * orders them.
+ * Each load and store is one access of its width, of system scope. dbl_exchange_dword is of the GPU's scope. The
+ * memory orders are those of C11:
+ * - acquire: what was stored before the loaded value is visible to everything that follows.
+ * - release: what was loaded and stored before is visible to whoever loads this value with acquire.
+ * - relaxed: neither; a fence between two relaxed accesses orders them.
  */
 #ifndef DOORBELL_ACCESS_H
 #define DOORBELL_ACCESS_H
@@ -12,13 +15,16 @@
 
 #ifdef __CUDACC__
 
-/* What only kernels can call, where there are kernels. */
+/* A function for kernels; without CUDA, for the CPU. */
 #define DBL_DEVICE static inline __device__
 
-/* There are warps and blocks. Tests that have them of threads of a CPU define this themselves, and what CUDA has for them. */
+/*
+ * The compiler has warps and blocks. Tests that imitate them with threads of a CPU define this and CUDA's names
+ * themselves.
+ */
 #define DBL_HAS_BLOCKS
 
-/* The calling thread's place in its warp; the mask of the lanes before it. */
+/* The calling thread's lane in its warp, and the mask of the lanes before it. */
 DBL_DEVICE uint32_t dbl_lane(void)
 {
 	uint32_t lane;
@@ -47,7 +53,7 @@ DBL_DEVICE uint64_t dbl_load_qword(const void *from)
 	return value;
 }
 
-/* Relaxed: several of them may be under way at once. */
+/* Relaxed, so that several of these loads can be in flight at once. */
 DBL_DEVICE uint32_t dbl_load_dword_relaxed(const void *from)
 {
 	uint32_t value;
@@ -67,13 +73,16 @@ DBL_DEVICE void dbl_store_dword_release(void *to, uint32_t value)
 	asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
 
-/* Relaxed. Also what rings a NIC: .mmio is neither merged with its neighbours nor split, and is done exactly once. */
+/* Relaxed. This store also rings a NIC: .mmio stores are neither merged nor split, and are executed exactly once. */
 DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 {
 	asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
 }
 
-/* Stores `to` if the word at `at`, which is memory of the same GPU, is `from`; acquire if so. Whether it was. */
+/*
+ * Stores `to` if the word at `at` is `from`. Returns whether it did; then it has acquire and release semantics. The
+ * word is memory of the calling GPU.
+ */
 DBL_DEVICE int dbl_exchange_dword(uint32_t *at, uint32_t from, uint32_t to)
 {
 	uint32_t found;
@@ -84,13 +93,13 @@ DBL_DEVICE int dbl_exchange_dword(uint32_t *at, uint32_t from, uint32_t to)
 	return found == from;
 }
 
-/* Sequentially consistent: stores before loads as well. */
+/* Sequentially consistent: also orders stores before later loads. */
 DBL_DEVICE void dbl_fence_system(void)
 {
 	__threadfence_system();
 }
 
-/* Nanoseconds of the clock that all of a GPU have. It steps by up to a microsecond. */
+/* The clock of the GPU, the same for all its threads, in nanoseconds. Its steps are up to a microsecond. */
 DBL_DEVICE uint64_t dbl_now_ns(void)
 {
 	uint64_t now;
@@ -150,7 +159,7 @@ DBL_DEVICE uint64_t dbl_now_ns(void)
 #ifdef CLOCK_MONOTONIC
 	clock_gettime(CLOCK_MONOTONIC, &now);
 #else
-	/* C11 alone. */
+	/* C11 without POSIX. */
 	timespec_get(&now, TIME_UTC);
 #endif
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -158,7 +167,7 @@ DBL_DEVICE uint64_t dbl_now_ns(void)
 
 #endif
 
-/* One hour: no kernel waits for ever, whatever it was told. */
+/* The longest bound of a wait in a kernel: one hour. */
 #define DOORBELL_KERNEL_TIMEOUT_MAX_NS 3600000000000u
 
 DBL_DEVICE uint64_t dbl_bounded(uint64_t timeout_ns)
@@ -166,7 +175,10 @@ DBL_DEVICE uint64_t dbl_bounded(uint64_t timeout_ns)
 	return timeout_ns < DOORBELL_KERNEL_TIMEOUT_MAX_NS ? timeout_ns : DOORBELL_KERNEL_TIMEOUT_MAX_NS;
 }
 
-/* Whether more than that has passed. A clock that has gone back a step has passed nothing: that a GPU's never does, NVIDIA does not say. */
+/*
+ * Whether more than `bound_ns` have passed since `since_ns`. If `now_ns` is before `since_ns`, nothing has passed:
+ * NVIDIA does not guarantee that the GPU's clock never steps back.
+ */
 DBL_DEVICE int dbl_has_passed(uint64_t now_ns, uint64_t since_ns, uint64_t bound_ns)
 {
 	const uint64_t passed_ns = now_ns - since_ns;

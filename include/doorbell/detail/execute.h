@@ -1,19 +1,22 @@
 /*
- * The interpreter of programs for who has nothing but memory: one thread of a GPU (kernels.cu), or of a CPU in tests. C11 and CUDA.
+ * The interpreter of programs: one thread of a GPU (cuda/kernels.cu), or of a CPU in tests, executes them by loads and
+ * stores. C11 and CUDA.
  *
- * What it is given is a batch of words of 64 bits: items, each a head and what follows it.
+ * Its input is a batch: an array of 64-bit words with items. Each item is a head followed by its data.
  *
- *     TABLE    the addresses of targets, `count` of them; the programs after it name their targets by their places in it
+ *     TABLE    the addresses of `count` targets; later programs name targets by their index in this table
  *     PROGRAM  its number, then `count` struct dbl_unit
- *     COUNT    a number: the batch has come so far
+ *     COUNT    a number to report: the batch has been executed up to here
  *
- * Memory order. All accesses are of system scope: the other sides are CPUs and NICs. A store is relaxed, one access of its width; a poll
- * loads with acquire: what was stored before the word is seen by all that the stream does later. Before its first op a program orders what
- * the stream did before, kernels as well, before its own stores; what orders those among themselves are its fences. A count is ordered
- * after all.
+ * Memory order. All accesses have system scope, because the other sides are CPUs and NICs. A store is relaxed, one
+ * access of its width. A poll loads with acquire: what was stored before the word is visible to everything that
+ * follows on the stream. Before its first unit, a program orders all earlier work of the stream, kernels included,
+ * before its own stores. Fences in the program order its stores among themselves. A count is ordered after everything
+ * before it.
  *
- * No wait is for ever. The host ends one by `release`; who executes may bound it by a time of its own; and if it has stopped looking (see `alive`), so does everything here: what was
- * protected by the wait must not be sent. What the stream's memory operations execute behind it, they execute.
+ * Every wait ends. The host ends a wait by `release`. The caller may set a time limit. If the host stops checking the
+ * stream (see `alive`), the interpreter stops: later programs of the batch are not executed, because what the wait
+ * protects must not be sent. Memory operations that the stream executes after the batch are not affected.
  */
 #ifndef DOORBELL_EXECUTE_H
 #define DOORBELL_EXECUTE_H
@@ -23,7 +26,10 @@
 #include "access.h"
 #include "peer.h"
 
-/* What a batch can hold: a send or a wait; many. Each is the one parameter of a kernel, which the driver copies with the launch. */
+/*
+ * Words of a batch: short for a send or a wait, long for many. A batch is the one parameter of a kernel; the driver
+ * copies it at the launch.
+ */
 #define DBL_BATCH_SHORT_WORDS 62
 #define DBL_BATCH_LONG_WORDS 2046
 
@@ -32,36 +38,39 @@ enum dbl_item { DBL_ITEM_TABLE = 1, DBL_ITEM_PROGRAM = 2, DBL_ITEM_COUNT = 3 };
 /* The first word of an item. */
 struct dbl_item_head {
 	uint8_t kind;  /* enum dbl_item */
-	uint8_t count; /* addresses or units */
+	uint8_t count; /* number of addresses or units */
 	uint16_t reserved[3];
 };
 
-/* Why nothing is executed any more: dbl_control.stop. */
+/* Why execution has stopped: dbl_control.stop. */
 enum dbl_stop {
-	DBL_STOP_ABANDONED = 1, /* the host has not looked for the length of the lease */
-	DBL_STOP_MALFORMED = 2, /* an item or a unit makes no sense */
-	DBL_STOP_TIMED_OUT = 3  /* a wait took longer than who executes it would wait */
+	DBL_STOP_ABANDONED = 1, /* the host has not checked the stream for the time of the lease */
+	DBL_STOP_MALFORMED = 2, /* an item or a unit is invalid */
+	DBL_STOP_TIMED_OUT = 3  /* a wait took longer than the caller's limit */
 };
 
-/* A failure, as kernels find it in dbl_control.status: DOORBELL_EWORK of doorbell.h. */
+/* A failure in dbl_control.status: DOORBELL_EWORK of doorbell.h. */
 #define DBL_STATUS_WORK (-19)
 
-/* What a stream and the host share: host memory, on lines of their own by who writes. src/cuda/word.rs is the host's side. */
+/*
+ * The control block that a stream and the host share, in host memory. Each writer has its own cache lines.
+ * cuda/word.rs is the host's side.
+ */
 struct dbl_control {
-	/* The host writes. */
-	uint64_t release;  /* waits of the programs up to this number end, held or not */
-	uint64_t alive;    /* changes while the host looks at the stream */
-	uint64_t lease_ns; /* how long it may not change while there is a wait */
-	uint32_t failures; /* how many the host has found, or caused by ending waits; goes round */
+	/* Written by the host. */
+	uint64_t release;  /* waits of programs up to this number end, whether the condition holds or not */
+	uint64_t alive;    /* changes as long as the host checks the stream */
+	uint64_t lease_ns; /* longest time in ns without a change of `alive` during a wait */
+	uint32_t failures; /* number of failures that the host has found, or caused by ending waits; wraps */
 	uint32_t reserved;
 	uint64_t host[12];
-	/* The stream writes. */
-	uint64_t released; /* the number of the last program of which a wait was released */
-	uint64_t stopped;  /* the number of the first program that was not executed, if `stop` is not 0 */
+	/* Written by the stream. */
+	uint64_t released; /* number of the last program whose wait was released */
+	uint64_t stopped;  /* number of the first program that was not executed, if `stop` is not 0 */
 	uint32_t stop;     /* enum dbl_stop */
-	uint32_t done;     /* how far it has come: the low half of the last COUNT */
+	uint32_t done;     /* progress: the low half of the last COUNT */
 	uint64_t stream[13];
-	/* Both write, and only where it is 0. */
+	/* Written by both, only if it is 0. */
 	int32_t status; /* 0, or the code of the first failure */
 	uint32_t both[31];
 };
@@ -79,49 +88,49 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_control) == 384, "a control block is 384 byt
 
 #ifdef __CUDACC__
 
-/* Inline, for who includes this and uses a part. */
+/* Inline, so that unused functions cause no warning. */
 #define DBL_EXECUTOR static inline __device__
 
-/* Addresses of GPUs are good, or end the context. */
+/* A wrong address of a GPU ends the context, so it is not checked. */
 #define DBL_REACH(address, len_bytes) ((void *)(address))
-/* Nobody ends a kernel but itself. */
+/* Nothing ends a kernel from outside. */
 #define DBL_PAUSE(turn) 0
 
 #else
 
 #define DBL_EXECUTOR static inline
-/* Whoever includes this may have addresses of another kind; null where there is nothing. */
+/* Programs may define this to translate addresses; NULL if there is no memory at an address. */
 #ifndef DBL_REACH
 #define DBL_REACH(address, len_bytes) ((void *)(uintptr_t)(address))
 #endif
-/* Once in each turn of a wait; not 0 ends the batch where it is. */
+/* Called once in each turn of a wait; if not 0, the batch ends there. */
 #ifndef DBL_PAUSE
 #define DBL_PAUSE(turn) 0
 #endif
 
 #endif
 
-/* What becomes of a batch, or of a part of it. */
+/* The result of a batch, or of a part of it. */
 enum dbl_end {
 	DBL_END_DONE = 0,
-	DBL_END_STOPPED = 1,     /* by what dbl_control.stop says: from here on only counts are executed */
-	DBL_END_PAUSED = 2,      /* DBL_PAUSE said so */
-	DBL_END_UNREACHABLE = 3, /* DBL_REACH had nothing */
+	DBL_END_STOPPED = 1,     /* stopped, see dbl_control.stop: from now on only counts are executed */
+	DBL_END_PAUSED = 2,      /* DBL_PAUSE ended it */
+	DBL_END_UNREACHABLE = 3, /* DBL_REACH returned NULL */
 	DBL_END_MALFORMED = 4,
-	DBL_END_TIMED_OUT = 5 /* a wait, by the bound of who executes */
+	DBL_END_TIMED_OUT = 5 /* a wait exceeded the caller's limit */
 };
 
-/* An execution: what it is bounded by, and what it has come to. */
+/* The limits and results of one execution. */
 struct dbl_run {
 	struct dbl_control *control;
-	uint64_t start_ns;   /* 0: it is when it first has to wait, so that nobody asks for the time before a doorbell */
-	uint64_t timeout_ns; /* of all of it, from the start on; all ones: only the host ends its waits */
-	uint32_t waited;     /* there was a wait */
-	uint32_t failed;     /* a completion in error, or a wait that the host has ended */
-	uint32_t stopped;    /* enum dbl_stop, or 0; only counts are executed from then on */
+	uint64_t start_ns;   /* start time; 0 until the first wait, so that the clock is not read before a doorbell */
+	uint64_t timeout_ns; /* limit for the whole execution, from start_ns; UINT64_MAX: only the host ends waits */
+	uint32_t waited;     /* 1: a wait was executed */
+	uint32_t failed;     /* 1: a completion with an error, or a wait that the host has ended */
+	uint32_t stopped;    /* enum dbl_stop, or 0; if set, only counts are executed */
 };
 
-/* Whether it has taken longer than it may. */
+/* Whether the execution has exceeded its limit. */
 DBL_EXECUTOR int dbl_run_is_late(struct dbl_run *run, uint64_t now_ns)
 {
 	if (run->start_ns == 0)
@@ -131,12 +140,13 @@ DBL_EXECUTOR int dbl_run_is_late(struct dbl_run *run, uint64_t now_ns)
 
 DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
 {
-	/* Not an exchange: a GPU has none on the memory of most hosts. Of two failures at once either may be the first. */
+	/* Not a compare-and-swap: GPUs do not support it on the memory of most hosts. Of two simultaneous failures
+	   either one is kept. */
 	if (dbl_load_dword(&control->status) == 0)
 		dbl_store_dword(&control->status, (uint32_t)status);
 }
 
-/* Waits as `unit` says for the word at `at`. */
+/* Waits until the word at `at` meets the condition of `unit`. */
 DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, uint64_t number, struct dbl_run *run)
 {
 	struct dbl_control *control = run->control;
@@ -149,7 +159,8 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 		word = dbl_load_dword(at);
 		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value))
 			break;
-		/* The host's words now and then: each load of them takes as long as one of the word that is waited for. */
+		/* The host's words only every 16 turns: each load of them takes as long as a load of the awaited
+		   word. */
 		if (turn % 16 == 15) {
 			if (dbl_load_qword(&control->release) >= number) {
 				dbl_store_qword(&control->released, number);
@@ -159,11 +170,11 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 			now_ns = dbl_now_ns();
 			if (dbl_run_is_late(run, now_ns))
 				return DBL_END_TIMED_OUT;
-			/* What passes between the clock and the word is no part of the lease, however long it is: this may stand
-			 * still there while the host does not. So the clock is before the word that ends it, and behind the one
-			 * that begins it. */
+			/* This thread may be stopped while the host is not. So the time between reading the clock
+			   and reading `alive` must not count towards the lease: the clock is read before the load
+			   that ends the lease, and after the load that starts it. */
 			alive = dbl_load_qword(&control->alive);
-			/* Not by `turn`, which goes round within an hour. */
+			/* Not by `turn`, which wraps within an hour. */
 			if (!has_looked || alive != seen) {
 				has_looked = 1;
 				seen = alive;
@@ -175,8 +186,8 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 		if (DBL_PAUSE(turn))
 			return DBL_END_PAUSED;
 	}
-	/* The opcode of a CQE is in the word that has the owner bit (mlx5dv.h: MLX5_CQE_REQ_ERR, MLX5_CQE_RESP_ERR). Known here before
-	 * any kernel behind the wait runs, and to the host some time later. */
+	/* The word with the owner bit also has the opcode of the CQE (mlx5dv.h: MLX5_CQE_REQ_ERR,
+	   MLX5_CQE_RESP_ERR). Kernels after the wait see the error at once; the host finds it later. */
 	if (unit->role == DBL_ROLE_COMPLETIONS && (word >> 28 == 13 || word >> 28 == 14)) {
 		dbl_note(control, DBL_STATUS_WORK);
 		run->failed = 1;
@@ -184,7 +195,7 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 	return DBL_END_DONE;
 }
 
-/* Words as what they stand for. Copied, since to a compiler they are of another type. */
+/* Reads a unit or a head from words. Copied, because the types may not alias. */
 DBL_EXECUTOR struct dbl_unit dbl_unit_of(const uint64_t *words)
 {
 	struct dbl_unit unit;
@@ -214,7 +225,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 
 		payload = 0;
 		if (unit.kind == DBL_FENCE) {
-			/* The strongest of what its bits may ask for. */
+			/* The strongest fence that the bits can request. */
 			dbl_fence_system();
 			continue;
 		}
@@ -235,7 +246,7 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 			payload = (len_bytes + (uint32_t)sizeof(unit) - 1) / (uint32_t)sizeof(unit);
 			if (len_bytes % 8 != 0 || payload >= unit_count - at)
 				return DBL_END_MALFORMED;
-			/* Ascending, as the BlueFlame buffer of a NIC wants it. */
+			/* In ascending order, as the BlueFlame buffer of a NIC requires. */
 			for (word = 0; word < len_bytes / 8; word++)
 				dbl_store_qword(place + 8 * word, bytes[word]);
 			break;
@@ -253,7 +264,10 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 	return DBL_END_DONE;
 }
 
-/* Executes a batch of `word_count` words. DONE, though it may have been stopped, as `run` says; PAUSED or UNREACHABLE. */
+/*
+ * Executes a batch of `word_count` words. Returns DBL_END_DONE, also if execution was stopped (see run->stopped), or
+ * DBL_END_PAUSED or DBL_END_UNREACHABLE.
+ */
 DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t word_count, struct dbl_run *run)
 {
 	struct dbl_control *control = run->control;
@@ -288,7 +302,7 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 				       end == DBL_END_MALFORMED ? DBL_STOP_MALFORMED :
 								  DBL_STOP_TIMED_OUT;
 			dbl_store_qword(&control->stopped, head.kind == DBL_ITEM_PROGRAM ? body[0] : 0);
-			/* The reason behind what it is about. */
+			/* The reason is stored after what it explains. */
 			dbl_fence_system();
 			dbl_store_dword(&control->stop, run->stopped);
 			dbl_note(control, DBL_STATUS_WORK);
@@ -301,7 +315,7 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 	return DBL_END_DONE;
 }
 
-/* The same for a stream, whose waits the host alone ends. */
+/* Executes a batch of a stream, without a time limit: only the host ends its waits. */
 DBL_EXECUTOR enum dbl_end dbl_execute(const uint64_t *words, uint32_t word_count, struct dbl_control *control)
 {
 	struct dbl_run run;

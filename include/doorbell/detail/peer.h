@@ -1,7 +1,7 @@
 /*
- * Bytecode: what a queue prepares and a stream executes. C11, C++17 and CUDA.
+ * Bytecode: the programs that a queue prepares and a stream executes. C11, C++17 and CUDA.
  *
- * The Rust side of this layout is src/peer/unit.rs; tests/layout.rs compares the two.
+ * The Rust definition of this layout is peer/unit.rs; tests/layout.rs compares the two.
  */
 #ifndef DOORBELL_PEER_H
 #define DOORBELL_PEER_H
@@ -25,22 +25,22 @@
 extern "C" {
 #endif
 
-/* Units in a program, and the longest COPY_BLOCK in bytes: one BlueFlame buffer. */
+/* Most units of a program, and most bytes of a COPY_BLOCK: one BlueFlame buffer. */
 #define DBL_UNIT_LIMIT 16
 #define DBL_BLOCK_BYTES_MAX 256
 
 /* What a unit does. */
 enum dbl_kind {
 	DBL_STORE_DWORD = 1, /* one 32-bit store */
-	DBL_STORE_QWORD = 2, /* one 64-bit store, never two halves */
-	DBL_COPY_BLOCK = 3,  /* 64-bit stores; the bytes lie in the next ceil(len_bytes / 24) units */
+	DBL_STORE_QWORD = 2, /* one 64-bit store, never split */
+	DBL_COPY_BLOCK = 3,  /* 64-bit stores; the data are in the next ceil(len_bytes / 24) units */
 	DBL_POLL_GEQ = 4,    /* wait until (int32_t)(memory - value) >= 0 */
 	DBL_POLL_AND = 5,    /* wait until (memory & value) != 0 */
 	DBL_POLL_NOR = 6,    /* wait until ~(memory | value) != 0 */
-	DBL_FENCE = 7        /* order what went before with what follows; `value` holds the bits */
+	DBL_FENCE = 7        /* order earlier accesses before later ones; `value` has the bits of enum dbl_fence */
 };
 
-/* What a target is for: only the disassembly cares. */
+/* What a target is. Only the disassembly and error detection use it. */
 enum dbl_role {
 	DBL_ROLE_DOORBELL_RECORD = 1,
 	DBL_ROLE_UAR = 2,
@@ -49,7 +49,10 @@ enum dbl_role {
 	DBL_ROLE_MEMORY = 5
 };
 
-/* The bits of a fence: which accesses before it, made by whom, must be seen how far, before any access after it. */
+/*
+ * Bits of a fence: which accesses before the fence (reads, writes), by whom (CPU, HCA), must be visible to whom (the
+ * whole system, the peer) before any access after it.
+ */
 enum dbl_fence {
 	DBL_FENCE_READ = 1 << 0,
 	DBL_FENCE_WRITE = 1 << 1,
@@ -59,13 +62,13 @@ enum dbl_fence {
 	DBL_FENCE_PEER = 1 << 9
 };
 
-/* One unit. Values are as a native load of the memory gives them. */
+/* One unit. Values are in host byte order. */
 struct dbl_unit {
 	uint8_t kind;       /* enum dbl_kind */
 	uint8_t role;       /* enum dbl_role; 0 for a fence */
 	uint16_t len_bytes; /* 4, 8, or the length of the block; 0 for a fence */
-	uint32_t target;    /* number of the target in its table */
-	uint64_t offset;    /* in the target, in bytes */
+	uint32_t target;    /* index in the table of targets */
+	uint64_t offset;    /* offset in the target, in bytes */
 	uint64_t value;
 };
 
@@ -76,7 +79,7 @@ DBL_STATIC_ASSERT(offsetof(struct dbl_unit, target) == 4, "target");
 DBL_STATIC_ASSERT(offsetof(struct dbl_unit, offset) == 8, "offset");
 DBL_STATIC_ASSERT(offsetof(struct dbl_unit, value) == 16, "value");
 
-/* Whether a poll of that kind is satisfied by the word `memory`. Any other kind: yes, there is nothing to wait for. */
+/* Whether the word `memory` satisfies a poll of that kind. Other kinds do not wait: the result is 1. */
 static inline DBL_HD int dbl_poll_satisfied(uint8_t kind, uint32_t memory, uint32_t value)
 {
 	switch (kind) {

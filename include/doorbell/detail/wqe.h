@@ -1,9 +1,10 @@
 /*
- * The mlx5 work queue entries, written: one emitter for the host and for kernels. C11, C++17 and CUDA.
+ * Writes mlx5 work queue entries (WQEs), for the host and for kernels. C11, C++17 and CUDA.
  *
- * Pure: no state, no libc but memcpy. A WQE is built whole, then copied into the ring once. Nothing is read back from the ring.
- * The formats and numbers are those of rdma-core's public header <infiniband/mlx5dv.h>, named beside each; tests/mlx5dv.rs compares
- * the bytes with what that header's own structs give. All multi-byte fields are big-endian; the host is little-endian.
+ * The functions keep no state and need only memcpy. A WQE is built completely and then copied to the ring once; the
+ * ring is never read. Formats and numbers are those of rdma-core's public header <infiniband/mlx5dv.h>, whose names
+ * stand beside them. tests/mlx5dv.rs compares the bytes with that header's structs. Multi-byte fields are big-endian;
+ * the host must be little-endian.
  */
 #ifndef DOORBELL_WQE_H
 #define DOORBELL_WQE_H
@@ -33,35 +34,41 @@ enum dbl_opcode {
 	DBL_OPCODE_ATOMIC_FA = 0x12
 };
 
-/* Flags of a work request: the bits of the control segment's fm_ce_se (mlx5dv.h: MLX5_WQE_CTRL_*). */
+/* Flags of a work request: bits of fm_ce_se in the control segment (mlx5dv.h: MLX5_WQE_CTRL_*). */
 enum dbl_wr_flags {
 	DBL_WR_SOLICITED = 1 << 1, /* MLX5_WQE_CTRL_SOLICITED */
 	DBL_WR_SIGNALED = 2 << 2,  /* MLX5_WQE_CTRL_CQ_UPDATE */
 	DBL_WR_FENCE = 4 << 5      /* MLX5_WQE_CTRL_FENCE */
 };
 
-/* The most a WQE can hold: 63 segments, because the count has six bits; and a send WQEBB (mlx5dv.h: MLX5_SEND_WQE_BB). */
+/*
+ * Size limits: 63 segments per WQE, because the count has six bits; 64 bytes per send WQEBB (mlx5dv.h:
+ * MLX5_SEND_WQE_BB).
+ */
 #define DBL_WQE_DS_MAX 63u
 #define DBL_WQEBB_BYTES 64u
 #define DBL_WQE_WORDS_MAX 128u
 
-/* First word of an inline segment (mlx5dv.h: MLX5_INLINE_SEG); lkey that ends a receive list (MLX5_INVALID_LKEY). */
+/*
+ * The flag in the first word of an inline segment (mlx5dv.h: MLX5_INLINE_SEG), and the lkey that ends a receive list
+ * (MLX5_INVALID_LKEY).
+ */
 #define DBL_INLINE_SEGMENT 0x80000000u
 #define DBL_INVALID_LKEY 0x100u
 
-/* A piece of local memory: the words as in the WQE's data segment, in host order. */
+/* A slice of local memory, in host byte order: the fields of the WQE's data segment. */
 struct dbl_sge {
 	uint32_t len_bytes;
 	uint32_t lkey;
 	uint64_t addr;
 };
 
-/* A work request, host byte order. */
+/* A work request, in host byte order. */
 struct dbl_wr {
 	uint64_t remote_addr;
 	uint64_t swap_or_add;
 	uint64_t compare;
-	const void *payload; /* `count` struct dbl_sge, or `count` bytes when `is_inline` */
+	const void *payload; /* `count` struct dbl_sge, or `count` bytes if `is_inline` */
 	uint32_t count;
 	uint32_t rkey;
 	uint32_t qpn;
@@ -71,7 +78,7 @@ struct dbl_wr {
 	uint16_t is_inline;
 };
 
-/* Byte order: one instruction each, on the device as well. What is neither CUDA nor GNU C gets the shifts. */
+/* Byte order: one instruction each, also on the GPU. Compilers that are neither CUDA nor GNU C get shifts. */
 static inline DBL_HD uint32_t dbl_be32(uint32_t value)
 {
 #if defined(__CUDA_ARCH__)
@@ -92,13 +99,13 @@ static inline DBL_HD uint64_t dbl_be64(uint64_t value)
 #endif
 }
 
-/* Two big-endian words side by side, `first` at the lower address. */
+/* Two big-endian words; `first` is at the lower address. */
 static inline DBL_HD uint64_t dbl_be32x2(uint32_t first, uint32_t second)
 {
 	return dbl_be64((uint64_t)first << 32 | second);
 }
 
-/* Whether `opcode`, which is below 32, is in a set given as bits. */
+/* Whether `opcode` (below 32) is in a set of bits. */
 #define DBL_OPCODE_IN(opcode, set) ((set) >> (opcode) & 1u)
 #define DBL_OPCODES_REMOTE                                                                                             \
 	(1u << DBL_OPCODE_RDMA_WRITE | 1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_RDMA_READ |                  \
@@ -106,7 +113,10 @@ static inline DBL_HD uint64_t dbl_be32x2(uint32_t first, uint32_t second)
 #define DBL_OPCODES_IMM                                                                                                \
 	(1u << DBL_OPCODE_RDMA_WRITE_IMM | 1u << DBL_OPCODE_SEND_IMM | 1u << DBL_OPCODE_SEND_INVAL)
 
-/* The control segment (mlx5dv.h: struct mlx5_wqe_ctrl_seg). Its first 8 bytes, as loaded, are also the doorbell. */
+/*
+ * Writes the control segment (mlx5dv.h: struct mlx5_wqe_ctrl_seg). Its first 8 bytes, as the host loads them, are also
+ * the doorbell.
+ */
 static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32_t index, uint32_t qpn, uint32_t ds,
 					  uint32_t flags, uint32_t imm)
 {
@@ -115,9 +125,9 @@ static inline DBL_HD void dbl_wqe_control(uint64_t *wqe, uint32_t opcode, uint32
 }
 
 /*
- * Builds the WQE of `wr` in `wqe`. Returns the number of 16-byte segments, at most 63: the caller has checked that the request fits,
- * and that the opcode is one of the above. Pieces of length 0 are left out, as libmlx5 leaves them out. `is_inline` is wr->is_inline,
- * apart so that a caller who knows it gets the code for it alone.
+ * Builds the WQE of `wr` in `wqe`. Returns the number of 16-byte segments, at most 63. The caller has checked that the
+ * request fits and that the opcode is one of the above. Slices of length 0 are skipped, as libmlx5 does. `is_inline`
+ * equals wr->is_inline; it is a separate parameter so that a constant selects the code at compile time.
  */
 static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const struct dbl_wr *wr, int is_inline)
 {
@@ -150,7 +160,7 @@ static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const
 			at += 2;
 		}
 	} else if (wr->count != 0) {
-		/* mlx5dv.h: struct mlx5_wqe_inl_data_seg, the bytes behind it, padded to a segment */
+		/* mlx5dv.h: struct mlx5_wqe_inl_data_seg; the bytes follow it, padded to a segment */
 		const uint32_t header = dbl_be32(DBL_INLINE_SEGMENT | wr->count);
 		uint64_t *end = at + (wr->count + 4 + 15) / 16 * 2;
 		end[-2] = 0;
@@ -166,15 +176,15 @@ static inline DBL_HD uint32_t dbl_wqe_build(uint64_t *wqe, uint32_t index, const
 }
 
 /*
- * Copies a WQE into the ring, once, WQEBB by WQEBB: it may wrap round the end. `index` is the running WQEBB count. What lies behind
- * the last segment is copied with it and means nothing to the NIC.
+ * Copies a WQE into the ring, one WQEBB at a time, because it may wrap around the end. `index` is the running WQEBB
+ * count. Bytes after the last segment are copied too; the NIC ignores them.
  */
 static inline DBL_HD void dbl_wqe_copy(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const uint64_t *wqe,
 				       uint32_t wqebbs)
 {
 	for (;;) {
 #ifdef __CUDA_ARCH__
-		/* The ring is aligned, which a kernel's memcpy does not know: it would copy byte by byte. */
+		/* The ring is aligned, but memcpy in a kernel does not know that and would copy single bytes. */
 		ulonglong2 *to = (ulonglong2 *)(ring + (size_t)(index & wqebb_mask) * DBL_WQEBB_BYTES);
 		to[0] = make_ulonglong2(wqe[0], wqe[1]);
 		to[1] = make_ulonglong2(wqe[2], wqe[3]);
@@ -191,8 +201,9 @@ static inline DBL_HD void dbl_wqe_copy(uint8_t *ring, uint32_t wqebb_mask, uint3
 }
 
 /*
- * Emits the WQE of `wr` at the running WQEBB count `index` of a ring of `wqebb_mask + 1` WQEBBs (64-byte aligned), and gives its
- * doorbell: the 64 bits to store to the UAR when it is the last to be rung. Returns the WQEBBs it takes.
+ * Writes the WQE of `wr` at the running WQEBB count `index` of a ring of `wqebb_mask + 1` WQEBBs (64-byte aligned).
+ * `*doorbell` receives the 64 bits to store to the UAR if this is the last WQE to ring for. Returns the number of
+ * WQEBBs.
  */
 static inline DBL_HD uint32_t dbl_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, const struct dbl_wr *wr,
 					   uint64_t *doorbell)
@@ -202,15 +213,15 @@ static inline DBL_HD uint32_t dbl_wqe_emit(uint8_t *ring, uint32_t wqebb_mask, u
 	const uint32_t wqebbs = (ds + 3) / 4;
 	uint32_t word;
 	for (word = 2 * ds; word < 8 * wqebbs; word++)
-		wqe[word] = 0; /* nothing of the stack goes out */
+		wqe[word] = 0; /* do not send bytes of the stack */
 	dbl_wqe_copy(ring, wqebb_mask, index, wqe, wqebbs);
 	*doorbell = wqe[0];
 	return wqebbs;
 }
 
 /*
- * Overwrites a WQE that was not rung yet with a NOP that takes the same WQEBBs and writes a CQE if `signaled`. Only the control
- * segment changes: a NOP has no more. Returns its doorbell.
+ * Replaces a WQE that has not been rung for by a NOP of the same number of WQEBBs, which makes a CQE if `signaled`.
+ * Only the control segment is written, because a NOP has no other. Returns the NOP's doorbell.
  */
 static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mask, uint32_t index, uint32_t qpn,
 					       uint32_t wqebbs, int signaled)
@@ -223,8 +234,8 @@ static inline DBL_HD uint64_t dbl_wqe_nop_over(uint8_t *ring, uint32_t wqebb_mas
 }
 
 /*
- * Emits a receive WQE of 1 << `stride_shift` bytes at the running WQE count `index`. `count` pieces fit the stride; pieces of
- * length 0 are left out, and a list shorter than the stride ends with the invalid key.
+ * Writes a receive WQE of 1 << `stride_shift` bytes at the running WQE count `index`. The `count` slices fit in the
+ * stride. Slices of length 0 are skipped. A list that is shorter than the stride ends with the invalid key.
  */
 static inline DBL_HD void dbl_recv_wqe_emit(uint8_t *ring, uint32_t wqe_mask, uint32_t stride_shift, uint32_t index,
 					    const struct dbl_sge *sges, uint32_t count)
