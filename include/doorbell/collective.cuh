@@ -1,9 +1,10 @@
 /*
- * Work requests of kernels, made by a warp or a block at once: one reservation and one doorbell for all of them. For nvcc, sm_75 or newer.
+ * Work requests of a whole warp or block: one reservation and one doorbell for all of them. For nvcc, sm_75 or newer.
  *
- * Who calls: `lanes` is a mask of lanes of one warp as of CUDA's own _sync functions, all of which call with the same mask; 0xffffffff for all,
- * __activemask() for those that are there. Calls of a block are made by all its threads, with the same arguments but for those that are each
- * thread's own. All get the same code. What any of them stored before is ordered before the doorbell.
+ * Warp calls: `lanes` is a mask of lanes of one warp, as in CUDA's _sync functions; all these lanes make the call with
+ * the same mask. 0xffffffff means all lanes, __activemask() the active ones. Block calls: all threads of the block
+ * make the call. Arguments are the same in all threads, except those that are described as each thread's own. All
+ * threads get the same result. What any of them stored before is ordered before the doorbell.
  */
 #ifndef DOORBELL_COLLECTIVE_CUH
 #define DOORBELL_COLLECTIVE_CUH
@@ -14,13 +15,16 @@
 #error "collective.cuh is for nvcc"
 #endif
 
-/* The lane of the calling thread among those of the mask, from 0; and how many there are. */
+/* The rank of the calling thread among the lanes of the mask, from 0. */
 DBL_DEVICE uint32_t dbl_rank(uint32_t lanes)
 {
 	return __popc(lanes & dbl_lanes_before());
 }
 
-/* Reserves a slot for each lane, in the order of the lanes: doorbell_reserve() of as many. DOORBELL_ERANGE for more lanes than the queue has slots. */
+/*
+ * Reserves one slot for each lane, in lane order; `*slot` is the lane's own. Returns the codes of doorbell_reserve();
+ * DOORBELL_ERANGE if there are more lanes than slots in the queue.
+ */
 DBL_DEVICE int doorbell_reserve_warp(const struct doorbell_queue *queue, uint32_t lanes, uint64_t timeout_ns, uint32_t *slot)
 {
 	const int leader = __ffs((int)lanes) - 1;
@@ -28,30 +32,38 @@ DBL_DEVICE int doorbell_reserve_warp(const struct doorbell_queue *queue, uint32_
 	uint32_t first = 0;
 	int code = DOORBELL_OK;
 
-	/* All have come: what was reserved for one that is late would hold up everybody, and for ever if it waits for one of those. */
+	/* All lanes must have arrived: slots that are reserved for a late lane would block every thread, and for
+	   ever if that lane waits for one of them. */
 	__syncwarp(lanes);
 	if (rank == 0)
 		code = doorbell_reserve(queue, __popc(lanes), timeout_ns, &first);
-	/* What the leader has seen: a shuffle orders no memory, and the slots are to be written behind their completions. */
+	/* Makes what the leader has seen visible, because a shuffle orders no memory: the slots must be written
+	   after their completions were read. */
 	__syncwarp(lanes);
 	code = __shfl_sync(lanes, code, leader);
 	*slot = __shfl_sync(lanes, first, leader) + rank;
 	return code;
 }
 
-/* Submits the slots that these lanes have reserved together, with one doorbell: doorbell_submit(). */
+/*
+ * Submits the slots that these lanes have reserved together, with one doorbell. Returns the codes of
+ * doorbell_submit().
+ */
 DBL_DEVICE int doorbell_submit_warp(const struct doorbell_queue *queue, uint32_t lanes, uint32_t slot)
 {
 	int code = DOORBELL_OK;
 
-	/* The work requests of the others, and their data, before the fence that the submission begins with. */
+	/* The other lanes' work requests and data come before the fence at the beginning of the submission. */
 	__syncwarp(lanes);
 	if (dbl_rank(lanes) == 0)
 		code = doorbell_submit(queue, slot, __popc(lanes));
 	return __shfl_sync(lanes, code, __ffs((int)lanes) - 1);
 }
 
-/* doorbell_put() of each lane's own. The last alone is signaled; `upto`, the same for all, is for doorbell_wait(). */
+/*
+ * Makes one put for each lane; addresses, keys and `len_bytes` are each lane's own. Only the last put is signaled.
+ * `*upto`, if `upto` is not NULL, is the same for all lanes, for doorbell_wait(). Returns the codes of doorbell_put().
+ */
 DBL_DEVICE int doorbell_put_warp(const struct doorbell_queue *queue, uint32_t lanes, uint64_t local_addr, uint32_t lkey,
 				 uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey, uint64_t timeout_ns, uint32_t *upto)
 {
@@ -71,7 +83,10 @@ DBL_DEVICE int doorbell_put_warp(const struct doorbell_queue *queue, uint32_t la
 	return doorbell_submit_warp(queue, lanes, slot);
 }
 
-/* One doorbell_put_signal() of what the block has produced. `*upto` is written if the code is DOORBELL_OK. */
+/*
+ * Makes one put followed by a signal, for the whole block. `*upto` is written if the result is DOORBELL_OK and `upto`
+ * is not NULL. Returns the codes of doorbell_put_signal().
+ */
 DBL_DEVICE int doorbell_put_signal_block(const struct doorbell_queue *queue, uint64_t local_addr, uint32_t lkey,
 					 uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey, uint64_t signal_addr,
 					 uint32_t signal_rkey, uint64_t value, uint64_t timeout_ns, uint32_t *upto)
@@ -86,11 +101,14 @@ DBL_DEVICE int doorbell_put_signal_block(const struct doorbell_queue *queue, uin
 	__syncthreads();
 	if (upto && code == DOORBELL_OK)
 		*upto = end;
-	/* The next call's first barrier is behind these loads. */
+	/* The first barrier of the next call comes after these loads. */
 	return code;
 }
 
-/* doorbell_wait(), by one thread for the block: what has arrived is there for all of it. */
+/*
+ * Waits like doorbell_wait(), in one thread for the whole block. Data that have arrived are visible to all threads of
+ * the block.
+ */
 DBL_DEVICE int doorbell_wait_block(const struct doorbell_queue *queue, uint32_t upto, uint64_t timeout_ns)
 {
 	__shared__ int code;

@@ -1,12 +1,12 @@
 /*
- * Doorbell for kernels: header-only, for nvcc and sm_75 or newer. All functions are `static inline __device__`; each wait is bounded, and
- * has a status code of doorbell.h.
+ * Device-side interface of doorbell: header-only, for nvcc and sm_75 or newer. All functions are `static inline
+ * __device__`. Calls that wait have a time limit, and return status codes of doorbell.h.
  *
- *   trigger.h       kernels that ring operations which the host has prepared
- *   queue.h         kernels that make work requests themselves
- *   collective.cuh  the same by warps and blocks at once
+ *   trigger.h       kernels execute operations that the host has prepared
+ *   queue.h         kernels make work requests themselves
+ *   collective.cuh  a warp or a block makes work requests together
  *
- * No kernel's code says which path is in force: over a ConnectX, the software ConnectX and the proxy it is the same.
+ * Kernels are the same on all paths: ConnectX, software ConnectX, and proxy.
  */
 #ifndef DOORBELL_DEVICE_CUH
 #define DOORBELL_DEVICE_CUH

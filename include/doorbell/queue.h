@@ -10,8 +10,9 @@
  *     DOORBELL_OK (0)    success
  *     DOORBELL_EFULL     no free slots within the time limit
  *     DOORBELL_ETIMEOUT  not complete within the time limit
- *     DOORBELL_EWORK     the endpoint has failed: a completion with an error, a dead peer, an abort. No more slots are reserved; what was
- *                        reserved before may still be sent. doorbell_endpoint_failure on the host has the reason
+ *     DOORBELL_EWORK     the endpoint has failed: a completion with an error, a dead peer, an abort. No more slots are
+ *                        reserved; what was reserved before may still be sent. doorbell_endpoint_failure on the host
+ *                        has the reason
  *     DOORBELL_ERANGE    more slots than the queue has, too many inline bytes, or a message that is too long
  *     DOORBELL_EBUSY     other threads took the free slots first, for one second longer than the time limit
  *

@@ -63,10 +63,10 @@ int doorbell_stream_query(doorbell_stream *stream);
  * interrupted. Endpoints whose operations were discarded fail.
  *
  * CUDA stream: queued work cannot be removed. Stores, and work that others queued, are executed; waits for
- * completions, words and events of host streams end; the endpoints fail. A wait for an event of another CUDA or kernel
- * stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until that
- * stream has passed the event, so abort that stream too. The library cannot end waits that the program queued itself
- * (cuStreamWaitEvent, cuStreamWaitValue32).
+ * completions, words and events of host streams end, and its endpoints fail. A wait for an event of another CUDA or
+ * kernel stream ends if the stream uses DOORBELL_EXECUTION_KERNEL. With DOORBELL_EXECUTION_MEMORY_OPS it lasts until
+ * that stream has passed the event, so abort that stream too. The library cannot end waits that the program queued
+ * itself (cuStreamWaitEvent, cuStreamWaitValue32).
  *
  * Kernel stream: ends all waits of its triggers, including waits for events and waits of triggers that are executed
  * later. Operations that were not taken are discarded. The stream cannot be used afterwards.

@@ -18,36 +18,41 @@
  *
  * Results
  *     DOORBELL_OK        All operations were executed, and all waits completed without an error.
- *     DOORBELL_EWORK     A completion had an error, the host ended a wait (timeout, abort, dead peer), or the host has found a failure since
- *                        the trigger was taken and the trigger has a wait. Or the stream had already stopped; then nothing is executed.
- *     DOORBELL_ETIMEOUT  Either earlier triggers were not executed within the time: nothing has happened, and the call may be repeated. Or
- *                        a wait of this trigger took too long: what follows the wait is not executed, nor is any later trigger of the stream.
- *                        To find out which, repeat the call: in the second case it returns DOORBELL_ESTATE.
+ *     DOORBELL_EWORK     A completion had an error, the host ended a wait (timeout, abort, dead peer), or the host has
+ *                        found a failure since the trigger was taken and the trigger has a wait. Or the stream had
+ *                        already stopped; then nothing is executed.
+ *     DOORBELL_ETIMEOUT  Either earlier triggers were not executed within the time: nothing has happened, and the call
+ *                        may be repeated. Or a wait of this trigger took too long: what follows the wait is not
+ *                        executed, nor is any later trigger of the stream. To find out which, repeat the call: in the
+ *                        second case it returns DOORBELL_ESTATE.
  *     DOORBELL_ESTATE    The trigger was already executed, is being executed, or the stream has discarded it.
  *     DOORBELL_EINVAL    The trigger is invalid.
  *
  * Order
- *     The triggers of a stream are executed once each, in the order in which they were taken, by any kernels on the stream's device. A trigger
- *     waits until its predecessor was executed.
+ *     The triggers of a stream are executed once each, in the order in which they were taken, by any kernels on the
+ *     stream's device. A trigger waits until its predecessor was executed.
  *
  * Timeouts
- *     `timeout_ns` limits all waits of a call together, and is at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. The host may end waits earlier, as on
- *     other streams. The GPU's clock has steps of up to a microsecond.
+ *     `timeout_ns` limits all waits of a call together, and is at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. The host may end
+ *     waits earlier, as on other streams. The GPU's clock has steps of up to a microsecond.
  *
  * Memory order. For each store of this file, what it pairs with:
- *     earlier stores of the calling thread, or of the threads of its warp or block: ordered before all stores of a program by the fence of
- *         system scope at the beginning of each program. The barrier before it makes the other threads' stores visible; fences are
- *         cumulative. Pairs with the loads of the NIC, and of the thread that acts for it (acquire of the doorbell, then loads).
- *     stores of a program (doorbell record, UAR, trigger word, words of memory): relaxed, system scope, in the order given by the program's
- *         fences; each pairs with the acquire load of its consumer
- *     polls of a program: acquire, system scope; pair with DMA writes of NICs in PCIe order, and with release stores of the host
+ *     earlier stores of the calling thread, or of the threads of its warp or block: ordered before all stores of a
+ *         program by the fence of system scope at the beginning of each program. The barrier before it makes the other
+ *         threads' stores visible; fences are cumulative. Pairs with the loads of the NIC, and of the thread that acts
+ *         for it (acquire of the doorbell, then loads).
+ *     stores of a program (doorbell record, UAR, trigger word, words of memory): relaxed, system scope, in the order
+ *         given by the program's fences; each pairs with the acquire load of its consumer
+ *     polls of a program: acquire, system scope; pair with DMA writes of NICs in PCIe order, and with release stores of
+ *         the host
  *     dbl_control.done: relaxed after a fence; pairs with the acquire load of the host, which then reports the progress
- *     dbl_control.stopped, .stop: in this order with a fence between; pair with the host's acquire loads in the opposite order
+ *     dbl_control.stopped, .stop: in this order with a fence between; pair with the host's acquire loads in the
+ *         opposite order
  *     turn: acquire and release of GPU scope, because only threads of that GPU use it; pairs with the next trigger
- *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32, doorbell_wait_value32 on the host, and
- *         waits for values on streams of all kinds
- *     doorbell_kernel_wait_value32: acquire, system scope; pairs with doorbell_kernel_write_value32, doorbell_stream_write_value32 and release
- *         stores of the host
+ *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32,
+ *         doorbell_wait_value32 on the host, and waits for values on streams of all kinds
+ *     doorbell_kernel_wait_value32: acquire, system scope; pairs with doorbell_kernel_write_value32,
+ *         doorbell_stream_write_value32 and release stores of the host
  * This applies to ordinary loads. The compiler assumes that memory read through `const T *__restrict__` or __ldg()
  * does not change while the kernel runs, so such loads may miss data that arrives meanwhile. Writes of a NIC to GPU
  * memory are visible to a kernel after a wait if the GPU orders them

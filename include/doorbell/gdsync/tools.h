@@ -1,6 +1,4 @@
-/*
- * What libgdsync's gdsync/tools.h declares: memory that stream and processor share.
- */
+/* The declarations of libgdsync's gdsync/tools.h: memory that streams and the CPU share. */
 #ifndef DOORBELL_GDSYNC_TOOLS_H
 #define DOORBELL_GDSYNC_TOOLS_H
 
@@ -9,16 +7,16 @@
 #endif
 
 typedef struct gds_mem_desc {
-	CUdeviceptr d_ptr; /* its address on the device */
-	void *h_ptr;	   /* and on the host */
-	void *bar_ptr;	   /* NULL: nothing is mapped by GDRCopy */
+	CUdeviceptr d_ptr; /* address on the device */
+	void *h_ptr;	   /* address on the host */
+	void *bar_ptr;	   /* NULL: GDRCopy is not used */
 	int flags;
 	size_t alloc_size;
 } gds_mem_desc_t;
 
 /*
- * Allocates `size` bytes of zeroed host memory, registered for waits and stores of streams. `flags`: GDS_MEMORY_HOST; memory of a GPU
- * that the processor has mapped is EOPNOTSUPP. No bytes are no memory, and no error.
+ * Allocates `size` bytes of zeroed host memory, registered for waits and stores of streams. `flags` is
+ * GDS_MEMORY_HOST; GDS_MEMORY_GPU returns EOPNOTSUPP. If `size` is 0, nothing is allocated, and the result is 0.
  */
 static inline int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags)
 {
@@ -43,7 +41,7 @@ static inline int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int
 	return error;
 }
 
-/* Frees it when no work in flight needs it any more. EINVAL if it is none of gds_alloc_mapped_memory. */
+/* Frees memory of gds_alloc_mapped_memory as soon as no work in flight uses it. Returns EINVAL for other memory. */
 static inline int gds_free_mapped_memory(gds_mem_desc_t *desc)
 {
 	struct doorbell_gds_memory *place = NULL;

@@ -1,9 +1,9 @@
 /*
  * Memory and devices behind libgdsync's names: keys of slices, registered words, protection domains.
  *
- * A slice names its memory by a key and an address, the library by a region. Keys are this layer's own, so that the way from
- * a key to its region takes no lock: a place in a table, and how often that place was used. Words have no key; they are
- * looked for by address, under the lock.
+ * A slice names its memory by a key and an address; this library names it by a region. This layer has its own keys, so
+ * that finding the region of a key takes no lock: a key is the number of a place in a table, and the number of times
+ * the place was used. Words have no key; they are found by address, under the lock.
  */
 #ifndef DOORBELL_GDSYNC_MEMORY_H
 #define DOORBELL_GDSYNC_MEMORY_H
@@ -12,24 +12,24 @@
 #error "include <doorbell/gdsync.h>, which includes this"
 #endif
 
-/* The library's device and domain for a protection domain of verbs; `pd` is NULL for words. */
+/* The library's device and domain for a protection domain of verbs. `pd` is NULL for words. */
 struct doorbell_gds_domain {
 	struct doorbell_gds_domain *next;
 	const struct ibv_pd *pd;
 	char name[IBV_SYSFS_NAME_MAX];
 	doorbell_device *device;
 	doorbell_domain *domain;
-	uint32_t users; /* regions and queue pairs */
+	uint32_t users; /* number of regions and queue pairs */
 };
 
-/* A context of gds_open_device. The first field is what the program has. */
+/* A context of gds_open_device. The program has a pointer to the first field. */
 struct doorbell_gds_context {
 	struct ibv_context context;
 	struct ibv_device device;
 	uint32_t domains;
 };
 
-/* What a place of the table is used for. */
+/* What a place in the table contains. */
 enum doorbell_gds_kind {
 	DOORBELL_GDS_FREE = 0,
 	DOORBELL_GDS_SLICES = 1, /* gds_reg_mr */
@@ -38,9 +38,9 @@ enum doorbell_gds_kind {
 };
 
 struct doorbell_gds_memory {
-	uint32_t key; /* atomic; 0 while the place is free */
+	uint32_t key; /* atomic; 0 if the place is free */
 	uint32_t kind;
-	uint32_t uses; /* of the place, so that an old key fits no new region */
+	uint32_t uses; /* number of times the place was used, so that an old key does not match a new region */
 	uint32_t count;
 	uint64_t start;
 	uint64_t len_bytes;
@@ -50,7 +50,7 @@ struct doorbell_gds_memory {
 
 enum {
 	DOORBELL_GDS_CHUNKS = 64,
-	DOORBELL_GDS_CHUNK = 1024 /* places; a key has 16 bits for the place */
+	DOORBELL_GDS_CHUNK = 1024 /* places; a key has 16 bits for the number of the place */
 };
 
 struct doorbell_gds_stream {
@@ -59,17 +59,17 @@ struct doorbell_gds_stream {
 	doorbell_stream *handle;
 };
 
-/* What the process has of this layer. */
+/* The state of this layer, one per process. */
 struct doorbell_gds_state {
 	pthread_mutex_t lock;
 	struct doorbell_gds_memory *chunks[DOORBELL_GDS_CHUNKS]; /* atomic; never freed */
 	uint32_t chunk_count;
 	struct doorbell_gds_domain *domains;
 	struct doorbell_gds_stream *streams;
-	struct doorbell_gds_stream *idle; /* host streams for what is carried out at once */
+	struct doorbell_gds_stream *idle; /* host streams that execute descriptors at once */
 };
 
-/* Layouts differ with the types of verbs, so a source that chose otherwise has a state of its own. */
+/* Layouts depend on the types of verbs, so source files that chose differently have separate states. */
 #ifdef DOORBELL_GDSYNC_OWN_VERBS
 #define doorbell_gds_state_here doorbell_gds_state_own_verbs
 #else
@@ -77,8 +77,9 @@ struct doorbell_gds_state {
 #endif
 
 /*
- * Weak, so that all sources and shared libraries of a program have one, though each of them defines it. A library that the program loads
- * (dlopen) has the program's only if that exports its own, by -rdynamic: what is registered in one is unknown to the other if not.
+ * Weak, so that all source files and shared libraries of a program share one definition. A library that is loaded with
+ * dlopen shares the program's only if the program exports it (-rdynamic); otherwise memory that is registered in one
+ * is unknown in the other.
  */
 __attribute__((weak, visibility("default"))) struct doorbell_gds_state doorbell_gds_state_here = {
 	PTHREAD_MUTEX_INITIALIZER, {NULL}, 0, NULL, NULL, NULL};
@@ -93,7 +94,7 @@ static inline void doorbell_gds_unlock(void)
 	pthread_mutex_unlock(&doorbell_gds_state_here.lock);
 }
 
-/* The errno of a code of the library; 0 for those that are none. */
+/* The errno of a result of the library; 0 for success. */
 static inline int doorbell_gds_errno(int code)
 {
 	if (code >= 0)
@@ -124,7 +125,7 @@ static inline int doorbell_gds_errno(int code)
 
 /* ------------------------------------------------------------------------------------------------------- domains */
 
-/* The domain for a protection domain, with one user more. The lock is held. */
+/* Finds or creates the domain of a protection domain, and adds one user. The caller holds the lock. */
 static inline int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbell_gds_domain **found)
 {
 	const char *name = pd ? pd->context->device->name : "softcx";
@@ -144,7 +145,8 @@ static inline int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbe
 	domain = (struct doorbell_gds_domain *)calloc(1, sizeof(*domain));
 	if (!domain)
 		return ENOMEM;
-	/* Domains of one device share it: "softcx" is another one each time that it is opened. */
+	/* Domains of one device share the device handle, because each doorbell_device_open of "softcx" makes another
+	   NIC. */
 	code = device ? 0 : doorbell_device_open(name, &device);
 	if (code >= 0)
 		code = doorbell_domain_create(device, &domain->domain);
@@ -162,7 +164,7 @@ static inline int doorbell_gds_domain_get(const struct ibv_pd *pd, struct doorbe
 	return 0;
 }
 
-/* One user less. The lock is held. */
+/* Removes one user; the last one destroys the domain. The caller holds the lock. */
 static inline void doorbell_gds_domain_put(struct doorbell_gds_domain *domain)
 {
 	struct doorbell_gds_domain **at = &doorbell_gds_state_here.domains, *other;
@@ -228,7 +230,7 @@ static inline struct ibv_pd *gds_alloc_pd(struct ibv_context *context)
 	}
 	pd->context = context;
 	doorbell_gds_lock();
-	/* A name that is no device's is found out here. The first user is the protection domain itself. */
+	/* This finds out whether the device exists. The protection domain itself is the first user. */
 	error = doorbell_gds_domain_get(pd, &domain);
 	if (!error)
 		((struct doorbell_gds_context *)context)->domains++;
@@ -264,7 +266,7 @@ static inline int gds_dealloc_pd(struct ibv_pd *pd)
 
 /* --------------------------------------------------------------------------------------------------------- table */
 
-/* The place of a number; NULL beyond the table. */
+/* The place of a number; NULL if it is outside the table. */
 static inline struct doorbell_gds_memory *doorbell_gds_place(uint32_t number)
 {
 	struct doorbell_gds_memory *chunk;
@@ -274,7 +276,10 @@ static inline struct doorbell_gds_memory *doorbell_gds_place(uint32_t number)
 	return chunk ? chunk + number % DOORBELL_GDS_CHUNK : NULL;
 }
 
-/* A free place, whose fields but `key` and `kind` are the caller's to fill; NULL without memory. The lock is held. */
+/*
+ * Finds a free place; the caller fills all fields except `key` and `kind`. NULL if there is no memory. The caller
+ * holds the lock.
+ */
 static inline struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *number)
 {
 	struct doorbell_gds_memory *place;
@@ -292,7 +297,7 @@ static inline struct doorbell_gds_memory *doorbell_gds_place_take(uint32_t *numb
 	return place;
 }
 
-/* Registers memory, or allocates it if `start` is NULL, and enters it. The lock is held. */
+/* Registers memory, or allocates it if `start` is NULL, and adds it to the table. The caller holds the lock. */
 static inline int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_t len_bytes, uint32_t access,
 				     uint32_t kind, struct doorbell_gds_memory **entered)
 {
@@ -311,7 +316,8 @@ static inline int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_
 	if (!start) {
 		code = doorbell_region_alloc(domain->domain, len_bytes, access, &region);
 	} else {
-		/* A GPU's first: a driver that knows its addresses would register them as the processor's. */
+		/* GPU memory is tried first, because a driver that maps its addresses could register them as host
+		   memory. */
 		code = doorbell_region_register_device(domain->domain, (uint64_t)(uintptr_t)start, len_bytes, access, &region);
 		if (code < 0)
 			code = doorbell_region_register(domain->domain, start, len_bytes, access, &region);
@@ -333,7 +339,7 @@ static inline int doorbell_gds_enter(const struct ibv_pd *pd, void *start, size_
 	return 0;
 }
 
-/* Takes memory out of the table: its region, for doorbell_gds_end_region. The lock is held. */
+/* Removes memory from the table. Returns its region, for doorbell_gds_end_region. The caller holds the lock. */
 static inline doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *place)
 {
 	doorbell_region *region = place->region;
@@ -344,10 +350,14 @@ static inline doorbell_region *doorbell_gds_leave(struct doorbell_gds_memory *pl
 	return region;
 }
 
-/* Unregisters memory. Not with the lock, because the driver may wait for its GPU, and that for another thread. */
+/*
+ * Deregisters memory. The caller must not hold the lock: the driver may wait for its GPU, which may wait for another
+ * thread.
+ */
 static inline void doorbell_gds_end_region(doorbell_region *region)
 {
-	/* The handle alone would be let go when no work in flight needs it: the caller may free the memory now. */
+	/* Destroying the handle would deregister it only when no work uses it, but the caller may free the memory
+	   now. */
 	doorbell_region_deregister(region);
 	doorbell_region_destroy(region);
 }
@@ -358,7 +368,7 @@ static inline int doorbell_gds_is_within(const struct doorbell_gds_memory *place
 	       len_bytes <= place->len_bytes - (start - place->start);
 }
 
-/* The memory of some kinds that has these bytes; NULL if there is none. The lock is held. */
+/* Finds memory of some kinds that contains these bytes; NULL if there is none. The caller holds the lock. */
 static inline struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint64_t len_bytes, uint32_t first_kind,
 							    uint32_t last_kind)
 {
@@ -370,7 +380,7 @@ static inline struct doorbell_gds_memory *doorbell_gds_find(uint64_t start, uint
 	return NULL;
 }
 
-/* The slice of an address and a key. */
+/* Converts an address and a key to a slice. */
 static inline int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *slice)
 {
 	struct doorbell_gds_memory *place = doorbell_gds_place(sge->lkey & 0xffff);
@@ -384,7 +394,7 @@ static inline int doorbell_gds_slice(const struct ibv_sge *sge, doorbell_slice *
 	return 0;
 }
 
-/* The region that has `len_bytes` bytes for stores and waits. */
+/* Finds the region that contains `len_bytes` bytes for stores and waits. */
 static inline int doorbell_gds_words(const void *start, size_t len_bytes, const doorbell_region **region, uint64_t *offset)
 {
 	const uint64_t address = (uint64_t)(uintptr_t)start;
@@ -411,14 +421,14 @@ static inline int doorbell_gds_words(const void *start, size_t len_bytes, const 
 	return error;
 }
 
-/* ----------------------------------------------------------------------------------------------- registering it */
+/* ----------------------------------------------------------------------------------------------------- registration */
 
 static inline struct ibv_mr *gds_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	struct ibv_mr *mr = NULL;
 	struct doorbell_gds_memory *place;
 	doorbell_remote remote;
-	/* Rights that verbs calls optional are as well not there; relaxed order is one. */
+	/* Access rights that verbs calls optional are ignored, such as relaxed ordering. */
 	const uint32_t rights = (uint32_t)access & ~0x3ff00000u;
 	int error = pd && addr && (rights & ~(uint32_t)DOORBELL_ACCESS_ALL) == 0 ? 0 : EINVAL;
 	if (!error) {

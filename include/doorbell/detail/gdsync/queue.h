@@ -1,10 +1,11 @@
 /*
  * Queue pairs and completions behind libgdsync's names.
  *
- * With libgdsync a wait of a stream looks at a completion and leaves it: the program takes it by ibv_poll_cq afterwards.
- * With this library each goes once to whoever asks first. So a queue pair of this layer keeps a list of the work requests that
- * make completions, in their order, which is that of the completions; a wait claims the first that nobody has, and ibv_poll_cq
- * tells what became of the oldest, from its completion or, where a wait has had that, from its ticket.
+ * In libgdsync, a wait of a stream looks at a completion without consuming it; the program takes it by ibv_poll_cq
+ * afterwards. In this library each completion is consumed once. So a queue pair of this layer keeps a list of the work
+ * requests that make completions, in order, which is also the order of the completions. A wait claims the first
+ * unclaimed entry. ibv_poll_cq reports the oldest entry, from its completion or, if a wait has consumed that, from its
+ * ticket.
  */
 #ifndef DOORBELL_GDSYNC_QUEUE_H
 #define DOORBELL_GDSYNC_QUEUE_H
@@ -13,14 +14,14 @@
 #error "include <doorbell/gdsync.h>, which includes this"
 #endif
 
-/* A work request without a completion of its own. */
+/* The entry number of a work request that makes no completion. */
 #define DOORBELL_GDS_NO_ENTRY UINT64_MAX
 
-/* Who has the completion of an entry. */
+/* Who consumes the completion of an entry. */
 enum doorbell_gds_claim {
 	DOORBELL_GDS_UNCLAIMED = 0,
 	DOORBELL_GDS_WAITED = 1, /* a wait of a stream, prepared or queued */
-	DOORBELL_GDS_LEFT = 2	 /* a wait that was taken back: the work request's ticket tells */
+	DOORBELL_GDS_LEFT = 2	 /* a wait that was taken back; the ticket of the work request has the result */
 };
 
 struct doorbell_gds_entry {
@@ -31,9 +32,9 @@ struct doorbell_gds_entry {
 	doorbell_ticket *wait; /* NULL until it is queued */
 };
 
-/* `head` is the oldest, `next` the first that is unclaimed, `tail` the place of the next one: running numbers. */
+/* Running numbers of entries: `head` is the oldest, `next` the first unclaimed one, `tail` the next one to be added. */
 struct doorbell_gds_cq {
-	struct ibv_cq cq; /* first: it is what the program has */
+	struct ibv_cq cq; /* first field: the program has a pointer to it */
 	struct doorbell_gds_qp *owner;
 	struct doorbell_gds_entry *entries;
 	uint64_t head;
@@ -44,18 +45,20 @@ struct doorbell_gds_cq {
 };
 
 struct doorbell_gds_qp {
-	struct gds_qp qp; /* first: it is what the program has */
+	struct gds_qp qp; /* first field: the program has a pointer to it */
 	struct ibv_qp ib;
 	struct ibv_context context;
 	struct doorbell_gds_cq cq[2]; /* by DOORBELL_SIDE_* */
 	doorbell_endpoint *endpoint;
 	struct doorbell_gds_domain *domain;
 	pthread_mutex_t lock;
-	pthread_mutex_t posting; /* taken before `lock`: between preparing and posting in one call nothing else is prepared */
-	doorbell_stream *kernels[3]; /* what kernels execute: sends, waits for sends, waits for receives; NULL until there is some */
-	uint64_t serial;	     /* work requests so far */
+	pthread_mutex_t posting; /* taken before `lock`; held while one call prepares and posts, so that nothing else
+				    is prepared between */
+	doorbell_stream *kernels[3]; /* streams of triggers: sends, waits for sends, waits for receives; NULL until
+					needed */
+	uint64_t serial;	     /* number of work requests so far */
 	uint32_t signals_all;
-	uint32_t told; /* 1: a failure that is no entry's was polled */
+	uint32_t told; /* 1: a failure that belongs to no entry was polled */
 };
 
 static inline struct doorbell_gds_qp *doorbell_gds_of(struct gds_qp *qp)
@@ -73,7 +76,7 @@ static inline struct doorbell_gds_entry *doorbell_gds_at(const struct doorbell_g
 	return cq->entries + number % cq->capacity;
 }
 
-/* The oldest entry goes. */
+/* Removes the oldest entry. */
 static inline void doorbell_gds_drop_head(struct doorbell_gds_cq *cq)
 {
 	struct doorbell_gds_entry *entry = doorbell_gds_at(cq, cq->head);
@@ -90,7 +93,10 @@ static inline int doorbell_gds_is_over(const doorbell_ticket *ticket)
 	return ticket && doorbell_ticket_status(ticket, NULL) >= DOORBELL_STATUS_COMPLETE;
 }
 
-/* A place for one entry more: a program that waits on streams and never polls loses what waits have had. */
+/*
+ * Makes room for one more entry. If the list is full, drops the oldest one if a wait has consumed it, for programs
+ * that never poll.
+ */
 static inline int doorbell_gds_make_room(struct doorbell_gds_cq *cq)
 {
 	const struct doorbell_gds_entry *oldest;
@@ -114,7 +120,7 @@ static inline uint64_t doorbell_gds_push(struct doorbell_gds_cq *cq, uint64_t wr
 	return cq->tail++;
 }
 
-/* An entry that is still there; NULL if it was dropped. */
+/* Returns an entry, or NULL if it was dropped. */
 static inline struct doorbell_gds_entry *doorbell_gds_entry_of(const struct doorbell_gds_cq *cq, uint64_t number)
 {
 	return number >= cq->head && number < cq->tail ? doorbell_gds_at(cq, number) : NULL;
@@ -122,12 +128,12 @@ static inline struct doorbell_gds_entry *doorbell_gds_entry_of(const struct door
 
 /* --------------------------------------------------------------------------------------------------- work requests */
 
-/* A work request in the library's words. What it points to is the struct's. */
+/* A work request in the form of this library. Its pointers point into this struct. */
 struct doorbell_gds_work {
 	doorbell_work work;
 	doorbell_slice slices[DOORBELL_SLICES_MAX];
 	uint8_t inline_bytes[512];
-	uint32_t opcode; /* of its completion */
+	uint32_t opcode; /* opcode of its completion */
 };
 
 static inline int doorbell_gds_slices(const struct ibv_sge *list, int count, doorbell_slice *slices, uint32_t *filled)
@@ -243,7 +249,7 @@ static inline void doorbell_gds_complete(const struct doorbell_gds_cq *cq, const
 	}
 }
 
-/* A work request that failed: by itself, or with the queue pair that another one has ended. */
+/* A failed work request: it has failed itself, or was flushed because another one has failed. */
 static inline void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t wr_id, const doorbell_failure *failure,
 				     struct ibv_wc *wc)
 {
@@ -255,7 +261,7 @@ static inline void doorbell_gds_fail(const struct doorbell_gds_cq *cq, uint64_t 
 	wc->qp_num = cq->owner->ib.qp_num;
 }
 
-/* A work request that was to make no completion makes one when it fails: 1 if that is what has failed, once. */
+/* An unsignaled work request makes a completion if it fails. Returns 1 once if such a work request has failed. */
 static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 {
 	struct doorbell_gds_qp *qp = cq->owner;
@@ -275,7 +281,7 @@ static inline int doorbell_gds_poll_unsignaled(struct doorbell_gds_cq *cq, struc
 	return 1;
 }
 
-/* What became of the oldest entry: 1 and it goes, or 0. */
+/* Reports the oldest entry. Returns 1 and removes the entry if it is done, else 0. */
 static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_wc *wc)
 {
 	struct doorbell_gds_entry *entry;
@@ -300,7 +306,7 @@ static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_
 			return 1;
 		}
 	}
-	/* Not before the stream has passed its wait: until then the completion is the stream's. */
+	/* Until the stream has passed its wait, the completion belongs to the stream. */
 	if (entry->claim == DOORBELL_GDS_WAITED && !doorbell_gds_is_over(entry->wait))
 		return 0;
 	status = doorbell_ticket_status(entry->work, &failure);
@@ -333,7 +339,7 @@ static inline int doorbell_gds_poll_cq(struct ibv_cq *ibcq, int num_entries, str
 	return count;
 }
 
-/* ------------------------------------------------------------------------------------------------ posting now */
+/* -------------------------------------------------------------------------------------------------- posting at once */
 
 static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr **bad_wr)
 {
@@ -355,7 +361,7 @@ static inline int gds_post_send(struct gds_qp *gds, gds_send_wr *wr, gds_send_wr
 			code = doorbell_post_send(qp->endpoint, &made.work, NULL);
 		else
 			code = doorbell_post_send(qp->endpoint, &made.work, &ticket);
-		/* Of a connected endpoint's states that are in the way, this is the one. */
+		/* For a connected endpoint, DOORBELL_ESTATE means that earlier work is on a stream or prepared. */
 		error = code == DOORBELL_ESTATE && doorbell_endpoint_is_connected(qp->endpoint) == 1 ? EBUSY : doorbell_gds_errno(code);
 		if (error)
 			break;
@@ -410,7 +416,7 @@ static inline int doorbell_gds_ibv_post_recv(struct ibv_qp *ib, struct ibv_recv_
 static inline int doorbell_gds_cq_make(struct doorbell_gds_qp *qp, uint32_t side, uint32_t depth)
 {
 	struct doorbell_gds_cq *cq = &qp->cq[side];
-	/* As many as the queue has, and as many that a stream has waited for and nobody has polled. */
+	/* As many entries as the queue has, and as many that a stream has waited for and nobody has polled. */
 	cq->capacity = 2 * (uint64_t)depth;
 	cq->entries = (struct doorbell_gds_entry *)calloc(cq->capacity, sizeof(*cq->entries));
 	cq->owner = qp;
@@ -433,7 +439,7 @@ static inline void doorbell_gds_qp_free(struct doorbell_gds_qp *qp)
 		doorbell_gds_cq_clear(&qp->cq[side]);
 		free(qp->cq[side].entries);
 	}
-	/* What kernels have taken they may still execute. */
+	/* Kernels may still execute triggers that were taken before. */
 	for (side = 0; side < 3; side++)
 		doorbell_stream_destroy(qp->kernels[side]);
 	pthread_mutex_destroy(&qp->lock);

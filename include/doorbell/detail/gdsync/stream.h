@@ -10,7 +10,7 @@
 
 /* ------------------------------------------------------------------------------------------------------- streams */
 
-/* Enters a stream. The lock is held. */
+/* Adds a stream to a list. The caller holds the lock. */
 static inline int doorbell_gds_stream_enter(CUstream name, doorbell_stream *handle, struct doorbell_gds_stream **list)
 {
 	struct doorbell_gds_stream *entry = (struct doorbell_gds_stream *)calloc(1, sizeof(*entry));
@@ -55,7 +55,7 @@ static inline int gds_create_host_stream(CUstream *stream)
 		error = doorbell_gds_errno(doorbell_stream_create_host("gdsync", 0, &handle));
 	if (error)
 		return error;
-	/* A name that no CUDA stream has: an address of the library's. */
+	/* The address of the handle is a name that no CUDA stream has. */
 	*stream = (CUstream)(void *)handle;
 	doorbell_gds_lock();
 	error = doorbell_gds_stream_enter(*stream, handle, &doorbell_gds_state_here.streams);
@@ -84,7 +84,10 @@ static inline int gds_release_stream(CUstream stream)
 	return 0;
 }
 
-/* A host stream that nobody uses: one for each call that carries something out, so that none waits behind another. */
+/*
+ * Takes an idle host stream. Each call that executes descriptors at once uses a separate one, so that none waits for
+ * another.
+ */
 static inline int doorbell_gds_idle_take(doorbell_stream **handle)
 {
 	struct doorbell_gds_stream *entry;
@@ -112,7 +115,7 @@ static inline void doorbell_gds_idle_give(doorbell_stream *handle)
 
 /* ------------------------------------------------------------------------------------------------------ requests */
 
-/* Takes the operations of a request back, newest first. The queue pair's lock is held. */
+/* Takes back the operations of a request, newest first. The caller holds the queue pair's lock. */
 static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_request_t *request)
 {
 	struct doorbell_gds_cq *cq = &qp->cq[DOORBELL_SIDE_SEND];
@@ -130,7 +133,7 @@ static inline int doorbell_gds_take_back(struct doorbell_gds_qp *qp, gds_send_re
 	return 0;
 }
 
-/* `posting` is held. */
+/* The caller holds `posting`. */
 static inline int doorbell_gds_prepare_send(struct doorbell_gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr,
 					    gds_send_request_t *request)
 {
@@ -186,7 +189,7 @@ static inline int gds_rollback_send(struct gds_qp *gds, gds_send_request_t *requ
 	pthread_mutex_lock(&qp->lock);
 	if (request->serial != qp->serial)
 		error = EBUSY;
-	/* Nor if a wait for its completion is prepared. */
+	/* Refused also if a wait for its completion is prepared. */
 	for (i = 0; i < request->count && !error; i++)
 		if (request->entry[i] != DOORBELL_GDS_NO_ENTRY && request->entry[i] < cq->next)
 			error = EBUSY;
@@ -309,9 +312,9 @@ static inline int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *de
 	return 0;
 }
 
-/* ------------------------------------------------------------------------------------------ descriptors to streams */
+/* ---------------------------------------------------------------------------------------------- posting descriptors */
 
-/* Whether a stream can wait for these words, and store them: those of a GPU's memory it leaves to CUDA. */
+/* Whether a stream can wait for these words and store them. Words of GPU memory are left to CUDA. */
 static inline int doorbell_gds_host_words(const void *start, size_t len_bytes)
 {
 	const doorbell_region *region;
@@ -322,7 +325,7 @@ static inline int doorbell_gds_host_words(const void *start, size_t len_bytes)
 	return doorbell_region_kind(region) == DOORBELL_REGION_HOST ? 0 : EINVAL;
 }
 
-/* Whether a descriptor can be given to a stream, as far as that is known before. */
+/* Checks what can be checked of a descriptor before it is posted. */
 static inline int doorbell_gds_check(const gds_descriptor_t *desc)
 {
 	uint32_t i;
@@ -386,7 +389,7 @@ static inline int doorbell_gds_give_words(doorbell_stream *stream, const gds_des
 	return error;
 }
 
-/* Operations of requests that go to a stream in one batch: each with the entry that its ticket is for. */
+/* Operations of requests that are posted in one batch, each with the entry of its ticket. */
 enum { DOORBELL_GDS_BATCH = 64 };
 
 struct doorbell_gds_batch {
@@ -394,12 +397,14 @@ struct doorbell_gds_batch {
 	doorbell_ticket *tickets[DOORBELL_GDS_BATCH];
 	struct doorbell_gds_cq *cq[DOORBELL_GDS_BATCH];
 	uint64_t entry[DOORBELL_GDS_BATCH];
-	uint32_t *spent[DOORBELL_GDS_BATCH];	     /* the count of a send request, whose last operation this is */
-	doorbell_prepared **waited[DOORBELL_GDS_BATCH]; /* the operation of a wait request, which this is */
+	uint32_t *spent[DOORBELL_GDS_BATCH];	     /* set at the last operation of a send request: the request's
+							count */
+	doorbell_prepared **waited[DOORBELL_GDS_BATCH]; /* set at the operation of a wait request: the request's
+							   `prepared` */
 	uint32_t count;
 };
 
-/* Gives the batch to the stream, and enters its tickets. */
+/* Posts the batch to the stream, and stores its tickets in the entries. */
 static inline int doorbell_gds_give_batch(doorbell_stream *stream, struct doorbell_gds_batch *batch)
 {
 	struct doorbell_gds_entry *entry;
@@ -440,7 +445,7 @@ static inline void doorbell_gds_batch_add(struct doorbell_gds_batch *batch, door
 	batch->waited[at] = waited;
 }
 
-/* Gives one descriptor to the stream, by the batch if it can. */
+/* Posts one descriptor to the stream, through the batch if possible. */
 static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds_batch *batch, gds_descriptor_t *desc)
 {
 	const uint32_t room = DOORBELL_GDS_BATCH - batch->count;
@@ -448,7 +453,7 @@ static inline int doorbell_gds_give(doorbell_stream *stream, struct doorbell_gds
 	int error = 0;
 	if (desc->tag == GDS_TAG_SEND) {
 		gds_send_request_t *send = desc->send;
-		/* A request goes whole, so that it is spent or not. */
+		/* A request is posted completely or not at all. */
 		if (send->count > room)
 			error = doorbell_gds_give_batch(stream, batch);
 		for (i = 0; i < send->count && !error; i++)
@@ -499,7 +504,7 @@ static inline int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, 
 	if (error)
 		return error;
 	error = doorbell_gds_give_all(handle, n_descs, descs);
-	/* Each wait in there has its own bound. */
+	/* No timeout here: each wait of the descriptors has its own. */
 	ended = doorbell_gds_errno(doorbell_stream_synchronize(handle, DOORBELL_NO_TIMEOUT));
 	if (ended)
 		doorbell_stream_destroy(handle);
@@ -508,9 +513,12 @@ static inline int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, 
 	return error ? error : ended;
 }
 
-/* ------------------------------------------------------------------------------------------------ the rest by them */
+/* ---------------------------------------------------------------------------------------- calls made of descriptors */
 
-/* `count` requests, and a store of a word if `dw` is not NULL, on a stream or, if `handle` is NULL, at once. */
+/*
+ * Posts `count` requests, followed by a store of a word if `dw` is not NULL, to a stream or, if `handle` is NULL,
+ * executes them at once.
+ */
 static inline int doorbell_gds_post_requests(doorbell_stream *handle, int count, gds_send_request_t *sends, gds_wait_request_t *waits,
 					     uint32_t *dw, uint32_t val)
 {
@@ -586,7 +594,7 @@ static inline int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_
 	int error;
 	if (!qp || !wr)
 		return EINVAL;
-	/* So that another thread's is posted before this one is prepared, or the other way round. */
+	/* So that no other thread prepares between this prepare and its post. */
 	pthread_mutex_lock(&own->posting);
 	error = doorbell_gds_prepare_send(own, wr, bad_wr, &request);
 	if (!error) {

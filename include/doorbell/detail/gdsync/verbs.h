@@ -1,9 +1,10 @@
 /*
- * The types of verbs.h that libgdsync's calls speak of: libibverbs' own where it is installed, else the part of them that is
- * needed, with the same names and values, so that programs compile on machines without it.
+ * The types of verbs.h that libgdsync's calls use. If libibverbs' headers are installed, these are its own. Otherwise
+ * this header declares the part that is needed, with the same names and values, so that programs compile on machines
+ * without libibverbs.
  *
- * DOORBELL_GDSYNC_OWN_VERBS, defined before gdsync.h, takes the part where libibverbs is installed, too. All sources of a
- * program choose alike: what one part registers, the other does not see.
+ * If DOORBELL_GDSYNC_OWN_VERBS is defined before gdsync.h is included, these declarations are used in any case. All
+ * source files of a program must choose the same, because each choice has its own table of registered memory.
  */
 #ifndef DOORBELL_GDSYNC_VERBS_H
 #define DOORBELL_GDSYNC_VERBS_H
@@ -25,7 +26,7 @@
 #define DOORBELL_GDSYNC_OWN_VERBS
 #endif
 
-/* Values and names are those of libibverbs' interface, version 1.14 (rdma-core 44). */
+/* Values and names are those of libibverbs 1.14 (rdma-core 44). */
 
 enum { IBV_SYSFS_NAME_MAX = 64 };
 
@@ -136,7 +137,7 @@ struct ibv_send_wr {
 	int num_sge;
 	enum ibv_wr_opcode opcode;
 	unsigned int send_flags;
-	uint32_t imm_data; /* in network order */
+	uint32_t imm_data; /* in network byte order */
 	union {
 		struct {
 			uint64_t remote_addr;
@@ -169,7 +170,7 @@ struct ibv_wc {
 	enum ibv_wc_opcode opcode;
 	uint32_t vendor_err;
 	uint32_t byte_len;
-	uint32_t imm_data; /* in network order */
+	uint32_t imm_data; /* in network byte order */
 	uint32_t qp_num;
 	uint32_t src_qp;
 	unsigned int wc_flags;
