@@ -1,7 +1,8 @@
 /*
  * doorbell: GPU-triggered RDMA. Transfers are queued on a stream the way kernels are.
  *
- * This header includes the whole C interface of the library, for C11 and C++17. Each header below can also be included alone.
+ * This header includes the whole C interface of the library, for C11 and C++17. Each header below can also be included
+ * alone.
  *
  *   doorbell/core.h      versions, error codes, timeouts, devices, protection domains
  *   doorbell/region.h    registered memory, and caches of registrations
@@ -13,9 +14,14 @@
  *   doorbell/group.h     exchange of addresses and keys: rendezvous over TCP, groups, key-value stores
  *   doorbell/cm.h        endpoints that are connected by rdma_cm
  *
- * Three more headers are included by programs that need them: doorbell/device.cuh (GPU kernels that post or trigger work requests),
- * doorbell/queue.h and doorbell/trigger.h (the same for threads of a CPU), and doorbell/gdsync.h (libgdsync's interface). Programs do
- * not include files of doorbell/detail.
+ * It does not include these, which programs include if they need them:
+ *
+ *   doorbell/device.cuh  GPU kernels that post or trigger work requests
+ *   doorbell/queue.h     the part of it for posting; for threads of a CPU, too
+ *   doorbell/trigger.h   the part of it for triggers; for threads of a CPU, too
+ *   doorbell/gdsync.h    libgdsync's interface
+ *
+ * Programs do not include files of doorbell/detail.
  *
  * `examples/first.c` and `examples/loop.c` are complete programs.
  *
@@ -23,31 +29,33 @@
  *   scripts/install-c PREFIX     installs headers, libdoorbell.so, libdoorbell.a and doorbell.pc
  *   shared:   cc program.c $(pkg-config --cflags --libs doorbell)
  *   static:   cc program.c $(pkg-config --cflags --libs --static doorbell | sed s/-ldoorbell/-l:libdoorbell.a/)
- *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), then link PkgConfig::DOORBELL; see examples/cmake
+ *   CMake:    pkg_check_modules(DOORBELL REQUIRED IMPORTED_TARGET doorbell), then link PkgConfig::DOORBELL; see
+ *             examples/cmake
  *   Without installation, from the build folder, where the libraries have no version number:
  *   cc -I include program.c target/release/libdoorbell.a -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
  *   If the library was built with the feature `verbs`, the static library needs -lrdmacm -lmlx5 -libverbs before these.
  *   Before 1.0, each minor version may change the interface. The soname contains it: libdoorbell.so.0.1.
  *
  * Results
- *   A call that returns `int` returns 0 or a positive number on success, and a negative DOORBELL_E* code on failure. After a failure,
- *   doorbell_last_error() returns a text that names the argument and the limit. A call that fails changes nothing, unless its
- *   comment says otherwise. The comments list the codes that are specific to a call. Not listed are those that many calls return:
- *   DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_ERANGE and DOORBELL_EPANIC, DOORBELL_EBUSY (see Threads), DOORBELL_ETIMEOUT from
- *   calls with a timeout, and DOORBELL_ESYSTEM from calls that need the operating system.
+ *   A call that returns `int` returns 0 or a positive number on success, and a negative DOORBELL_E* code on failure.
+ *   After a failure, doorbell_last_error() returns a text that names the argument and the limit. A call that fails
+ *   changes nothing, unless its comment says otherwise. The comments list the codes that are specific to a call. Not
+ *   listed are those that many calls return: DOORBELL_EINVAL, DOORBELL_EHANDLE, DOORBELL_ERANGE and DOORBELL_EPANIC,
+ *   DOORBELL_EBUSY (see Threads), DOORBELL_ETIMEOUT from calls with a timeout, and DOORBELL_ESYSTEM from calls that
+ *   need the operating system.
  *
  * Handles
- *   Objects are pointers to types that are not defined in the headers. A call that creates an object stores the pointer through its
- *   last handle argument, and stores NULL there on failure. The caller owns the handle. Each type has one call that destroys it; that
- *   call accepts NULL. Destroying a handle does not affect other objects and work in flight that still use the object: devices,
- *   domains, regions, endpoints, streams, events and tickets may be destroyed in any order, even while work is queued on them.
- *   In all other calls a NULL handle returns DOORBELL_EINVAL. A pointer that is no live handle of the right type returns
- *   DOORBELL_EHANDLE if the library was built with debug assertions (`cargo build`). In release builds it is undefined behaviour, as
- *   with free().
+ *   Objects are pointers to types that are not defined in the headers. A call that creates an object stores the pointer
+ *   through its last handle argument, and stores NULL there on failure. The caller owns the handle. Each type has one
+ *   call that destroys it; that call accepts NULL. Destroying a handle does not affect other objects and work in flight
+ *   that still use the object: devices, domains, regions, endpoints, streams, events and tickets may be destroyed in
+ *   any order, even while work is queued on them. In all other calls a NULL handle returns DOORBELL_EINVAL. A pointer
+ *   that is no live handle of the right type returns DOORBELL_EHANDLE if the library was built with debug assertions
+ *   (`cargo build`). In release builds it is undefined behaviour, as with free().
  *
  * Threads
- *   A call may be made from any thread at any time, also while other threads use the same objects, unless its comment has a line
- *   `Threads:`. That line names the exceptions:
+ *   A call may be made from any thread at any time, also while other threads use the same objects, unless its comment
+ *   has a line `Threads:`. That line names the exceptions:
  *     one at a time for NAME   Two threads must not use this object at the same time. It is not bound to a thread. If two calls
  *                              overlap, the second one returns DOORBELL_EBUSY and does nothing.
  *     alone with NAME          The call ends the object. No other call that uses it may be in progress or start later.
@@ -55,40 +63,42 @@
  *   No call may be made from a signal handler, or in a child process between fork() and exec().
  *
  * Ownership of arguments
- *   A call has read its input (slices, work requests, texts, bytes) when it returns; the caller may then reuse that memory. Input
- *   texts are UTF-8. Texts that are returned as `const char *` belong to the library.
+ *   A call has read its input (slices, work requests, texts, bytes) when it returns; the caller may then reuse that
+ *   memory. Input texts are UTF-8. Texts that are returned as `const char *` belong to the library.
  *
  * Text buffers
- *   A call with `char *text, size_t capacity` writes like snprintf(): at most `capacity` bytes including the terminating zero. It
- *   returns the length of the whole text in bytes without that zero. If `capacity` is 0, the pointer may be NULL.
+ *   A call with `char *text, size_t capacity` writes like snprintf(): at most `capacity` bytes including the
+ *   terminating zero. It returns the length of the whole text in bytes without that zero. If `capacity` is 0, the
+ *   pointer may be NULL.
  *
  * Structs that begin with `struct_size`
- *   Later versions may append fields to these structs. `struct_size` is the size in bytes that the program was compiled with; calls
- *   that fill such a struct set it. Fields beyond that size have their defaults. Structs without `struct_size` that the library fills
- *   have a field `reserved`, which is 0 and may get a meaning in later versions.
+ *   Later versions may append fields to these structs. `struct_size` is the size in bytes that the program was compiled
+ *   with; calls that fill such a struct set it. Fields beyond that size have their defaults. Structs without
+ *   `struct_size` that the library fills have a field `reserved`, which is 0 and may get a meaning in later versions.
  *
  * CUDA
- *   Calls take CUDA's own types, but the headers do not need CUDA's headers: `struct CUstream_st *` is CUstream or cudaStream_t, and a
- *   `uint64_t` device address is a CUdeviceptr. Calls use the context that is current in the calling thread; the runtime API creates
- *   one in its first call. Every build of the library exports these calls. They return DOORBELL_EFEATURE if the library was built
- *   without the feature `cuda`, and DOORBELL_ESTATE if there is no driver or no current context.
- *   Streams of one priority share the device's hardware queues (8, or CUDA_DEVICE_MAX_CONNECTIONS). A wait, or a kernel that
- *   waits, can therefore block another stream in the same hardware queue. Streams that wait for each other must be on different
- *   hardware queues, or have different priorities.
- *   Destroying an endpoint, a kernel queue or a region unregisters its memory from the driver if a GPU has mapped it. The driver may
- *   then wait for the GPU, as cuMemFree does. Do not destroy one in a thread that a stream or kernel waits for.
+ *   Calls take CUDA's own types, but the headers do not need CUDA's headers: `struct CUstream_st *` is CUstream or
+ *   cudaStream_t, and a `uint64_t` device address is a CUdeviceptr. Calls use the context that is current in the
+ *   calling thread; the runtime API creates one in its first call. Every build of the library exports these calls. They
+ *   return DOORBELL_EFEATURE if the library was built without the feature `cuda`, and DOORBELL_ESTATE if there is no
+ *   driver or no current context. Streams of one priority share the device's hardware queues (8, or
+ *   CUDA_DEVICE_MAX_CONNECTIONS). A wait, or a kernel that waits, can therefore block another stream in the same
+ *   hardware queue. Streams that wait for each other must be on different hardware queues, or have different
+ *   priorities. Destroying an endpoint, a kernel queue or a region unregisters its memory from the driver if a GPU has
+ *   mapped it. The driver may then wait for the GPU, as cuMemFree does. Do not destroy one in a thread that a stream or
+ *   kernel waits for.
  *
  * What only the Rust interface has
- *   Queries for values that the program itself supplied: names, depths, lengths, access rights, the domains of regions and endpoints,
- *   whether a region was deregistered, and which pages are only advised to be huge.
+ *   Queries for values that the program itself supplied: names, depths, lengths, access rights, the domains of regions and
+ *   endpoints, whether a region was deregistered, and which pages are only advised to be huge.
  *   Reading and writing a region: C uses its pointer, or CUDA for memory of a GPU.
  *   Wrappers of CUDA: CudaContext::primary and from_raw (cudaSetDevice, cuCtxSetCurrent), CudaStream::new
  *   (cudaStreamCreateWithFlags), TimingEvent (cudaEvent_t), parts of a device buffer (addresses).
  *   Kernels for measurements: CudaStream::spin, CudaStream::step, KernelQueue::put_step.
  *   Launcher variables from a source other than the environment (Place::from_vars): in C, set rank, size and address.
- *   Interfaces that change with the library: custom executors, copy engines and bytecode, the formats of mlx5, the packets and
- *   messages of the software NIC and of groups, the software NIC itself and its doors (the command `doorbell softcx run`), and
- *   fault injection for tests.
+ *   Interfaces that change with the library: custom executors, copy engines and bytecode, the formats of mlx5, the
+ *   packets and messages of the software NIC and of groups, the software NIC itself and its doors (the command
+ *   `doorbell softcx run`), and fault injection for tests.
  *
  * Panics of the Rust code do not cross this interface; the call returns DOORBELL_EPANIC.
  */

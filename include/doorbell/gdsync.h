@@ -6,15 +6,17 @@
  *   #include <doorbell/gdsync.h>     or, with -I PREFIX/include/doorbell, <gdsync.h>, <gdsync/tools.h>, <gdsync/mlx5.h> as with libgdsync
  *
  * Types
- *   gds_send_wr is struct ibv_send_wr and gds_qp_init_attr_t is struct ibv_qp_init_attr of upstream verbs. If libibverbs' headers are
- *   installed, its types are used; otherwise this library declares the types that are needed. This header does not need libibverbs at link
- *   time. CUstream and CUdeviceptr are CUDA's types; cuda.h may be included before or after this header, or not at all.
+ *   gds_send_wr is struct ibv_send_wr and gds_qp_init_attr_t is struct ibv_qp_init_attr of upstream verbs. If
+ *   libibverbs' headers are installed, its types are used; otherwise this library declares the types that are needed.
+ *   This header does not need libibverbs at link time. CUstream and CUdeviceptr are CUDA's types; cuda.h may be
+ *   included before or after this header, or not at all.
  *
  * What stays the same
- *   Contexts and protection domains of libibverbs: gds_create_qp and gds_reg_mr use the name of their device, and work in a protection domain
- *   of this library on that device. ibv_poll_cq, ibv_post_send and ibv_post_recv work with the queues of a gds_qp. A completion that a stream
- *   has waited for remains available to ibv_poll_cq after the stream has passed the wait. If a program never polls, the oldest completions are
- *   dropped when there are twice as many as the queue is deep.
+ *   Contexts and protection domains of libibverbs: gds_create_qp and gds_reg_mr use the name of their device, and work
+ *   in a protection domain of this library on that device. ibv_poll_cq, ibv_post_send and ibv_post_recv work with the
+ *   queues of a gds_qp. A completion that a stream has waited for remains available to ibv_poll_cq after the stream has
+ *   passed the wait. If a program never polls, the oldest completions are dropped when there are twice as many as the
+ *   queue is deep.
  *
  * What is not supported, and what to use instead
  *   ibv_exp_* types, fields and flags            those of upstream verbs: `opcode` and `send_flags` for `exp_opcode` and
