@@ -40,9 +40,7 @@ typedef struct doorbell_bounce_config {
 	uint32_t engine;      /* DOORBELL_ENGINE_*; default DOORBELL_ENGINE_MEMCPY */
 } doorbell_bounce_config;
 
-/*
- * Fills a configuration with the defaults: doorbell_bounce_config_init(&config, sizeof config).
- */
+/* Fills a configuration with the defaults: doorbell_bounce_config_init(&config, sizeof config). */
 int doorbell_bounce_config_init(doorbell_bounce_config *config, uint32_t struct_size);
 
 /* Allocates and pins the buffers. If `config` is NULL, the defaults are used. */

@@ -59,9 +59,7 @@ enum doorbell_control {
 	DOORBELL_CONTROL_SYNC = 2
 };
 
-/*
- * Fills a configuration with the defaults: doorbell_endpoint_config_init(&config, sizeof config).
- */
+/* Fills a configuration with the defaults: doorbell_endpoint_config_init(&config, sizeof config). */
 int doorbell_endpoint_config_init(doorbell_endpoint_config *config, uint32_t struct_size);
 
 /*

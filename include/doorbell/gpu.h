@@ -77,9 +77,7 @@ typedef struct doorbell_cuda_stream_config {
 	const char *name;   /* for errors; NULL, the default, means "cuda" */
 } doorbell_cuda_stream_config;
 
-/*
- * Fills a configuration with the defaults: doorbell_cuda_stream_config_init(&config, sizeof config).
- */
+/* Fills a configuration with the defaults: doorbell_cuda_stream_config_init(&config, sizeof config). */
 int doorbell_cuda_stream_config_init(doorbell_cuda_stream_config *config, uint32_t struct_size);
 
 /*

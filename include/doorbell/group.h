@@ -95,9 +95,7 @@ typedef struct doorbell_group_config {
 						     defaults */
 } doorbell_group_config;
 
-/*
- * Fills a configuration with the defaults: doorbell_group_config_init(&config, sizeof config).
- */
+/* Fills a configuration with the defaults: doorbell_group_config_init(&config, sizeof config). */
 int doorbell_group_config_init(doorbell_group_config *config, uint32_t struct_size);
 
 /*

@@ -1,4 +1,4 @@
-//! The C interface: what `include/doorbell.h` declares, one file for each of its sections.
+//! The C interface: what `include/doorbell.h` and the headers that it includes declare, one file for each of their sections.
 //!
 //! It is a user of the crate's public interface like any other, and adds only what C lacks: handles, codes for errors, checks of
 //! pointers, and a boundary that no panic crosses. Names are those of the header, so that a test can compare the two.
