@@ -10,7 +10,7 @@ use doorbell_wire::verbs::WcStatus;
 #[non_exhaustive]
 pub enum Error {
     /// A number is outside its limits.
-    #[error("`{argument}` is {value}; it must be {min} to {max}")]
+    #[error("`{argument}` is {value}; it must be {}", limits(*min, *max))]
     Range {
         /// The name of the argument, as in the signature.
         argument: &'static str,
@@ -20,6 +20,16 @@ pub enum Error {
         min: u64,
         /// The largest value allowed.
         max: u64,
+    },
+    /// A value is none of the few that are allowed.
+    #[error("`{argument}` is {value}; it must be {allowed}")]
+    Choice {
+        /// The name of the argument, as in the signature.
+        argument: &'static str,
+        /// What was given.
+        value: u64,
+        /// The values allowed, for people.
+        allowed: &'static str,
     },
     /// An address has the wrong alignment.
     #[error("`{argument}` is {value:#x}; it must be a multiple of {align}")]
@@ -99,10 +109,20 @@ pub enum Error {
     #[error("{0}")]
     Work(WorkError),
     /// The operating system refused.
-    #[error("{operation}: {} (errno {errno})", std::io::Error::from_raw_os_error(*errno))]
+    #[error("{operation}: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
         /// The call and its object.
         operation: &'static str,
+        /// The errno.
+        errno: i32,
+    },
+    /// The operating system refused a call of a socket.
+    #[error("{operation} {address}: {}", std::io::Error::from_raw_os_error(*errno))]
+    Socket {
+        /// The call.
+        operation: &'static str,
+        /// The address that was given to it.
+        address: String,
         /// The errno.
         errno: i32,
     },
@@ -144,6 +164,14 @@ pub enum Error {
     },
 }
 
+fn limits(min: u64, max: u64) -> String {
+    if min == max {
+        min.to_string()
+    } else {
+        format!("{min} to {max}")
+    }
+}
+
 impl From<doorbell_wire::Error> for Error {
     fn from(error: doorbell_wire::Error) -> Error {
         use doorbell_wire::Error as Wire;
@@ -158,6 +186,15 @@ impl From<doorbell_wire::Error> for Error {
                 value,
                 min,
                 max,
+            },
+            Wire::Choice {
+                argument,
+                value,
+                allowed,
+            } => Error::Choice {
+                argument,
+                value,
+                allowed,
             },
             Wire::Alignment {
                 argument,
@@ -257,11 +294,12 @@ impl fmt::Display for WorkError {
                 write!(
                     f,
                     ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})"
-                )
+                )?;
+                f.write_str(hint(*status))
             }
             Cause::Deadline(timeout) => write!(
                 f,
-                ": a wait did not end within {timeout:?}; the watchdog released it"
+                ": a wait for a completion did not end within {timeout:?} and was released: nothing arrived that completes it"
             ),
             Cause::QueuePair => f.write_str(
                 ": the queue pair is in error; the peer's request was refused, or the peer failed",
@@ -276,7 +314,73 @@ impl fmt::Display for WorkError {
     }
 }
 
+/// What usually leads to a status, where the status alone says little.
+fn hint(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::RnrRetryExcErr => {
+            ": the peer had no receive posted; post one there before this side sends, or raise `rnr_retry`"
+        }
+        WcStatus::RemAccessErr => {
+            ": the peer's device refused the remote key, the address range, or the access right; keys end when their region is deregistered"
+        }
+        WcStatus::RetryExcErr => {
+            ": the peer does not answer; its endpoint failed or is gone, or the network drops packets"
+        }
+        WcStatus::LocProtErr => {
+            ": this side's region refused the local key, the address range, or the access right"
+        }
+        WcStatus::LocLenErr => ": the message is longer than the receive that it met",
+        WcStatus::RemInvReqErr => {
+            ": the message is longer than the peer's receive, or the peer does not allow this operation"
+        }
+        _ => "",
+    }
+}
+
 impl std::error::Error for WorkError {}
 
 /// The library's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_argument_its_limit_and_the_cure() {
+        let range = |min, max| Error::Range {
+            argument: "depth",
+            value: 9,
+            min,
+            max,
+        };
+        assert_eq!(range(1, 8).to_string(), "`depth` is 9; it must be 1 to 8");
+        assert_eq!(range(8, 8).to_string(), "`depth` is 9; it must be 8");
+        let socket = Error::Socket {
+            operation: "bind",
+            address: "127.0.0.1:80".into(),
+            errno: libc::EACCES,
+        };
+        assert_eq!(
+            socket.to_string(),
+            "bind 127.0.0.1:80: Permission denied (os error 13)"
+        );
+        let failed = |status| WorkError {
+            qpn: 0x48,
+            wr_id: Some(7),
+            cause: Cause::Completion {
+                status,
+                syndrome: 0x16,
+                vendor_syndrome: 0,
+            },
+        };
+        let text = failed(WcStatus::RnrRetryExcErr).to_string();
+        assert!(
+            text.starts_with("endpoint 0x48, work request 7: receiver-not-ready")
+                && text.contains("the peer had no receive posted"),
+            "{text}"
+        );
+        let text = failed(WcStatus::RemAccessErr).to_string();
+        assert!(text.contains("refused the remote key"), "{text}");
+    }
+}

@@ -129,3 +129,16 @@ pub(crate) fn system(operation: &'static str, error: &std::io::Error) -> Error {
         errno: error.raw_os_error().unwrap_or(libc::EIO),
     }
 }
+
+/// The error of a socket, with the address that the call was about.
+pub(crate) fn socket_error(
+    operation: &'static str,
+    address: &str,
+    error: &std::io::Error,
+) -> Error {
+    Error::Socket {
+        operation,
+        address: address.to_owned(),
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}

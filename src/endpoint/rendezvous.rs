@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use crate::endpoint::Address;
-use crate::endpoint::deadline::{Deadline, RETRY, system};
+use crate::endpoint::deadline::{Deadline, RETRY, socket_error, system};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBRV";
@@ -27,8 +27,8 @@ impl Listener {
     /// # Errors
     /// [`Error::System`], [`Error::Malformed`] for an address that is none.
     pub fn bind(address: &str) -> Result<Listener> {
-        let socket =
-            TcpListener::bind(resolve(address)?).map_err(|error| system("bind", &error))?;
+        let socket = TcpListener::bind(resolve(address)?)
+            .map_err(|error| socket_error("bind", address, &error))?;
         socket
             .set_nonblocking(true)
             .map_err(|error| system("fcntl", &error))?;
@@ -88,9 +88,9 @@ impl Channel {
     /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if who listens is no peer, or one of another version.
     pub fn connect(address: &str, timeout: Duration) -> Result<Channel> {
         let deadline = Deadline::new("connect", timeout);
-        let address = resolve(address)?;
+        let resolved = resolve(address)?;
         loop {
-            match TcpStream::connect_timeout(&address, deadline.left()?) {
+            match TcpStream::connect_timeout(&resolved, deadline.left()?) {
                 Ok(stream) => return Channel::new(stream, &deadline),
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => deadline.nap()?,
                 Err(error)
@@ -98,7 +98,7 @@ impl Channel {
                 {
                     deadline.nap()?;
                 }
-                Err(error) => return Err(system("connect", &error)),
+                Err(error) => return Err(socket_error("connect", address, &error)),
             }
         }
     }

@@ -194,16 +194,11 @@ impl ProtectionDomain {
     fn foreign(&self, other: &ProtectionDomain, argument: &'static str) -> Error {
         let same_device = self.device().is(other.device());
         let name = |domain: &ProtectionDomain| {
-            let device = if same_device {
-                "this device"
-            } else if std::ptr::eq(domain, self) {
-                "its device"
-            } else {
-                "another device"
-            };
+            let device = domain.device().name();
             match domain.on_device() {
-                Ok(domain) => format!("protection domain {} of {device}", domain.number()),
-                Err(_) => format!("a protection domain of {device}"),
+                _ if !same_device => format!("a protection domain of device `{device}`"),
+                Ok(domain) => format!("protection domain {} of `{device}`", domain.number()),
+                Err(_) => format!("a protection domain of `{device}`"),
             }
         };
         Error::Foreign {

@@ -38,7 +38,7 @@ codes! {
     DOORBELL_EBUSY = -3;
     /// The library panicked.
     DOORBELL_EPANIC = -4;
-    /// [`Error::Range`].
+    /// [`Error::Range`] or [`Error::Choice`].
     DOORBELL_ERANGE = -10;
     /// [`Error::Alignment`].
     DOORBELL_EALIGNMENT = -11;
@@ -58,7 +58,7 @@ codes! {
     DOORBELL_EASYNC = -18;
     /// [`Error::Work`].
     DOORBELL_EWORK = -19;
-    /// [`Error::System`].
+    /// [`Error::System`] or [`Error::Socket`].
     DOORBELL_ESYSTEM = -20;
     /// [`Error::Malformed`].
     DOORBELL_EMALFORMED = -21;
@@ -75,7 +75,7 @@ codes! {
 /// The code of an error of the library.
 pub(super) fn code(error: &Error) -> c_int {
     match error {
-        Error::Range { .. } => DOORBELL_ERANGE,
+        Error::Range { .. } | Error::Choice { .. } => DOORBELL_ERANGE,
         Error::Alignment { .. } => DOORBELL_EALIGNMENT,
         Error::OutOfBounds { .. } => DOORBELL_EBOUNDS,
         Error::ProgramFull { .. } => DOORBELL_EPROGRAM,
@@ -85,7 +85,7 @@ pub(super) fn code(error: &Error) -> c_int {
         Error::Timeout { .. } => DOORBELL_ETIMEOUT,
         Error::Asynchronous { .. } => DOORBELL_EASYNC,
         Error::Work(_) => DOORBELL_EWORK,
-        Error::System { .. } => DOORBELL_ESYSTEM,
+        Error::System { .. } | Error::Socket { .. } => DOORBELL_ESYSTEM,
         Error::Malformed { .. } => DOORBELL_EMALFORMED,
         Error::Rank { .. } => DOORBELL_ERANK,
         Error::Cuda { .. } => DOORBELL_ECUDA,

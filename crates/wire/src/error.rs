@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum Error {
     /// A number is outside its limits.
-    #[error("`{argument}` is {value}; it must be {min} to {max}")]
+    #[error("`{argument}` is {value}; it must be {}", limits(*min, *max))]
     Range {
         /// The name of the argument, as in the signature.
         argument: &'static str,
@@ -15,6 +15,16 @@ pub enum Error {
         min: u64,
         /// The largest value allowed.
         max: u64,
+    },
+    /// A value is none of the few that are allowed.
+    #[error("`{argument}` is {value}; it must be {allowed}")]
+    Choice {
+        /// The name of the argument, as in the signature.
+        argument: &'static str,
+        /// What was given.
+        value: u64,
+        /// The values allowed, for people.
+        allowed: &'static str,
     },
     /// An address has the wrong alignment.
     #[error("`{argument}` is {value:#x}; it must be a multiple of {align}")]
@@ -75,7 +85,7 @@ pub enum Error {
         reason: String,
     },
     /// The operating system refused.
-    #[error("{operation}: {} (errno {errno})", std::io::Error::from_raw_os_error(*errno))]
+    #[error("{operation}: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
         /// The call and its object.
         operation: &'static str,
@@ -94,3 +104,11 @@ pub enum Error {
 
 /// The result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn limits(min: u64, max: u64) -> String {
+    if min == max {
+        min.to_string()
+    } else {
+        format!("{min} to {max}")
+    }
+}

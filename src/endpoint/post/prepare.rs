@@ -214,10 +214,14 @@ impl Endpoint {
         let expected = queue.expected.load(Ordering::Relaxed);
         // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
         if expected.wrapping_sub(index) as i32 <= 0 {
-            let reason = format!(
-                "all {expected} completions of the {} queue that can come are taken",
-                side.name()
-            );
+            let reason = match side {
+                Side::Send => format!(
+                    "no completion is to come: of the {expected} signaled sends, each has its wait; post a signaled send first"
+                ),
+                Side::Recv => format!(
+                    "no completion is to come: of the {expected} posted receives, each has its wait; post a receive first"
+                ),
+            };
             return Err(Error::State {
                 operation: "wait_cq",
                 reason,

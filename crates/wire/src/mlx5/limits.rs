@@ -73,7 +73,7 @@ impl Limits {
                 .iter()
                 .map(|segment| u64::from(segment.len_bytes))
                 .sum();
-            return Err(out_of_range("segments of an atomic, in bytes", total, 8, 8));
+            return Err(out_of_range("bytes of an atomic's one slice", total, 8, 8));
         }
         if request.opcode == Opcode::Nop && !list.is_empty() {
             return Err(out_of_range(

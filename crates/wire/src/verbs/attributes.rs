@@ -38,7 +38,7 @@ impl Default for Attributes {
 
 impl Attributes {
     /// # Errors
-    /// [`Error::Range`] naming the attribute.
+    /// [`Error::Range`] or [`Error::Choice`] naming the attribute.
     pub fn check(&self) -> Result<()> {
         let range = |argument, value: u32, min, max| {
             if (min..=max).contains(&u64::from(value)) {
@@ -52,12 +52,11 @@ impl Attributes {
                 })
             }
         };
-        range("mtu_bytes", self.mtu_bytes, 256, 4096)?;
-        if !self.mtu_bytes.is_power_of_two() {
-            return Err(Error::Alignment {
+        if ![256, 512, 1024, 2048, 4096].contains(&self.mtu_bytes) {
+            return Err(Error::Choice {
                 argument: "mtu_bytes",
                 value: self.mtu_bytes.into(),
-                align: 256,
+                allowed: "256, 512, 1024, 2048 or 4096",
             });
         }
         range("timeout", self.timeout.into(), 0, 31)?;
@@ -84,7 +83,7 @@ mod tests {
     #[test]
     fn attributes_out_of_range_are_named() {
         let bad = |attributes: Attributes| match attributes.check() {
-            Err(Error::Range { argument, .. } | Error::Alignment { argument, .. }) => argument,
+            Err(Error::Range { argument, .. } | Error::Choice { argument, .. }) => argument,
             other => panic!("{other:?}"),
         };
         let good = Attributes::default();
