@@ -75,10 +75,7 @@ fn transfers<E: CopyEngine>(c: &mut Criterion, name: &str, engine: impl Fn() -> 
     group.throughput(Throughput::Bytes(LEN as u64));
     group.sample_size(20);
     for slots in [1, 2, 4] {
-        let config = BounceConfig {
-            chunk_bytes: CHUNK,
-            slots,
-        };
+        let config = BounceConfig::default().chunk_bytes(CHUNK).slots(slots);
         let mut bounce = Bounce::new(&domain, engine(), config).expect("bounce");
         let id = BenchmarkId::new(format!("write of 8 MiB, {name}"), format!("{slots} slots"));
         group.bench_function(id, |bench| {

@@ -128,10 +128,7 @@ impl Ends {
         let (_, last) = cpus();
         let device = Device::open(&format!("softcx,path={path},cpu={last}")).expect("device");
         let domain = device.protection_domain();
-        let config = EndpointConfig {
-            send_depth: 256,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().send_depth(256);
         let mut a = Endpoint::new(&domain, &config).expect("endpoint");
         let mut b = Endpoint::new(&domain, &config).expect("endpoint");
         a.connect(&b.address()).expect("connect");

@@ -42,6 +42,9 @@
 //! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
 //! several threads at once is refused, not waited for.
 
+#[macro_use]
+mod setters;
+
 pub mod bounce;
 #[cfg(feature = "verbs")]
 pub mod cm;

@@ -18,16 +18,14 @@ use rig::{Pair, SOON, device, has_no_queue};
 const DEPTH: u32 = 8;
 
 fn config() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: DEPTH,
-        recv_depth: DEPTH,
-        max_segments: 2,
-        max_inline_bytes: 64,
-        timeout: 8,
-        retry_count: 1,
-        wait_timeout: Some(Duration::from_secs(20)),
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default()
+        .send_depth(DEPTH)
+        .recv_depth(DEPTH)
+        .max_segments(2)
+        .max_inline_bytes(64)
+        .timeout(8)
+        .retry_count(1)
+        .wait_timeout(Some(Duration::from_secs(20)))
 }
 
 /// The whole of both queues is there and works, and every byte arrives: nothing was lost to what was refused before.
@@ -592,13 +590,11 @@ fn configs_out_of_their_limits() {
         (8192, 16, 0),
         (1, 16, 476),
     ] {
-        let config = EndpointConfig {
-            send_depth: depth,
-            recv_depth: depth,
-            max_segments: segments,
-            max_inline_bytes: inline,
-            ..good
-        };
+        let config = good
+            .send_depth(depth)
+            .recv_depth(depth)
+            .max_segments(segments)
+            .max_inline_bytes(inline);
         match Endpoint::new(&domain, &config) {
             Ok(_) => {}
             // Long work requests make the ring full at a lower depth, and the error says at which.

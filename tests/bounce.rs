@@ -179,7 +179,9 @@ impl Foreign {
 }
 
 fn bounce(pair: &Pair, engine: &Strange, chunk_bytes: u32, slots: u32) -> Bounce<Strange> {
-    let config = BounceConfig { chunk_bytes, slots };
+    let config = BounceConfig::default()
+        .chunk_bytes(chunk_bytes)
+        .slots(slots);
     Bounce::new(&pair.domain, engine.clone(), config).unwrap()
 }
 
@@ -227,11 +229,7 @@ fn round(pair: &mut Pair, engine: &Strange, bounce: &mut Bounce<Strange>, len: u
 fn every_byte_comes_through_in_every_way() {
     let seed = from_env("DOORBELL_SEED", 1);
     let limit = Limit::new("bounce", Duration::from_secs(100));
-    let config = EndpointConfig {
-        send_depth: 4,
-        recv_depth: 4,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().send_depth(4).recv_depth(4);
     let mut pair = Pair::new(&device(), &config);
     let mut random = Random(seed);
     for case in 0..from_env("DOORBELL_CASES", 40) {
@@ -512,33 +510,15 @@ fn memory_of_this_process_needs_no_engine_of_its_own() {
     assert!(from == into);
     for (config, name) in [
         (
-            BounceConfig {
-                chunk_bytes: 0,
-                slots: 1,
-            },
+            BounceConfig::default().chunk_bytes(0).slots(1),
             "chunk_bytes",
         ),
         (
-            BounceConfig {
-                chunk_bytes: u32::MAX,
-                slots: 1,
-            },
+            BounceConfig::default().chunk_bytes(u32::MAX).slots(1),
             "chunk_bytes",
         ),
-        (
-            BounceConfig {
-                chunk_bytes: 1,
-                slots: 0,
-            },
-            "slots",
-        ),
-        (
-            BounceConfig {
-                chunk_bytes: 1,
-                slots: 257,
-            },
-            "slots",
-        ),
+        (BounceConfig::default().chunk_bytes(1).slots(0), "slots"),
+        (BounceConfig::default().chunk_bytes(1).slots(257), "slots"),
     ] {
         let error = Bounce::new(&pair.domain, MemcpyEngine::default(), config).err();
         assert!(

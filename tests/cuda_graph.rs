@@ -43,11 +43,9 @@ impl Bench {
             waived(test, "the doorbells of the sync path are in no graph");
             return None;
         }
-        let config = EndpointConfig {
-            send_depth: depth,
-            recv_depth: depth,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .send_depth(depth)
+            .recv_depth(depth);
         let pair = Pair::new(&device, &config);
         let region = pair.region(1 << 16);
         let stream = CudaStream::new(&context, test).unwrap();
@@ -498,10 +496,7 @@ fn what_cannot_be_recorded_or_launched_is_said_and_nothing_has_changed() {
     let error = graph.wait_cq(&mut bench.pair.a, Side::Send).unwrap_err();
     assert!(is_state(&error));
     assert!(is_state(&graph.after(&[null_mut()]).unwrap_err()));
-    let config = EndpointConfig {
-        control: Some(Control::Sync),
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().control(Some(Control::Sync));
     let mut pair = Pair::new(&device(), &config);
     let work = Work::write_inline(
         b"12345678",

@@ -316,10 +316,7 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
     };
     let limit = Limit::new(test, BOUND);
     let mut random = Random(from_env("DOORBELL_TEST_SEED", 4));
-    let config = EndpointConfig {
-        timeout: 0,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().timeout(0);
     let mut here = Pair::new(&device, &config);
     let there = Pair::new(&Device::open("softcx").unwrap(), &config);
     let mut end = there.b;
@@ -395,10 +392,7 @@ fn lists_of_host_and_gpu_memory_arrive_in_their_order() {
     };
     let limit = Limit::new(test, BOUND);
     let mut random = Random(from_env("DOORBELL_TEST_SEED", 3));
-    let config = EndpointConfig {
-        max_segments: 8,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().max_segments(8);
     let mut pair = Pair::new(&device, &config);
     const ROOM: u64 = 64 << 10;
     let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, ROOM));
@@ -640,10 +634,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
     };
     let limit = Limit::new(test, BOUND);
     // Nothing is repeated but at once.
-    let config = EndpointConfig {
-        timeout: 0,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().timeout(0);
     let mut pair = Pair::new(&device, &config);
     let mut bystander = Pair::new(&device, &EndpointConfig::default());
     let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, 1 << 20));
@@ -783,10 +774,7 @@ fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done
     const LEN: usize = 10_000;
     const ROUNDS: usize = 40;
     for control in [Control::Direct, Control::Proxy] {
-        let config = EndpointConfig {
-            control: Some(control),
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().control(Some(control));
         let mut pair = Pair::new(&device, &config);
         let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, LEN as u64));
         let seen = context.alloc((LEN * ROUNDS) as u64).unwrap();
@@ -1043,7 +1031,9 @@ fn gpu_memory_goes_through_a_bounce_buffer_in_every_way() {
     for (round, (chunk_bytes, slots)) in
         [(1 << 16, 4), (4096, 1), (5000, 3)].into_iter().enumerate()
     {
-        let config = BounceConfig { chunk_bytes, slots };
+        let config = BounceConfig::default()
+            .chunk_bytes(chunk_bytes)
+            .slots(slots);
         let mut ends = [(); 2].map(|()| {
             let engine = CudaEngine::new(&context).unwrap();
             Bounce::new(&pair.domain, engine, config).unwrap()
@@ -1097,10 +1087,7 @@ fn a_bounce_buffer_stops_at_a_failure_in_the_middle_and_works_again() {
     let target = pair.region(LEN);
     let remote = target.remote();
     let bytes = random_bytes(&mut Random(11), LEN);
-    let config = BounceConfig {
-        chunk_bytes: 16 << 10,
-        slots: 4,
-    };
+    let config = BounceConfig::default().chunk_bytes(16 << 10).slots(4);
     // The pinned memory is the driver's as well, or copies would not be under way while their caller goes on.
     let Some(fault) = Fault::new(test, "cuMemHostRegister_v2:999") else {
         return;
@@ -1406,10 +1393,7 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     };
     let limit = Limit::new(test, BOUND);
     let mut pair = Pair::new(&device, &EndpointConfig::default());
-    let config = CacheConfig {
-        max_entries: 4,
-        max_bytes: 1 << 20,
-    };
+    let config = CacheConfig::default().max_entries(4).max_bytes(1 << 20);
     let cache = DeviceCache::new(&pair.domain, &config).unwrap();
     let get = |ptr, len_bytes, access| {
         // SAFETY: no region is used after its memory.
@@ -1459,10 +1443,9 @@ fn a_cache_registers_an_allocation_once_and_anew_when_it_is_another() {
     assert_eq!(cache.invalidate(buffers[5].ptr(), 100_000), 0);
     assert_eq!(cache.size(), (3, 300_000));
     for (max_entries, max_bytes) in [(0, 1), (1, 0), (u32::MAX, 1)] {
-        let config = CacheConfig {
-            max_entries,
-            max_bytes,
-        };
+        let config = CacheConfig::default()
+            .max_entries(max_entries)
+            .max_bytes(max_bytes);
         let refused = DeviceCache::new(&pair.domain, &config);
         assert!(matches!(refused, Err(Error::Range { .. })), "{refused:?}");
     }

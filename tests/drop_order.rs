@@ -23,14 +23,12 @@ fn threads() -> usize {
 /// Everything that there can be, with work in flight that ends well, that ends by a deadline, and that ends with the drop.
 fn everything(random: &mut Random) -> Things {
     let device = device();
-    let config = EndpointConfig {
-        send_depth: 8,
-        recv_depth: 8,
-        timeout: 6,
-        retry_count: 1,
-        wait_timeout: Some(Duration::from_millis(5)),
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default()
+        .send_depth(8)
+        .recv_depth(8)
+        .timeout(6)
+        .retry_count(1)
+        .wait_timeout(Some(Duration::from_millis(5)));
     let mut pair = Pair::new(&device, &config);
     let (one, two) = (
         HostStream::new("one").unwrap(),
@@ -167,10 +165,7 @@ fn everything_can_be_dropped_in_any_order() {
         let device = device();
         let mut pair = Pair::new(
             &device,
-            &EndpointConfig {
-                wait_timeout: Some(Duration::from_millis(5)),
-                ..EndpointConfig::default()
-            },
+            &EndpointConfig::default().wait_timeout(Some(Duration::from_millis(5))),
         );
         let region = pair.region(64);
         let stream = HostStream::new("s").unwrap();

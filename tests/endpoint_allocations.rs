@@ -38,10 +38,7 @@ static COUNTING: Counting = Counting;
 #[test]
 fn nothing_on_the_way_allocates() {
     for blueflame in [false, true] {
-        let config = EndpointConfig {
-            blueflame,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().blueflame(blueflame);
         let mut pair = Pair::new(&device(), &config);
         let region = pair.region(8192);
         let remote = region.remote();

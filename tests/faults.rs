@@ -37,25 +37,18 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(2));
 
 /// Gives up late.
 fn patient() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 16,
-        recv_depth: 16,
-        timeout: 8,
-        retry_count: 7,
-        rnr_retry: 7,
-        mtu_bytes: 1024,
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default()
+        .send_depth(16)
+        .recv_depth(16)
+        .timeout(8)
+        .retry_count(7)
+        .rnr_retry(7)
+        .mtu_bytes(1024)
 }
 
 /// Gives up soon.
 fn hasty() -> EndpointConfig {
-    EndpointConfig {
-        timeout: 5,
-        retry_count: 1,
-        rnr_retry: 1,
-        ..patient()
-    }
+    patient().timeout(5).retry_count(1).rnr_retry(1)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -718,10 +711,7 @@ impl Bench {
     /// A batch of more calls than one, of which a later one is refused.
     #[cfg(feature = "cuda")]
     fn driver_refuses_later(&mut self) {
-        let config = EndpointConfig {
-            send_depth: 512,
-            ..patient()
-        };
+        let config = patient().send_depth(512);
         let mut pair = Pair::new(&self.device, &config);
         let mut batch: Vec<_> = (0..300)
             .map(|_| pair.a.prepare_send(&Work::nop()).unwrap())

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, EndpointConfig, Error, Event,
-    Executor, KernelStream, RemoteSlice, Side, Status, Ticket, Trigger, Work, stream_post_all,
+    Cause, Condition, Control, CudaContext, CudaStream, DeviceBuffer, Error, Event, Executor,
+    KernelStream, RemoteSlice, Side, Status, Ticket, Trigger, Work, stream_post_all,
     stream_wait_value32, stream_write_value32,
 };
 use rig::gpu::{Bench, alone, config, context};
@@ -428,11 +428,7 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
     let Some(application) = Application::of("a_dead_peer_reaches_the_kernel") else {
         return;
     };
-    let hasty = EndpointConfig {
-        timeout: 8,
-        retry_count: 1,
-        ..config()
-    };
+    let hasty = config().timeout(8).retry_count(1);
     for _ in 0..3 {
         let kernels = application.kernels();
         let Pair { mut a, b, domain } = Pair::new(&device(), &hasty);
@@ -913,10 +909,7 @@ fn on_the_sync_path_nothing_is_left_to_a_kernel() {
     let Some(context) = context(test) else { return };
     let application = Application::new(&context);
     let kernels = application.kernels();
-    let config = EndpointConfig {
-        control: Some(Control::Sync),
-        ..config()
-    };
+    let config = config().control(Some(Control::Sync));
     let pair = Pair::new(&device(), &config);
     let region = pair.region(8192);
     let mut bench = Bench { pair, region };

@@ -27,10 +27,7 @@ fn proxied() -> Device {
 }
 
 fn with(control: Control) -> EndpointConfig {
-    EndpointConfig {
-        control: Some(control),
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default().control(Some(control))
 }
 
 #[test]
@@ -127,12 +124,10 @@ fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
     println!("DOORBELL_SEED={seed}");
     let mut random = Random(seed);
     for blueflame in [false, true] {
-        let config = EndpointConfig {
-            control: Some(Control::Proxy),
-            recv_depth: 256,
-            blueflame,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .control(Some(Control::Proxy))
+            .recv_depth(256)
+            .blueflame(blueflame);
         let mut pair = Pair::new(&Device::open("softcx").unwrap(), &config);
         let stream = HostStream::new("triggers").unwrap();
         let region = pair.region(4096);
@@ -590,11 +585,7 @@ fn random_orders_over_one_proxy_are_kept() {
     println!("DOORBELL_SEED={seed}");
     let mut random = Random(seed);
     let device = proxied();
-    let config = EndpointConfig {
-        send_depth: 8,
-        recv_depth: 8,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().send_depth(8).recv_depth(8);
     let mut pairs: Vec<Pair> = (0..8).map(|_| Pair::new(&device, &config)).collect();
     let regions: Vec<_> = pairs.iter().map(|pair| pair.region(4096)).collect();
     let streams: Vec<_> = (0..3).map(|_| HostStream::new("order").unwrap()).collect();
@@ -650,10 +641,7 @@ fn posts_that_are_tried_again_find_room() {
             continue;
         }
         let device = Device::open(&format!("{name},path={path}")).unwrap();
-        let config = EndpointConfig {
-            send_depth: 4,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().send_depth(4);
         let mut pair = Pair::new(&device, &config);
         let region = pair.region(64);
         let remote = region.remote();

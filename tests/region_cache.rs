@@ -72,10 +72,9 @@ fn id(cache: &RegionCache, at: NonNull<u8>, len: usize) -> u64 {
 }
 
 fn explicit(domain: &ProtectionDomain, max_entries: u32, max_bytes: u64) -> RegionCache {
-    let config = CacheConfig {
-        max_entries,
-        max_bytes,
-    };
+    let config = CacheConfig::default()
+        .max_entries(max_entries)
+        .max_bytes(max_bytes);
     // SAFETY: the tests that use it invalidate what they unmap, or unmap it after the cache.
     unsafe { RegionCache::explicit(domain, &config) }.unwrap()
 }
@@ -167,24 +166,15 @@ fn what_is_in_use_stays_and_the_rest_makes_room() {
 
     for (config, name) in [
         (
-            CacheConfig {
-                max_entries: 0,
-                max_bytes: 1,
-            },
+            CacheConfig::default().max_entries(0).max_bytes(1),
             "max_entries",
         ),
         (
-            CacheConfig {
-                max_entries: 65537,
-                max_bytes: 1,
-            },
+            CacheConfig::default().max_entries(65537).max_bytes(1),
             "max_entries",
         ),
         (
-            CacheConfig {
-                max_entries: 1,
-                max_bytes: 0,
-            },
+            CacheConfig::default().max_entries(1).max_bytes(0),
             "max_bytes",
         ),
     ] {

@@ -27,6 +27,7 @@ const SOFTCX: &[Edges] = &[("device", &[]), ("doors", &["device"])];
 
 const LIBRARY: &[Edges] = &[
     ("error", &[]),
+    ("setters", &[]),
     // The other half of mlx5 and of all verbs devices; a relay consumes queues as a card does.
     ("verbs", &[]),
     ("nic", &["verbs", "softcx"]),

@@ -15,11 +15,7 @@ use doorbell::{
 use rig::{Pair, SOON, device, has_no_queue};
 
 fn small() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 4,
-        recv_depth: 4,
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default().send_depth(4).recv_depth(4)
 }
 
 /// Holds the stream where it is, until the flag is set.
@@ -118,13 +114,7 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
 #[test]
 fn dropped_sends_leave_room_and_no_completion() {
     for blueflame in [false, true] {
-        let mut pair = Pair::new(
-            &device(),
-            &EndpointConfig {
-                blueflame,
-                ..small()
-            },
-        );
+        let mut pair = Pair::new(&device(), &small().blueflame(blueflame));
         for _ in 0..20 {
             let prepared = pair.a.prepare_send(&Work::nop()).unwrap();
             let ticket = prepared.ticket();
@@ -217,13 +207,7 @@ fn a_send_and_its_wait_that_are_dropped_leave_nothing_to_be_waited_for() {
 
 #[test]
 fn polls_behind_a_wait_of_a_stream_know_their_work_request() {
-    let mut pair = Pair::new(
-        &device(),
-        &EndpointConfig {
-            send_depth: 64,
-            ..small()
-        },
-    );
+    let mut pair = Pair::new(&device(), &small().send_depth(64));
     let stream = rig::stream("s");
     for round in 0..3000u64 {
         pair.a.post_send(&Work::nop().wr_id(round * 2 + 1)).unwrap();
@@ -402,10 +386,7 @@ fn completions_come_before_the_failure() {
 fn what_an_abort_has_ended_stays_so() {
     const LEN: u64 = 64 << 10;
     const WRITES: u64 = 8;
-    let config = EndpointConfig {
-        send_depth: WRITES as u32,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().send_depth(WRITES as u32);
     let mut pair = Pair::new(&device(), &config);
     let region = pair.region((1 + WRITES) * LEN);
     let remote = region.remote();

@@ -28,15 +28,12 @@ const BYTES: u64 = COUNTER + 4096;
 const LONG: u64 = 200_003;
 
 fn config() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 32,
-        recv_depth: 32,
-        // 134 ms eight times over: a busy machine is not a dead peer.
-        timeout: 15,
-        retry_count: 7,
-        wait_timeout: Some(Duration::from_secs(30)),
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default()
+        .send_depth(32)
+        .recv_depth(32)
+        .timeout(15)
+        .retry_count(7)
+        .wait_timeout(Some(Duration::from_secs(30)))
 }
 
 /// One of the two.

@@ -95,11 +95,7 @@ unsafe impl Executor for Stray {
 fuzz_target!(|data: &[u8]| {
     let device = Device::open("softcx,path=proxy").unwrap();
     let domain = device.protection_domain();
-    let config = EndpointConfig {
-        send_depth: 4,
-        recv_depth: 4,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().send_depth(4).recv_depth(4);
     let [mut a, mut b, mut bystander] = [(); 3].map(|()| Endpoint::new(&domain, &config).unwrap());
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();

@@ -20,12 +20,18 @@ const SLOTS_MAX: u32 = 256;
 
 /// How much pinned memory a [`Bounce`] has, and how it is divided. For two-sided transfers both ends have the same `chunk_bytes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BounceConfig {
     /// Bytes of a chunk, 1 to 2^30. Default 256 KiB.
     pub chunk_bytes: u32,
     /// Chunks under way at once, 1 to 256. With one, nothing overlaps. Default 4.
     pub slots: u32,
 }
+
+setters!(BounceConfig {
+    chunk_bytes: u32,
+    slots: u32,
+});
 
 impl Default for BounceConfig {
     fn default() -> BounceConfig {

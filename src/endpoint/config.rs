@@ -16,8 +16,14 @@ pub(super) const SEGMENTS_MAX: u32 = 16;
 /// Inline bytes of a work request: with three segments ahead of them they fill four WQEBBs less a little.
 const INLINE_BYTES_MAX: u32 = 476;
 
-/// How an endpoint is made. Start from `EndpointConfig::default()`.
+/// How an endpoint is made. Start from `EndpointConfig::default()`, and set what is to be otherwise:
+///
+/// ```
+/// let config = doorbell::EndpointConfig::default().send_depth(1024).rnr_retry(0);
+/// assert_eq!(config.send_depth, 1024);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EndpointConfig {
     /// Work requests that the send queue holds, 1 to 16384 (fewer where long work requests fill the ring). Default 128.
     pub send_depth: u32,
@@ -53,6 +59,23 @@ pub struct EndpointConfig {
     /// [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
     pub control: Option<Control>,
 }
+
+setters!(EndpointConfig {
+    send_depth: u32,
+    recv_depth: u32,
+    max_segments: u32,
+    max_inline_bytes: u32,
+    wait_timeout: Option<Duration>,
+    blueflame: bool,
+    mtu_bytes: u32,
+    timeout: u8,
+    retry_count: u8,
+    rnr_retry: u8,
+    min_rnr_timer: u8,
+    max_reads: u8,
+    access: Access,
+    control: Option<Control>,
+});
 
 impl Default for EndpointConfig {
     fn default() -> EndpointConfig {
@@ -200,72 +223,21 @@ mod tests {
         };
         let good = EndpointConfig::default();
         assert_eq!(good.check(), Ok(()));
+        assert_eq!(bad(good.send_depth(0)), ("send_depth", 16384));
+        assert_eq!(bad(good.send_depth(1 << 20)), ("send_depth", 16384));
+        assert_eq!(bad(good.recv_depth(0)), ("recv_depth", 16384));
+        assert_eq!(bad(good.recv_depth(1 << 20)), ("recv_depth", 16384));
+        assert_eq!(bad(good.max_segments(17)), ("max_segments", 16));
         assert_eq!(
-            bad(EndpointConfig {
-                send_depth: 0,
-                ..good
-            }),
-            ("send_depth", 16384)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                send_depth: 1 << 20,
-                ..good
-            }),
-            ("send_depth", 16384)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                recv_depth: 0,
-                ..good
-            }),
-            ("recv_depth", 16384)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                recv_depth: 1 << 20,
-                ..good
-            }),
-            ("recv_depth", 16384)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                max_segments: 17,
-                ..good
-            }),
-            ("max_segments", 16)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                max_segments: 16,
-                send_depth: 8000,
-                ..good
-            }),
+            bad(good.max_segments(16).send_depth(8000)),
             ("send_depth", 6553)
         );
+        assert_eq!(bad(good.max_inline_bytes(477)), ("max_inline_bytes", 476));
         assert_eq!(
-            bad(EndpointConfig {
-                max_inline_bytes: 477,
-                ..good
-            }),
-            ("max_inline_bytes", 476)
-        );
-        assert_eq!(
-            bad(EndpointConfig {
-                wait_timeout: Some(Duration::ZERO),
-                ..good
-            })
-            .0,
+            bad(good.wait_timeout(Some(Duration::ZERO))).0,
             "wait_timeout"
         );
-        assert_eq!(
-            bad(EndpointConfig {
-                retry_count: 8,
-                ..good
-            })
-            .0,
-            "retry_count"
-        );
+        assert_eq!(bad(good.retry_count(8)).0, "retry_count");
     }
 
     #[test]
@@ -278,12 +250,10 @@ mod tests {
             (16, 0, 5),
             (1, 476, 8),
         ] {
-            let config = EndpointConfig {
-                max_segments,
-                max_inline_bytes,
-                send_depth: 64,
-                ..EndpointConfig::default()
-            };
+            let config = EndpointConfig::default()
+                .max_segments(max_segments)
+                .max_inline_bytes(max_inline_bytes)
+                .send_depth(64);
             assert_eq!(
                 config.wqebbs_each(),
                 each,

@@ -17,12 +17,18 @@ const ENTRIES_MAX: u32 = 1 << 16;
 
 /// How large a cache may become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheConfig {
     /// Entries, 1 to 65536. Default 1024.
     pub max_entries: u32,
     /// Registered bytes of all entries together. Bytes in several entries count several times. Default 64 GiB.
     pub max_bytes: u64,
 }
+
+setters!(CacheConfig {
+    max_entries: u32,
+    max_bytes: u64,
+});
 
 impl Default for CacheConfig {
     fn default() -> CacheConfig {

@@ -123,11 +123,7 @@ fn several_streams_on_one_endpoint_keep_the_order_of_the_posts() {
     for count in [2, 3, 5] {
         limit.step(count as u64, STEP);
         let streams = streams(count);
-        let config = EndpointConfig {
-            send_depth: 32,
-            recv_depth: 32,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().send_depth(32).recv_depth(32);
         let mut pair = Pair::new(&device, &config);
         let region = pair.region(4096);
         for round in 0..ROUNDS {
@@ -226,10 +222,7 @@ fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {
     }
     let streams = streams(4);
     let timeout = Duration::from_millis(600);
-    let config = EndpointConfig {
-        wait_timeout: Some(timeout),
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().wait_timeout(Some(timeout));
     let mut pair = Pair::new(&device, &config);
     let region = pair.region(4096);
     // What the first and the third stream do first, which takes as long as the test wants it to.
@@ -411,10 +404,7 @@ fn events_stand_for_transfers_in_any_order_of_waiting() {
 #[test]
 fn a_posted_receive_is_there_for_the_first_attempt() {
     let limit = Limit::new("posted receives", STEP);
-    let config = EndpointConfig {
-        rnr_retry: 0,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().rnr_retry(0);
     for rig in rigs() {
         let device = (rig.open)();
         let is_sync = control(&device) == Control::Sync;

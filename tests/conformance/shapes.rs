@@ -191,14 +191,12 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn new(rig: &Rig, device: &Device, blueflame: bool) -> Bench<'static> {
         // Small queues, so that everything wraps again and again.
-        let config = EndpointConfig {
-            send_depth: 5,
-            recv_depth: 3,
-            max_segments: 4,
-            max_inline_bytes: MAX_INLINE as u32,
-            blueflame,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .send_depth(5)
+            .recv_depth(3)
+            .max_segments(4)
+            .max_inline_bytes(MAX_INLINE as u32)
+            .blueflame(blueflame);
         let pair = Pair::new(device, &config);
         Bench {
             here: Image::new(&pair),

@@ -12,13 +12,11 @@ fn small_rings_go_round_thousands_of_times() {
     let rounds = from_env("DOORBELL_RINGS", 1200) as u32;
     for rig in rigs() {
         for depth in [1, 2, 3, 7, 16] {
-            let config = EndpointConfig {
-                send_depth: depth,
-                recv_depth: depth,
-                blueflame: depth % 2 == 1,
-                max_inline_bytes: 128,
-                ..EndpointConfig::default()
-            };
+            let config = EndpointConfig::default()
+                .send_depth(depth)
+                .recv_depth(depth)
+                .blueflame(depth % 2 == 1)
+                .max_inline_bytes(128);
             let mut pair = Pair::new(&(rig.open)(), &config);
             let mut driver = (rig.driver)();
             let mut random = Random(depth.into());
@@ -73,11 +71,9 @@ fn seventy_thousand_posts_wrap_the_doorbell_record() {
     const ROUND: u32 = 50;
     let limit = Limit::new("70,000 posts", STEP);
     for rig in rigs() {
-        let config = EndpointConfig {
-            send_depth: ROUND,
-            recv_depth: ROUND,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .send_depth(ROUND)
+            .recv_depth(ROUND);
         let mut pair = Pair::new(&(rig.open)(), &config);
         let mut driver = (rig.driver)();
         let region = pair.region(u64::from(ROUND) * 4);

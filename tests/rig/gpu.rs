@@ -28,10 +28,7 @@ pub fn context(test: &str) -> Option<CudaContext> {
 
 /// Room for what these tests queue at once.
 pub fn config() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 128,
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default().send_depth(128)
 }
 
 /// A pair with its memory, which transfers.

@@ -147,10 +147,9 @@ pub unsafe extern "C" fn doorbell_bounce_create(
             };
             (place, domain, given)
         };
-        let config = BounceConfig {
-            chunk_bytes: given.chunk_bytes,
-            slots: given.slots,
-        };
+        let config = BounceConfig::default()
+            .chunk_bytes(given.chunk_bytes)
+            .slots(given.slots);
         let engines = match given.engine {
             DOORBELL_ENGINE_MEMCPY => {
                 Engines::Memcpy(Bounce::new(&domain.inner, MemcpyEngine::default(), config)?)

@@ -137,10 +137,9 @@ unsafe fn config_or_default(
     if given.reserved != 0 {
         return Err(choice("reserved", given.reserved, 0));
     }
-    let config = CacheConfig {
-        max_entries: given.max_entries,
-        max_bytes: given.max_bytes,
-    };
+    let config = CacheConfig::default()
+        .max_entries(given.max_entries)
+        .max_bytes(given.max_bytes);
     Ok((config, given.is_explicit == 1))
 }
 

@@ -177,10 +177,7 @@ pub unsafe extern "C" fn doorbell_device_describe(
         let mut whole = format!("{}\n", device.name());
         let domain = device.protection_domain();
         for control in Control::ALL {
-            let config = EndpointConfig {
-                control: Some(control),
-                ..EndpointConfig::default()
-            };
+            let config = EndpointConfig::default().control(Some(control));
             let way = match Endpoint::new(&domain, &config) {
                 Ok(endpoint) => endpoint.path().to_string(),
                 Err(error) => format!("not {control}: {error}"),

@@ -141,22 +141,21 @@ impl doorbell_endpoint_config {
             Some(DOORBELL_CONTROL_SYNC) => Some(Control::Sync),
             Some(_) => return Err(choice("control", self.control, DOORBELL_CONTROL_SYNC + 1)),
         };
-        Ok(EndpointConfig {
-            send_depth: self.send_depth,
-            recv_depth: self.recv_depth,
-            max_segments: self.max_segments,
-            max_inline_bytes: self.max_inline_bytes,
-            wait_timeout: timeout(self.wait_timeout_ms)?,
-            blueflame: self.blueflame == 1,
-            mtu_bytes: self.mtu_bytes,
-            timeout: byte("timeout", self.timeout)?,
-            retry_count: byte("retry_count", self.retry_count)?,
-            rnr_retry: byte("rnr_retry", self.rnr_retry)?,
-            min_rnr_timer: byte("min_rnr_timer", self.min_rnr_timer)?,
-            max_reads: byte("max_reads", self.max_reads)?,
-            access: access(self.access_flags)?,
-            control,
-        })
+        Ok(EndpointConfig::default()
+            .send_depth(self.send_depth)
+            .recv_depth(self.recv_depth)
+            .max_segments(self.max_segments)
+            .max_inline_bytes(self.max_inline_bytes)
+            .wait_timeout(timeout(self.wait_timeout_ms)?)
+            .blueflame(self.blueflame == 1)
+            .mtu_bytes(self.mtu_bytes)
+            .timeout(byte("timeout", self.timeout)?)
+            .retry_count(byte("retry_count", self.retry_count)?)
+            .rnr_retry(byte("rnr_retry", self.rnr_retry)?)
+            .min_rnr_timer(byte("min_rnr_timer", self.min_rnr_timer)?)
+            .max_reads(byte("max_reads", self.max_reads)?)
+            .access(access(self.access_flags)?)
+            .control(control))
     }
 }
 

@@ -64,10 +64,7 @@ fn pair(
     domain: &ProtectionDomain,
     options: &DisasmOptions,
 ) -> doorbell::Result<(Endpoint, Endpoint)> {
-    let config = EndpointConfig {
-        blueflame: options.blueflame,
-        ..EndpointConfig::default()
-    };
+    let config = EndpointConfig::default().blueflame(options.blueflame);
     let mut ends = (
         Endpoint::new(domain, &config)?,
         Endpoint::new(domain, &config)?,

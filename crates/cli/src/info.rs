@@ -85,10 +85,7 @@ pub fn run(options: &InfoOptions) -> Result<()> {
             if control == endpoint.path().control {
                 continue;
             }
-            let config = EndpointConfig {
-                control: Some(control),
-                ..EndpointConfig::default()
-            };
+            let config = EndpointConfig::default().control(Some(control));
             match Endpoint::new(&device.protection_domain(), &config) {
                 Ok(other) => writeln!(
                     out,

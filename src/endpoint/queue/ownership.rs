@@ -184,10 +184,7 @@ mod tests {
     #[test]
     fn kernels_hear_of_a_slot_when_its_completion_is_given_back() {
         let domain = Device::open("softcx").unwrap().protection_domain();
-        let config = EndpointConfig {
-            control: Some(Control::Proxy),
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default().control(Some(Control::Proxy));
         let mut a = Endpoint::new(&domain, &config).unwrap();
         let mut b = Endpoint::new(&domain, &config).unwrap();
         a.connect(&b.address()).unwrap();

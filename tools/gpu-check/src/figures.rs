@@ -39,11 +39,9 @@ const DEPTH: u32 = 512;
 impl Ends {
     fn new() -> Result<Ends> {
         let domain = Device::open("softcx")?.protection_domain();
-        let config = EndpointConfig {
-            send_depth: DEPTH,
-            recv_depth: DEPTH,
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .send_depth(DEPTH)
+            .recv_depth(DEPTH);
         let mut a = Endpoint::new(&domain, &config)?;
         let mut b = Endpoint::new(&domain, &config)?;
         a.connect(&b.address())?;

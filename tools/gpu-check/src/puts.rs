@@ -77,10 +77,7 @@ pub fn rate_of_blocks(short: bool) -> Result<Value> {
 }
 
 fn config() -> EndpointConfig {
-    EndpointConfig {
-        send_depth: 256,
-        ..EndpointConfig::default()
-    }
+    EndpointConfig::default().send_depth(256)
 }
 
 /// The same puts, each signaled as theirs are, posted by one thread that takes completions when a queue is full.

@@ -127,14 +127,12 @@ impl Peer {
         let region = messages_region(domain, backend, Messages::region_bytes(max_bytes))?;
         // The plan's limits keep this below the limit of endpoints.
         let depth = (plan.in_flight() + 2 * plan.steps) as u32;
-        let config = EndpointConfig {
-            send_depth: depth,
-            recv_depth: depth,
-            max_segments: 1,
-            max_inline_bytes: 0,
-            wait_timeout: Some(limits.timeout),
-            ..EndpointConfig::default()
-        };
+        let config = EndpointConfig::default()
+            .send_depth(depth)
+            .recv_depth(depth)
+            .max_segments(1)
+            .max_inline_bytes(0)
+            .wait_timeout(Some(limits.timeout));
         let endpoint = Endpoint::new(domain, &config)?;
         let trigger = backend.trigger(limits.timeout)?;
         if trigger.is_some() && endpoint.path().control == Control::Sync {
