@@ -46,6 +46,14 @@ pub struct Capabilities {
     pub host_addresses: bool,
 }
 
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Probed {
+    pub(super) capabilities: Capabilities,
+    /// What is not there, and why.
+    pub(super) findings: Vec<String>,
+}
+
 impl Capabilities {
     /// What the driver says: promises, as far as streams are concerned.
     ///

@@ -32,20 +32,20 @@ pub(super) fn is_captured(raw: CUstream) -> Result<bool> {
 
 /// While it lives, the calls of this thread do not break captures off that other threads make, or this one: the driver takes registering memory
 /// for a thing that a capture may not see. It may: the memory is not that of the graph.
-pub(super) struct Unseen(Option<CUstreamCaptureMode>);
+pub(super) struct RelaxedCapture(Option<CUstreamCaptureMode>);
 
-impl Unseen {
-    pub(super) fn new() -> Unseen {
+impl RelaxedCapture {
+    pub(super) fn new() -> RelaxedCapture {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: exchanges the thread's mode for the one before.
         let changed = check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut mode)
         });
-        Unseen(changed.is_ok().then_some(mode))
+        RelaxedCapture(changed.is_ok().then_some(mode))
     }
 }
 
-impl Drop for Unseen {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         if let Some(mut mode) = self.0 {
             // SAFETY: as above.

@@ -1,25 +1,17 @@
 //! CUDA contexts.
 #![allow(unsafe_code)] // calls the driver
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
+use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
-use super::capabilities::Capabilities;
-use super::capture::Unseen;
-use super::driver::{check, load};
+use super::capabilities::{Capabilities, Probed};
+use super::capture::RelaxedCapture;
+use super::driver::check;
 use super::module::Module;
-use super::probe::{Probed, probe};
 use crate::{Error, Result};
-
-/// `CU_STREAM_LEGACY` of `cuda.h`.
-const LEGACY: usize = 1;
-
-/// `CU_STREAM_PER_THREAD` of `cuda.h`.
-const PER_THREAD: usize = 2;
 
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
 #[derive(Clone)]
@@ -86,126 +78,42 @@ impl Drop for Inner {
     }
 }
 
+/// A context that its handles keep, and this does not.
+pub(super) struct WeakContext(Weak<Inner>);
+
+impl WeakContext {
+    pub(super) fn upgrade(&self) -> Option<CudaContext> {
+        self.0.upgrade().map(|inner| CudaContext { inner })
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 impl CudaContext {
-    /// The primary context of that device, which the runtime API and the frameworks use. It is retained until the last handle is gone.
+    /// A handle of a context that this process has no handle of yet, before its device was probed. `primary`: it was retained, and the last handle
+    /// releases it, which this does if it fails.
     ///
     /// # Errors
-    /// [`Error::State`] without a driver, [`Error::Range`] without such a device, [`Error::Cuda`].
-    pub fn primary(ordinal: u32) -> Result<CudaContext> {
-        load()?;
-        let device = device(ordinal)?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle; the retention is given back by `Inner`, which is made next.
-        check("cuDevicePrimaryCtxRetain", unsafe {
-            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
-        })?;
-        Self::adopt(raw, device, true)
+    /// [`Error::Cuda`].
+    pub(super) fn new(
+        raw: CUcontext,
+        device: CUdevice,
+        primary: bool,
+        lender: Option<Arc<cudarc::driver::CudaContext>>,
+    ) -> Result<CudaContext> {
+        let inner = Arc::new(Inner::new(raw, device, primary, lender)?);
+        Ok(CudaContext { inner })
     }
 
-    /// The context that is current in the calling thread, as the runtime API has made it by its first call. It stays its owner's, who
-    /// destroys it after everything that was made with this handle.
-    ///
-    /// # Errors
-    /// [`Error::State`] without a driver, or if there is no current context; [`Error::Cuda`].
-    pub fn current() -> Result<CudaContext> {
-        load()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, null if there is none.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) })?;
-        if raw.is_null() {
-            return Err(Error::State {
-                operation: "current CUDA context",
-                reason: "the calling thread has none".into(),
-            });
-        }
-        let mut device = 0;
-        // SAFETY: writes one int.
-        check("cuCtxGetDevice", unsafe {
-            sys::cuCtxGetDevice(&mut device)
-        })?;
-        Self::adopt(raw, device, false)
+    pub(super) fn downgrade(&self) -> WeakContext {
+        WeakContext(Arc::downgrade(&self.inner))
     }
 
-    /// A context that belongs to somebody else: a `CUcontext` of the driver's API, which all others give out.
-    ///
-    /// # Errors
-    /// As [`CudaContext::current`].
-    ///
-    /// # Safety
-    /// `raw` is a context, and is not destroyed before all that is made with this handle is gone.
-    pub unsafe fn from_raw(raw: CUcontext) -> Result<CudaContext> {
-        load()?;
-        let entered = push(raw)?;
-        let context = Self::current();
-        drop(entered);
-        context
-    }
-
-    /// The context of a stream that somebody has made: a `CUstream`, which is a `cudaStream_t`. Null is the legacy default stream of the calling
-    /// thread's current context. The context stays its owner's, as that of [`CudaContext::current`].
-    ///
-    /// # Errors
-    /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, by which every thread that looks at it means another stream.
-    ///
-    /// # Safety
-    /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone.
-    pub unsafe fn of_stream(raw: CUstream) -> Result<CudaContext> {
-        load()?;
-        match raw.addr() {
-            0 | LEGACY => return Self::current(),
-            PER_THREAD => {
-                return Err(Error::State {
-                    operation: "use of a CUDA stream",
-                    reason:
-                        "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all".into(),
-                });
-            }
-            _ => {}
-        }
-        let mut context = std::ptr::null_mut();
-        // SAFETY: a stream, by the caller's promise; writes one handle.
-        check("cuStreamGetCtx", unsafe {
-            sys::cuStreamGetCtx(raw, &mut context)
-        })?;
-        // SAFETY: the caller's promise about the context.
-        unsafe { Self::from_raw(context) }
-    }
-
-    /// The handle of the context that is known already, or a new one.
-    fn adopt(raw: CUcontext, device: CUdevice, primary: bool) -> Result<CudaContext> {
-        static KNOWN: Mutex<BTreeMap<(usize, bool), Weak<Inner>>> = Mutex::new(BTreeMap::new());
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (raw as usize, primary);
-        if let Some(inner) = known.get(&key).and_then(Weak::upgrade) {
-            if primary {
-                // SAFETY: gives back what the caller has just retained; the known handle has a retention of its own.
-                let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
-            }
-            return Ok(CudaContext { inner });
-        }
-        // Under the lock, so that everybody finds it probed.
-        let context = Self::probed(Inner::new(raw, device, primary, None)?);
-        known.retain(|_, weak| weak.strong_count() > 0);
-        known.insert(key, Arc::downgrade(&context.inner));
-        Ok(context)
-    }
-
-    /// A handle that keeps somebody else's object of the context.
-    pub(super) fn lent(context: &Arc<cudarc::driver::CudaContext>) -> Result<CudaContext> {
-        load()?;
-        let lender = Some(Arc::clone(context));
-        let inner = Inner::new(context.cu_ctx(), context.cu_device(), false, lender)?;
-        Ok(Self::probed(inner))
-    }
-
-    /// A handle that knows what its device can do.
-    fn probed(inner: Inner) -> CudaContext {
-        let context = CudaContext {
-            inner: Arc::new(inner),
-        };
-        let probed = probe(&context, context.inner.promised);
-        let _ = context.inner.probed.set(probed);
-        context
+    /// What trying has shown that the device can do, where nobody has said so before.
+    pub(super) fn set_probed(&self, probed: Probed) {
+        let _ = self.inner.probed.set(probed);
     }
 
     pub(super) fn lender(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
@@ -259,7 +167,7 @@ impl CudaContext {
     /// [`Error::State`] if this library was built without them; [`Error::Cuda`].
     pub(super) fn module(&self) -> Result<&Module> {
         let load = || {
-            let _unseen = Unseen::new();
+            let _relaxed = RelaxedCapture::new();
             self.enter().and_then(|_entered| Module::load())
         };
         let module = self.inner.module.get_or_init(load);
@@ -307,6 +215,15 @@ impl CudaContext {
         }
         push(self.inner.raw)
     }
+
+    /// [`CudaContext::enter`], for calls that may not invalidate a graph capture that is under way in this process.
+    pub(super) fn enter_relaxed(&self) -> Result<EnteredRelaxed> {
+        let entered = self.enter()?;
+        Ok(EnteredRelaxed {
+            _relaxed: RelaxedCapture::new(),
+            _entered: entered,
+        })
+    }
 }
 
 impl fmt::Debug for CudaContext {
@@ -337,36 +254,20 @@ impl Drop for Entered {
     }
 }
 
-fn push(raw: CUcontext) -> Result<Entered> {
+/// While it lives, a context is the calling thread's current one, and the thread's calls do not invalidate graph captures.
+pub(super) struct EnteredRelaxed {
+    _relaxed: RelaxedCapture,
+    _entered: Entered,
+}
+
+/// Makes a context the calling thread's current one until the guard is dropped.
+pub(super) fn push(raw: CUcontext) -> Result<Entered> {
     // SAFETY: the handle is that of a context which its owner keeps, by the contracts of those who made a `CudaContext` of it.
     check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw) })?;
     Ok(Entered {
         pushed: true,
         thread: PhantomData,
     })
-}
-
-fn device(ordinal: u32) -> Result<CUdevice> {
-    let mut count = 0;
-    // SAFETY: writes one int.
-    check("cuDeviceGetCount", unsafe {
-        sys::cuDeviceGetCount(&mut count)
-    })?;
-    let count = u64::try_from(count).unwrap_or(0);
-    if u64::from(ordinal) >= count {
-        return Err(Error::Range {
-            argument: "ordinal",
-            value: u64::from(ordinal),
-            min: 0,
-            max: count.saturating_sub(1),
-        });
-    }
-    let mut device = 0;
-    // SAFETY: writes one int.
-    check("cuDeviceGet", unsafe {
-        sys::cuDeviceGet(&mut device, ordinal as i32)
-    })?;
-    Ok(device)
 }
 
 fn name(device: CUdevice) -> Result<String> {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{self as theirs, CudaSlice, CudaViewMut, DevicePtr, sys};
 
+use super::context::CudaContext;
 use super::driver::check;
-use super::{CudaContext, CudaStream, DeviceBuffer};
+use super::memory::DeviceBuffer;
+use super::stream::CudaStream;
 use crate::{Error, Result};
 
 /// An error of `cudarc` as this library's.

@@ -9,14 +9,11 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
-use super::CudaContext;
-use super::capture::Unseen;
-use super::context::Entered;
+use super::context::CudaContext;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
 use super::pinned::Pinned;
-use super::shared::lock;
-use crate::stream::Backoff;
+use crate::stream::{Backoff, Lock};
 use crate::{Error, Result};
 use doorbell_softcx::device::{Fault, Foreign, Move, Span};
 
@@ -32,11 +29,11 @@ const LAST_BYTES: usize = 8;
 pub(crate) struct Copier {
     context: CudaContext,
     stream: CUstream,
-    staging: Mutex<Option<Staging>>,
+    staging: Lock<Option<Staging>>,
     /// A copy has not ended in time. It may still use the staging memory, and nothing more goes through here.
     stuck: AtomicBool,
     /// Why the last copy of a device failed, which itself can only tell that it did.
-    failure: Mutex<Option<Error>>,
+    failure: Lock<Option<Error>>,
 }
 
 struct Staging {
@@ -73,7 +70,7 @@ impl Copier {
     }
 
     fn new(context: &CudaContext) -> Result<Copier> {
-        let _entered = Quietly::enter(context)?;
+        let _entered = context.enter_relaxed()?;
         let count = STAGING_BYTES / size_of::<Page>();
         let pages = (0..count).map(|_| UnsafeCell::new(Page([0; 4096])));
         let pages: Box<[_]> = pages.collect();
@@ -82,23 +79,23 @@ impl Copier {
         Ok(Copier {
             context: context.clone(),
             stream: context.copying_stream()?,
-            staging: Mutex::new(Some(Staging {
+            staging: Lock::new(Some(Staging {
                 _pinned: pinned,
                 pages,
             })),
             stuck: AtomicBool::new(false),
-            failure: Mutex::default(),
+            failure: Lock::default(),
         })
     }
 
     /// Why the last copy failed that a device wanted; none has if there is nothing.
     pub(super) fn failure(&self) -> Option<Error> {
-        lock(&self.failure).clone()
+        self.failure.lock().clone()
     }
 
     #[cold]
     fn fault(&self, error: Error) -> Fault {
-        *lock(&self.failure) = Some(error);
+        *self.failure.lock() = Some(error);
         Fault
     }
 
@@ -239,11 +236,11 @@ impl Copier {
     }
 
     fn run_here(&self, work: impl Fn(&Staging) -> Result<()>) -> Result<()> {
-        let mut staging = lock(&self.staging);
+        let mut staging = self.staging.lock();
         let Some(memory) = staging.as_ref() else {
             return Err(stuck());
         };
-        let _entered = Quietly::enter(&self.context)?;
+        let _entered = self.context.enter_relaxed()?;
         let done = work(memory);
         if done.is_err() && !self.stuck.load(Ordering::Acquire) {
             // What was queued before the failure.
@@ -292,7 +289,7 @@ impl Copier {
 impl Drop for Copier {
     fn drop(&mut self) {
         // A context that was destroyed has ended its streams.
-        if let Ok(_entered) = Quietly::enter(&self.context) {
+        if let Ok(_entered) = self.context.enter_relaxed() {
             // SAFETY: made by `new`, and nobody has it any more.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
@@ -411,7 +408,7 @@ impl CudaContext {
     /// # Errors
     /// [`Error::Cuda`].
     pub(super) fn copying_stream(&self) -> Result<CUstream> {
-        let _entered = Quietly::enter(self)?;
+        let _entered = self.enter_relaxed()?;
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: writes two ints.
         check("cuCtxGetStreamPriorityRange", unsafe {
@@ -427,21 +424,5 @@ impl CudaContext {
             )
         })?;
         Ok(stream)
-    }
-}
-
-/// As [`Entered`], for calls that have nothing to do with a graph that is being captured meanwhile, by whatever thread.
-pub(super) struct Quietly {
-    _unseen: Unseen,
-    _entered: Entered,
-}
-
-impl Quietly {
-    pub(super) fn enter(context: &CudaContext) -> Result<Quietly> {
-        let entered = context.enter()?;
-        Ok(Quietly {
-            _unseen: Unseen::new(),
-            _entered: entered,
-        })
     }
 }

@@ -6,8 +6,7 @@ use std::ptr::NonNull;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUresult, CUstream};
 
-use super::CudaContext;
-use super::copier::Quietly;
+use super::context::CudaContext;
 use super::driver::check;
 use super::pinned::Pinned;
 use crate::stream::Attachments;
@@ -47,7 +46,7 @@ impl CopyStream {
     /// # Errors
     /// [`Error::Cuda`].
     pub(crate) fn new(context: &CudaContext) -> Result<CopyStream> {
-        let _entered = Quietly::enter(context)?;
+        let _entered = context.enter_relaxed()?;
         Ok(CopyStream {
             context: context.clone(),
             stream: context.copying_stream()?,
@@ -88,7 +87,7 @@ impl CopyStream {
         host: NonNull<u8>,
         len_bytes: usize,
     ) -> Result<u64> {
-        let _entered = Quietly::enter(&self.context)?;
+        let _entered = self.context.enter_relaxed()?;
         let event = self.event()?;
         // SAFETY: the caller's promise.
         let begun = unsafe {
@@ -131,7 +130,7 @@ impl CopyStream {
                 reason: format!("there is no copy {copy} under way"),
             });
         };
-        let answer = match Quietly::enter(&self.context) {
+        let answer = match self.context.enter_relaxed() {
             Ok(_entered) => self.look(mark),
             // A context that was destroyed has ended its copies.
             Err(error) => Err(error),
@@ -189,7 +188,7 @@ impl CopyStream {
 impl Drop for CopyStream {
     fn drop(&mut self) {
         // A context that was destroyed has ended them all.
-        let Ok(_entered) = Quietly::enter(&self.context) else {
+        let Ok(_entered) = self.context.enter_relaxed() else {
             return;
         };
         let marked = self.under_way.values().filter_map(|mark| match mark {

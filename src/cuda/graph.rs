@@ -4,16 +4,14 @@
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    self, CUDA_BATCH_MEM_OP_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
-};
+use cudarc::driver::sys::{self, CUgraph, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
 
-use super::capture::Unseen;
+use super::capture::RelaxedCapture;
 use super::driver::check;
+use super::exec::{Exec, params};
 use super::memops::{MemOp, has_waits};
 use super::queue::Queue;
-use super::{CudaContext, CudaStream};
+use super::stream::CudaStream;
 use crate::stream::Submission;
 use crate::{Error, Result};
 
@@ -93,7 +91,7 @@ impl Draft {
     /// Adds a program. One that waits has a node of its own, for others may come after that before it; one that does not is added to
     /// the last node, if nothing has come between.
     pub(crate) fn add(&mut self, submission: Submission) -> Result<()> {
-        let _unseen = Unseen::new();
+        let _relaxed = RelaxedCapture::new();
         let waits = has_waits(&submission.program);
         let (graph, after) = self.place()?;
         let last = self.nodes.last().map(|node| node.raw);
@@ -224,7 +222,7 @@ impl Draft {
     /// Ends it. The last node of the graph, which comes after all others, is one of ours: when the stream counts there, it is done.
     pub(crate) fn instantiate(mut self) -> Result<Arc<Exec>> {
         let context = self.stream.context().clone();
-        let _unseen = Unseen::new();
+        let _relaxed = RelaxedCapture::new();
         let _entered = context.enter()?;
         let (graph, mut after) = self.place()?;
         if !self.captured {
@@ -246,13 +244,13 @@ impl Draft {
             .drain(..)
             .map(|node| (node.raw, node.programs.len()))
             .collect();
-        Ok(Arc::new(Exec {
+        let graph = std::mem::replace(&mut self.graph, null_mut());
+        Ok(Arc::new(Exec::new(
+            &context,
             raw,
-            graph: std::mem::replace(&mut self.graph, null_mut()),
-            owned: self.captured,
-            context: context.clone(),
+            self.captured.then_some(graph),
             nodes,
-        }))
+        )))
     }
 }
 
@@ -283,64 +281,11 @@ fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
     })
 }
 
-pub(super) fn params(context: &CudaContext, ops: &mut [MemOp]) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
-    CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw(),
-        count: ops.len() as u32,
-        paramArray: ops.as_mut_ptr(),
-        flags: 0,
-    }
-}
-
-/// A graph that can be launched.
-pub(crate) struct Exec {
-    pub(super) raw: CUgraphExec,
-    graph: CUgraph,
-    owned: bool,
-    context: CudaContext,
-    /// Our nodes, in order, each with the number of its programs; the last may have none.
-    nodes: Vec<(CUgraphNode, usize)>,
-}
-
-// SAFETY: the handles may be used from any thread; what is done with them is done under the lock of a stream's queue, and the driver has
-// launches of one graph wait for each other. Patching it from two threads is excluded by `&mut` of who launches.
-unsafe impl Send for Exec {}
-// SAFETY: as above.
-unsafe impl Sync for Exec {}
-
-impl Exec {
-    pub(super) fn nodes(&self) -> &[(CUgraphNode, usize)] {
-        &self.nodes
-    }
-
-    pub(crate) fn context(&self) -> &CudaContext {
-        &self.context
-    }
-
-    pub(crate) fn raw(&self) -> CUgraphExec {
-        self.raw
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        let Ok(_entered) = self.context.enter() else {
-            return;
-        };
-        // SAFETY: made by `instantiate`. Streams that have launches of it keep it until they are done.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
-        if self.owned {
-            // SAFETY: as above, and of our own capture.
-            let _ = unsafe { sys::cuGraphDestroy(self.graph) };
-        }
-    }
-}
-
 impl CudaStream {
     /// Captures in the mode in which other threads are not in its way; this library's own calls see to themselves.
     fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.while_not_looked_at(|raw| {
+        self.alone(|raw| {
             // SAFETY: a stream of the current context.
             check("cuStreamBeginCapture", unsafe {
                 sys::cuStreamBeginCapture_v2(raw, mode)
@@ -350,7 +295,7 @@ impl CudaStream {
 
     fn end_capture(&self) -> Result<CUgraph> {
         let mut graph = null_mut();
-        self.while_not_looked_at(|raw| {
+        self.alone(|raw| {
             // SAFETY: a stream of the current context; writes one handle, null if there is none.
             check("cuStreamEndCapture", unsafe {
                 sys::cuStreamEndCapture(raw, &mut graph)

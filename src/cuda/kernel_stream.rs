@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::batch::TRIGGER_WORDS;
+use super::context::CudaContext;
+use super::handle::StreamHandle;
+use super::memory::DeviceBuffer;
 use super::queue::{Call, Given};
-use super::shared::lock;
-use super::stream::Handle;
 use super::trigger::Trigger;
 use super::word::STATUS_WORK;
-use super::{CudaContext, DeviceBuffer};
 use crate::stream::{Event, Executor, Submission, forbid_on};
 use crate::{Error, Result};
 
@@ -51,7 +51,7 @@ pub struct KernelStream {
 }
 
 struct Inner {
-    handle: Handle,
+    handle: StreamHandle,
     /// One word, in the device's own memory: a GPU has atomic operations there, and it is near. Kept by whatever is queued: a trigger that is
     /// executed after the last handle was dropped needs it.
     turn: Arc<DeviceBuffer>,
@@ -59,11 +59,11 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let shared = self.handle.shared();
-        let queue = lock(&shared.queue);
-        shared.cut.store(queue.triggered, Ordering::Release);
+        let state = self.handle.state();
+        let queue = state.queue.lock();
+        state.cut.store(queue.triggered, Ordering::Release);
         if queue.triggered < queue.issued {
-            shared
+            state
                 .fault
                 .stick("its handles were dropped before a trigger was taken".into());
         }
@@ -76,10 +76,10 @@ impl KernelStream {
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<KernelStream> {
-        let handle = Handle::new(context, name.into())?;
+        let handle = StreamHandle::new(context, name.into())?;
         let turn = Arc::new(context.alloc(8)?);
         turn.copy_from_host(0, &0_u64.to_ne_bytes())?;
-        let mut queue = lock(&handle.shared().queue);
+        let mut queue = handle.state().queue.lock();
         queue.for_kernels = true;
         // Their codes tell kernels of failures.
         queue.is_watched = true;
@@ -97,11 +97,11 @@ impl KernelStream {
     /// # Errors
     /// [`Error::Asynchronous`] if the stream is over. Of a passing failure a call reports that queues.
     pub fn take(&self) -> Result<Option<Trigger>> {
-        let shared = self.inner.handle.shared();
-        let mut queue = lock(&shared.queue);
+        let state = self.inner.handle.state();
+        let mut queue = state.queue.lock();
         // Under the lock: what is taken after the stream was given up would be executed behind its end.
-        if shared.fault.is_sticky() {
-            shared.check()?;
+        if state.fault.is_sticky() {
+            state.check()?;
         }
         if queue.calls.is_empty() {
             queue.end_call();
@@ -118,11 +118,11 @@ impl KernelStream {
         };
         let words = queue.batch.words(range);
         let mut trigger = Trigger {
-            control: shared.count.words.control_at(),
+            control: state.count.words.control_at(),
             turn: self.inner.turn.ptr(),
             number: queue.triggers,
             word_count: words.len().min(TRIGGER_WORDS) as u32,
-            failures: shared.count.words.failures(),
+            failures: state.count.words.failures(),
             words: [0; TRIGGER_WORDS],
         };
         for (to, word) in trigger.words.iter_mut().zip(words) {
@@ -139,14 +139,14 @@ impl KernelStream {
     /// Ends every wait of the triggers that were taken, those that kernels come to later as well: the kernel is told that it failed. What was
     /// not taken is discarded when the last one that was taken is executed. Every later call reports it.
     pub fn abort(&self) {
-        let shared = self.inner.handle.shared();
-        let queue = lock(&shared.queue);
-        shared.fault.stick("it was aborted".into());
-        shared.count.words.note(STATUS_WORK);
-        shared.cut.fetch_min(queue.triggered, Ordering::AcqRel);
-        shared.aborted.store(true, Ordering::Release);
+        let state = self.inner.handle.state();
+        let queue = state.queue.lock();
+        state.fault.stick("it was aborted".into());
+        state.count.words.note(STATUS_WORK);
+        state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
+        state.aborted.store(true, Ordering::Release);
         drop(queue);
-        shared.ensure_watched();
+        state.ensure_watched();
     }
 
     /// Gives up what no kernel will execute: all that was taken and has not been executed, and all that was not taken, ends as
@@ -159,18 +159,18 @@ impl KernelStream {
     /// # Safety
     /// No kernel executes a trigger of this stream at this moment, and none will later: what is in the triggers names memory that is let go.
     pub unsafe fn discard_taken(&self) -> Result<()> {
-        let shared = self.inner.handle.shared();
-        let queue = lock(&shared.queue);
+        let state = self.inner.handle.state();
+        let queue = state.queue.lock();
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
-        shared.fault.stick("what was taken was given up".into());
+        state.fault.stick("what was taken was given up".into());
         // Of what another thread is about to queue.
-        shared.cut.fetch_min(queue.triggered, Ordering::AcqRel);
-        shared.count.words.note(STATUS_WORK);
+        state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
+        state.count.words.note(STATUS_WORK);
         drop(queue);
-        drop(shared.settle());
-        shared.discard();
-        shared.settle_for_good();
+        drop(state.settle());
+        state.discard();
+        state.settle_for_good();
         Ok(())
     }
 
@@ -178,33 +178,33 @@ impl KernelStream {
     /// [`CudaStream::status_word`](super::CudaStream::status_word) has it. The codes of triggers say the same of the time since each was taken.
     #[must_use]
     pub fn status_word(&self) -> CUdeviceptr {
-        self.inner.handle.shared().count.words.status_at()
+        self.inner.handle.state().count.words.status_at()
     }
 
     /// What is in [`KernelStream::status_word`].
     #[must_use]
     pub fn status(&self) -> i32 {
-        let words = &self.inner.handle.shared().count.words;
+        let words = &self.inner.handle.state().count.words;
         words.status().load(Ordering::Acquire)
     }
 
     /// Takes note of later failures again, after one was noted.
     pub fn clear_status(&self) {
-        let words = &self.inner.handle.shared().count.words;
+        let words = &self.inner.handle.state().count.words;
         words.status().store(0, Ordering::SeqCst);
     }
 
     /// The context whose kernels execute its triggers.
     #[must_use]
     pub fn context(&self) -> &CudaContext {
-        &self.inner.handle.shared().context
+        &self.inner.handle.state().context
     }
 }
 
 impl fmt::Debug for KernelStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelStream")
-            .field("name", &self.inner.handle.shared().name)
+            .field("name", &self.inner.handle.state().name)
             .finish_non_exhaustive()
     }
 }
@@ -213,71 +213,71 @@ impl fmt::Debug for KernelStream {
 // of `pending` before its owner is told, so it is told once; nothing else is ever in a trigger.
 unsafe impl Executor for KernelStream {
     fn id(&self) -> u64 {
-        self.inner.handle.shared().id
+        self.inner.handle.state().id
     }
 
     fn name(&self) -> &str {
-        &self.inner.handle.shared().name
+        &self.inner.handle.state().name
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
-        self.inner.handle.shared().submit(batch)
+        self.inner.handle.state().submit(batch)
     }
 
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
-        self.inner.handle.shared().submit_one(submission)
+        self.inner.handle.state().submit_one(submission)
     }
 
     fn record(&self, event: &Event) -> Result<()> {
-        self.inner.handle.shared().record(event)
+        self.inner.handle.state().record(event)
     }
 
     fn wait_event(&self, event: &Event) -> Result<()> {
-        self.inner.handle.shared().wait_event(event)
+        self.inner.handle.state().wait_event(event)
     }
 
     /// True when everything that was queued was executed by kernels.
     fn query(&self) -> Result<bool> {
-        let shared = self.inner.handle.shared();
-        shared.check()?;
-        shared.turn();
+        let state = self.inner.handle.state();
+        state.check()?;
+        state.turn();
         // The driver knows of a context that is no more.
-        shared.is_idle()?;
-        drop(shared.settle());
-        shared.check()?;
-        let idle = !shared.has_work();
+        state.is_idle()?;
+        drop(state.settle());
+        state.check()?;
+        let idle = !state.has_work();
         if idle {
-            shared.settle_for_good();
+            state.settle_for_good();
         }
         Ok(idle)
     }
 
     /// Waits until kernels have executed everything that was taken. [`Error::State`] while something is queued that was not taken.
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        let shared = self.inner.handle.shared();
-        forbid_on(shared.id, "stream synchronize")?;
+        let state = self.inner.handle.state();
+        forbid_on(state.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if shared.ended.load(Ordering::Acquire) {
-            shared.settle_for_good();
-            return shared.check();
+        if state.ended.load(Ordering::Acquire) {
+            state.settle_for_good();
+            return state.check();
         }
-        let queue = lock(&shared.queue);
+        let queue = state.queue.lock();
         let (target, is_taken) = (queue.issued, queue.issued == queue.triggered);
         drop(queue);
         if !is_taken {
-            shared.check()?;
+            state.check()?;
             return Err(Error::State {
                 operation: "stream synchronize",
                 reason: "nobody has taken the trigger of what is queued: KernelStream::take".into(),
             });
         }
-        if !shared.wait_until(target, deadline) {
+        if !state.wait_until(target, deadline) {
             return Err(Error::Timeout {
                 operation: "stream synchronize",
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        shared.settle_for_good();
-        shared.check()
+        state.settle_for_good();
+        state.check()
     }
 }

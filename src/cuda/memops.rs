@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType, CUstreamWaitValue_flags,
 };
 
-use super::Capabilities;
+use super::capabilities::Capabilities;
 use crate::peer::{At, PeerOp, Program, Role};
 use crate::{Error, Result};
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUpointer_attribute};
 
-use super::CudaContext;
-use super::copier::{Copier, Quietly};
+use super::context::CudaContext;
+use super::copier::Copier;
 use super::driver::check;
-use super::letting_go::{Dropped, drop_elsewhere};
+use crate::proxy::drop_elsewhere;
 use crate::{Error, Result};
 
 /// What dmabufs begin and end at: the kernel's pages.
@@ -75,7 +75,7 @@ impl Drop for Memory {
         match &self.owner {
             // A context that was destroyed has freed its memory.
             Owner::Library => {
-                if let Ok(_entered) = Quietly::enter(&self.context) {
+                if let Ok(_entered) = self.context.enter_relaxed() {
                     // SAFETY: allocated for this object, and nobody has a handle any more.
                     let _ = unsafe { sys::cuMemFree_v2(self.start) };
                 }
@@ -93,7 +93,7 @@ impl CudaContext {
     pub fn alloc(&self, len_bytes: u64) -> Result<DeviceBuffer> {
         check_len(len_bytes)?;
         let copier = Copier::of(self)?;
-        let entered = Quietly::enter(self)?;
+        let entered = self.enter_relaxed()?;
         let mut start = 0;
         // SAFETY: writes one address; the memory is freed by `Memory`, which is made next.
         check("cuMemAlloc", unsafe {
@@ -159,7 +159,7 @@ impl DeviceBuffer {
         owner: Owner,
     ) -> Result<DeviceBuffer> {
         check_len(len_bytes)?;
-        let entered = Quietly::enter(context)?;
+        let entered = context.enter_relaxed()?;
         let found = look(context, ptr, len_bytes)?;
         sync_operations(ptr);
         drop(entered);
@@ -269,7 +269,7 @@ impl DeviceBuffer {
         // The pages of the whole allocation: a part of one need not be exportable.
         let start = self.memory.start & !(PAGE - 1);
         let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(PAGE);
-        let _entered = Quietly::enter(self.context())?;
+        let _entered = self.context().enter_relaxed()?;
         let mut fd = -1_i32;
         // SAFETY: writes one descriptor; asks for memory that this handle keeps.
         check("cuMemGetHandleForAddressRange", unsafe {
@@ -375,7 +375,7 @@ impl HeldBuffer {
 impl Drop for HeldBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.0.take() {
-            drop_elsewhere(Dropped::Memory(buffer));
+            drop_elsewhere(Box::new(buffer));
         }
     }
 }
@@ -426,7 +426,7 @@ impl Allocation {
         len_bytes: u64,
     ) -> Result<Allocation> {
         check_len(len_bytes)?;
-        let _entered = Quietly::enter(context)?;
+        let _entered = context.enter_relaxed()?;
         look(context, ptr, len_bytes)
     }
 }

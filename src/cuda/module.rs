@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
 };
 
 use super::batch::{LONG_WORDS, SHORT_WORDS};
-use super::capture::Unseen;
+use super::capture::RelaxedCapture;
 use super::driver::{check, is};
 use crate::{Error, Result};
 
@@ -51,7 +51,7 @@ impl Module {
     /// # Errors
     /// [`Error::State`] if this library was built without nvcc, or for none of what the device is; [`Error::Cuda`].
     pub(super) fn load() -> Result<Module> {
-        let _unseen = Unseen::new();
+        let _relaxed = RelaxedCapture::new();
         let mut raw = null_mut();
         // SAFETY: an image that this was compiled with, which ends as the driver expects; writes one handle, which `Module` unloads.
         let loaded = check("cuModuleLoadData", unsafe {

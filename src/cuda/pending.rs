@@ -2,15 +2,39 @@
 #![allow(unsafe_code)] // ends waits by stores to the words that they wait for
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use super::count::Count;
-use super::graph::Exec;
+use super::exec::Exec;
 use super::word::{STATUS_WORK, Stop, Words};
 use crate::Error;
 use crate::peer::{At, PeerOp, Program, Role};
-use crate::stream::{Last, Mark, Outcome, Owner, Record};
+use crate::proxy::drop_elsewhere;
+use crate::stream::{DeferredDrop, Lock, Mark, Outcome, Owner, Record};
+
+/// The pending work of a stream, in order.
+#[derive(Default)]
+pub(super) struct PendingQueue(Lock<VecDeque<Pending>>);
+
+impl PendingQueue {
+    /// Adds what the stream was given, which leaves `entering` empty. The caller holds the lock of the stream's queue.
+    pub(super) fn enter(&self, entering: &mut Vec<Pending>) {
+        self.0.lock().extend(entering.drain(..));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<Pending>> {
+        self.0.lock()
+    }
+}
+
+/// Drops these in a thread that nobody waits for: dropping the last handle of an owner unregisters its memory, which may block until the GPU is
+/// done, and the caller may be a thread that ends waits of the GPU.
+pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
+    if !drops.is_empty() {
+        drop_elsewhere(Box::new(drops));
+    }
+}
 
 /// One thing of a stream's queue, begun when the stream has counted to `after` and finished when it has counted to `done`.
 pub(super) struct Pending {
@@ -182,7 +206,7 @@ pub(super) fn settle(
     words: &Words,
     aborted: bool,
     released: impl Fn(u64),
-) -> Vec<Last> {
+) -> Vec<DeferredDrop> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(mut front) = queue.pop_front() {
@@ -191,7 +215,7 @@ pub(super) fn settle(
                 released(cookie);
             }
             front.finish(outcome);
-            over.extend(front.into_last());
+            over.extend(front.into_deferred_drop());
         }
     }
     // Those that one count finishes have begun together: among them is the one, if any, in whose wait the stream is.
@@ -337,13 +361,13 @@ impl Pending {
     }
 
     /// Gives up its handles; what this returns is to be dropped, which may take a while.
-    pub(super) fn into_last(self) -> Option<Last> {
+    pub(super) fn into_deferred_drop(self) -> Option<DeferredDrop> {
         match self.what {
             What::Program {
                 owner, listening, ..
             } => {
                 drop(listening);
-                owner.into_last()
+                owner.into_deferred_drop()
             }
             What::Passing => None,
             what => Some(Box::new(what)),

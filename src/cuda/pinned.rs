@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
-use super::CudaContext;
-use super::capture::Unseen;
+use super::capture::RelaxedCapture;
+use super::context::CudaContext;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
 use crate::Result;
@@ -74,7 +74,7 @@ impl Pinned {
         start: usize,
         len_bytes: usize,
     ) -> Result<Pinned> {
-        let _unseen = Unseen::new();
+        let _relaxed = RelaxedCapture::new();
         let end = (start + len_bytes).next_multiple_of(PAGE);
         let mut at = start & !(PAGE - 1);
         let mut known = known();
@@ -204,7 +204,7 @@ impl Run {
         if !self.ours {
             return;
         }
-        let _unseen = Unseen::new();
+        let _relaxed = RelaxedCapture::new();
         // A context that was destroyed has ended its registrations.
         if let Ok(_entered) = self.context.enter() {
             // SAFETY: registered by `register`, and nobody has an interest in it any more.

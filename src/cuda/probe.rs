@@ -9,23 +9,16 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
 
 use super::batch::Batch;
+use super::capabilities::{Capabilities, Probed};
+use super::context::CudaContext;
 use super::driver::{check, is};
 use super::memops::{MemOp, store_dword, store_qword, wait};
 use super::word::Words;
-use super::{Capabilities, CudaContext};
 use crate::stream::Backoff;
 use crate::{Error, Result};
 
 /// No probe waits for what does not hold already: this long is for a device that is busy with the work of others.
 const BOUND: Duration = Duration::from_secs(5);
-
-/// What was found.
-#[derive(Debug)]
-pub(super) struct Probed {
-    pub(super) capabilities: Capabilities,
-    /// What is not there, and why.
-    pub(super) findings: Vec<String>,
-}
 
 /// Tries what is promised. It blocks no stream but one of its own, and registers a page of host memory meanwhile.
 pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {

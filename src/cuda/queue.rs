@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::DeviceBuffer;
 use super::batch::{Batch, LONG_WORDS, TRIGGER_WORDS};
+use super::execution::Execution;
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes, op_count};
+use super::memory::DeviceBuffer;
 use super::pending::Pending;
-use super::stream::Execution;
 use crate::peer::Program;
 use crate::{Error, Result};
 

@@ -2,37 +2,29 @@
 #![allow(unsafe_code)] // calls the driver, and implements an unsafe trait
 
 use std::fmt;
-use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::CudaContext;
 use super::capture::{forbid, is_captured};
-use super::driver::check;
-use super::graph::Exec;
-use super::host_call::{HostCall, call_host};
-use super::letting_go::let_go;
+use super::context::CudaContext;
+use super::exec::Exec;
+use super::execution::Execution;
+use super::handle::StreamHandle;
+use super::host_call;
 use super::memops::MemOp;
 use super::module::Module;
 use super::pending::What;
 use super::queue::Queue;
-use super::shared::{Shared, lock};
+use super::state::StreamState;
 use super::trigger::Trigger;
-use crate::stream::{Event, Executor, Submission, forbid_on};
+use super::watch::release_elsewhere;
+use super::word::STATUS_STREAM;
+use crate::stream::{Event, Executor, Submission, act_as, forbid_on, message};
 use crate::{Error, Result};
-
-/// What executes the programs of a CUDA stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Execution {
-    /// The memory operations of the driver (`cuStreamBatchMemOp_v2`); and a kernel where the device has none for an op of a program.
-    #[default]
-    MemoryOps,
-    /// A kernel of one thread that interprets them. It takes a place on the GPU while it waits.
-    Kernel,
-}
 
 /// A stream of a GPU: of this library's own, or one that a framework, the runtime API or the application has made.
 ///
@@ -54,46 +46,7 @@ pub enum Execution {
 ///   finished end as [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and every later call reports it.
 #[derive(Clone)]
 pub struct CudaStream {
-    handle: Arc<Handle>,
-}
-
-pub(super) struct Handle {
-    shared: ManuallyDrop<Arc<Shared>>,
-}
-
-impl Handle {
-    /// A stream of that context, of this library's own, which does not wait for the legacy default stream.
-    pub(super) fn new(context: &CudaContext, name: String) -> Result<Handle> {
-        let entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `Shared` destroys.
-        check("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
-        })?;
-        drop(entered);
-        Self::over(context, raw, true, name)
-    }
-
-    fn over(context: &CudaContext, raw: CUstream, owned: bool, name: String) -> Result<Handle> {
-        let shared = ManuallyDrop::new(Shared::new(context, raw, owned, name)?);
-        Ok(Handle { shared })
-    }
-
-    pub(super) fn shared(&self) -> &Shared {
-        &self.shared
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: taken once, in here, and not used after it.
-        let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
-        if shared.has_work() {
-            // The thread that looks finds out when it is done.
-            shared.keep();
-        }
-        let_go(shared);
-    }
+    handle: Arc<StreamHandle>,
 }
 
 impl CudaStream {
@@ -102,7 +55,7 @@ impl CudaStream {
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<CudaStream> {
-        let handle = Arc::new(Handle::new(context, name.into())?);
+        let handle = Arc::new(StreamHandle::new(context, name.into())?);
         Ok(CudaStream { handle })
     }
 
@@ -118,7 +71,8 @@ impl CudaStream {
         raw: CUstream,
         name: impl Into<String>,
     ) -> Result<CudaStream> {
-        Self::over(context, raw, false, name.into())
+        let handle = Arc::new(StreamHandle::lent(context, raw, name.into())?);
+        Ok(CudaStream { handle })
     }
 
     /// A stream that somebody else has made and whose object is kept as long.
@@ -127,13 +81,9 @@ impl CudaStream {
         stream: &Arc<cudarc::driver::CudaStream>,
         name: String,
     ) -> Result<CudaStream> {
-        let lent = Self::over(context, stream.cu_stream(), false, name)?;
-        let _ = lent.shared().lender.set(Arc::clone(stream));
-        Ok(lent)
-    }
-
-    fn over(context: &CudaContext, raw: CUstream, owned: bool, name: String) -> Result<CudaStream> {
-        let handle = Arc::new(Handle::over(context, raw, owned, name)?);
+        let handle = StreamHandle::lent(context, stream.cu_stream(), name)?;
+        let _ = handle.state().lender.set(Arc::clone(stream));
+        let handle = Arc::new(handle);
         Ok(CudaStream { handle })
     }
 
@@ -143,11 +93,11 @@ impl CudaStream {
     /// # Errors
     /// [`Error::State`] without kernels.
     pub fn with_execution(self, execution: Execution) -> Result<CudaStream> {
-        let shared = self.shared();
+        let state = self.state();
         if execution == Execution::Kernel {
-            shared.context.check_kernels()?;
+            state.context.check_kernels()?;
         }
-        lock(&shared.queue).execution = execution;
+        state.queue.lock().execution = execution;
         Ok(self)
     }
 
@@ -167,9 +117,9 @@ impl CudaStream {
     /// millisecond after it is. What is queued is not skipped: it is the kernel's to decide what a failure means to it.
     #[must_use]
     pub fn status_word(&self) -> CUdeviceptr {
-        let shared = self.shared();
-        let words = &shared.count.words;
-        let mut queue = lock(&shared.queue);
+        let state = self.state();
+        let words = &state.count.words;
+        let mut queue = state.queue.lock();
         if !std::mem::replace(&mut queue.is_watched, true) {
             // Nobody listened before.
             words.status().store(0, Ordering::SeqCst);
@@ -180,25 +130,25 @@ impl CudaStream {
     /// What [`CudaStream::status_word`] says.
     #[must_use]
     pub fn status(&self) -> i32 {
-        self.shared().count.words.status().load(Ordering::Acquire)
+        self.state().count.words.status().load(Ordering::Acquire)
     }
 
     /// Takes note of later failures again, after one was noted.
     pub fn clear_status(&self) {
-        let words = &self.shared().count.words;
+        let words = &self.state().count.words;
         words.status().store(0, Ordering::SeqCst);
     }
 
     /// The driver's handle.
     #[must_use]
     pub fn raw(&self) -> CUstream {
-        self.shared().raw
+        self.state().raw
     }
 
     /// Its context.
     #[must_use]
     pub fn context(&self) -> &CudaContext {
-        &self.shared().context
+        &self.state().context
     }
 
     /// Queues a function of the host (`cuLaunchHostFunc`), which a thread of the driver calls in its turn. It must not call CUDA, nor wait
@@ -207,31 +157,29 @@ impl CudaStream {
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch_host(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
-        let shared = self.shared();
-        shared.check()?;
-        let Some(stream) = shared.weak.upgrade() else {
-            return shared.check();
+        let state = self.state();
+        state.check()?;
+        let Some(stream) = state.weak.upgrade() else {
+            return state.check();
         };
-        let call = Box::new(HostCall {
-            stream,
-            function: Box::new(function),
+        let call = Box::new(move || {
+            if let Err(panicked) = catch_unwind(AssertUnwindSafe(|| act_as(stream.id, function))) {
+                let reason = format!("panicked: {}", message(panicked));
+                stream.count.words.note(STATUS_STREAM);
+                stream.fault.stick(reason);
+            }
+            // Dropping the last handle calls the driver, which a host function must not do.
+            release_elsewhere(stream);
         });
-        let queue = lock(&shared.queue);
-        let _entered = shared.context.enter()?;
+        let queue = state.queue.lock();
+        let _entered = state.context.enter()?;
         // A graph would call it once with each launch.
-        forbid(shared.raw, "launch a function of the host")?;
-        let data = Box::into_raw(call);
-        // SAFETY: the driver calls the function once, with `data`, which is then its.
-        let launched = check("cuLaunchHostFunc", unsafe {
-            sys::cuLaunchHostFunc(shared.raw, Some(call_host), data.cast())
-        });
-        // What it drops may be what queues here.
+        forbid(state.raw, "launch a function of the host")?;
+        // SAFETY: the stream lives as long as its state.
+        let launched = unsafe { host_call::launch(state.raw, call) };
+        // The closure is dropped after this, and may queue on this stream when it is.
         drop(queue);
-        if launched.is_err() {
-            // SAFETY: made above, and not given away.
-            drop(unsafe { Box::from_raw(data) });
-        }
-        launched
+        launched.map_err(|(error, _)| error)
     }
 
     /// Queues a kernel that takes that long, and does nothing: work, for who measures. The GPU's clock steps by up to a microsecond.
@@ -291,21 +239,21 @@ impl CudaStream {
 
     /// Queues a kernel of the library's.
     fn launch(&self, launch: impl FnOnce(&Module, CUstream) -> Result<()>) -> Result<()> {
-        let shared = self.shared();
-        shared.check()?;
-        let module = shared.context.module()?;
-        let entered = shared.context.enter()?;
-        if is_captured(shared.raw)? {
+        let state = self.state();
+        state.check()?;
+        let module = state.context.module()?;
+        let entered = state.context.enter()?;
+        if is_captured(state.raw)? {
             // The graph has a context of its own, and nothing is counted in it.
-            return launch(module, shared.raw);
+            return launch(module, state.raw);
         }
         drop(entered);
-        shared.queue(|shared, queue| {
-            let _entered = shared.context.enter()?;
-            launch(module, shared.raw)?;
+        state.queue(|state, queue| {
+            let _entered = state.context.enter()?;
+            launch(module, state.raw)?;
             // Counted, so that the stream has its context, and with it the kernel, until this is done.
             let after = queue.issued;
-            shared.count_for(queue, after, What::Passing);
+            state.count_for(queue, after, What::Passing);
             Ok(())
         })
     }
@@ -318,28 +266,25 @@ impl CudaStream {
     /// has passed the event: the GPU looks at nothing but that stream's own count, which all who wait for the stream look at. So it is
     /// that stream that is to be aborted, or both.
     pub fn abort(&self) {
-        self.shared().give_up();
+        self.state().give_up();
     }
 
     /// The operations of programs, in `queue`.
     pub(super) fn translate(&self, queue: &mut Queue, programs: &[Submission]) -> Result<()> {
-        self.shared().prepare(queue, programs.iter())
+        self.state().prepare(queue, programs.iter())
     }
 
     /// The operation by which the stream counts, alone.
     pub(super) fn count_op(&self) -> Vec<MemOp> {
         let mut queue = Queue::for_node();
-        self.shared().count(&mut queue);
+        self.state().count(&mut queue);
         queue.into_one_call().unwrap_or_default()
     }
 
     /// Does what no look at the stream may come between.
-    pub(super) fn while_not_looked_at(
-        &self,
-        act: impl FnOnce(CUstream) -> Result<()>,
-    ) -> Result<()> {
-        let shared = self.shared();
-        shared.while_not_looked_at(|| act(shared.raw))
+    pub(super) fn alone(&self, call: impl FnOnce(CUstream) -> Result<()>) -> Result<()> {
+        let state = self.state();
+        state.alone(|| call(state.raw))
     }
 
     /// Launches a graph with other programs than it had: as many, in the order of the nodes.
@@ -347,17 +292,17 @@ impl CudaStream {
     /// # Errors
     /// As [`Executor::submit`]. Nothing was launched then.
     pub(crate) fn launch_graph(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
-        self.shared().launch(exec, batch)
+        self.state().launch(exec, batch)
     }
 
     /// How many calls of the driver have queued memory operations on it so far (`cuStreamBatchMemOp`), for who measures.
     #[must_use]
     pub fn driver_calls(&self) -> u64 {
-        lock(&self.shared().queue).taken
+        self.state().queue.lock().taken
     }
 
-    fn shared(&self) -> &Shared {
-        &self.handle.shared
+    fn state(&self) -> &StreamState {
+        self.handle.state()
     }
 }
 
@@ -368,8 +313,8 @@ fn ns_of(time: Duration) -> u64 {
 impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaStream")
-            .field("name", &self.shared().name)
-            .field("raw", &self.shared().raw)
+            .field("name", &self.state().name)
+            .field("raw", &self.state().raw)
             .finish_non_exhaustive()
     }
 }
@@ -378,63 +323,63 @@ impl fmt::Debug for CudaStream {
 // its owner is told, so it is told once; nothing else is ever queued.
 unsafe impl Executor for CudaStream {
     fn id(&self) -> u64 {
-        self.shared().id
+        self.state().id
     }
 
     fn name(&self) -> &str {
-        &self.shared().name
+        &self.state().name
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
-        self.shared().submit(batch)
+        self.state().submit(batch)
     }
 
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
-        self.shared().submit_one(submission)
+        self.state().submit_one(submission)
     }
 
     fn record(&self, event: &Event) -> Result<()> {
-        self.shared().record(event)
+        self.state().record(event)
     }
 
     fn wait_event(&self, event: &Event) -> Result<()> {
-        self.shared().wait_event(event)
+        self.state().wait_event(event)
     }
 
     fn query(&self) -> Result<bool> {
-        let shared = self.shared();
-        shared.check()?;
-        shared.turn();
-        let idle = shared.is_idle()?;
+        let state = self.state();
+        state.check()?;
+        state.turn();
+        let idle = state.is_idle()?;
         if idle {
-            shared.settle_for_good();
+            state.settle_for_good();
         }
-        shared.check()?;
+        state.check()?;
         Ok(idle)
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        let shared = self.shared();
-        forbid_on(shared.id, "stream synchronize")?;
+        let state = self.state();
+        forbid_on(state.id, "stream synchronize")?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if shared.ended.load(Ordering::Acquire) {
-            shared.settle_for_good();
-            return shared.check();
+        if state.ended.load(Ordering::Acquire) {
+            state.settle_for_good();
+            return state.check();
         }
         let mut target = 0;
-        shared.queue_unchecked(|shared, queue| {
+        state.queue_unchecked(|state, queue| {
             let after = queue.issued;
-            shared.count_for(queue, after, What::Passing);
+            state.count_for(queue, after, What::Passing);
             target = queue.issued;
             Ok(())
         })?;
-        if !shared.wait_until(target, deadline) {
+        if !state.wait_until(target, deadline) {
             return Err(Error::Timeout {
                 operation: "stream synchronize",
                 timeout: timeout.unwrap_or(Duration::MAX),
             });
         }
-        shared.settle_for_good();
-        shared.check()
+        state.settle_for_good();
+        state.check()
     }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags};
 
+use super::context::CudaContext;
 use super::driver::check;
-use super::{CudaContext, CudaStream};
+use super::stream::CudaStream;
 use crate::Result;
 
 /// A moment of a stream, noted by the GPU (`cuEventRecord`). It orders nothing: for that there is [`Event`](crate::Event).

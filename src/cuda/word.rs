@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::CudaContext;
+use super::context::CudaContext;
 use super::pinned::Pinned;
 use crate::Result;
 

@@ -32,6 +32,8 @@ mod fence;
 mod host;
 mod interpreter;
 mod kernel;
+#[cfg(feature = "cuda")]
+mod lock;
 mod owner;
 mod parker;
 mod ring;
@@ -49,7 +51,9 @@ pub(crate) use host::next_id;
 pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;
 #[cfg(feature = "cuda")]
-pub(crate) use owner::Last;
+pub(crate) use lock::Lock;
+#[cfg(feature = "cuda")]
+pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
 #[cfg(feature = "cuda")]
 pub(crate) use worker::{act_as, forbid_on, message};

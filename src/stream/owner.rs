@@ -37,7 +37,7 @@ pub enum Outcome {
 ///   by a device, or not at all while a program that reads it may run.
 ///
 /// An implementation need not align `base`: executors refuse a misaligned word.
-pub unsafe trait Owner: Send + Sync + Lasting {
+pub unsafe trait Owner: Send + Sync + DropLater {
     /// The table that the programs of this owner address.
     fn targets(&self) -> &Targets;
 
@@ -87,21 +87,21 @@ pub unsafe trait Owner: Send + Sync + Lasting {
     }
 }
 
-/// Every owner, as a handle of it is given up by who must not wait for its end.
-pub trait Lasting {
-    /// Gives up a handle. What it returns, if it was the last, is to be dropped: by another thread, maybe, for that may have to wait for a GPU.
+/// Dropping a handle of an owner by a thread that must not block.
+pub trait DropLater {
+    /// Gives up a handle. If it was the last, this returns the owner: dropping it may block until a GPU is done, so another thread may do that.
     #[doc(hidden)]
-    fn into_last(self: Arc<Self>) -> Option<Last>;
+    fn into_deferred_drop(self: Arc<Self>) -> Option<DeferredDrop>;
 }
 
-/// What ends when it is dropped.
-pub type Last = Box<dyn Send>;
+/// Something whose drop may block.
+pub type DeferredDrop = Box<dyn Send>;
 
-impl<T: Owner + 'static> Lasting for T {
-    fn into_last(self: Arc<Self>) -> Option<Last> {
+impl<T: Owner + 'static> DropLater for T {
+    fn into_deferred_drop(self: Arc<Self>) -> Option<DeferredDrop> {
         // The memory of a program may be in the owner itself, and stays where it is until the mappings of it are gone with the owner.
         let place: Weak<T> = Arc::downgrade(&self);
-        Arc::into_inner(self).map(|last| Box::new((last, place)) as Last)
+        Arc::into_inner(self).map(|last| Box::new((last, place)) as DeferredDrop)
     }
 }
 

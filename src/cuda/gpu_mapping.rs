@@ -5,27 +5,27 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::CudaContext;
+use super::context::CudaContext;
 use super::pinned::Pinned;
 use crate::peer::At;
 use crate::stream::Owner;
 use crate::{Error, Result};
 
 /// The targets of one owner that programs have named so far, registered. It lies with the owner, who drops it before the memory.
-pub(super) struct Reach {
+pub(super) struct GpuMapping {
     context: CudaContext,
     /// By the number of the target.
-    targets: Mutex<Vec<Option<Reached>>>,
+    targets: Mutex<Vec<Option<Mapped>>>,
 }
 
-struct Reached {
+struct Mapped {
     pinned: Pinned,
     start: usize,
 }
 
-impl Reach {
-    pub(super) fn new(context: &CudaContext) -> Reach {
-        Reach {
+impl GpuMapping {
+    pub(super) fn new(context: &CudaContext) -> GpuMapping {
+        GpuMapping {
             context: context.clone(),
             targets: Mutex::default(),
         }
@@ -52,7 +52,7 @@ impl Reach {
         }
     }
 
-    fn reach(&self, at: At, owner: &dyn Owner) -> Result<Reached> {
+    fn reach(&self, at: At, owner: &dyn Owner) -> Result<Mapped> {
         let base = owner.base(at.target).ok_or_else(|| no_memory(at))?;
         let len_bytes = owner
             .targets()
@@ -62,7 +62,7 @@ impl Reach {
         let start = base.as_ptr().addr();
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
         let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize)? };
-        Ok(Reached { pinned, start })
+        Ok(Mapped { pinned, start })
     }
 }
 

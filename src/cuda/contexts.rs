@@ -1,0 +1,159 @@
+//! The contexts that this process has handles of.
+#![allow(unsafe_code)] // calls the driver
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
+
+use super::context::{CudaContext, WeakContext, push};
+use super::driver::{check, load};
+use super::probe::probe;
+use crate::{Error, Result};
+
+/// `CU_STREAM_LEGACY` of `cuda.h`.
+const LEGACY: usize = 1;
+
+/// `CU_STREAM_PER_THREAD` of `cuda.h`.
+const PER_THREAD: usize = 2;
+
+impl CudaContext {
+    /// The primary context of that device, which the runtime API and the frameworks use. It is retained until the last handle is gone.
+    ///
+    /// # Errors
+    /// [`Error::State`] without a driver, [`Error::Range`] without such a device, [`Error::Cuda`].
+    pub fn primary(ordinal: u32) -> Result<CudaContext> {
+        load()?;
+        let device = device(ordinal)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle; the retention is given back by the handle, which is made next.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
+        })?;
+        Self::adopt(raw, device, true)
+    }
+
+    /// The context that is current in the calling thread, as the runtime API has made it by its first call. It stays its owner's, who
+    /// destroys it after everything that was made with this handle.
+    ///
+    /// # Errors
+    /// [`Error::State`] without a driver, or if there is no current context; [`Error::Cuda`].
+    pub fn current() -> Result<CudaContext> {
+        load()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, null if there is none.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) })?;
+        if raw.is_null() {
+            return Err(Error::State {
+                operation: "current CUDA context",
+                reason: "the calling thread has none".into(),
+            });
+        }
+        let mut device = 0;
+        // SAFETY: writes one int.
+        check("cuCtxGetDevice", unsafe {
+            sys::cuCtxGetDevice(&mut device)
+        })?;
+        Self::adopt(raw, device, false)
+    }
+
+    /// A context that belongs to somebody else: a `CUcontext` of the driver's API, which all others give out.
+    ///
+    /// # Errors
+    /// As [`CudaContext::current`].
+    ///
+    /// # Safety
+    /// `raw` is a context, and is not destroyed before all that is made with this handle is gone.
+    pub unsafe fn from_raw(raw: CUcontext) -> Result<CudaContext> {
+        load()?;
+        let entered = push(raw)?;
+        let context = Self::current();
+        drop(entered);
+        context
+    }
+
+    /// The context of a stream that somebody has made: a `CUstream`, which is a `cudaStream_t`. Null is the legacy default stream of the calling
+    /// thread's current context. The context stays its owner's, as that of [`CudaContext::current`].
+    ///
+    /// # Errors
+    /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, by which every thread that looks at it means another stream.
+    ///
+    /// # Safety
+    /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone.
+    pub unsafe fn of_stream(raw: CUstream) -> Result<CudaContext> {
+        load()?;
+        match raw.addr() {
+            0 | LEGACY => return Self::current(),
+            PER_THREAD => {
+                return Err(Error::State {
+                    operation: "use of a CUDA stream",
+                    reason:
+                        "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all".into(),
+                });
+            }
+            _ => {}
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a stream, by the caller's promise; writes one handle.
+        check("cuStreamGetCtx", unsafe {
+            sys::cuStreamGetCtx(raw, &mut context)
+        })?;
+        // SAFETY: the caller's promise about the context.
+        unsafe { Self::from_raw(context) }
+    }
+
+    /// The known handle of a context, or a new one.
+    fn adopt(raw: CUcontext, device: CUdevice, primary: bool) -> Result<CudaContext> {
+        static KNOWN: Mutex<BTreeMap<(usize, bool), WeakContext>> = Mutex::new(BTreeMap::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (raw as usize, primary);
+        if let Some(context) = known.get(&key).and_then(WeakContext::upgrade) {
+            if primary {
+                // SAFETY: gives back what the caller has just retained; the known handle has a retention of its own.
+                let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) };
+            }
+            return Ok(context);
+        }
+        // Under the lock, so that no caller gets a context whose device was not probed yet.
+        let context = probed(CudaContext::new(raw, device, primary, None)?);
+        known.retain(|_, weak| !weak.is_gone());
+        known.insert(key, context.downgrade());
+        Ok(context)
+    }
+
+    /// A handle that keeps the `cudarc` object that owns the context.
+    pub(super) fn lent(context: &Arc<cudarc::driver::CudaContext>) -> Result<CudaContext> {
+        load()?;
+        let lender = Some(Arc::clone(context));
+        CudaContext::new(context.cu_ctx(), context.cu_device(), false, lender).map(probed)
+    }
+}
+
+/// The same context, with what its device was found to do.
+fn probed(context: CudaContext) -> CudaContext {
+    context.set_probed(probe(&context, *context.capabilities()));
+    context
+}
+
+fn device(ordinal: u32) -> Result<CUdevice> {
+    let mut count = 0;
+    // SAFETY: writes one int.
+    check("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
+    let count = u64::try_from(count).unwrap_or(0);
+    if u64::from(ordinal) >= count {
+        return Err(Error::Range {
+            argument: "ordinal",
+            value: u64::from(ordinal),
+            min: 0,
+            max: count.saturating_sub(1),
+        });
+    }
+    let mut device = 0;
+    // SAFETY: writes one int.
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&mut device, ordinal as i32)
+    })?;
+    Ok(device)
+}

@@ -1,0 +1,65 @@
+//! The handle of a CUDA stream's state.
+#![allow(unsafe_code)] // calls the driver
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUstream};
+
+use super::context::CudaContext;
+use super::driver::check;
+use super::state::StreamState;
+use super::watch::{release, start};
+use crate::Result;
+
+/// Keeps the state of a stream until it is dropped, and after that as long as the stream has work.
+pub(super) struct StreamHandle {
+    state: ManuallyDrop<Arc<StreamState>>,
+}
+
+impl StreamHandle {
+    /// A new stream of that context, which does not synchronize with the legacy default stream.
+    pub(super) fn new(context: &CudaContext, name: String) -> Result<StreamHandle> {
+        start()?;
+        let entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, which `StreamState` destroys.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
+        })?;
+        drop(entered);
+        Self::over(context, raw, true, name)
+    }
+
+    /// A stream that the application has created, and destroys.
+    pub(super) fn lent(context: &CudaContext, raw: CUstream, name: String) -> Result<StreamHandle> {
+        start()?;
+        Self::over(context, raw, false, name)
+    }
+
+    fn over(
+        context: &CudaContext,
+        raw: CUstream,
+        owned: bool,
+        name: String,
+    ) -> Result<StreamHandle> {
+        let state = ManuallyDrop::new(StreamState::new(context, raw, owned, name)?);
+        Ok(StreamHandle { state })
+    }
+
+    pub(super) fn state(&self) -> &StreamState {
+        &self.state
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        // SAFETY: taken once, in here, and not used after it.
+        let state = unsafe { ManuallyDrop::take(&mut self.state) };
+        if state.has_work() {
+            // The watching thread releases it when the work is done.
+            state.keep();
+        }
+        release(state);
+    }
+}

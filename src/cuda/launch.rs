@@ -1,0 +1,91 @@
+//! Launches of CUDA graphs on a stream.
+#![allow(unsafe_code)] // calls the driver
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::capture::forbid;
+use super::driver::check;
+use super::exec::{Exec, params};
+use super::pending::{Pending, What};
+use super::queue::{Call, Given, Queue};
+use super::state::StreamState;
+use crate::stream::Submission;
+use crate::{Error, Result};
+
+impl StreamState {
+    /// Launches a graph whose nodes have these programs instead of those that they had: as many, in the order of the nodes. What was launched
+    /// before keeps its own.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`](crate::Executor::submit). Nothing was launched then.
+    pub(super) fn launch(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
+        self.check()?;
+        self.queue_by(
+            |state, queue| {
+                queue.of_graph = true;
+                let mut rest = batch;
+                for (_, programs) in exec.nodes() {
+                    let Some((now, later)) = rest.split_at_checked(*programs) else {
+                        return Err(unlike("it has fewer programs"));
+                    };
+                    rest = later;
+                    if now.is_empty() {
+                        state.count(queue);
+                    } else {
+                        state.prepare(queue, now.iter())?;
+                    }
+                    queue.end_call();
+                }
+                if !rest.is_empty() || queue.calls.len() != exec.nodes().len() {
+                    return Err(unlike("its programs do not fit its nodes"));
+                }
+                // The last node is behind everything else in the graph.
+                queue.entering.push(Pending {
+                    after: queue.issued,
+                    done: queue.issued,
+                    what: What::Launched {
+                        _exec: Arc::clone(exec),
+                    },
+                });
+                Ok(())
+            },
+            |state, queue| state.issue_graph(exec, queue),
+        )
+    }
+
+    fn issue_graph(&self, exec: &Exec, queue: &mut Queue) -> Result<()> {
+        let entered = self.context.enter()?;
+        forbid(self.raw, "launch a graph")?;
+        for (Call { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
+            let Given::MemoryOps(range) = what else {
+                return Err(unlike("a kernel would execute a program of it"));
+            };
+            let ops = queue.ops.get_mut(range.clone()).unwrap_or_default();
+            let params = params(&self.context, ops);
+            // SAFETY: a node of the graph that `exec` was instantiated of, and operations as in `issue`.
+            check("cuGraphExecBatchMemOpNodeSetParams", unsafe {
+                sys::cuGraphExecBatchMemOpNodeSetParams(exec.raw, *node, &params)
+            })
+            .inspect_err(|error| self.note(error))?;
+        }
+        // SAFETY: kept in `pending` until it is done.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(exec.raw, self.raw)
+        })
+        .inspect_err(|error| self.note(error))?;
+        drop(entered);
+        self.pending.enter(&mut queue.entering);
+        self.ensure_watched();
+        Ok(())
+    }
+}
+
+#[cold]
+fn unlike(how: &str) -> Error {
+    Error::State {
+        operation: "launch a graph",
+        reason: format!("it is not the one that was recorded: {how}"),
+    }
+}
