@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::decoded::{Decoded, place};
 use crate::Result;
-use crate::peer::{At, Kind, PeerOp, Program, UNIT_BYTES, UNIT_LIMIT, Unit};
+use crate::peer::{At, Kind, PeerOp, UNIT_BYTES, UNIT_LIMIT, Unit};
 
 /// What the short kernel takes, and the long one.
 pub(super) const SHORT_WORDS: usize = 62;
@@ -32,10 +33,10 @@ pub(super) struct Batch {
 
 impl Batch {
     /// How many words a program may take, with a table of its own.
-    pub(super) fn words_of(program: &Program) -> usize {
+    pub(super) fn words_of(program: &Decoded<'_>) -> usize {
         let mut targets = [None; UNIT_LIMIT];
         let mut count = 0;
-        for at in program.ops().filter_map(|op| place(&op)) {
+        for at in program.ops().iter().filter_map(place) {
             let known = targets.iter().take(count);
             if known.clone().any(|known| *known == Some(at.target)) {
                 continue;
@@ -45,7 +46,7 @@ impl Batch {
                 count += 1;
             }
         }
-        1 + count + 2 + UNIT_WORDS * program.len()
+        1 + count + 2 + UNIT_WORDS * program.program.len()
     }
 
     /// Those of a count.
@@ -83,43 +84,39 @@ impl Batch {
     /// Those of `locate`. Nothing was added then.
     pub(super) fn program(
         &mut self,
-        program: &Program,
+        program: &Decoded<'_>,
         number: u64,
         mut locate: impl FnMut(At) -> Result<CUdeviceptr>,
     ) -> Result<()> {
-        let mut bases = [0; UNIT_LIMIT];
-        for (op, base) in program.ops().zip(&mut bases) {
-            if let Some(at) = place(&op) {
-                *base = locate(at)?.wrapping_sub(at.offset);
+        // The base addresses of the ops' targets, in the order of the ops.
+        let mut bases = [None; UNIT_LIMIT];
+        for (op, base) in program.ops().iter().zip(&mut bases) {
+            if let Some(at) = place(op) {
+                *base = Some(locate(at)?.wrapping_sub(at.offset));
             }
         }
-        let used = || {
-            program
-                .ops()
-                .zip(&bases)
-                .filter(|(op, _)| place(op).is_some())
-        };
-        if !used().all(|(_, base)| self.table.contains(base)) {
+        let mut used = bases.iter().flatten();
+        if !used.all(|base| self.table.contains(base)) {
             self.table.clear();
-            for (_, base) in used() {
+            for base in bases.iter().flatten() {
                 if !self.table.contains(base) {
                     self.table.push(*base);
                 }
             }
             self.put_table();
         }
-        self.words.push(head(ITEM_PROGRAM, program.len()));
+        self.words.push(head(ITEM_PROGRAM, program.program.len()));
         self.words.push(number);
-        let (units, _) = program.as_bytes().as_chunks::<UNIT_BYTES>();
+        let (units, _) = program.program.as_bytes().as_chunks::<UNIT_BYTES>();
         let mut units = units.iter();
-        for (op, base) in program.ops().zip(&bases) {
+        for (op, base) in program.ops().iter().zip(&bases) {
             let payload = match op {
                 PeerOp::CopyBlock { bytes, .. } => bytes.len().div_ceil(UNIT_BYTES),
                 _ => 0,
             };
             if let Some(unit) = units.next() {
                 let mut words = words_of(unit);
-                if place(&op).is_some() {
+                if let Some(base) = base {
                     let target = self.table.iter().position(|known| known == base);
                     // Found: all of them are in the table, which is no longer than a program.
                     words[0] = with_target(words[0], target.unwrap_or_default() as u32);
@@ -178,19 +175,6 @@ impl Batch {
     }
 }
 
-/// Where an op acts; a fence acts nowhere.
-fn place(op: &PeerOp<'_>) -> Option<At> {
-    match *op {
-        PeerOp::StoreDword { at, .. }
-        | PeerOp::StoreQword { at, .. }
-        | PeerOp::CopyBlock { at, .. }
-        | PeerOp::PollGeq { at, .. }
-        | PeerOp::PollAnd { at, .. }
-        | PeerOp::PollNor { at, .. } => Some(at),
-        PeerOp::Fence(_) => None,
-    }
-}
-
 /// `struct dbl_item_head`.
 fn head(kind: u64, count: usize) -> u64 {
     kind | (count as u64) << 8
@@ -211,7 +195,7 @@ fn with_target(word: u64, target: u32) -> u64 {
 mod tests {
     use super::*;
     use crate::Error;
-    use crate::peer::{Fence, Role, Targets};
+    use crate::peer::{Fence, Program, Role, Targets};
 
     /// The items of a launch: tables, programs with their numbers and units, counts.
     #[derive(Debug, PartialEq)]
@@ -256,12 +240,12 @@ mod tests {
             .unwrap();
         program.poll_nor(word.dword(8).unwrap(), 9).unwrap();
         let mut batch = Batch::default();
-        batch.program(&program, 5, locate).unwrap();
-        assert!(batch.len() <= Batch::words_of(&program));
+        batch.program(&Decoded::new(&program), 5, locate).unwrap();
+        assert!(batch.len() <= Batch::words_of(&Decoded::new(&program)));
         batch.count(5);
         // The same targets, so the same table.
         let one = batch.len();
-        batch.program(&program, 6, locate).unwrap();
+        batch.program(&Decoded::new(&program), 6, locate).unwrap();
         assert_eq!(batch.len() - one, 2 + 3 * program.len());
         let launch = batch.end_launch();
         let found = items(batch.words(launch.clone()));
@@ -295,10 +279,10 @@ mod tests {
         // Another launch knows nothing of the table before; another target takes another table.
         program.clear();
         program.store_dword(unused.dword(0).unwrap(), 1).unwrap();
-        batch.program(&program, 7, locate).unwrap();
+        batch.program(&Decoded::new(&program), 7, locate).unwrap();
         program.clear();
         program.store_dword(word.dword(0).unwrap(), 2).unwrap();
-        batch.program(&program, 8, locate).unwrap();
+        batch.program(&Decoded::new(&program), 8, locate).unwrap();
         batch.wait_count(0x5000, 77, 9);
         let later = batch.end_launch();
         assert_eq!(later.start, launch.end);
@@ -326,7 +310,7 @@ mod tests {
             operation: "locate",
             reason: String::new(),
         };
-        let result = batch.program(&program, 1, |_| Err(refused.clone()));
+        let result = batch.program(&Decoded::new(&program), 1, |_| Err(refused.clone()));
         assert_eq!(result, Err(refused));
         assert_eq!(batch.len(), 0);
     }

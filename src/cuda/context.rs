@@ -5,13 +5,16 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
 
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
-use super::driver::check;
+use super::driver::{check, is};
 use super::module::Module;
 use crate::{Error, Result};
+
+/// `CU_STREAM_PER_THREAD` of `cuda.h`, the last of the handles that mean a default stream.
+pub(super) const PER_THREAD: usize = 2;
 
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
 #[derive(Clone)]
@@ -216,6 +219,19 @@ impl CudaContext {
         push(self.inner.raw)
     }
 
+    /// For calls that name a stream or something else of this context, which the driver refuses in a thread with another current context. Enters at
+    /// once if `first`, and otherwise only when a call was refused: no call is needed to learn which context is current.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(super) fn on_demand(&self, first: bool) -> Result<ContextOnDemand<'_>> {
+        let entered = if first { Some(self.enter()?) } else { None };
+        Ok(ContextOnDemand {
+            context: self,
+            entered,
+        })
+    }
+
     /// [`CudaContext::enter`], for calls that may not invalidate a graph capture that is under way in this process.
     pub(super) fn enter_relaxed(&self) -> Result<EnteredRelaxed> {
         let entered = self.enter()?;
@@ -251,6 +267,38 @@ impl Drop for Entered {
             // next call on it reports.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
+    }
+}
+
+/// See [`CudaContext::on_demand`].
+pub(super) struct ContextOnDemand<'a> {
+    context: &'a CudaContext,
+    entered: Option<Entered>,
+}
+
+impl ContextOnDemand<'_> {
+    /// Makes a call, and once more in the context if the driver refuses it for want of that. `cuda.h` has CUDA_ERROR_INVALID_CONTEXT for a thread
+    /// without a context; with a context other than the stream's, the programming guide says no more than that launches fail.
+    ///
+    /// # Errors
+    /// Those of the call; [`Error::Cuda`].
+    pub(super) fn call<T>(&mut self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        let error = match call() {
+            Err(error) if self.entered.is_none() => error,
+            result => return result,
+        };
+        if !is(&error, CUresult::CUDA_ERROR_INVALID_CONTEXT)
+            && !is(&error, CUresult::CUDA_ERROR_INVALID_HANDLE)
+        {
+            return Err(error);
+        }
+        let entered = self.entered.insert(self.context.enter()?);
+        if entered.pushed { call() } else { Err(error) }
+    }
+
+    /// Whether the thread has another current context otherwise.
+    pub(super) fn was_needed(&self) -> bool {
+        self.entered.as_ref().is_some_and(|entered| entered.pushed)
     }
 }
 

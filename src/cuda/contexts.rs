@@ -6,16 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
 
-use super::context::{CudaContext, WeakContext, push};
+use super::context::{CudaContext, PER_THREAD, WeakContext, push};
 use super::driver::{check, load};
 use super::probe::probe;
 use crate::{Error, Result};
 
 /// `CU_STREAM_LEGACY` of `cuda.h`.
 const LEGACY: usize = 1;
-
-/// `CU_STREAM_PER_THREAD` of `cuda.h`.
-const PER_THREAD: usize = 2;
 
 impl CudaContext {
     /// The primary context of that device, which the runtime API and the frameworks use. It is retained until the last handle is gone.

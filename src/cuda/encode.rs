@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
-use super::memops::{
-    has_waits, is_executed, store_dword, translate, wait_count, waits_for_completion,
-};
+use super::memops::{store_dword, translate, wait_count};
 use super::pending::{Awaited, Listening, Pending, What};
 use super::queue::Queue;
 use super::state::StreamState;
-use crate::peer::Program;
+use crate::Result;
 use crate::stream::Submission;
-use crate::{Error, Result};
-use cudarc::driver::sys::CUdeviceptr;
 
 impl StreamState {
     /// The operations of a batch of programs.
@@ -30,17 +29,11 @@ impl StreamState {
         for (at, submission) in batch.enumerate() {
             submission.check()?;
             let owner = &submission.owner;
-            let Some(attachments) = owner.attachments() else {
-                return Err(Error::State {
-                    operation: "queue on a CUDA stream",
-                    reason: "the owner of the program keeps no mappings of its memory for a GPU"
-                        .into(),
-                });
-            };
-            let program = &submission.program;
+            let mapping = GpuMapping::of(&**owner, &self.context)?;
+            let program = &Decoded::new(&submission.program);
+            let waits = program.waits;
             let by = self.means(queue, program);
             queue.check_len(program)?;
-            let waits = has_waits(program);
             if !queue.fits(by, program) {
                 // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
                 if grouped < queue.entering.len() {
@@ -57,9 +50,7 @@ impl StreamState {
                 after = queue.issued;
                 counted = true;
             }
-            let reach = attachments
-                .get_or_make(self.context.key(), || Ok(GpuMapping::new(&self.context)))?;
-            let locate = |at| reach.locate(at, &**owner);
+            let locate = |at| mapping.locate(at, &**owner);
             let awaited = match by {
                 Execution::MemoryOps => {
                     let capabilities = self.context.capabilities();
@@ -100,16 +91,16 @@ impl StreamState {
     }
 
     /// What executes a program.
-    fn means(&self, queue: &Queue, program: &Program) -> Execution {
+    fn means(&self, queue: &Queue, program: &Decoded<'_>) -> Execution {
         if queue.for_kernels {
             return Execution::Kernel;
         }
         let capabilities = self.context.capabilities();
-        let can = || is_executed(program, capabilities);
+        let can = || program.missing(capabilities).is_none();
         // Without either the error is that of the memory operations, which says what is missing.
         let may = capabilities.kernels && !queue.of_graph;
         // Nothing else sees that a completion is one in error before what is behind the wait runs.
-        let looks = || queue.is_watched && waits_for_completion(program);
+        let looks = || queue.is_watched && program.waits_for_completion;
         if may && (queue.execution == Execution::Kernel || looks() || !can()) {
             return Execution::Kernel;
         }

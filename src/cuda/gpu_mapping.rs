@@ -1,7 +1,7 @@
-//! The memory of an owner as a GPU reaches it.
+//! Where a GPU finds the memory of an owner.
 #![allow(unsafe_code)] // promises the driver that memory stays mapped
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::CUdeviceptr;
 
@@ -11,48 +11,62 @@ use crate::peer::At;
 use crate::stream::Owner;
 use crate::{Error, Result};
 
-/// The targets of one owner that programs have named so far, registered. It lies with the owner, who drops it before the memory.
+/// The memory of one owner as it is registered for one context. It is kept among the owner's attachments, which go before the memory.
+///
+/// A target is registered when a program first names it: on the proxy path no program names the UAR page, which some machines cannot map.
+/// After that a lookup takes no lock.
 pub(super) struct GpuMapping {
     context: CudaContext,
     /// By the number of the target.
-    targets: Mutex<Vec<Option<Mapped>>>,
+    targets: Box<[OnceLock<MappedTarget>]>,
 }
 
-struct Mapped {
-    pinned: Pinned,
-    start: usize,
+struct MappedTarget {
+    _pinned: Pinned,
+    /// The address of its first byte on the device.
+    start: CUdeviceptr,
 }
 
 impl GpuMapping {
-    pub(super) fn new(context: &CudaContext) -> GpuMapping {
-        GpuMapping {
-            context: context.clone(),
-            targets: Mutex::default(),
-        }
+    /// The mapping of that owner's memory in that context, without targets at first.
+    ///
+    /// # Errors
+    /// [`Error::State`] if the owner keeps no attachments.
+    pub(super) fn of<'a>(owner: &'a dyn Owner, context: &CudaContext) -> Result<&'a GpuMapping> {
+        let Some(attachments) = owner.attachments() else {
+            return Err(Error::State {
+                operation: "queue on a CUDA stream",
+                reason: "the owner of the program keeps no mappings of its memory for a GPU".into(),
+            });
+        };
+        attachments.get_or_attach(context.key(), || {
+            Ok(GpuMapping {
+                context: context.clone(),
+                targets: owner.targets().iter().map(|_| OnceLock::new()).collect(),
+            })
+        })
     }
 
-    /// The device's address of an op's memory, whose target is registered with its first use: on the proxy path no program names the UAR,
-    /// which may be what cannot be mapped.
+    /// The device's address of an op's memory.
     ///
     /// # Errors
     /// [`Error::State`] if the owner has no memory for the target; [`Error::Cuda`].
     pub(super) fn locate(&self, at: At, owner: &dyn Owner) -> Result<CUdeviceptr> {
-        let index = at.target.index() as usize;
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        if targets.len() <= index {
-            targets.resize_with(index + 1, || None);
-        }
-        if targets[index].is_none() {
-            targets[index] = Some(self.reach(at, owner)?);
-        }
-        let offset = usize::try_from(at.offset).unwrap_or(usize::MAX);
-        match &targets[index] {
-            Some(reached) => Ok(reached.pinned.device_address(reached.start + offset)),
-            None => Err(no_memory(at)),
-        }
+        let target = self.targets.get(at.target.index() as usize);
+        let target = target.ok_or_else(|| no_memory(at))?;
+        let mapped = match target.get() {
+            Some(mapped) => mapped,
+            // Two threads may register the same pages at once, which count how often they are.
+            None => {
+                let mapped = self.map(at, owner)?;
+                target.get_or_init(|| mapped)
+            }
+        };
+        Ok(mapped.start.wrapping_add(at.offset))
     }
 
-    fn reach(&self, at: At, owner: &dyn Owner) -> Result<Mapped> {
+    #[cold]
+    fn map(&self, at: At, owner: &dyn Owner) -> Result<MappedTarget> {
         let base = owner.base(at.target).ok_or_else(|| no_memory(at))?;
         let len_bytes = owner
             .targets()
@@ -62,7 +76,11 @@ impl GpuMapping {
         let start = base.as_ptr().addr();
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
         let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize)? };
-        Ok(Mapped { pinned, start })
+        let start = pinned.device_address(start);
+        Ok(MappedTarget {
+            _pinned: pinned,
+            start,
+        })
     }
 }
 

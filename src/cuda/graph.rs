@@ -7,9 +7,10 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUgraph, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::capture::RelaxedCapture;
+use super::decoded::Decoded;
 use super::driver::check;
 use super::exec::{Exec, params};
-use super::memops::{MemOp, has_waits};
+use super::memops::MemOp;
 use super::queue::Queue;
 use super::stream::CudaStream;
 use crate::stream::Submission;
@@ -92,7 +93,7 @@ impl Draft {
     /// the last node, if nothing has come between.
     pub(crate) fn add(&mut self, submission: Submission) -> Result<()> {
         let _relaxed = RelaxedCapture::new();
-        let waits = has_waits(&submission.program);
+        let waits = Decoded::new(&submission.program).waits;
         let (graph, after) = self.place()?;
         let last = self.nodes.last().map(|node| node.raw);
         if !waits && !self.closed && last.is_some() && after.as_slice() == last.as_slice() {
@@ -144,7 +145,7 @@ impl Draft {
                     as u32;
             // SAFETY: a node of the graph that the stream is captured into.
             check("cuStreamUpdateCaptureDependencies", unsafe {
-                sys::cuStreamUpdateCaptureDependencies(self.stream.raw(), &mut raw, 1, SET)
+                sys::cuStreamUpdateCaptureDependencies(self.stream.raw_inside(), &mut raw, 1, SET)
             })?;
         }
         self.nodes.push(Node { raw, programs });
@@ -169,7 +170,7 @@ impl Draft {
         // SAFETY: writes what is pointed to; the id is not wanted.
         check("cuStreamGetCaptureInfo", unsafe {
             sys::cuStreamGetCaptureInfo_v2(
-                self.stream.raw(),
+                self.stream.raw_inside(),
                 &mut status,
                 null_mut(),
                 &mut graph,
@@ -286,6 +287,7 @@ impl CudaStream {
     fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.alone(|raw| {
+            self.set_captured(true);
             // SAFETY: a stream of the current context.
             check("cuStreamBeginCapture", unsafe {
                 sys::cuStreamBeginCapture_v2(raw, mode)
@@ -299,7 +301,9 @@ impl CudaStream {
             // SAFETY: a stream of the current context; writes one handle, null if there is none.
             check("cuStreamEndCapture", unsafe {
                 sys::cuStreamEndCapture(raw, &mut graph)
-            })
+            })?;
+            self.set_captured(false);
+            Ok(())
         })?;
         Ok(graph)
     }

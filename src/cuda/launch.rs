@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::capture::forbid;
 use super::driver::check;
 use super::exec::{Exec, params};
 use super::pending::{Pending, What};
@@ -56,8 +55,9 @@ impl StreamState {
     }
 
     fn issue_graph(&self, exec: &Exec, queue: &mut Queue) -> Result<()> {
-        let entered = self.context.enter()?;
-        forbid(self.raw, "launch a graph")?;
+        // Nodes name their context, and a graph none: the driver does not say what it makes of another current one.
+        let mut driver = self.driver(true)?;
+        self.forbid_capture(&mut driver, "launch a graph")?;
         for (Call { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
             let Given::MemoryOps(range) = what else {
                 return Err(unlike("a kernel would execute a program of it"));
@@ -75,7 +75,7 @@ impl StreamState {
             sys::cuGraphLaunch(exec.raw, self.raw)
         })
         .inspect_err(|error| self.note(error))?;
-        drop(entered);
+        drop(driver);
         self.pending.enter(&mut queue.entering);
         self.ensure_watched();
         Ok(())

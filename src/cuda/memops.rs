@@ -15,7 +15,8 @@ use cudarc::driver::sys::{
 };
 
 use super::capabilities::Capabilities;
-use crate::peer::{At, PeerOp, Program, Role};
+use super::decoded::Decoded;
+use crate::peer::{At, PeerOp};
 use crate::{Error, Result};
 
 /// One operation of the driver.
@@ -24,23 +25,27 @@ pub(super) type MemOp = CUstreamBatchMemOpParams;
 /// The most operations of one call: `cuda.h` says fewer than 256.
 pub(super) const CALL_MAX: usize = 255;
 
-/// Adds the operations of `program` to `out`; `locate` gives the device's address of an op.
+/// Adds the operations of a program to `out`; `locate` gives the device's address of an op.
 ///
 /// # Errors
-/// [`Error::State`] if the device lacks what an op needs, and those of `locate`. `out` then has a part of the program at its end.
+/// [`Error::State`] if the device lacks what an op needs, and those of `locate`. `out` may have a part of the program at its end then.
 pub(super) fn translate(
-    program: &Program,
+    program: &Decoded<'_>,
     capabilities: &Capabilities,
     mut locate: impl FnMut(At) -> Result<CUdeviceptr>,
     out: &mut Vec<MemOp>,
-) -> Result<bool> {
+) -> Result<()> {
     use CUstreamWaitValue_flags as Flags;
-    let mut waits = false;
+    if let Some(what) = program.missing(capabilities) {
+        return Err(lacking(what));
+    }
+    let flush = if capabilities.flush {
+        Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32
+    } else {
+        0
+    };
     for op in program.ops() {
-        if let Some(what) = missing(&op, capabilities) {
-            return Err(lacking(what));
-        }
-        let (at, value, condition) = match op {
+        let (at, value, condition) = match *op {
             PeerOp::StoreDword { at, value } => {
                 out.push(store_dword(locate(at)?, value));
                 continue;
@@ -58,51 +63,15 @@ pub(super) fn translate(
                 }
                 continue;
             }
-            // See above.
+            // Needs no operation: see the top of this file.
             PeerOp::Fence(_) => continue,
             PeerOp::PollGeq { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_GEQ),
             PeerOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
             PeerOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
         };
-        waits = true;
-        let flush = if capabilities.flush {
-            Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32
-        } else {
-            0
-        };
         out.push(wait(locate(at)?, value, condition as u32 | flush));
     }
-    Ok(waits)
-}
-
-/// How many operations [`translate`] makes of a program.
-pub(super) fn op_count(program: &Program) -> usize {
-    let count = |op| match op {
-        PeerOp::Fence(_) => 0,
-        PeerOp::CopyBlock { bytes, .. } => bytes.len() / 8,
-        _ => 1,
-    };
-    program.ops().map(count).sum()
-}
-
-/// Whether [`translate`] makes a wait of one of its ops.
-pub(super) fn has_waits(program: &Program) -> bool {
-    program.ops().any(|op| {
-        matches!(
-            op,
-            PeerOp::PollGeq { .. } | PeerOp::PollAnd { .. } | PeerOp::PollNor { .. }
-        )
-    })
-}
-
-/// Whether one of its waits is for a completion as a NIC writes it.
-pub(super) fn waits_for_completion(program: &Program) -> bool {
-    program.ops().any(|op| match op {
-        PeerOp::PollGeq { at, .. } | PeerOp::PollAnd { at, .. } | PeerOp::PollNor { at, .. } => {
-            at.role == Role::Completions
-        }
-        _ => false,
-    })
+    Ok(())
 }
 
 /// A 32-bit store.
@@ -168,28 +137,6 @@ pub(super) fn flush_remote_writes() -> MemOp {
     op
 }
 
-/// Whether memory operations of such a device can execute a program.
-pub(super) fn is_executed(program: &Program, capabilities: &Capabilities) -> bool {
-    let has_all = capabilities.memops && capabilities.nor && capabilities.qwords;
-    has_all || program.ops().all(|op| missing(&op, capabilities).is_none())
-}
-
-/// What an op needs that the device lacks.
-fn missing(op: &PeerOp<'_>, capabilities: &Capabilities) -> Option<&'static str> {
-    if !capabilities.memops {
-        return Some("memory operations");
-    }
-    match op {
-        PeerOp::StoreQword { .. } | PeerOp::CopyBlock { .. } => {
-            (!capabilities.qwords).then_some("64-bit stores")
-        }
-        PeerOp::PollNor { .. } => {
-            (!capabilities.nor).then_some("waits for a bit to become 0 (NOR)")
-        }
-        _ => None,
-    }
-}
-
 #[cold]
 fn lacking(what: &str) -> Error {
     Error::State {
@@ -205,7 +152,7 @@ fn lacking(what: &str) -> Error {
 #[allow(unsafe_code)] // reads the driver's unions
 mod tests {
     use super::*;
-    use crate::peer::{Fence, Targets};
+    use crate::peer::{Fence, Program, Role, Targets};
 
     const ALL: Capabilities = Capabilities {
         memops: true,
@@ -233,7 +180,7 @@ mod tests {
     }
 
     /// One op of each kind, on a target at 0x1000.
-    fn translated(capabilities: &Capabilities) -> Result<(bool, Vec<Fields>)> {
+    fn translated(capabilities: &Capabilities) -> Result<Vec<Fields>> {
         let mut targets = Targets::new();
         let page = targets.register("page", Role::Memory, 64);
         let mut program = Program::new(&targets);
@@ -250,14 +197,16 @@ mod tests {
             program.poll_nor(page.dword(40)?, 9)?;
         }
         let mut out = Vec::new();
-        let waits = translate(
-            &program,
+        let decoded = Decoded::new(&program);
+        translate(
+            &decoded,
             capabilities,
             |at| Ok(0x1000 + at.offset),
             &mut out,
         )?;
-        assert_eq!(out.len(), op_count(&program));
-        Ok((waits, out.iter().map(fields).collect()))
+        assert_eq!(out.len(), decoded.memop_count);
+        assert!(decoded.waits);
+        Ok(out.iter().map(fields).collect())
     }
 
     #[test]
@@ -273,12 +222,12 @@ mod tests {
             (1, 0x1024, 8, 2 | flush),
             (1, 0x1028, 9, 3 | flush),
         ];
-        assert_eq!(translated(&ALL), Ok((true, expected)));
+        assert_eq!(translated(&ALL), Ok(expected));
     }
 
     #[test]
     fn what_the_device_lacks_is_left_out_or_refused() {
-        let (_, ops) = translated(&Capabilities {
+        let ops = translated(&Capabilities {
             flush: false,
             ..ALL
         })
@@ -294,9 +243,10 @@ mod tests {
         let mut program = Program::new(&targets);
         program.poll_nor(word, 1).unwrap();
         let poor = Capabilities { nor: false, ..ALL };
-        let refused = translate(&program, &poor, |_| Ok(0), &mut Vec::new());
+        let decoded = Decoded::new(&program);
+        let refused = translate(&decoded, &poor, |_| Ok(0), &mut Vec::new());
         assert!(matches!(refused, Err(Error::State { .. })));
-        assert!(is_executed(&program, &ALL) && !is_executed(&program, &poor));
+        assert!(decoded.missing(&ALL).is_none() && decoded.missing(&poor).is_some());
         // A store alone is no wait, and needs nothing.
         program.clear();
         program.store_dword(word, 1).unwrap();
@@ -305,10 +255,11 @@ mod tests {
             ..Capabilities::default()
         };
         let mut out = Vec::new();
-        assert_eq!(translate(&program, &none, |_| Ok(0), &mut out), Ok(false));
-        assert_eq!(out.len(), 1);
-        assert!(is_executed(&program, &none));
-        assert!(!is_executed(&program, &Capabilities::default()));
+        let decoded = Decoded::new(&program);
+        assert_eq!(translate(&decoded, &none, |_| Ok(0), &mut out), Ok(()));
+        assert_eq!((out.len(), decoded.waits), (1, false));
+        assert!(decoded.missing(&none).is_none());
+        assert!(decoded.missing(&Capabilities::default()).is_some());
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod conversions;
 mod copier;
 mod copy_stream;
 mod count;
+mod decoded;
 mod driver;
 mod encode;
 mod exec;

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, LONG_WORDS, TRIGGER_WORDS};
+use super::decoded::Decoded;
 use super::execution::Execution;
-use super::memops::{CALL_MAX, MemOp, flush_remote_writes, op_count};
+use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
 use super::pending::Pending;
-use crate::peer::Program;
 use crate::{Error, Result};
 
 /// What the next calls of the driver need.
@@ -32,6 +32,8 @@ pub(super) struct Queue {
     /// The calls are for nodes of a graph: memory operations, and nothing else.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<Pending>,
+    /// The last thread that queued had another current context than the stream's: the next call enters that first.
+    pub(super) enters_first: bool,
     /// Calls that the driver has taken so far.
     pub(super) taken: u64,
     /// Kernels of the application execute what is queued, once they have it: what is made stays until it is taken.
@@ -91,13 +93,13 @@ impl Queue {
     }
 
     /// Whether a program, and counts around it, fit the call that is being made.
-    pub(super) fn fits(&self, by: Execution, program: &Program) -> bool {
+    pub(super) fn fits(&self, by: Execution, program: &Decoded<'_>) -> bool {
         if self.current().is_some_and(|current| current != by) {
             return false;
         }
         match by {
             Execution::MemoryOps => {
-                self.ops.len() - self.ops_end + op_count(program) + 2 <= CALL_MAX
+                self.ops.len() - self.ops_end + program.memop_count + 2 <= CALL_MAX
             }
             Execution::Kernel => {
                 let words = Batch::words_of(program) + 2 * Batch::COUNT_WORDS;
@@ -125,7 +127,7 @@ impl Queue {
     }
 
     /// Fails if not even a trigger of its own takes the program.
-    pub(super) fn check_len(&self, program: &Program) -> Result<()> {
+    pub(super) fn check_len(&self, program: &Decoded<'_>) -> Result<()> {
         if !self.for_kernels {
             return Ok(());
         }

@@ -33,7 +33,7 @@ impl StreamState {
                 .stick("a kernel has given up a wait, and with it what came behind".into()),
         }
         let aborted = self.aborted.load(Ordering::Acquire);
-        settle(&mut pending, done, words, aborted, |cookie| {
+        settle(&mut pending.entries, done, words, aborted, |cookie| {
             self.fault.pass(format!(
                 "the wait of program {cookie} was released before its condition held"
             ));
@@ -48,7 +48,7 @@ impl StreamState {
         };
         // Told under the lock, as `settle` does: who finds nothing pending finds that everyone was told.
         let mut pending = self.pending.lock();
-        let dropped: Vec<Pending> = pending.drain(..).collect();
+        let dropped: Vec<Pending> = pending.entries.drain(..).collect();
         // The reason before the end: who sees that nothing more is to come finds why.
         dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
@@ -76,6 +76,7 @@ impl StreamState {
         let is_cut = || {
             self.pending
                 .lock()
+                .entries
                 .front()
                 .is_some_and(|next| next.done > cut)
         };
@@ -110,6 +111,7 @@ impl StreamState {
         let pending: Vec<_> = self
             .pending
             .lock()
+            .entries
             .iter_mut()
             .filter_map(Pending::give_up)
             .collect();
@@ -146,7 +148,7 @@ impl StreamState {
         // What the stream waits for may be a NIC that lives by those who wait.
         let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
         // Not under the lock, which the thread that ends waits takes: the NIC may have to copy.
-        for (place, pending) in owners.iter_mut().zip(self.pending.lock().iter()) {
+        for (place, pending) in owners.iter_mut().zip(self.pending.lock().entries.iter()) {
             *place = pending.owner().cloned();
         }
         let mut moved = false;

@@ -1,12 +1,14 @@
 //! The state of a CUDA stream: what its handles, the threads that watch it and its queued work share.
 #![allow(unsafe_code)] // calls the driver
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
 
-use super::context::CudaContext;
+use super::capture::forbid;
+use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::count::Count;
 use super::pending::PendingQueue;
 use super::queue::Queue;
@@ -22,6 +24,10 @@ pub(super) struct StreamState {
     pub(super) raw: CUstream,
     /// The library has created the stream, and destroys it.
     owned: bool,
+    /// Others may have the driver's handle, and capture the stream without this library's knowledge.
+    is_exposed: AtomicBool,
+    /// A graph builder captures the stream.
+    is_captured: AtomicBool,
     /// The `cudarc` object that owns the stream, if there is one.
     pub(super) lender: OnceLock<Arc<cudarc::driver::CudaStream>>,
     pub(super) progress: Arc<Progress>,
@@ -32,7 +38,7 @@ pub(super) struct StreamState {
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
     pub(super) visiting: RwLock<()>,
     /// Waits for marks that no GPU counts, in the order of the gates.
-    pub(super) gates: Lock<std::collections::VecDeque<(u32, Mark)>>,
+    pub(super) gates: Lock<VecDeque<(u32, Mark)>>,
     pub(super) fault: Fault,
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
     pub(super) asking: Lock<()>,
@@ -81,11 +87,13 @@ impl StreamState {
             context: context.clone(),
             raw,
             owned,
+            is_exposed: AtomicBool::new(!owned),
+            is_captured: AtomicBool::new(false),
             lender: OnceLock::new(),
             progress: Arc::new(progress),
             count,
             queue: Lock::default(),
-            pending: PendingQueue::default(),
+            pending: PendingQueue::new(),
             visiting: RwLock::default(),
             gates: Lock::default(),
             fault: Fault::new(),
@@ -102,12 +110,57 @@ impl StreamState {
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.pending.lock().is_empty() || !self.gates.lock().is_empty()
+        !self.pending.is_empty() || !self.gates.lock().is_empty()
     }
 
     /// Reports a failure of earlier work.
     pub(super) fn check(&self) -> Result<()> {
         self.fault.check(&self.name)
+    }
+
+    /// The driver's handle, for others.
+    pub(super) fn expose(&self) -> CUstream {
+        // Release: see `may_be_captured`.
+        self.is_exposed.store(true, Ordering::Release);
+        self.raw
+    }
+
+    /// A graph builder begins to capture the stream, or has ended the capture. The caller holds the lock of the queue.
+    pub(super) fn set_captured(&self, is_captured: bool) {
+        self.is_captured.store(is_captured, Ordering::Release);
+    }
+
+    /// Whether the stream may be under capture. False is certain: this library has created the stream, has told nobody its handle, and does not
+    /// capture it. A stream joins somebody else's capture only by calls with its handle.
+    fn may_be_captured(&self) -> bool {
+        // Acquire: a call that comes after the capture has begun comes after the handle was given out, too.
+        self.is_exposed.load(Ordering::Acquire) || self.is_captured.load(Ordering::Acquire)
+    }
+
+    /// Fails if the stream is under capture, and asks the driver only where that is possible: what is queued would go into somebody's graph, and
+    /// each launch of that would repeat the same stores.
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State); [`Error::Cuda`](crate::Error::Cuda).
+    pub(super) fn forbid_capture(
+        &self,
+        driver: &mut ContextOnDemand<'_>,
+        operation: &'static str,
+    ) -> Result<()> {
+        if self.may_be_captured() {
+            driver.call(|| forbid(self.raw, operation))?;
+        }
+        Ok(())
+    }
+
+    /// The stream's context for calls of the driver that name the stream, entered at once if `first`.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub(super) fn driver(&self, first: bool) -> Result<ContextOnDemand<'_>> {
+        // The handles of default streams mean those of the current context.
+        let is_default = self.raw.addr() <= PER_THREAD;
+        self.context.on_demand(first || is_default)
     }
 
     /// Calls the driver while nothing is queued and no thread queries the stream.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use super::capture::{forbid, is_captured};
+use super::capture::is_captured;
 use super::context::CudaContext;
 use super::exec::Exec;
 use super::execution::Execution;
@@ -139,10 +139,21 @@ impl CudaStream {
         words.status().store(0, Ordering::SeqCst);
     }
 
-    /// The driver's handle.
+    /// The driver's handle. From the first call of this method on, each operation on a stream of this library's costs a second call of the
+    /// driver, which asks whether the stream is under capture: with the handle, anybody may begin one.
     #[must_use]
     pub fn raw(&self) -> CUstream {
+        self.state().expose()
+    }
+
+    /// The driver's handle, for calls of this library that neither begin a capture nor have the stream join one.
+    pub(super) fn raw_inside(&self) -> CUstream {
         self.state().raw
+    }
+
+    /// A graph builder begins to capture the stream, or has ended that. Called within [`CudaStream::alone`].
+    pub(super) fn set_captured(&self, is_captured: bool) {
+        self.state().set_captured(is_captured);
     }
 
     /// Its context.
@@ -172,9 +183,9 @@ impl CudaStream {
             release_elsewhere(stream);
         });
         let queue = state.queue.lock();
-        let _entered = state.context.enter()?;
+        let mut driver = state.driver(true)?;
         // A graph would call it once with each launch.
-        forbid(state.raw, "launch a function of the host")?;
+        state.forbid_capture(&mut driver, "launch a function of the host")?;
         // SAFETY: the stream lives as long as its state.
         let launched = unsafe { host_call::launch(state.raw, call) };
         // The closure is dropped after this, and may queue on this stream when it is.

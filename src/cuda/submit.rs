@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::batch::Batch;
-use super::capture::forbid;
 use super::driver::check;
 use super::memops::MemOp;
 use super::pending::{Pending, What, defer_drops};
@@ -147,13 +146,13 @@ impl StreamState {
     /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error. Where the driver refuses a later call of
     /// several, those before it cannot be taken back: what was not given is discarded, and the failure is one of work queued earlier.
     fn issue(&self, queue: &mut Queue) -> Result<()> {
-        let entered = self.context.enter()?;
-        forbid(self.raw, "queue on a CUDA stream")?;
+        let mut driver = self.driver(queue.enters_first)?;
+        self.forbid_capture(&mut driver, "queue on a CUDA stream")?;
         queue.end_call();
         let mut given = None;
         let mut refused = None;
         for Call { what, issued } in &queue.calls {
-            let result = self.give(what, &mut queue.ops, &queue.batch);
+            let result = driver.call(|| self.give(what, &mut queue.ops, &queue.batch));
             match (result, given) {
                 (Ok(()), _) => {
                     given = Some(*issued);
@@ -169,7 +168,8 @@ impl StreamState {
                 }
             }
         }
-        drop(entered);
+        queue.enters_first = driver.was_needed();
+        drop(driver);
         if let (Some(error), Some(given)) = (refused, given) {
             self.lose(queue, given, &error);
         }
@@ -225,5 +225,229 @@ impl StreamState {
                 .filter_map(Pending::into_deferred_drop)
                 .collect(),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::UnsafeCell;
+    use std::ffi::CStr;
+    use std::io::Write;
+    use std::ptr::NonNull;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use cudarc::driver::sys;
+
+    use crate::cuda::context::CudaContext;
+    use crate::cuda::stream::CudaStream;
+    use crate::peer::{Dword, Fence, Program, Qword, Role, TargetId, Targets};
+    use crate::stream::{Attachments, Executor, Outcome, Owner, Submission, locks_taken};
+
+    /// A page of memory, in which programs store and wait.
+    #[repr(C, align(4096))]
+    struct Page([AtomicU64; 512]);
+
+    /// Owns programs as an endpoint does: a doorbell record, a doorbell page, and a word to wait for.
+    struct Bench {
+        /// Before the memory.
+        attachments: Attachments,
+        page: Box<UnsafeCell<Page>>,
+        targets: Targets,
+        finished: AtomicU32,
+    }
+
+    // SAFETY: the page is atomics to everyone.
+    unsafe impl Sync for Bench {}
+
+    const RECORD: usize = 0;
+    const DOORBELL: usize = 64;
+    const FLAG: usize = 128;
+
+    // SAFETY: one table, whose targets are 64 bytes each at these places of a page that the owner keeps.
+    unsafe impl Owner for Bench {
+        fn targets(&self) -> &Targets {
+            &self.targets
+        }
+
+        fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
+            let place = [RECORD, DOORBELL, FLAG][target.index() as usize];
+            NonNull::new(self.page.get().cast::<u8>().wrapping_add(place))
+        }
+
+        fn attachments(&self) -> Option<&Attachments> {
+            Some(&self.attachments)
+        }
+
+        fn finished(&self, _: u64, outcome: Outcome) {
+            assert_eq!(outcome, Outcome::Done);
+            self.finished.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Bench {
+        fn new() -> (Arc<Bench>, Dword, Qword, Dword) {
+            let mut targets = Targets::new();
+            let record = targets.register("record", Role::DoorbellRecord, 64);
+            let doorbell = targets.register("doorbell", Role::Uar, 64);
+            let flag = targets.register("flag", Role::Memory, 64);
+            let page = Box::new(UnsafeCell::new(Page([const { AtomicU64::new(0) }; 512])));
+            let bench = Arc::new(Bench {
+                attachments: Attachments::default(),
+                page,
+                targets,
+                finished: AtomicU32::new(0),
+            });
+            let at = (record.dword(4), doorbell.qword(0), flag.dword(0));
+            (bench, at.0.unwrap(), at.1.unwrap(), at.2.unwrap())
+        }
+
+        fn word(&self, place: usize) -> &AtomicU64 {
+            // SAFETY: the page is never borrowed but as shared atomics.
+            unsafe { &(&(*self.page.get()).0)[place / 8] }
+        }
+
+        fn submission(self: &Arc<Bench>, program: Program) -> Submission {
+            let owner: Arc<dyn Owner> = Arc::clone(self) as Arc<dyn Owner>;
+            Submission {
+                program,
+                owner,
+                cookie: 0,
+            }
+        }
+    }
+
+    /// How many calls of the driver this thread has made; None, and the test is WAIVED, if it is not the stand-in.
+    fn counter(test: &str) -> Option<extern "C" fn() -> u64> {
+        const NAME: &CStr = c"doorbell_cuda_standin_calls_here";
+        // SAFETY: opens a library and looks for a name; the stand-in's function is of that type.
+        let found = unsafe {
+            let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+            let symbol = match library.is_null() {
+                true => std::ptr::null_mut(),
+                false => libc::dlsym(library, NAME.as_ptr()),
+            };
+            std::mem::transmute::<*mut libc::c_void, Option<extern "C" fn() -> u64>>(symbol)
+        };
+        if found.is_none() {
+            let line =
+                format!("{test}: the stand-in for the driver, which counts calls, is not loaded\n");
+            let _ = std::io::stderr().write_all(format!("WAIVED: {line}").as_bytes());
+            if let Some(log) = std::env::var_os("DOORBELL_WAIVED_LOG") {
+                let log = std::fs::OpenOptions::new()
+                    .append(true)
+                    .create(true)
+                    .open(log);
+                log.and_then(|mut log| log.write_all(line.as_bytes()))
+                    .unwrap();
+            }
+        }
+        found
+    }
+
+    fn set_current(context: Option<&CudaContext>) {
+        let raw = context.map_or(std::ptr::null_mut(), CudaContext::raw);
+        // SAFETY: a context that lives, or none.
+        assert_eq!(
+            unsafe { sys::cuCtxSetCurrent(raw) },
+            sys::CUresult::CUDA_SUCCESS
+        );
+    }
+
+    #[test]
+    fn a_send_takes_one_lock_and_one_call_of_the_driver() {
+        let test = "a_send_takes_one_lock_and_one_call_of_the_driver";
+        let Some(calls) = counter(test) else { return };
+        let context = CudaContext::primary(0).unwrap();
+        let stream = CudaStream::new(&context, "hot path").unwrap();
+        let (bench, record, doorbell, flag) = Bench::new();
+        let mut sent: u32 = 0;
+        // What `sends` sends of three ops each cost: locks, and calls of the driver.
+        let mut cost = |sends: u64| {
+            let before = (locks_taken(), calls());
+            for _ in 0..sends {
+                sent += 1;
+                let mut program = Program::new(&bench.targets);
+                program.store_dword(record, sent).unwrap();
+                program.fence(Fence::RECORD_BEFORE_UAR).unwrap();
+                program.store_qword(doorbell, u64::from(sent)).unwrap();
+                let queued = stream.submit_one(bench.submission(program));
+                queued.map_err(|(_, error)| error).unwrap();
+            }
+            (locks_taken() - before.0, calls() - before.1)
+        };
+        // Registers the memory. Behind it the stream waits, so that the threads that watch it go on with that.
+        set_current(Some(&context));
+        cost(1);
+        let mut program = Program::new(&bench.targets);
+        program.poll_geq(flag, 1).unwrap();
+        let queued = stream.submit_one(bench.submission(program));
+        queued.map_err(|(_, error)| error).unwrap();
+        assert_eq!(cost(20), (20, 20));
+        // A thread without the context: a call that is refused and its error's name, then those that ask for the current context, enter the stream's
+        // and leave it. From then on these come first.
+        set_current(None);
+        assert_eq!(cost(1), (1, 2 + 4));
+        assert_eq!(cost(10), (10, 10 * 4));
+        // The context is current again, as the next call finds.
+        set_current(Some(&context));
+        assert_eq!(cost(1), (1, 1 + 1));
+        assert_eq!(cost(10), (10, 10));
+        // With the driver's handle others may have the stream captured, so each call asks.
+        let _ = stream.raw();
+        assert_eq!(cost(10), (10, 10 * 2));
+        set_current(None);
+        bench.word(FLAG).store(1, Ordering::SeqCst);
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(bench.finished.load(Ordering::SeqCst), sent + 1);
+        assert_eq!(bench.word(DOORBELL).load(Ordering::SeqCst), u64::from(sent));
+        let record = bench.word(RECORD).load(Ordering::SeqCst);
+        assert_eq!(record >> 32, u64::from(sent));
+    }
+
+    /// Whoever captures a stream by its handle finds no operation of this library in the graph.
+    #[test]
+    fn a_stream_whose_handle_is_known_is_never_queued_on_while_it_is_captured() {
+        let test = "a_stream_whose_handle_is_known";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let stream = CudaStream::new(&context, "captured").unwrap();
+        let (bench, record, ..) = Bench::new();
+        let send = || {
+            let mut program = Program::new(&bench.targets);
+            program.store_dword(record, 7).unwrap();
+            let queued = stream.submit_one(bench.submission(program));
+            queued.map_err(|(_, error)| error)
+        };
+        set_current(Some(&context));
+        send().unwrap();
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        let raw = stream.raw();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mut graph = std::ptr::null_mut();
+        let mut nodes = usize::MAX;
+        // SAFETY: a stream that lives, and a graph that is destroyed at the end; the second call only counts its nodes.
+        unsafe {
+            assert_eq!(
+                sys::cuStreamBeginCapture_v2(raw, mode),
+                sys::CUresult::CUDA_SUCCESS
+            );
+            let refused = send().unwrap_err().to_string();
+            assert!(refused.contains("captured"), "{refused}");
+            assert_eq!(
+                sys::cuStreamEndCapture(raw, &mut graph),
+                sys::CUresult::CUDA_SUCCESS
+            );
+            let counted = sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes);
+            assert_eq!((counted, nodes), (sys::CUresult::CUDA_SUCCESS, 0));
+            assert_eq!(sys::cuGraphDestroy(graph), sys::CUresult::CUDA_SUCCESS);
+        }
+        send().unwrap();
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(bench.finished.load(Ordering::SeqCst), 2);
+        set_current(None);
     }
 }

@@ -46,7 +46,7 @@ impl TimingEvent {
         let _entered = self.context.enter()?;
         // SAFETY: an event and a stream that live.
         check("cuEventRecord", unsafe {
-            sys::cuEventRecord(self.raw, stream.raw())
+            sys::cuEventRecord(self.raw, stream.raw_inside())
         })
     }
 

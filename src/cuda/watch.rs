@@ -199,6 +199,10 @@ impl StreamState {
 
     /// An error of the driver: one that the context does not get over ends the stream. The caller holds no lock that a look needs but `asking`.
     pub(super) fn note(&self, error: &Error) {
+        if is(error, CUresult::CUDA_ERROR_NOT_PERMITTED) {
+            // A host function, of the application's maybe, has called the driver by way of this library: that says nothing of the stream.
+            return;
+        }
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
             // Its owner has destroyed the stream. The driver still executes what is queued, which counts and can be released as ever.
             self.fault.stick(error.to_string());

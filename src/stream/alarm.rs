@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
+
+use super::lock::Lock;
 
 /// What is called when an owner fails whose programs are queued: in the thread that has found the failure. It must not wait.
 type Ring = Arc<dyn Fn() + Send + Sync>;
@@ -11,13 +13,13 @@ type Ring = Arc<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 pub(crate) struct Alarm {
     /// By the number of the stream, with the number of its programs.
-    streams: Mutex<Vec<(u64, u32, Ring)>>,
+    streams: Lock<Vec<(u64, u32, Ring)>>,
     has_failed: AtomicBool,
 }
 
 impl Alarm {
     fn streams(&self) -> MutexGuard<'_, Vec<(u64, u32, Ring)>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 
     /// A program of the owner is about to be queued on that stream. Where the owner has failed already, it is told at once.

@@ -1,8 +1,9 @@
 //! Failures of queued work, kept until a later call reports them.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::lock::Lock;
 use crate::{Error, Result};
 
 const NONE: u8 = 0;
@@ -13,7 +14,7 @@ const STICKY: u8 = 2;
 pub(crate) struct Fault {
     /// The worst kind in `reasons`.
     kind: AtomicU8,
-    reasons: Mutex<Reasons>,
+    reasons: Lock<Reasons>,
 }
 
 #[derive(Default)]
@@ -29,7 +30,7 @@ impl Fault {
     pub(crate) fn new() -> Self {
         Self {
             kind: AtomicU8::new(NONE),
-            reasons: Mutex::default(),
+            reasons: Lock::default(),
         }
     }
 
@@ -91,7 +92,7 @@ impl Fault {
     }
 
     fn reasons(&self) -> MutexGuard<'_, Reasons> {
-        self.reasons.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reasons.lock()
     }
 }
 

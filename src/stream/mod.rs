@@ -32,7 +32,6 @@ mod fence;
 mod host;
 mod interpreter;
 mod kernel;
-#[cfg(feature = "cuda")]
 mod lock;
 mod owner;
 mod parker;
@@ -52,6 +51,8 @@ pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;
 #[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use lock::locks_taken;
 #[cfg(feature = "cuda")]
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};

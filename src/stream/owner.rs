@@ -4,9 +4,10 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::alarm::Alarm;
+use super::lock::Lock;
 use crate::Result;
 use crate::peer::{TargetId, Targets};
 
@@ -105,21 +106,27 @@ impl<T: Owner + 'static> DropLater for T {
     }
 }
 
-/// What executors keep with an owner of memory: a thing for each executor, or kind of executor, that asked for one.
+/// What executors keep with an owner of memory: a thing for each executor, or kind of executor, that asked for one. A thing that is attached
+/// stays until the owner drops it, and is found without a lock.
 #[derive(Default)]
 pub struct Attachments {
-    things: Mutex<Vec<(u64, Arc<dyn Any + Send + Sync>)>>,
-    /// Not with the others: to make one of those may wait for streams.
+    first: OnceLock<Box<Attachment>>,
+    /// Held while a thing is made, so that it is made once.
+    making: Lock<()>,
+    /// Has a lock of its own: making a thing may block until streams are done.
     alarm: Alarm,
+}
+
+struct Attachment {
+    key: u64,
+    thing: Box<dyn Any + Send + Sync>,
+    next: OnceLock<Box<Attachment>>,
 }
 
 impl Attachments {
     /// Whether nothing is attached.
     pub(crate) fn is_empty(&self) -> bool {
-        self.things
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        self.first.get().is_none()
     }
 
     /// Those who hear of the owner's failure before its waits end.
@@ -136,18 +143,54 @@ impl Attachments {
         key: u64,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Arc<T>> {
-        let mut entries = self.things.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = entries.iter().filter(|(of, _)| *of == key);
-        if let Some(thing) = found
-            .map(|(_, thing)| Arc::clone(thing))
-            .find_map(|thing| thing.downcast().ok())
-        {
+        let shared = self.get_or_attach(key, || make().map(Arc::new))?;
+        Ok(Arc::clone(shared))
+    }
+
+    /// The thing of that key and type, made if there is none yet. Lends what [`Attachments::get_or_make`] shares.
+    ///
+    /// # Errors
+    /// That of `make`.
+    pub(crate) fn get_or_attach<T: Any + Send + Sync>(
+        &self,
+        key: u64,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<&T> {
+        if let Ok(thing) = self.find(key) {
             return Ok(thing);
         }
-        let made = Arc::new(make()?);
-        let thing: Arc<T> = Arc::clone(&made);
-        entries.push((key, thing));
-        Ok(made)
+        let _making = self.making.lock();
+        match self.find(key) {
+            Ok(thing) => Ok(thing),
+            Err(end) => {
+                let thing = Box::new(make()?);
+                let attached = end.get_or_init(|| {
+                    Box::new(Attachment {
+                        key,
+                        thing,
+                        next: OnceLock::new(),
+                    })
+                });
+                match attached.thing.downcast_ref() {
+                    Some(thing) => Ok(thing),
+                    None => unreachable!("only the holder of the lock attaches"),
+                }
+            }
+        }
+    }
+
+    /// The thing of that key and type, or where the next one is attached.
+    fn find<T: Any>(&self, key: u64) -> std::result::Result<&T, &OnceLock<Box<Attachment>>> {
+        let mut place = &self.first;
+        while let Some(attached) = place.get() {
+            if attached.key == key
+                && let Some(thing) = attached.thing.downcast_ref()
+            {
+                return Ok(thing);
+            }
+            place = &attached.next;
+        }
+        Err(place)
     }
 }
 

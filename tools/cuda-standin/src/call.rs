@@ -15,6 +15,7 @@ static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// `cuInit` succeeded.
@@ -29,8 +30,20 @@ pub fn as_host_function(run: impl FnOnce()) {
     IN_HOST_FUNCTION.set(false);
 }
 
+/// How many functions of the driver the calling thread has called, refused calls included. For tests of what a program's calls cost.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_calls_here() -> u64 {
+    CALLS.get()
+}
+
 /// A call that works before `cuInit` too.
 pub fn always(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+    // A thread that is ending has no counter any more.
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+    run(name, work)
+}
+
+fn run(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
     let work = || {
         fault::of_call(name)?;
         work()
@@ -45,13 +58,14 @@ pub fn always(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
 
 /// Any other call.
 pub fn enter(name: &'static str, work: impl FnOnce() -> Outcome) -> CUresult {
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
     if !INITIALIZED.load(Ordering::Acquire) {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
     if IN_HOST_FUNCTION.get() {
         return CUresult::CUDA_ERROR_NOT_PERMITTED;
     }
-    always(name, work)
+    run(name, work)
 }
 
 /// Declares functions of the driver: `cuda! { fn cuName(argument: Type) { work } }`, where the work is of type `Outcome`.

@@ -1,0 +1,86 @@
+//! A program decoded once, for all that is to be known about it before it is queued.
+
+use super::capabilities::Capabilities;
+use crate::peer::{At, Fence, PeerOp, Program, Role, UNIT_LIMIT};
+
+/// The ops of a program, and what they need.
+pub(super) struct Decoded<'a> {
+    pub(super) program: &'a Program,
+    ops: [PeerOp<'a>; UNIT_LIMIT],
+    len: usize,
+    /// How many memory operations of the driver it takes.
+    pub(super) memop_count: usize,
+    pub(super) waits: bool,
+    /// One of its waits is for a completion in the format of a NIC.
+    pub(super) waits_for_completion: bool,
+    stores_qwords: bool,
+    polls_nor: bool,
+}
+
+impl<'a> Decoded<'a> {
+    pub(super) fn new(program: &'a Program) -> Decoded<'a> {
+        let mut decoded = Decoded {
+            program,
+            ops: [PeerOp::Fence(Fence::WORK_BEFORE_FLAG); UNIT_LIMIT],
+            len: 0,
+            memop_count: 0,
+            waits: false,
+            waits_for_completion: false,
+            stores_qwords: false,
+            polls_nor: false,
+        };
+        for (op, place) in program.ops().zip(&mut decoded.ops) {
+            *place = op;
+            decoded.len += 1;
+            decoded.memop_count += match op {
+                PeerOp::Fence(_) => 0,
+                PeerOp::CopyBlock { bytes, .. } => bytes.len() / 8,
+                _ => 1,
+            };
+            match op {
+                PeerOp::StoreQword { .. } | PeerOp::CopyBlock { .. } => {
+                    decoded.stores_qwords = true;
+                }
+                PeerOp::PollGeq { at, .. }
+                | PeerOp::PollAnd { at, .. }
+                | PeerOp::PollNor { at, .. } => {
+                    decoded.waits = true;
+                    decoded.waits_for_completion |= at.role == Role::Completions;
+                    decoded.polls_nor |= matches!(op, PeerOp::PollNor { .. });
+                }
+                PeerOp::StoreDword { .. } | PeerOp::Fence(_) => {}
+            }
+        }
+        decoded
+    }
+
+    pub(super) fn ops(&self) -> &[PeerOp<'a>] {
+        self.ops.get(..self.len).unwrap_or_default()
+    }
+
+    /// What memory operations of a device with these capabilities lack to execute it.
+    pub(super) fn missing(&self, capabilities: &Capabilities) -> Option<&'static str> {
+        if !capabilities.memops && self.len > 0 {
+            Some("memory operations")
+        } else if !capabilities.qwords && self.stores_qwords {
+            Some("64-bit stores")
+        } else if !capabilities.nor && self.polls_nor {
+            Some("waits for a bit to become 0 (NOR)")
+        } else {
+            None
+        }
+    }
+}
+
+/// Where an op acts; a fence acts nowhere.
+pub(super) fn place(op: &PeerOp<'_>) -> Option<At> {
+    match *op {
+        PeerOp::StoreDword { at, .. }
+        | PeerOp::StoreQword { at, .. }
+        | PeerOp::CopyBlock { at, .. }
+        | PeerOp::PollGeq { at, .. }
+        | PeerOp::PollAnd { at, .. }
+        | PeerOp::PollNor { at, .. } => Some(at),
+        PeerOp::Fence(_) => None,
+    }
+}
