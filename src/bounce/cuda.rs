@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use super::engine::{CopyEngine, CopyTicket};
-use crate::cuda::{CopyStream, CudaContext, Way};
+use crate::cuda::{CopyDirection, CopyStream, CudaContext};
 use crate::region::Region;
 use crate::{Error, Result};
 
@@ -55,7 +55,11 @@ unsafe impl CopyEngine for CudaEngine {
         len_bytes: usize,
     ) -> Result<CopyTicket> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream.begin(Way::ToHost, foreign, host, len_bytes) }.map(CopyTicket)
+        unsafe {
+            self.stream
+                .begin(CopyDirection::ToHost, foreign, host, len_bytes)
+        }
+        .map(CopyTicket)
     }
 
     unsafe fn copy_from_host(
@@ -65,7 +69,11 @@ unsafe impl CopyEngine for CudaEngine {
         len_bytes: usize,
     ) -> Result<CopyTicket> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream.begin(Way::FromHost, foreign, host, len_bytes) }.map(CopyTicket)
+        unsafe {
+            self.stream
+                .begin(CopyDirection::FromHost, foreign, host, len_bytes)
+        }
+        .map(CopyTicket)
     }
 
     fn is_over(&mut self, copy: CopyTicket) -> Result<bool> {

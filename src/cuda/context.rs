@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
 use super::driver::{check, is};
-use super::module::Module;
+use super::module::KernelModule;
 use crate::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD` of `cuda.h`, the last of the handles that mean a default stream.
@@ -19,10 +19,10 @@ pub(super) const PER_THREAD: usize = 2;
 /// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
 #[derive(Clone)]
 pub struct CudaContext {
-    inner: Arc<Inner>,
+    inner: Arc<ContextInner>,
 }
 
-struct Inner {
+struct ContextInner {
     raw: CUcontext,
     device: CUdevice,
     name: String,
@@ -31,25 +31,25 @@ struct Inner {
     /// What the driver promises; behind it what was found.
     promised: Capabilities,
     probed: OnceLock<Probed>,
-    module: OnceLock<Result<Module>>,
+    module: OnceLock<Result<KernelModule>>,
     /// Whose it is, if that is an object of `cudarc`'s.
     lender: Option<Arc<cudarc::driver::CudaContext>>,
 }
 
 // SAFETY: a context's handle may be used from any thread; the driver locks.
-unsafe impl Send for Inner {}
+unsafe impl Send for ContextInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for ContextInner {}
 
-impl Inner {
+impl ContextInner {
     fn new(
         raw: CUcontext,
         device: CUdevice,
         primary: bool,
         lender: Option<Arc<cudarc::driver::CudaContext>>,
-    ) -> Result<Inner> {
+    ) -> Result<ContextInner> {
         // Made first, so that the retention is given back if one of these calls fails.
-        let mut inner = Inner {
+        let mut inner = ContextInner {
             raw,
             device,
             name: String::new(),
@@ -66,7 +66,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ContextInner {
     fn drop(&mut self) {
         // A context that was destroyed has taken its modules with it.
         if let Some(Ok(module)) = self.module.get()
@@ -82,7 +82,7 @@ impl Drop for Inner {
 }
 
 /// A context that its handles keep, and this does not.
-pub(super) struct WeakContext(Weak<Inner>);
+pub(super) struct WeakContext(Weak<ContextInner>);
 
 impl WeakContext {
     pub(super) fn upgrade(&self) -> Option<CudaContext> {
@@ -106,7 +106,7 @@ impl CudaContext {
         primary: bool,
         lender: Option<Arc<cudarc::driver::CudaContext>>,
     ) -> Result<CudaContext> {
-        let inner = Arc::new(Inner::new(raw, device, primary, lender)?);
+        let inner = Arc::new(ContextInner::new(raw, device, primary, lender)?);
         Ok(CudaContext { inner })
     }
 
@@ -168,10 +168,10 @@ impl CudaContext {
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without them; [`Error::Cuda`].
-    pub(super) fn module(&self) -> Result<&Module> {
+    pub(super) fn module(&self) -> Result<&KernelModule> {
         let load = || {
             let _relaxed = RelaxedCapture::new();
-            self.enter().and_then(|_entered| Module::load())
+            self.enter().and_then(|_entered| KernelModule::load())
         };
         let module = self.inner.module.get_or_init(load);
         module.as_ref().map_err(Error::clone)
@@ -204,14 +204,14 @@ impl CudaContext {
 
     /// Makes it the calling thread's current context until the guard is dropped.
     #[inline]
-    pub(super) fn enter(&self) -> Result<Entered> {
+    pub(super) fn enter(&self) -> Result<EnteredContext> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuCtxGetCurrent", unsafe {
             sys::cuCtxGetCurrent(&mut current)
         })?;
         if current == self.inner.raw {
-            return Ok(Entered {
+            return Ok(EnteredContext {
                 pushed: false,
                 thread: PhantomData,
             });
@@ -253,13 +253,13 @@ impl fmt::Debug for CudaContext {
 
 /// While it lives, a context is the calling thread's current one.
 #[derive(Debug)]
-pub(super) struct Entered {
+pub(super) struct EnteredContext {
     pushed: bool,
     // The stack of contexts is the thread's.
     thread: PhantomData<*const ()>,
 }
 
-impl Drop for Entered {
+impl Drop for EnteredContext {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
@@ -273,7 +273,7 @@ impl Drop for Entered {
 /// See [`CudaContext::on_demand`].
 pub(super) struct ContextOnDemand<'a> {
     context: &'a CudaContext,
-    entered: Option<Entered>,
+    entered: Option<EnteredContext>,
 }
 
 impl ContextOnDemand<'_> {
@@ -305,14 +305,14 @@ impl ContextOnDemand<'_> {
 /// While it lives, a context is the calling thread's current one, and the thread's calls do not invalidate graph captures.
 pub(super) struct EnteredRelaxed {
     _relaxed: RelaxedCapture,
-    _entered: Entered,
+    _entered: EnteredContext,
 }
 
 /// Makes a context the calling thread's current one until the guard is dropped.
-pub(super) fn push(raw: CUcontext) -> Result<Entered> {
+pub(super) fn push(raw: CUcontext) -> Result<EnteredContext> {
     // SAFETY: the handle is that of a context which its owner keeps, by the contracts of those who made a `CudaContext` of it.
     check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw) })?;
-    Ok(Entered {
+    Ok(EnteredContext {
         pushed: true,
         thread: PhantomData,
     })

@@ -29,22 +29,22 @@ const LAST_BYTES: usize = 8;
 pub(crate) struct Copier {
     context: CudaContext,
     stream: CUstream,
-    staging: Lock<Option<Staging>>,
+    staging: Lock<Option<StagingMemory>>,
     /// A copy has not ended in time. It may still use the staging memory, and nothing more goes through here.
     stuck: AtomicBool,
     /// Why the last copy of a device failed, which itself can only tell that it did.
     failure: Lock<Option<Error>>,
 }
 
-struct Staging {
+struct StagingMemory {
     /// Before the memory that it is about.
     _pinned: Pinned,
-    /// Written by copies and by [`Cursor`], through pointers.
-    pages: Box<[UnsafeCell<Page>]>,
+    /// Written by copies and by [`SpanCursor`], through pointers.
+    pages: Box<[UnsafeCell<StagingPage>]>,
 }
 
 #[repr(C, align(4096))]
-struct Page([u8; 4096]);
+struct StagingPage([u8; 4096]);
 
 // SAFETY: a stream's handle may be used from any thread; the driver locks.
 unsafe impl Send for Copier {}
@@ -71,15 +71,15 @@ impl Copier {
 
     fn new(context: &CudaContext) -> Result<Copier> {
         let _entered = context.enter_relaxed()?;
-        let count = STAGING_BYTES / size_of::<Page>();
-        let pages = (0..count).map(|_| UnsafeCell::new(Page([0; 4096])));
+        let count = STAGING_BYTES / size_of::<StagingPage>();
+        let pages = (0..count).map(|_| UnsafeCell::new(StagingPage([0; 4096])));
         let pages: Box<[_]> = pages.collect();
-        // SAFETY: the pages live longer than `pinned`, see `Staging`, and nobody else has them.
+        // SAFETY: the pages live longer than `pinned`, see `StagingMemory`, and nobody else has them.
         let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
         Ok(Copier {
             context: context.clone(),
             stream: context.copying_stream()?,
-            staging: Lock::new(Some(Staging {
+            staging: Lock::new(Some(StagingMemory {
                 _pinned: pinned,
                 pages,
             })),
@@ -129,7 +129,7 @@ impl Copier {
     /// As [`Foreign::fetch`].
     unsafe fn fetch_all(&self, own: &[Span], theirs: &[Span]) -> Result<()> {
         self.run(|staging| {
-            let mut own = Cursor::new(own);
+            let mut own = SpanCursor::new(own);
             let mut queued = 0;
             let mut fetched = |upto: &mut usize| -> Result<()> {
                 self.finish()?;
@@ -166,7 +166,7 @@ impl Copier {
     /// As [`Foreign::put`].
     unsafe fn put_all(&self, own: &[Span], theirs: &[Span]) -> Result<()> {
         self.run(|staging| {
-            let mut own = Cursor::new(own);
+            let mut own = SpanCursor::new(own);
             let mut queued = 0;
             for piece in theirs {
                 let mut done = 0;
@@ -222,7 +222,7 @@ impl Copier {
     }
 
     /// Does work with the staging memory, alone. When it returns, no copy is under way, or none ever will be again.
-    fn run(&self, work: impl Fn(&Staging) -> Result<()> + Sync) -> Result<()> {
+    fn run(&self, work: impl Fn(&StagingMemory) -> Result<()> + Sync) -> Result<()> {
         if in_host_function() {
             return self.run_elsewhere(work);
         }
@@ -235,7 +235,7 @@ impl Copier {
         }
     }
 
-    fn run_here(&self, work: impl Fn(&Staging) -> Result<()>) -> Result<()> {
+    fn run_here(&self, work: impl Fn(&StagingMemory) -> Result<()>) -> Result<()> {
         let mut staging = self.staging.lock();
         let Some(memory) = staging.as_ref() else {
             return Err(stuck());
@@ -255,7 +255,7 @@ impl Copier {
 
     /// A thread that is inside of a function which the driver called must not call it.
     #[cold]
-    fn run_elsewhere(&self, work: impl Fn(&Staging) -> Result<()> + Sync) -> Result<()> {
+    fn run_elsewhere(&self, work: impl Fn(&StagingMemory) -> Result<()> + Sync) -> Result<()> {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new()
                 .name("doorbell-copies".into())
@@ -296,7 +296,7 @@ impl Drop for Copier {
     }
 }
 
-impl Staging {
+impl StagingMemory {
     fn start(&self) -> *mut u8 {
         UnsafeCell::raw_get(self.pages.as_ptr()).cast()
     }
@@ -327,14 +327,14 @@ fn stuck() -> Error {
 }
 
 /// A place in a list of spans of this process.
-struct Cursor<'a> {
+struct SpanCursor<'a> {
     spans: &'a [Span],
     done: usize,
 }
 
-impl<'a> Cursor<'a> {
-    fn new(spans: &'a [Span]) -> Cursor<'a> {
-        Cursor { spans, done: 0 }
+impl<'a> SpanCursor<'a> {
+    fn new(spans: &'a [Span]) -> SpanCursor<'a> {
+        SpanCursor { spans, done: 0 }
     }
 
     /// The next piece, of at most so many bytes.

@@ -19,14 +19,14 @@ const SPARE_MAX: usize = 256;
 pub(crate) struct CopyStream {
     context: CudaContext,
     stream: CUstream,
-    under_way: BTreeMap<u64, Mark>,
+    under_way: BTreeMap<u64, CopyEnd>,
     spare: Vec<CUevent>,
     copies: u64,
 }
 
 /// How the end of a copy is seen.
 #[derive(Clone, Copy)]
-enum Mark {
+enum CopyEnd {
     Event(CUevent),
     /// The driver gave no event: when the stream is done with all.
     Stream,
@@ -34,7 +34,7 @@ enum Mark {
 
 /// To the host, or from it.
 #[derive(Clone, Copy)]
-pub(crate) enum Way {
+pub(crate) enum CopyDirection {
     ToHost,
     FromHost,
 }
@@ -82,7 +82,7 @@ impl CopyStream {
     /// Until [`CopyStream::is_over`] says so, both are memory of that length, and what is written is nobody else's.
     pub(crate) unsafe fn begin(
         &mut self,
-        way: Way,
+        way: CopyDirection,
         device: CUdeviceptr,
         host: NonNull<u8>,
         len_bytes: usize,
@@ -92,11 +92,11 @@ impl CopyStream {
         // SAFETY: the caller's promise.
         let begun = unsafe {
             match way {
-                Way::ToHost => check(
+                CopyDirection::ToHost => check(
                     "cuMemcpyDtoHAsync",
                     sys::cuMemcpyDtoHAsync_v2(host.as_ptr().cast(), device, len_bytes, self.stream),
                 ),
-                Way::FromHost => check(
+                CopyDirection::FromHost => check(
                     "cuMemcpyHtoDAsync",
                     sys::cuMemcpyHtoDAsync_v2(device, host.as_ptr().cast(), len_bytes, self.stream),
                 ),
@@ -109,10 +109,10 @@ impl CopyStream {
         // SAFETY: an event and a stream of ours.
         let recorded = unsafe { sys::cuEventRecord(event, self.stream) };
         let mark = if recorded == CUresult::CUDA_SUCCESS {
-            Mark::Event(event)
+            CopyEnd::Event(event)
         } else {
             self.spare.push(event);
-            Mark::Stream
+            CopyEnd::Stream
         };
         self.copies += 1;
         self.under_way.insert(self.copies, mark);
@@ -137,9 +137,9 @@ impl CopyStream {
         };
         if !matches!(answer, Ok(false)) {
             self.under_way.remove(&copy);
-            if let (Mark::Event(event), true) = (mark, self.spare.len() < SPARE_MAX) {
+            if let (CopyEnd::Event(event), true) = (mark, self.spare.len() < SPARE_MAX) {
                 self.spare.push(event);
-            } else if let Mark::Event(event) = mark {
+            } else if let CopyEnd::Event(event) = mark {
                 // SAFETY: made by `event`, and nobody has it any more.
                 let _ = unsafe { sys::cuEventDestroy_v2(event) };
             }
@@ -147,7 +147,7 @@ impl CopyStream {
         answer
     }
 
-    fn look(&mut self, mark: Mark) -> Result<bool> {
+    fn look(&mut self, mark: CopyEnd) -> Result<bool> {
         let ask_stream = |stream| {
             // SAFETY: a stream of ours.
             let result = unsafe { sys::cuStreamQuery(stream) };
@@ -156,7 +156,7 @@ impl CopyStream {
                 result => check("cuStreamQuery", result).map(|()| true),
             }
         };
-        let Mark::Event(event) = mark else {
+        let CopyEnd::Event(event) = mark else {
             return ask_stream(self.stream);
         };
         // SAFETY: an event of ours.
@@ -192,8 +192,8 @@ impl Drop for CopyStream {
             return;
         };
         let marked = self.under_way.values().filter_map(|mark| match mark {
-            Mark::Event(event) => Some(*event),
-            Mark::Stream => None,
+            CopyEnd::Event(event) => Some(*event),
+            CopyEnd::Stream => None,
         });
         for event in self.spare.iter().copied().chain(marked) {
             // SAFETY: made by `event`, and nobody has it any more.

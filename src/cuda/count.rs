@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::word::Words;
+use super::stream_words::StreamWords;
 use crate::stream::Elsewhere;
 
 /// How far a stream has come: the word that it stores to, which goes round, as a count that does not.
 pub(super) struct Count {
-    pub(super) words: Words,
+    pub(super) words: StreamWords,
     seen: AtomicU64,
     /// The context is no more: nothing more will be counted, and nobody should wait for it.
     pub(super) over: AtomicBool,
 }
 
 impl Count {
-    pub(super) fn new(words: Words) -> Count {
+    pub(super) fn new(words: StreamWords) -> Count {
         Count {
             words,
             seen: AtomicU64::new(0),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::call_queue::CallQueue;
 use super::decoded::Decoded;
 use super::execution::Execution;
 use super::gpu_mapping::GpuMapping;
 use super::memops::{store_dword, translate, wait_count};
-use super::pending::{Awaited, Listening, Pending, What};
-use super::queue::Queue;
+use super::pending::{AlarmGuard, Awaited, PendingEntry, PendingWork};
 use super::state::StreamState;
 use crate::Result;
 use crate::stream::Submission;
@@ -18,7 +18,7 @@ impl StreamState {
     /// The operations of a batch of programs.
     pub(super) fn prepare<'a>(
         &self,
-        queue: &mut Queue,
+        queue: &mut CallQueue,
         batch: impl ExactSizeIterator<Item = &'a Submission>,
     ) -> Result<()> {
         let last = batch.len().wrapping_sub(1);
@@ -65,14 +65,14 @@ impl StreamState {
                     waits.then_some(Awaited::Kernel)
                 }
             };
-            let listening = queue
+            let alarm = queue
                 .is_watched
-                .then(|| Listening::new(owner, self.id, &self.count));
-            queue.entering.push(Pending {
+                .then(|| AlarmGuard::new(owner, self.id, &self.count));
+            queue.entering.push(PendingEntry {
                 after,
                 done: 0,
-                what: What::Program {
-                    listening,
+                what: PendingWork::Program {
+                    alarm,
                     owner: Arc::clone(owner),
                     cookie: submission.cookie,
                     has_begun: false,
@@ -91,7 +91,7 @@ impl StreamState {
     }
 
     /// What executes a program.
-    fn means(&self, queue: &Queue, program: &Decoded<'_>) -> Execution {
+    fn means(&self, queue: &CallQueue, program: &Decoded<'_>) -> Execution {
         if queue.for_kernels {
             return Execution::Kernel;
         }
@@ -108,7 +108,7 @@ impl StreamState {
     }
 
     /// What executes the stream's own steps, where they are in no call with others.
-    fn own_means(&self, queue: &Queue) -> Execution {
+    fn own_means(&self, queue: &CallQueue) -> Execution {
         if queue.for_kernels {
             return Execution::Kernel;
         }
@@ -121,13 +121,13 @@ impl StreamState {
     }
 
     /// Lets the stream count, and finishes with that what was entered from `first` on.
-    fn count_group(&self, queue: &mut Queue, first: &mut usize) {
+    fn count_group(&self, queue: &mut CallQueue, first: &mut usize) {
         self.count(queue);
         self.group(queue, first);
     }
 
     /// What was entered from `first` on is finished with the count that was made last.
-    fn group(&self, queue: &mut Queue, first: &mut usize) {
+    fn group(&self, queue: &mut CallQueue, first: &mut usize) {
         for pending in &mut queue.entering[*first..] {
             pending.done = queue.issued;
         }
@@ -135,12 +135,12 @@ impl StreamState {
     }
 
     /// Lets the stream count, in the call that is being made.
-    pub(super) fn count(&self, queue: &mut Queue) {
+    pub(super) fn count(&self, queue: &mut CallQueue) {
         let by = queue.current().unwrap_or_else(|| self.own_means(queue));
         self.count_by(queue, by);
     }
 
-    fn count_by(&self, queue: &mut Queue, by: Execution) {
+    fn count_by(&self, queue: &mut CallQueue, by: Execution) {
         queue.issued += 1;
         match by {
             Execution::MemoryOps => {
@@ -154,7 +154,7 @@ impl StreamState {
     /// Lets the stream wait for a count of others. Whether by a kernel, which can be told to wait no more until the count that comes next.
     pub(super) fn wait_for_count(
         &self,
-        queue: &mut Queue,
+        queue: &mut CallQueue,
         address: CUdeviceptr,
         value: u32,
     ) -> bool {
@@ -167,9 +167,9 @@ impl StreamState {
     }
 
     /// Lets the stream count, and enters what is finished with that.
-    pub(super) fn count_for(&self, queue: &mut Queue, after: u64, what: What) {
+    pub(super) fn count_for(&self, queue: &mut CallQueue, after: u64, what: PendingWork) {
         self.count(queue);
-        queue.entering.push(Pending {
+        queue.entering.push(PendingEntry {
             after,
             done: queue.issued,
             what,

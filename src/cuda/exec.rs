@@ -7,7 +7,7 @@ use super::context::CudaContext;
 use super::memops::MemOp;
 
 /// A graph that can be launched.
-pub(crate) struct Exec {
+pub(crate) struct InstantiatedGraph {
     pub(super) raw: CUgraphExec,
     /// The graph that it was instantiated from, if that is to be destroyed with it.
     graph: Option<CUgraph>,
@@ -18,19 +18,19 @@ pub(crate) struct Exec {
 
 // SAFETY: the handles may be used from any thread; a stream's queue is locked while they are used, and the driver has launches of one graph
 // wait for each other. Two threads cannot patch it at once, since a launch takes `&mut` of the `GraphExec`.
-unsafe impl Send for Exec {}
+unsafe impl Send for InstantiatedGraph {}
 // SAFETY: as above.
-unsafe impl Sync for Exec {}
+unsafe impl Sync for InstantiatedGraph {}
 
-impl Exec {
+impl InstantiatedGraph {
     /// `raw` was instantiated in that context, and belongs to this object. So does `graph`, if there is one.
     pub(super) fn new(
         context: &CudaContext,
         raw: CUgraphExec,
         graph: Option<CUgraph>,
         nodes: Vec<(CUgraphNode, usize)>,
-    ) -> Exec {
-        Exec {
+    ) -> InstantiatedGraph {
+        InstantiatedGraph {
             raw,
             graph,
             context: context.clone(),
@@ -51,7 +51,7 @@ impl Exec {
     }
 }
 
-impl Drop for Exec {
+impl Drop for InstantiatedGraph {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else {
             return;

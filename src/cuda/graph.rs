@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureStatus};
 
+use super::call_queue::CallQueue;
 use super::capture::RelaxedCapture;
 use super::decoded::Decoded;
 use super::driver::check;
-use super::exec::{Exec, params};
+use super::exec::{InstantiatedGraph, params};
 use super::memops::MemOp;
-use super::queue::Queue;
 use super::stream::CudaStream;
 use crate::stream::Submission;
 use crate::{Error, Result};
@@ -25,14 +25,14 @@ pub(crate) struct Draft {
     stream: CudaStream,
     graph: CUgraph,
     captured: bool,
-    nodes: Vec<Node>,
+    nodes: Vec<DraftNode>,
     /// What the next node of a graph of somebody's comes after, besides the last one.
     after: Vec<CUgraphNode>,
     /// Nothing more may be added to the last node: somebody knows it.
     closed: bool,
 }
 
-struct Node {
+struct DraftNode {
     raw: CUgraphNode,
     programs: Vec<Submission>,
 }
@@ -148,7 +148,7 @@ impl Draft {
                 sys::cuStreamUpdateCaptureDependencies(self.stream.raw_inside(), &mut raw, 1, SET)
             })?;
         }
-        self.nodes.push(Node { raw, programs });
+        self.nodes.push(DraftNode { raw, programs });
         self.after.clear();
         self.closed = false;
         Ok(())
@@ -221,7 +221,7 @@ impl Draft {
     }
 
     /// Ends it. The last node of the graph, which comes after all others, is one of ours: when the stream counts there, it is done.
-    pub(crate) fn instantiate(mut self) -> Result<Arc<Exec>> {
+    pub(crate) fn instantiate(mut self) -> Result<Arc<InstantiatedGraph>> {
         let context = self.stream.context().clone();
         let _relaxed = RelaxedCapture::new();
         let _entered = context.enter()?;
@@ -236,7 +236,7 @@ impl Draft {
             self.graph = self.stream.end_capture()?;
         }
         let mut raw = null_mut();
-        // SAFETY: writes one handle, which `Exec` destroys.
+        // SAFETY: writes one handle, which `InstantiatedGraph` destroys.
         check("cuGraphInstantiateWithFlags", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut raw, self.graph, 0)
         })?;
@@ -246,7 +246,7 @@ impl Draft {
             .map(|node| (node.raw, node.programs.len()))
             .collect();
         let graph = std::mem::replace(&mut self.graph, null_mut());
-        Ok(Arc::new(Exec::new(
+        Ok(Arc::new(InstantiatedGraph::new(
             &context,
             raw,
             self.captured.then_some(graph),
@@ -274,7 +274,7 @@ impl Drop for Draft {
 
 /// The operations of one node.
 fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
-    let mut queue = Queue::for_node();
+    let mut queue = CallQueue::for_node();
     stream.translate(&mut queue, programs)?;
     queue.into_one_call().ok_or_else(|| Error::State {
         operation: "GraphBuilder",

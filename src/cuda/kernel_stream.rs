@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::batch::TRIGGER_WORDS;
+use super::call_queue::{CallData, DriverCall};
 use super::context::CudaContext;
 use super::handle::StreamHandle;
+use super::kernel_words::TRIGGER_WORDS;
 use super::memory::DeviceBuffer;
-use super::queue::{Call, Given};
+use super::stream_words::STATUS_WORK;
 use super::trigger::Trigger;
-use super::word::STATUS_WORK;
 use crate::stream::{Event, Executor, Submission, forbid_on};
 use crate::{Error, Result};
 
@@ -47,17 +47,17 @@ const TURN_STOPPED: u64 = 1 << 63;
 /// It is a handle; clones are handles of the same stream, usable from any thread.
 #[derive(Clone)]
 pub struct KernelStream {
-    inner: Arc<Inner>,
+    inner: Arc<KernelStreamInner>,
 }
 
-struct Inner {
+struct KernelStreamInner {
     handle: StreamHandle,
     /// One word, in the device's own memory: a GPU has atomic operations there, and it is near. Kept by whatever is queued: a trigger that is
     /// executed after the last handle was dropped needs it.
     turn: Arc<DeviceBuffer>,
 }
 
-impl Drop for Inner {
+impl Drop for KernelStreamInner {
     fn drop(&mut self) {
         let state = self.handle.state();
         let queue = state.queue.lock();
@@ -86,7 +86,7 @@ impl KernelStream {
         queue.kept = Some(Arc::clone(&turn));
         drop(queue);
         Ok(KernelStream {
-            inner: Arc::new(Inner { handle, turn }),
+            inner: Arc::new(KernelStreamInner { handle, turn }),
         })
     }
 
@@ -109,8 +109,8 @@ impl KernelStream {
         if queue.calls.is_empty() {
             return Ok(None);
         }
-        let Call { what, issued } = queue.calls.remove(0);
-        let Given::Kernel(range) = what else {
+        let DriverCall { what, issued } = queue.calls.remove(0);
+        let CallData::Kernel(range) = what else {
             return Err(Error::State {
                 operation: "take a trigger",
                 reason: "what is queued is not for kernels".into(),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::call_queue::{CallData, CallQueue, DriverCall};
 use super::driver::check;
-use super::exec::{Exec, params};
-use super::pending::{Pending, What};
-use super::queue::{Call, Given, Queue};
+use super::exec::{InstantiatedGraph, params};
+use super::pending::{PendingEntry, PendingWork};
 use super::state::StreamState;
 use crate::stream::Submission;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ impl StreamState {
     ///
     /// # Errors
     /// As [`Executor::submit`](crate::Executor::submit). Nothing was launched then.
-    pub(super) fn launch(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
+    pub(super) fn launch(&self, exec: &Arc<InstantiatedGraph>, batch: &[Submission]) -> Result<()> {
         self.check()?;
         self.queue_by(
             |state, queue| {
@@ -41,10 +41,10 @@ impl StreamState {
                     return Err(unlike("its programs do not fit its nodes"));
                 }
                 // The last node is behind everything else in the graph.
-                queue.entering.push(Pending {
+                queue.entering.push(PendingEntry {
                     after: queue.issued,
                     done: queue.issued,
-                    what: What::Launched {
+                    what: PendingWork::Launched {
                         _exec: Arc::clone(exec),
                     },
                 });
@@ -54,12 +54,12 @@ impl StreamState {
         )
     }
 
-    fn issue_graph(&self, exec: &Exec, queue: &mut Queue) -> Result<()> {
+    fn issue_graph(&self, exec: &InstantiatedGraph, queue: &mut CallQueue) -> Result<()> {
         // Nodes name their context, and a graph none: the driver does not say what it makes of another current one.
         let mut driver = self.driver(true)?;
         self.forbid_capture(&mut driver, "launch a graph")?;
-        for (Call { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
-            let Given::MemoryOps(range) = what else {
+        for (DriverCall { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
+            let CallData::MemoryOps(range) = what else {
                 return Err(unlike("a kernel would execute a program of it"));
             };
             let ops = queue.ops.get_mut(range.clone()).unwrap_or_default();

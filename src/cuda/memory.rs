@@ -49,38 +49,38 @@ const PAGE: u64 = 4096;
 pub struct DeviceBuffer {
     /// Before the memory.
     copier: Arc<Copier>,
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
     ptr: CUdeviceptr,
     len_bytes: u64,
 }
 
-struct Memory {
+struct DeviceMemory {
     context: CudaContext,
     /// As one call of the driver, or somebody else's, allocated it.
     start: CUdeviceptr,
     len_bytes: u64,
-    owner: Owner,
+    owner: FreedBy,
 }
 
 /// Who frees it.
-enum Owner {
+enum FreedBy {
     Library,
     Somebody,
     /// Whoever drops this.
-    Kept(Box<dyn Any + Send + Sync>),
+    Checkpoint(Box<dyn Any + Send + Sync>),
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         match &self.owner {
             // A context that was destroyed has freed its memory.
-            Owner::Library => {
+            FreedBy::Library => {
                 if let Ok(_entered) = self.context.enter_relaxed() {
                     // SAFETY: allocated for this object, and nobody has a handle any more.
                     let _ = unsafe { sys::cuMemFree_v2(self.start) };
                 }
             }
-            Owner::Somebody | Owner::Kept(_) => {}
+            FreedBy::Somebody | FreedBy::Checkpoint(_) => {}
         }
     }
 }
@@ -95,15 +95,15 @@ impl CudaContext {
         let copier = Copier::of(self)?;
         let entered = self.enter_relaxed()?;
         let mut start = 0;
-        // SAFETY: writes one address; the memory is freed by `Memory`, which is made next.
+        // SAFETY: writes one address; the memory is freed by `DeviceMemory`, which is made next.
         check("cuMemAlloc", unsafe {
             sys::cuMemAlloc_v2(&mut start, len_bytes as usize)
         })?;
-        let memory = Memory {
+        let memory = DeviceMemory {
             context: self.clone(),
             start,
             len_bytes,
-            owner: Owner::Library,
+            owner: FreedBy::Library,
         };
         sync_operations(start);
         drop(entered);
@@ -133,7 +133,7 @@ impl DeviceBuffer {
         ptr: CUdeviceptr,
         len_bytes: u64,
     ) -> Result<DeviceBuffer> {
-        Self::found(context, ptr, len_bytes, Owner::Somebody)
+        Self::found(context, ptr, len_bytes, FreedBy::Somebody)
     }
 
     /// As [`DeviceBuffer::from_raw`], of memory that is freed when `owner` is dropped, which is kept as long.
@@ -149,21 +149,21 @@ impl DeviceBuffer {
         len_bytes: u64,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<DeviceBuffer> {
-        Self::found(context, ptr, len_bytes, Owner::Kept(owner))
+        Self::found(context, ptr, len_bytes, FreedBy::Checkpoint(owner))
     }
 
     fn found(
         context: &CudaContext,
         ptr: CUdeviceptr,
         len_bytes: u64,
-        owner: Owner,
+        owner: FreedBy,
     ) -> Result<DeviceBuffer> {
         check_len(len_bytes)?;
         let entered = context.enter_relaxed()?;
         let found = look(context, ptr, len_bytes)?;
         sync_operations(ptr);
         drop(entered);
-        let memory = Memory {
+        let memory = DeviceMemory {
             context: context.clone(),
             start: found.start,
             len_bytes: found.len_bytes,
@@ -305,16 +305,16 @@ impl DeviceBuffer {
             ptr,
             len_bytes,
         };
-        let is = |memory: &Memory| matches!(&memory.owner, Owner::Kept(owner) if owner.is::<T>());
+        let is = |memory: &DeviceMemory| matches!(&memory.owner, FreedBy::Checkpoint(owner) if owner.is::<T>());
         if !is(&memory) {
             return Err(again(memory));
         }
         let mut memory = Arc::try_unwrap(memory).map_err(again)?;
-        match std::mem::replace(&mut memory.owner, Owner::Somebody) {
-            Owner::Kept(owner) => match owner.downcast() {
+        match std::mem::replace(&mut memory.owner, FreedBy::Somebody) {
+            FreedBy::Checkpoint(owner) => match owner.downcast() {
                 Ok(owner) => Ok(*owner),
                 Err(owner) => {
-                    memory.owner = Owner::Kept(owner);
+                    memory.owner = FreedBy::Checkpoint(owner);
                     Err(again(Arc::new(memory)))
                 }
             },
@@ -328,7 +328,7 @@ impl DeviceBuffer {
     /// Its address and length, and nobody frees it any more; if it is the only handle of memory that this library has allocated.
     pub(super) fn leak(self) -> std::result::Result<(CUdeviceptr, u64), DeviceBuffer> {
         let is_whole = self.ptr == self.memory.start && self.len_bytes == self.memory.len_bytes;
-        if !is_whole || !matches!(self.memory.owner, Owner::Library) {
+        if !is_whole || !matches!(self.memory.owner, FreedBy::Library) {
             return Err(self);
         }
         let DeviceBuffer {
@@ -339,7 +339,7 @@ impl DeviceBuffer {
         } = self;
         match Arc::try_unwrap(memory) {
             Ok(mut memory) => {
-                memory.owner = Owner::Somebody;
+                memory.owner = FreedBy::Somebody;
                 Ok((ptr, len_bytes))
             }
             Err(memory) => Err(DeviceBuffer {

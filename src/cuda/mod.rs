@@ -9,7 +9,7 @@
 //! [`DeviceBuffer`] is memory of a GPU, this library's or somebody else's; a [`Region`](crate::Region) takes it. Contexts, streams and memory of
 //! the crate `cudarc` become this library's and the other way round, so its version, 0.19, is part of this interface.
 
-mod batch;
+mod call_queue;
 mod capabilities;
 mod capture;
 mod context;
@@ -28,6 +28,7 @@ mod graph;
 mod handle;
 mod host_call;
 mod kernel_stream;
+mod kernel_words;
 mod launch;
 mod memops;
 mod memory;
@@ -35,20 +36,19 @@ mod module;
 mod pending;
 mod pinned;
 mod probe;
-mod queue;
 mod settle;
 mod state;
 mod stream;
+mod stream_words;
 mod submit;
 mod timing;
 mod trigger;
 mod watch;
-mod word;
 
 pub use capabilities::{Capabilities, WritesOrdering};
 pub use context::CudaContext;
-pub(crate) use copy_stream::{CopyStream, Way};
-pub(crate) use exec::Exec;
+pub(crate) use copy_stream::{CopyDirection, CopyStream};
+pub(crate) use exec::InstantiatedGraph;
 pub use execution::Execution;
 pub(crate) use graph::Draft;
 pub use kernel_stream::KernelStream;

@@ -8,9 +8,9 @@ use cudarc::driver::sys::{
     self, CUdeviceptr, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream,
 };
 
-use super::batch::{LONG_WORDS, SHORT_WORDS};
 use super::capture::RelaxedCapture;
 use super::driver::{check, is};
+use super::kernel_words::{LONG_WORDS, SHORT_WORDS};
 use crate::{Error, Result};
 
 /// Where the driver wants it.
@@ -26,45 +26,45 @@ const MISSING: Option<&str> = option_env!("DOORBELL_NO_KERNELS");
 
 /// The kernels, loaded into a context.
 #[derive(Debug)]
-pub(super) struct Module {
+pub(super) struct KernelModule {
     raw: CUmodule,
-    pub(super) spin: Kernel,
-    pub(super) step: Kernel,
-    pub(super) put_step: Kernel,
-    execute_short: Kernel,
-    execute_long: Kernel,
+    pub(super) spin: LoadedKernel,
+    pub(super) step: LoadedKernel,
+    pub(super) put_step: LoadedKernel,
+    execute_short: LoadedKernel,
+    execute_long: LoadedKernel,
 }
 
 /// A function of the module. It is there as long as the module is.
 #[derive(Debug)]
-pub(super) struct Kernel(CUfunction);
+pub(super) struct LoadedKernel(CUfunction);
 
 // SAFETY: handles of the driver, which locks.
-unsafe impl Send for Module {}
+unsafe impl Send for KernelModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for KernelModule {}
 
-impl Module {
+impl KernelModule {
     /// Loads the kernels into the current context, code and all: to load code later, at the first launch, the driver may wait for what
     /// the GPU does, which may be a stream that waits.
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without nvcc, or for none of what the device is; [`Error::Cuda`].
-    pub(super) fn load() -> Result<Module> {
+    pub(super) fn load() -> Result<KernelModule> {
         let _relaxed = RelaxedCapture::new();
         let mut raw = null_mut();
-        // SAFETY: an image that this was compiled with, which ends as the driver expects; writes one handle, which `Module` unloads.
+        // SAFETY: an image that this was compiled with, which ends as the driver expects; writes one handle, which `KernelModule` unloads.
         let loaded = check("cuModuleLoadData", unsafe {
             sys::cuModuleLoadData(&mut raw, IMAGE.0.as_ptr().cast())
         });
         loaded.map_err(explain)?;
-        let mut module = Module {
+        let mut module = KernelModule {
             raw,
-            spin: Kernel(null_mut()),
-            step: Kernel(null_mut()),
-            put_step: Kernel(null_mut()),
-            execute_short: Kernel(null_mut()),
-            execute_long: Kernel(null_mut()),
+            spin: LoadedKernel(null_mut()),
+            step: LoadedKernel(null_mut()),
+            put_step: LoadedKernel(null_mut()),
+            execute_short: LoadedKernel(null_mut()),
+            execute_long: LoadedKernel(null_mut()),
         };
         let found = module.find();
         if found.is_err() {
@@ -82,7 +82,7 @@ impl Module {
         Ok(())
     }
 
-    /// Queues a kernel that executes the words of a [`Batch`](super::batch::Batch), on a stream of the module's context, which is current.
+    /// Queues a kernel that executes the words of a [`KernelWords`](super::kernel_words::Batch), on a stream of the module's context, which is current.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -125,7 +125,7 @@ fn parameter<const N: usize>(words: &[u64], control: CUdeviceptr) -> [u64; N] {
     batch
 }
 
-fn function(module: CUmodule, name: &CStr) -> Result<Kernel> {
+fn function(module: CUmodule, name: &CStr) -> Result<LoadedKernel> {
     let mut function = null_mut();
     // SAFETY: a module of the current context; writes one handle.
     check("cuModuleGetFunction", unsafe {
@@ -140,7 +140,7 @@ fn function(module: CUmodule, name: &CStr) -> Result<Kernel> {
             function,
         )
     })?;
-    Ok(Kernel(function))
+    Ok(LoadedKernel(function))
 }
 
 /// What a driver says of an image without code, or without code for the device, as what it means.
@@ -169,7 +169,7 @@ fn explain(error: Error) -> Error {
     }
 }
 
-impl Kernel {
+impl LoadedKernel {
     /// Queues it, with one thread, on a stream of its context, which is current.
     ///
     /// # Errors

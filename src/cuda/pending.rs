@@ -8,8 +8,8 @@ use std::sync::{Arc, MutexGuard};
 
 use super::count::Count;
 use super::decoded::Decoded;
-use super::exec::Exec;
-use super::word::{STATUS_WORK, Stop, Words};
+use super::exec::InstantiatedGraph;
+use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
 use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
@@ -23,18 +23,18 @@ const ARRIVALS: usize = 256;
 /// The thread that queues holds the lock of the stream's queue over the driver call, which may block; those that look must not wait for it, and take
 /// another lock. Entries go from the one to the others through a channel that takes neither.
 pub(super) struct PendingQueue {
-    arrivals: SyncSender<Pending>,
+    arrivals: SyncSender<PendingEntry>,
     /// How many entries were sent. SeqCst, as [`Enlistment`](crate::proxy::Enlistment) wants it: the thread that stops looking reads this after
     /// it has said so, and the thread that queues writes it before it asks.
     sent: AtomicU64,
-    waiting: Lock<Waiting>,
+    waiting: Lock<Arrived>,
 }
 
 /// The entries that have arrived.
-pub(super) struct Waiting {
-    arrivals: Receiver<Pending>,
+pub(super) struct Arrived {
+    arrivals: Receiver<PendingEntry>,
     received: u64,
-    pub(super) entries: VecDeque<Pending>,
+    pub(super) entries: VecDeque<PendingEntry>,
 }
 
 impl PendingQueue {
@@ -43,7 +43,7 @@ impl PendingQueue {
         PendingQueue {
             arrivals: sender,
             sent: AtomicU64::new(0),
-            waiting: Lock::new(Waiting {
+            waiting: Lock::new(Arrived {
                 arrivals: receiver,
                 received: 0,
                 entries: VecDeque::new(),
@@ -53,7 +53,7 @@ impl PendingQueue {
 
     /// Adds what the stream was given, which leaves `entering` empty. The caller holds the lock of the stream's queue. It takes no other one unless
     /// [`ARRIVALS`] entries have come since anybody looked.
-    pub(super) fn enter(&self, entering: &mut Vec<Pending>) {
+    pub(super) fn enter(&self, entering: &mut Vec<PendingEntry>) {
         let mut sent = 0;
         for entry in entering.drain(..) {
             match self.arrivals.try_send(entry) {
@@ -67,9 +67,9 @@ impl PendingQueue {
     }
 
     /// All that has arrived, for those that look.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Waiting> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Arrived> {
         let mut waiting = self.waiting.lock();
-        let Waiting {
+        let Arrived {
             arrivals,
             received,
             entries,
@@ -96,13 +96,13 @@ pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
 }
 
 /// One thing of a stream's queue, begun when the stream has counted to `after` and finished when it has counted to `done`.
-pub(super) struct Pending {
+pub(super) struct PendingEntry {
     pub(super) after: u64,
     pub(super) done: u64,
-    pub(super) what: What,
+    pub(super) what: PendingWork,
 }
 
-pub(super) enum What {
+pub(super) enum PendingWork {
     Program {
         owner: Arc<dyn Owner>,
         cookie: u64,
@@ -111,11 +111,11 @@ pub(super) enum What {
         awaited: Option<Awaited>,
         released: Option<Released>,
         /// The stream hears of the owner's failure.
-        listening: Option<Listening>,
+        alarm: Option<AlarmGuard>,
     },
     Record(Record),
     /// A count that somebody waits for.
-    Passing,
+    Count,
     /// A wait for another stream, whose words it keeps.
     Event {
         _mark: Option<Mark>,
@@ -127,32 +127,32 @@ pub(super) enum What {
     },
     /// A graph, all of it.
     Launched {
-        _exec: Arc<Exec>,
+        _exec: Arc<InstantiatedGraph>,
     },
 }
 
 /// While it lives, a stream hears of the failure of a program's owner.
-pub(super) struct Listening {
+pub(super) struct AlarmGuard {
     owner: Arc<dyn Owner>,
     stream: u64,
 }
 
-impl Listening {
-    pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> Listening {
+impl AlarmGuard {
+    pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> AlarmGuard {
         if let Some(attachments) = owner.attachments() {
             attachments.alarm().enter(stream, || {
                 let count = Arc::clone(count);
                 Arc::new(move || count.words.note(STATUS_WORK))
             });
         }
-        Listening {
+        AlarmGuard {
             owner: Arc::clone(owner),
             stream,
         }
     }
 }
 
-impl Drop for Listening {
+impl Drop for AlarmGuard {
     fn drop(&mut self) {
         if let Some(attachments) = self.owner.attachments() {
             attachments.alarm().leave(self.stream);
@@ -260,9 +260,9 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 /// ended. Of a stream that is `aborted` every wait is. Returns what is to be dropped, which may take a while: handles of owners that others have,
 /// too, are given up in here.
 pub(super) fn settle(
-    queue: &mut VecDeque<Pending>,
+    queue: &mut VecDeque<PendingEntry>,
     done: u64,
-    words: &Words,
+    words: &StreamWords,
     aborted: bool,
     released: impl Fn(u64),
 ) -> Vec<DeferredDrop> {
@@ -288,11 +288,11 @@ pub(super) fn settle(
     over
 }
 
-impl Pending {
+impl PendingEntry {
     /// The stream has come to it, and has not finished it.
-    fn begin(&mut self, words: &Words, aborted: bool) {
+    fn begin(&mut self, words: &StreamWords, aborted: bool) {
         let (owner, cookie, has_begun, awaited, released) = match &mut self.what {
-            What::Program {
+            PendingWork::Program {
                 owner,
                 cookie,
                 has_begun,
@@ -300,7 +300,7 @@ impl Pending {
                 released,
                 ..
             } => (owner, cookie, has_begun, awaited, released),
-            What::Event {
+            PendingWork::Event {
                 by_kernel: true,
                 given_up,
                 was_told,
@@ -312,7 +312,10 @@ impl Pending {
                 }
                 return;
             }
-            What::Event { .. } | What::Record(_) | What::Passing | What::Launched { .. } => return,
+            PendingWork::Event { .. }
+            | PendingWork::Record(_)
+            | PendingWork::Count
+            | PendingWork::Launched { .. } => return,
         };
         if !std::mem::replace(has_begun, true) {
             owner.started(*cookie);
@@ -336,8 +339,8 @@ impl Pending {
     }
 
     /// What has become of it, which the stream has finished.
-    fn outcome(&self, words: &Words) -> Outcome {
-        let What::Program { released, .. } = &self.what else {
+    fn outcome(&self, words: &StreamWords) -> Outcome {
+        let PendingWork::Program { released, .. } = &self.what else {
             return Outcome::Done;
         };
         match (words.stop(), released) {
@@ -354,23 +357,26 @@ impl Pending {
 
     fn cookie(&self) -> Option<u64> {
         match &self.what {
-            What::Program { cookie, .. } => Some(*cookie),
-            What::Record(_) | What::Event { .. } | What::Passing | What::Launched { .. } => None,
+            PendingWork::Program { cookie, .. } => Some(*cookie),
+            PendingWork::Record(_)
+            | PendingWork::Event { .. }
+            | PendingWork::Count
+            | PendingWork::Launched { .. } => None,
         }
     }
 
     fn finish(&mut self, outcome: Outcome) {
         match &mut self.what {
-            What::Program {
+            PendingWork::Program {
                 owner,
                 cookie,
                 has_begun,
                 awaited,
                 released,
-                listening,
+                alarm,
             } => {
                 // What fails from now on is none of the stream's.
-                *listening = None;
+                *alarm = None;
                 if !*has_begun {
                     owner.started(*cookie);
                 }
@@ -382,37 +388,39 @@ impl Pending {
                 }
                 owner.finished(*cookie, outcome);
             }
-            What::Record(record) => {
+            PendingWork::Record(record) => {
                 record.fire(None);
                 if let Some(event) = record.sleepers() {
                     event.wake();
                 }
             }
-            What::Event { .. } | What::Passing | What::Launched { .. } => {}
+            PendingWork::Event { .. } | PendingWork::Count | PendingWork::Launched { .. } => {}
         }
     }
 
     /// The stream will never come to it, for that reason.
     pub(super) fn discard(&self, reason: &Error) {
         match &self.what {
-            What::Program { owner, cookie, .. } => owner.finished(*cookie, Outcome::Discarded),
-            What::Record(record) => record.fire(Some(reason.clone())),
-            What::Event { .. } | What::Passing | What::Launched { .. } => {}
+            PendingWork::Program { owner, cookie, .. } => {
+                owner.finished(*cookie, Outcome::Discarded)
+            }
+            PendingWork::Record(record) => record.fire(Some(reason.clone())),
+            PendingWork::Event { .. } | PendingWork::Count | PendingWork::Launched { .. } => {}
         }
     }
 
     /// Nobody wants it any more: a wait for another stream ends as soon as the stream is in it, if it can. Gives the owner of a program, which is to
     /// be told when no lock is held.
     pub(super) fn give_up(&mut self) -> Option<Arc<dyn Owner>> {
-        if let What::Event { given_up, .. } = &mut self.what {
+        if let PendingWork::Event { given_up, .. } = &mut self.what {
             *given_up = true;
         }
         self.owner().cloned()
     }
 
-    /// After [`Pending::discard`] of all, and when the stream's count says that it is over: those who sleep until then.
+    /// After [`PendingEntry::discard`] of all, and when the stream's count says that it is over: those who sleep until then.
     pub(super) fn wake(&self) {
-        if let What::Record(record) = &self.what
+        if let PendingWork::Record(record) = &self.what
             && let Some(event) = record.sleepers()
         {
             event.wake();
@@ -422,13 +430,11 @@ impl Pending {
     /// Gives up its handles; what this returns is to be dropped, which may take a while.
     pub(super) fn into_deferred_drop(self) -> Option<DeferredDrop> {
         match self.what {
-            What::Program {
-                owner, listening, ..
-            } => {
-                drop(listening);
+            PendingWork::Program { owner, alarm, .. } => {
+                drop(alarm);
                 owner.into_deferred_drop()
             }
-            What::Passing => None,
+            PendingWork::Count => None,
             what => Some(Box::new(what)),
         }
     }
@@ -436,8 +442,11 @@ impl Pending {
     /// Whose program it is.
     pub(super) fn owner(&self) -> Option<&Arc<dyn Owner>> {
         match &self.what {
-            What::Program { owner, .. } => Some(owner),
-            What::Record(_) | What::Event { .. } | What::Passing | What::Launched { .. } => None,
+            PendingWork::Program { owner, .. } => Some(owner),
+            PendingWork::Record(_)
+            | PendingWork::Event { .. }
+            | PendingWork::Count
+            | PendingWork::Launched { .. } => None,
         }
     }
 }
@@ -446,11 +455,11 @@ impl Pending {
 mod tests {
     use super::*;
 
-    fn entries(numbers: std::ops::Range<u64>) -> Vec<Pending> {
-        let entry = |done| Pending {
+    fn entries(numbers: std::ops::Range<u64>) -> Vec<PendingEntry> {
+        let entry = |done| PendingEntry {
             after: 0,
             done,
-            what: What::Passing,
+            what: PendingWork::Count,
         };
         numbers.map(entry).collect()
     }

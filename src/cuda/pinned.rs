@@ -26,7 +26,7 @@ const IO_FLAGS: u32 = FLAGS | sys::CU_MEMHOSTREGISTER_IOMEMORY;
 
 /// Consecutive pages that were registered by one call.
 #[derive(Debug)]
-struct Run {
+struct PinnedRun {
     context: CudaContext,
     pages: Range<usize>,
     /// Not by the application, whose registration is not ours to end.
@@ -34,10 +34,10 @@ struct Run {
 }
 
 /// The runs of the process, by their first address: the driver registers a page once, whichever context asks.
-type Runs = BTreeMap<usize, Weak<Run>>;
+type PinnedRuns = BTreeMap<usize, Weak<PinnedRun>>;
 
 struct Known {
-    runs: Runs,
+    runs: PinnedRuns,
     /// Pages that are being unregistered. Nobody waits for that but who wants them again: it may take as long as what is queued on a GPU,
     /// which may wait for whoever registers something else.
     leaving: Vec<Range<usize>>,
@@ -56,7 +56,7 @@ fn known() -> MutexGuard<'static, Known> {
 /// A span of host memory that stays registered as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    runs: Vec<Arc<Run>>,
+    runs: Vec<Arc<PinnedRun>>,
     /// What is to be added to an address of the span to have the device's.
     offset: u64,
 }
@@ -171,9 +171,9 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // Handles are made under the lock, so that the last one is known to be the last.
-        let last: Vec<Run> = {
+        let last: Vec<PinnedRun> = {
             let mut known = known();
-            let last: Vec<Run> = self.runs.drain(..).filter_map(Arc::into_inner).collect();
+            let last: Vec<PinnedRun> = self.runs.drain(..).filter_map(Arc::into_inner).collect();
             known
                 .leaving
                 .extend(last.iter().map(|run| run.pages.clone()));
@@ -188,7 +188,7 @@ impl Drop for Pinned {
 }
 
 /// A run of which nobody is left.
-struct Leaving(Run);
+struct Leaving(PinnedRun);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
@@ -199,7 +199,7 @@ impl Drop for Leaving {
     }
 }
 
-impl Run {
+impl PinnedRun {
     fn unregister(&self) {
         if !self.ours {
             return;
@@ -214,15 +214,15 @@ impl Run {
 }
 
 /// The run that has the page at that address.
-fn covering(known: &Runs, at: usize) -> Option<Arc<Run>> {
+fn covering(known: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
     let (_, run) = known.range(..=at).next_back()?;
     run.upgrade().filter(|run| run.pages.contains(&at))
 }
 
 /// Registers these pages; or the first of them, if the application has registered some.
-fn register(context: &CudaContext, pages: Range<usize>) -> Result<Run> {
+fn register(context: &CudaContext, pages: Range<usize>) -> Result<PinnedRun> {
     let _entered = context.enter()?;
-    let run = |pages, ours| Run {
+    let run = |pages, ours| PinnedRun {
         context: context.clone(),
         pages,
         ours,

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
 
-use super::batch::Batch;
 use super::capabilities::{Capabilities, Probed};
 use super::context::CudaContext;
 use super::driver::{check, is};
+use super::kernel_words::KernelWords;
 use super::memops::{MemOp, store_dword, store_qword, wait};
-use super::word::Words;
+use super::stream_words::StreamWords;
 use crate::stream::Backoff;
 use crate::{Error, Result};
 
@@ -26,7 +26,7 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
         capabilities: promised,
         findings: Vec::new(),
     };
-    match Bench::new(context) {
+    match ProbeStream::new(context) {
         Ok(bench) => bench.try_all(&mut probed),
         Err(error) => {
             let Capabilities {
@@ -55,15 +55,15 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
 }
 
 /// A stream, and words for it.
-struct Bench<'a> {
+struct ProbeStream<'a> {
     context: &'a CudaContext,
     stream: CUstream,
-    words: ManuallyDrop<Words>,
+    words: ManuallyDrop<StreamWords>,
     /// The stream has not come to an end in time.
     hangs: Cell<bool>,
 }
 
-impl Drop for Bench<'_> {
+impl Drop for ProbeStream<'_> {
     fn drop(&mut self) {
         if self.hangs.get() {
             // It may still store to the words, and to unregister them would be to wait for it.
@@ -72,22 +72,22 @@ impl Drop for Bench<'_> {
         // SAFETY: here alone.
         unsafe { ManuallyDrop::drop(&mut self.words) };
         if let Ok(_entered) = self.context.enter() {
-            // SAFETY: made by `Bench::new`, and used by nobody else.
+            // SAFETY: made by `ProbeStream::new`, and used by nobody else.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
     }
 }
 
-impl<'a> Bench<'a> {
-    fn new(context: &'a CudaContext) -> Result<Bench<'a>> {
+impl<'a> ProbeStream<'a> {
+    fn new(context: &'a CudaContext) -> Result<ProbeStream<'a>> {
         let _entered = context.enter()?;
-        let words = Words::new(context)?;
+        let words = StreamWords::new(context)?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, which `Bench` destroys.
+        // SAFETY: writes one handle, which `ProbeStream` destroys.
         check("cuStreamCreate", unsafe {
             sys::cuStreamCreate(&mut raw, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32)
         })?;
-        Ok(Bench {
+        Ok(ProbeStream {
             context,
             stream: raw,
             words: ManuallyDrop::new(words),
@@ -140,7 +140,7 @@ impl<'a> Bench<'a> {
             self.expect(9)
         });
         found("kernels", &mut capabilities.kernels, &|| {
-            let mut batch = Batch::default();
+            let mut batch = KernelWords::default();
             batch.wait_count(status, 0, 1);
             batch.count(10);
             let launch = batch.end_launch();

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use super::pending::{Pending, defer_drops, settle};
+use super::pending::{PendingEntry, defer_drops, settle};
 use super::state::StreamState;
-use super::word::{STATUS_WORK, Stop};
+use super::stream_words::{STATUS_WORK, Stop};
 use crate::Error;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Owner};
@@ -48,7 +48,7 @@ impl StreamState {
         };
         // Told under the lock, as `settle` does: who finds nothing pending finds that everyone was told.
         let mut pending = self.pending.lock();
-        let dropped: Vec<Pending> = pending.entries.drain(..).collect();
+        let dropped: Vec<PendingEntry> = pending.entries.drain(..).collect();
         // The reason before the end: who sees that nothing more is to come finds why.
         dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
@@ -57,10 +57,10 @@ impl StreamState {
             let words = &self.count.words;
             words.done().store(last.done as u32, Ordering::Release);
         }
-        dropped.iter().for_each(Pending::wake);
+        dropped.iter().for_each(PendingEntry::wake);
         let dropped = dropped
             .into_iter()
-            .filter_map(Pending::into_deferred_drop)
+            .filter_map(PendingEntry::into_deferred_drop)
             .collect();
         drop(pending);
         self.gates.lock().clear();
@@ -113,7 +113,7 @@ impl StreamState {
             .lock()
             .entries
             .iter_mut()
-            .filter_map(Pending::give_up)
+            .filter_map(PendingEntry::give_up)
             .collect();
         for owner in pending {
             owner.give_up();

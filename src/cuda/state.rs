@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
 
+use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::count::Count;
 use super::pending::PendingQueue;
-use super::queue::Queue;
-use super::word::Words;
+use super::stream_words::StreamWords;
 use crate::Result;
 use crate::proxy::Enlistment;
 use crate::stream::{Fault, Lock, Mark, Progress, next_id};
@@ -33,7 +33,7 @@ pub(super) struct StreamState {
     pub(super) progress: Arc<Progress>,
     pub(super) count: Arc<Count>,
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
-    pub(super) queue: Lock<Queue>,
+    pub(super) queue: Lock<CallQueue>,
     pub(super) pending: PendingQueue,
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
     pub(super) visiting: RwLock<()>,
@@ -73,7 +73,7 @@ impl StreamState {
         name: String,
     ) -> Result<Arc<StreamState>> {
         let id = next_id();
-        let words = Words::new(context).inspect_err(|_| {
+        let words = StreamWords::new(context).inspect_err(|_| {
             if let (true, Ok(_entered)) = (owned, context.enter()) {
                 // SAFETY: the caller has just made it, and nobody else has it.
                 let _ = unsafe { sys::cuStreamDestroy_v2(raw) };

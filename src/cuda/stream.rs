@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::call_queue::CallQueue;
 use super::capture::is_captured;
 use super::context::CudaContext;
-use super::exec::Exec;
+use super::exec::InstantiatedGraph;
 use super::execution::Execution;
 use super::handle::StreamHandle;
 use super::host_call;
 use super::memops::MemOp;
-use super::module::Module;
-use super::pending::What;
-use super::queue::Queue;
+use super::module::KernelModule;
+use super::pending::PendingWork;
 use super::state::StreamState;
+use super::stream_words::STATUS_STREAM;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
-use super::word::STATUS_STREAM;
 use crate::stream::{Event, Executor, Submission, act_as, forbid_on, message};
 use crate::{Error, Result};
 
@@ -249,7 +249,7 @@ impl CudaStream {
     }
 
     /// Queues a kernel of the library's.
-    fn launch(&self, launch: impl FnOnce(&Module, CUstream) -> Result<()>) -> Result<()> {
+    fn launch(&self, launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>) -> Result<()> {
         let state = self.state();
         state.check()?;
         let module = state.context.module()?;
@@ -264,7 +264,7 @@ impl CudaStream {
             launch(module, state.raw)?;
             // Counted, so that the stream has its context, and with it the kernel, until this is done.
             let after = queue.issued;
-            state.count_for(queue, after, What::Passing);
+            state.count_for(queue, after, PendingWork::Count);
             Ok(())
         })
     }
@@ -281,13 +281,13 @@ impl CudaStream {
     }
 
     /// The operations of programs, in `queue`.
-    pub(super) fn translate(&self, queue: &mut Queue, programs: &[Submission]) -> Result<()> {
+    pub(super) fn translate(&self, queue: &mut CallQueue, programs: &[Submission]) -> Result<()> {
         self.state().prepare(queue, programs.iter())
     }
 
     /// The operation by which the stream counts, alone.
     pub(super) fn count_op(&self) -> Vec<MemOp> {
-        let mut queue = Queue::for_node();
+        let mut queue = CallQueue::for_node();
         self.state().count(&mut queue);
         queue.into_one_call().unwrap_or_default()
     }
@@ -302,7 +302,11 @@ impl CudaStream {
     ///
     /// # Errors
     /// As [`Executor::submit`]. Nothing was launched then.
-    pub(crate) fn launch_graph(&self, exec: &Arc<Exec>, batch: &[Submission]) -> Result<()> {
+    pub(crate) fn launch_graph(
+        &self,
+        exec: &Arc<InstantiatedGraph>,
+        batch: &[Submission],
+    ) -> Result<()> {
         self.state().launch(exec, batch)
     }
 
@@ -380,7 +384,7 @@ unsafe impl Executor for CudaStream {
         let mut target = 0;
         state.queue_unchecked(|state, queue| {
             let after = queue.issued;
-            state.count_for(queue, after, What::Passing);
+            state.count_for(queue, after, PendingWork::Count);
             target = queue.issued;
             Ok(())
         })?;

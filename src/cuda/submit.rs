@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::batch::Batch;
+use super::call_queue::{CallData, CallQueue, DriverCall};
 use super::driver::check;
+use super::kernel_words::KernelWords;
 use super::memops::MemOp;
-use super::pending::{Pending, What, defer_drops};
-use super::queue::{Call, Given, Queue};
+use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::StreamState;
-use super::word::STATUS_STREAM;
+use super::stream_words::STATUS_STREAM;
 use crate::stream::{Event, Mark, Record, Submission};
 use crate::{Error, Result};
 
@@ -41,7 +41,7 @@ impl StreamState {
         self.queue(|state, queue| {
             queue.make_room(0);
             let after = queue.issued;
-            state.count_for(queue, after, What::Record(record));
+            state.count_for(queue, after, PendingWork::Record(record));
             position = queue.issued;
             Ok(())
         })?;
@@ -60,10 +60,10 @@ impl StreamState {
         if let Some(word) = mark.progress.device_word() {
             // The word is that of another stream's count, whose memory the event keeps: so must this stream, until it has passed.
             return self.queue(|state, queue| {
-                queue.make_room(Batch::WAIT_WORDS);
+                queue.make_room(KernelWords::WAIT_WORDS);
                 let after = queue.issued;
                 let by_kernel = state.wait_for_count(queue, word, mark.position as u32);
-                let what = What::Event {
+                let what = PendingWork::Event {
                     _mark: Some(mark),
                     by_kernel,
                     given_up: false,
@@ -75,12 +75,12 @@ impl StreamState {
         }
         // Nothing that a GPU could look at: the thread that looks lets it pass.
         self.queue(|state, queue| {
-            queue.make_room(Batch::WAIT_WORDS);
+            queue.make_room(KernelWords::WAIT_WORDS);
             queue.gate = queue.gate.wrapping_add(1);
             let gate = queue.gate;
             let after = queue.issued;
             let by_kernel = state.wait_for_count(queue, state.count.words.gate_at(), gate);
-            let what = What::Event {
+            let what = PendingWork::Event {
                 _mark: None,
                 by_kernel,
                 given_up: false,
@@ -96,7 +96,7 @@ impl StreamState {
     /// Queues operations made by `prepare`, which may fail and then leaves everything as it was.
     pub(super) fn queue(
         &self,
-        prepare: impl FnOnce(&StreamState, &mut Queue) -> Result<()>,
+        prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
         self.check()?;
         self.queue_unchecked(prepare)
@@ -105,7 +105,7 @@ impl StreamState {
     /// [`StreamState::queue`] that reports no earlier failure.
     pub(super) fn queue_unchecked(
         &self,
-        prepare: impl FnOnce(&StreamState, &mut Queue) -> Result<()>,
+        prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
         self.queue_by(prepare, |state, queue| {
             if queue.for_kernels {
@@ -118,22 +118,22 @@ impl StreamState {
 
     pub(super) fn queue_by(
         &self,
-        prepare: impl FnOnce(&StreamState, &mut Queue) -> Result<()>,
-        issue: impl FnOnce(&StreamState, &mut Queue) -> Result<()>,
+        prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
+        issue: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
         let mut queue = self.queue.lock();
-        let kept = queue.keep();
+        let before = queue.checkpoint();
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
         // Not under the lock: an owner may be dropped with what was not entered.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
-            let gate = queue.go_back(&kept);
+            let gate = queue.restore(&before);
             // Their numbers are not used again: one may have been opened already.
             self.gates
                 .lock()
                 .retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
         } else {
-            queue.settle();
+            queue.end_step();
             // Empty: its space is for the next call.
             queue.entering = refused;
             return result;
@@ -145,13 +145,13 @@ impl StreamState {
 
     /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error. Where the driver refuses a later call of
     /// several, those before it cannot be taken back: what was not given is discarded, and the failure is one of work queued earlier.
-    fn issue(&self, queue: &mut Queue) -> Result<()> {
+    fn issue(&self, queue: &mut CallQueue) -> Result<()> {
         let mut driver = self.driver(queue.enters_first)?;
         self.forbid_capture(&mut driver, "queue on a CUDA stream")?;
         queue.end_call();
         let mut given = None;
         let mut refused = None;
-        for Call { what, issued } in &queue.calls {
+        for DriverCall { what, issued } in &queue.calls {
             let result = driver.call(|| self.give(what, &mut queue.ops, &queue.batch));
             match (result, given) {
                 (Ok(()), _) => {
@@ -179,16 +179,16 @@ impl StreamState {
     }
 
     /// Enters what was made for kernels of the application, which [`KernelStream::take`](super::KernelStream::take) hands out.
-    fn issue_to_kernels(&self, queue: &mut Queue) -> Result<()> {
+    fn issue_to_kernels(&self, queue: &mut CallQueue) -> Result<()> {
         self.pending.enter(&mut queue.entering);
         self.ensure_watched();
         Ok(())
     }
 
     /// One call of the driver.
-    fn give(&self, what: &Given, ops: &mut [MemOp], batch: &Batch) -> Result<()> {
+    fn give(&self, what: &CallData, ops: &mut [MemOp], batch: &KernelWords) -> Result<()> {
         match what {
-            Given::MemoryOps(range) => {
+            CallData::MemoryOps(range) => {
                 let ops = ops.get_mut(range.clone()).unwrap_or_default();
                 // SAFETY: operations of the layout of the driver's own header, on memory that stays registered until the stream is done with
                 // them: each program's owner is kept in `pending`, and the stream's own words in `self`.
@@ -196,7 +196,7 @@ impl StreamState {
                     sys::cuStreamBatchMemOp_v2(self.raw, ops.len() as u32, ops.as_mut_ptr(), 0)
                 })
             }
-            Given::Kernel(range) => {
+            CallData::Kernel(range) => {
                 let words = batch.words(range.clone());
                 let control = self.count.words.control_at();
                 // SAFETY: as above.
@@ -206,7 +206,7 @@ impl StreamState {
     }
 
     /// What was to come after the stream had counted to `given` was refused.
-    fn lose(&self, queue: &mut Queue, given: u64, error: &Error) {
+    fn lose(&self, queue: &mut CallQueue, given: u64, error: &Error) {
         queue.issued = given;
         let first = queue.entering.iter().position(|entry| entry.done > given);
         let lost = queue
@@ -222,7 +222,7 @@ impl StreamState {
         lost.iter().for_each(|pending| pending.discard(&reason));
         defer_drops(
             lost.into_iter()
-                .filter_map(Pending::into_deferred_drop)
+                .filter_map(PendingEntry::into_deferred_drop)
                 .collect(),
         );
     }

@@ -3,7 +3,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::batch::TRIGGER_WORDS;
+use super::kernel_words::TRIGGER_WORDS;
 
 /// What was queued on a [`KernelStream`](super::KernelStream), for a kernel of the application to execute: a plain value, passed to the
 /// kernel as its parameter, or copied to where it finds it. `include/doorbell/trigger.h` has what executes it, and the same layout

@@ -12,7 +12,7 @@ use super::driver::{check, is};
 use super::host_call::in_host_function;
 use super::pending::defer_drops;
 use super::state::StreamState;
-use super::word::STATUS_STREAM;
+use super::stream_words::STATUS_STREAM;
 use crate::proxy::{Pace, Placement, Rounds, Turn, drop_elsewhere};
 use crate::stream::Backoff;
 use crate::{Error, Result};
@@ -79,15 +79,15 @@ pub(super) fn release(stream: Arc<StreamState>) {
 
 /// [`release`], by a thread that nobody waits for.
 pub(super) fn release_elsewhere(stream: Arc<StreamState>) {
-    struct Released(Option<Arc<StreamState>>);
-    impl Drop for Released {
+    struct DeferredRelease(Option<Arc<StreamState>>);
+    impl Drop for DeferredRelease {
         fn drop(&mut self) {
             if let Some(stream) = self.0.take() {
                 release(stream);
             }
         }
     }
-    drop_elsewhere(Box::new(Released(Some(stream))));
+    drop_elsewhere(Box::new(DeferredRelease(Some(stream))));
 }
 
 impl StreamState {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUgraphExec;
 
 use super::step::Step;
-use crate::cuda::{CudaStream, Exec};
+use crate::cuda::{CudaStream, InstantiatedGraph};
 use crate::endpoint::{Endpoint, Prepared, Ticket, graph_post_all};
 use crate::stream::Executor;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 ///
 /// Dropped while launches are queued or running, it goes when they are done.
 pub struct GraphExec {
-    exec: Arc<Exec>,
+    exec: Arc<InstantiatedGraph>,
     steps: Vec<Step>,
     armed: Vec<Prepared>,
     is_armed: bool,
@@ -27,7 +27,11 @@ pub struct GraphExec {
 }
 
 impl GraphExec {
-    pub(super) fn new(exec: Arc<Exec>, steps: Vec<Step>, armed: Vec<Prepared>) -> GraphExec {
+    pub(super) fn new(
+        exec: Arc<InstantiatedGraph>,
+        steps: Vec<Step>,
+        armed: Vec<Prepared>,
+    ) -> GraphExec {
         GraphExec {
             exec,
             steps,

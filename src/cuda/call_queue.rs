@@ -3,26 +3,26 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::batch::{Batch, LONG_WORDS, TRIGGER_WORDS};
 use super::decoded::Decoded;
 use super::execution::Execution;
+use super::kernel_words::{KernelWords, LONG_WORDS, TRIGGER_WORDS};
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
-use super::pending::Pending;
+use super::pending::PendingEntry;
 use crate::{Error, Result};
 
 /// What the next calls of the driver need.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct CallQueue {
     /// Counts that stores of the stream will have made when it is done with everything.
     pub(super) issued: u64,
     pub(super) gate: u32,
     /// What programs are executed by, where there is a choice.
     pub(super) execution: Execution,
     pub(super) ops: Vec<MemOp>,
-    pub(super) batch: Batch,
+    pub(super) batch: KernelWords,
     /// The calls of the driver that `ops` and `batch` are given by; a program is in one of them.
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<DriverCall>,
     /// Where in `ops` the last call of them ends.
     ops_end: usize,
     /// What NICs wrote before the waits of the kernel that is being made is to be flushed behind it: a kernel has no means for that.
@@ -31,7 +31,7 @@ pub(super) struct Queue {
     pub(super) is_watched: bool,
     /// The calls are for nodes of a graph: memory operations, and nothing else.
     pub(super) of_graph: bool,
-    pub(super) entering: Vec<Pending>,
+    pub(super) entering: Vec<PendingEntry>,
     /// The last thread that queued had another current context than the stream's: the next call enters that first.
     pub(super) enters_first: bool,
     /// Calls that the driver has taken so far.
@@ -45,14 +45,14 @@ pub(super) struct Queue {
     pub(super) kept: Option<Arc<DeviceBuffer>>,
 }
 
-pub(super) struct Call {
-    pub(super) what: Given,
+pub(super) struct DriverCall {
+    pub(super) what: CallData,
     /// What the stream will have counted to.
     pub(super) issued: u64,
 }
 
 /// How far a queue was, to go back there.
-pub(super) struct Kept {
+pub(super) struct Checkpoint {
     issued: u64,
     gate: u32,
     calls: usize,
@@ -61,19 +61,19 @@ pub(super) struct Kept {
 }
 
 /// What a call gives to the driver.
-pub(super) enum Given {
+pub(super) enum CallData {
     /// In `ops`.
     MemoryOps(Range<usize>),
     /// In `batch`.
     Kernel(Range<usize>),
 }
 
-impl Queue {
+impl CallQueue {
     /// For a node of a graph, which is memory operations.
-    pub(super) fn for_node() -> Queue {
-        Queue {
+    pub(super) fn for_node() -> CallQueue {
+        CallQueue {
             of_graph: true,
-            ..Queue::default()
+            ..CallQueue::default()
         }
     }
 
@@ -102,7 +102,7 @@ impl Queue {
                 self.ops.len() - self.ops_end + program.memop_count + 2 <= CALL_MAX
             }
             Execution::Kernel => {
-                let words = Batch::words_of(program) + 2 * Batch::COUNT_WORDS;
+                let words = KernelWords::words_of(program) + 2 * KernelWords::COUNT_WORDS;
                 self.has_room(words)
             }
         }
@@ -121,7 +121,7 @@ impl Queue {
     /// Ends the call that is being made if it has no place for so many words and a count. What is made for the driver is one step then,
     /// which always has.
     pub(super) fn make_room(&mut self, words: usize) {
-        if self.for_kernels && !self.has_room(words + Batch::COUNT_WORDS) {
+        if self.for_kernels && !self.has_room(words + KernelWords::COUNT_WORDS) {
             self.end_call();
         }
     }
@@ -131,7 +131,7 @@ impl Queue {
         if !self.for_kernels {
             return Ok(());
         }
-        let words = (Batch::words_of(program) + 2 * Batch::COUNT_WORDS) as u64;
+        let words = (KernelWords::words_of(program) + 2 * KernelWords::COUNT_WORDS) as u64;
         if words <= TRIGGER_WORDS as u64 {
             return Ok(());
         }
@@ -146,23 +146,23 @@ impl Queue {
     /// What was added since the last call is one.
     pub(super) fn end_call(&mut self) {
         let what = match self.current() {
-            Some(Execution::MemoryOps) => Given::MemoryOps(self.ops_end..self.ops.len()),
-            Some(Execution::Kernel) => Given::Kernel(self.batch.end_launch()),
+            Some(Execution::MemoryOps) => CallData::MemoryOps(self.ops_end..self.ops.len()),
+            Some(Execution::Kernel) => CallData::Kernel(self.batch.end_launch()),
             None => return,
         };
         self.ops_end = self.ops.len();
         let issued = self.issued;
-        self.calls.push(Call { what, issued });
+        self.calls.push(DriverCall { what, issued });
         if std::mem::take(&mut self.flush_behind) {
             self.ops.push(flush_remote_writes());
-            let what = Given::MemoryOps(self.ops_end..self.ops.len());
+            let what = CallData::MemoryOps(self.ops_end..self.ops.len());
             self.ops_end = self.ops.len();
-            self.calls.push(Call { what, issued });
+            self.calls.push(DriverCall { what, issued });
         }
     }
 
-    pub(super) fn keep(&self) -> Kept {
-        Kept {
+    pub(super) fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
             issued: self.issued,
             gate: self.gate,
             calls: self.calls.len(),
@@ -172,22 +172,22 @@ impl Queue {
     }
 
     /// After a step that was queued.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn end_step(&mut self) {
         if !self.for_kernels {
             self.clear();
         }
     }
 
     /// After a step that was not: as it was. Gates are the caller's, who opens those that were there.
-    pub(super) fn go_back(&mut self, kept: &Kept) -> u32 {
+    pub(super) fn restore(&mut self, to: &Checkpoint) -> u32 {
         if self.for_kernels {
-            self.batch.go_back(kept.words, kept.start);
-            self.calls.truncate(kept.calls);
+            self.batch.go_back(to.words, to.start);
+            self.calls.truncate(to.calls);
         } else {
             self.clear();
         }
-        self.issued = kept.issued;
-        kept.gate
+        self.issued = to.issued;
+        to.gate
     }
 
     pub(super) fn clear(&mut self) {

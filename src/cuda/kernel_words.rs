@@ -23,7 +23,7 @@ const ITEM_COUNT: u64 = 3;
 
 /// The words of kernels to be launched, one launch after the other.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct KernelWords {
     words: Vec<u64>,
     /// Where those of the next launch begin.
     start: usize,
@@ -31,7 +31,7 @@ pub(super) struct Batch {
     table: Vec<CUdeviceptr>,
 }
 
-impl Batch {
+impl KernelWords {
     /// How many words a program may take, with a table of its own.
     pub(super) fn words_of(program: &Decoded<'_>) -> usize {
         let mut targets = [None; UNIT_LIMIT];
@@ -239,9 +239,9 @@ mod tests {
             .copy_block(page.block(32, 32).unwrap(), &bytes)
             .unwrap();
         program.poll_nor(word.dword(8).unwrap(), 9).unwrap();
-        let mut batch = Batch::default();
+        let mut batch = KernelWords::default();
         batch.program(&Decoded::new(&program), 5, locate).unwrap();
-        assert!(batch.len() <= Batch::words_of(&Decoded::new(&program)));
+        assert!(batch.len() <= KernelWords::words_of(&Decoded::new(&program)));
         batch.count(5);
         // The same targets, so the same table.
         let one = batch.len();
@@ -305,7 +305,7 @@ mod tests {
         let word = targets.register("word", Role::Memory, 64);
         let mut program = Program::new(&targets);
         program.store_dword(word.dword(0).unwrap(), 1).unwrap();
-        let mut batch = Batch::default();
+        let mut batch = KernelWords::default();
         let refused = Error::State {
             operation: "locate",
             reason: String::new(),

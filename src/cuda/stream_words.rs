@@ -21,24 +21,24 @@ pub(super) const STATUS_STREAM: i32 = -18;
 
 /// What a stream and this process share, which GPUs can load and store. The memory is this process's own, so that it is there to be
 /// read after a context has been destroyed, which frees what the driver allocates.
-pub(super) struct Words {
+pub(super) struct StreamWords {
     /// Before the memory that it is about.
     pinned: Pinned,
-    page: Box<Page>,
+    page: Box<WordsPage>,
 }
 
 /// A page, so that nothing else is registered with it.
 #[repr(C, align(4096))]
 #[derive(Default)]
-struct Page {
-    control: Control,
+struct WordsPage {
+    control: StreamControl,
     gate: Gate,
 }
 
 /// `struct dbl_control` of `include/doorbell/detail/execute.h`. Each part is on lines of its own, by who writes it.
 #[repr(C, align(128))]
 #[derive(Default)]
-struct Control {
+struct StreamControl {
     host: OfHost,
     stream: OfStream,
     both: OfBoth,
@@ -75,15 +75,15 @@ struct Gate(AtomicU32);
 // As the header has it, whose own assertions have the same numbers.
 const _: () = {
     use std::mem::offset_of;
-    assert!(offset_of!(Control, host.alive) == 8);
-    assert!(offset_of!(Control, host.lease_ns) == 16);
-    assert!(offset_of!(Control, host.failures) == 24);
-    assert!(offset_of!(Control, stream.released) == 128);
-    assert!(offset_of!(Control, stream.stopped) == 136);
-    assert!(offset_of!(Control, stream.stop) == 144);
-    assert!(offset_of!(Control, stream.done) == 148);
-    assert!(offset_of!(Control, both.status) == 256);
-    assert!(size_of::<Control>() == 384);
+    assert!(offset_of!(StreamControl, host.alive) == 8);
+    assert!(offset_of!(StreamControl, host.lease_ns) == 16);
+    assert!(offset_of!(StreamControl, host.failures) == 24);
+    assert!(offset_of!(StreamControl, stream.released) == 128);
+    assert!(offset_of!(StreamControl, stream.stopped) == 136);
+    assert!(offset_of!(StreamControl, stream.stop) == 144);
+    assert!(offset_of!(StreamControl, stream.done) == 148);
+    assert!(offset_of!(StreamControl, both.status) == 256);
+    assert!(size_of::<StreamControl>() == 384);
 };
 
 /// Why a kernel has stopped executing anything, and from which program on.
@@ -97,13 +97,13 @@ pub(super) enum Stop {
     TimedOut { from: u64 },
 }
 
-impl Words {
+impl StreamWords {
     /// Words that are 0.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
-    pub(super) fn new(context: &CudaContext) -> Result<Words> {
-        let page = Box::<Page>::default();
+    pub(super) fn new(context: &CudaContext) -> Result<StreamWords> {
+        let page = Box::<WordsPage>::default();
         let lease_ns = LEASE.as_nanos() as u64;
         page.control
             .host
@@ -111,8 +111,8 @@ impl Words {
             .store(lease_ns, Ordering::Relaxed);
         let start = std::ptr::from_ref(&*page).addr();
         // SAFETY: the page lives as long as `pinned`, and is atomics to everyone.
-        let pinned = unsafe { Pinned::new(context, start, size_of::<Page>())? };
-        Ok(Words { pinned, page })
+        let pinned = unsafe { Pinned::new(context, start, size_of::<WordsPage>())? };
+        Ok(StreamWords { pinned, page })
     }
 
     /// What the stream has done.
@@ -181,17 +181,17 @@ impl Words {
         self.device_address(std::ptr::from_ref(&self.page.control).addr())
     }
 
-    /// The address of [`Words::done`] on devices.
+    /// The address of [`StreamWords::done`] on devices.
     pub(super) fn done_at(&self) -> CUdeviceptr {
         self.device_address(std::ptr::from_ref(self.done()).addr())
     }
 
-    /// The address of [`Words::gate`] on devices.
+    /// The address of [`StreamWords::gate`] on devices.
     pub(super) fn gate_at(&self) -> CUdeviceptr {
         self.device_address(std::ptr::from_ref(self.gate()).addr())
     }
 
-    /// The address of [`Words::status`] on devices.
+    /// The address of [`StreamWords::status`] on devices.
     pub(super) fn status_at(&self) -> CUdeviceptr {
         self.device_address(std::ptr::from_ref(self.status()).addr())
     }
