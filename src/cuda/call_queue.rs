@@ -1,4 +1,4 @@
-//! What a stream is about to give to the driver, or to kernels of the application: programs as memory operations, or as the words of kernels.
+//! The calls of the driver that are being prepared for a stream, or the triggers for kernels of the application.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,47 +11,47 @@ use super::memory::DeviceBuffer;
 use super::pending::PendingEntry;
 use crate::{Error, Result};
 
-/// What the next calls of the driver need.
+/// Operations that are being prepared: memory operations and words for kernels, divided into calls.
 #[derive(Default)]
 pub(super) struct CallQueue {
-    /// Counts that stores of the stream will have made when it is done with everything.
+    /// The stream's count when it has executed all that is queued.
     pub(super) issued: u64,
     pub(super) gate: u32,
-    /// What programs are executed by, where there is a choice.
+    /// What executes a program that both memory operations and a kernel can execute.
     pub(super) execution: Execution,
     pub(super) ops: Vec<MemOp>,
     pub(super) batch: KernelWords,
-    /// The calls of the driver that `ops` and `batch` are given by; a program is in one of them.
+    /// The calls that `ops` and `batch` are divided into. No program is divided.
     pub(super) calls: Vec<DriverCall>,
-    /// Where in `ops` the last call of them ends.
+    /// The end of the last call in `ops`.
     ops_end: usize,
-    /// What NICs wrote before the waits of the kernel that is being made is to be flushed behind it: a kernel has no means for that.
+    /// A flush of remote writes follows the kernel, which has waits and cannot flush by itself.
     pub(super) flush_behind: bool,
-    /// Kernels of the application look at the stream's status.
+    /// Kernels of the application read the stream's status word.
     pub(super) is_watched: bool,
-    /// The calls are for nodes of a graph: memory operations, and nothing else.
+    /// The calls are for nodes of a graph, which are memory operations only.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<PendingEntry>,
     /// The last thread that queued had another current context than the stream's: the next call enters that first.
     pub(super) enters_first: bool,
-    /// Calls that the driver has taken so far.
+    /// How many calls the driver has accepted so far.
     pub(super) taken: u64,
-    /// Kernels of the application execute what is queued, once they have it: what is made stays until it is taken.
+    /// Kernels of the application execute the programs: calls stay here until they are taken as triggers.
     pub(super) for_kernels: bool,
-    /// Triggers that the application has taken, and what it will have counted to when they are executed.
+    /// How many triggers the application has taken, and the stream's count when they are executed.
     pub(super) triggers: u64,
     pub(super) triggered: u64,
-    /// What triggers need beside the stream's words.
+    /// Memory that triggers need besides the stream's words.
     pub(super) kept: Option<Arc<DeviceBuffer>>,
 }
 
 pub(super) struct DriverCall {
     pub(super) what: CallData,
-    /// What the stream will have counted to.
+    /// The stream's count when it has executed the call.
     pub(super) issued: u64,
 }
 
-/// How far a queue was, to go back there.
+/// A state of a queue that [`CallQueue::restore`] returns to.
 pub(super) struct Checkpoint {
     issued: u64,
     gate: u32,
@@ -60,7 +60,7 @@ pub(super) struct Checkpoint {
     start: usize,
 }
 
-/// What a call gives to the driver.
+/// The operations of a call.
 pub(super) enum CallData {
     /// In `ops`.
     MemoryOps(Range<usize>),
@@ -69,7 +69,7 @@ pub(super) enum CallData {
 }
 
 impl CallQueue {
-    /// For a node of a graph, which is memory operations.
+    /// A queue for a node of a graph.
     pub(super) fn for_node() -> CallQueue {
         CallQueue {
             of_graph: true,
@@ -77,13 +77,13 @@ impl CallQueue {
         }
     }
 
-    /// What it holds, if one call of the driver can take it.
+    /// Its memory operations, if one call can take them.
     pub(super) fn into_one_call(mut self) -> Option<Vec<MemOp>> {
         self.end_call();
         (self.calls.len() == 1).then_some(self.ops)
     }
 
-    /// What the call that is being made is executed by, if there is one.
+    /// What executes the current call, if that has operations.
     pub(super) fn current(&self) -> Option<Execution> {
         if self.batch.len() > 0 {
             Some(Execution::Kernel)
@@ -92,7 +92,7 @@ impl CallQueue {
         }
     }
 
-    /// Whether a program, and counts around it, fit the call that is being made.
+    /// Whether the current call has room for a program with a count before and after it.
     pub(super) fn fits(&self, by: Execution, program: &Decoded<'_>) -> bool {
         if self.current().is_some_and(|current| current != by) {
             return false;
@@ -108,7 +108,7 @@ impl CallQueue {
         }
     }
 
-    /// Whether the kernel that is being made takes that many words more.
+    /// Whether the current kernel takes that many more words.
     fn has_room(&self, words: usize) -> bool {
         let limit = if self.for_kernels {
             TRIGGER_WORDS
@@ -118,15 +118,14 @@ impl CallQueue {
         self.batch.len() + words <= limit
     }
 
-    /// Ends the call that is being made if it has no place for so many words and a count. What is made for the driver is one step then,
-    /// which always has.
+    /// Ends the current trigger if it has no room for so many words and a count. A call for the driver begins empty with each step, and has room.
     pub(super) fn make_room(&mut self, words: usize) {
         if self.for_kernels && !self.has_room(words + KernelWords::COUNT_WORDS) {
             self.end_call();
         }
     }
 
-    /// Fails if not even a trigger of its own takes the program.
+    /// Fails if the program does not fit into a trigger of its own.
     pub(super) fn check_len(&self, program: &Decoded<'_>) -> Result<()> {
         if !self.for_kernels {
             return Ok(());
@@ -143,7 +142,7 @@ impl CallQueue {
         })
     }
 
-    /// What was added since the last call is one.
+    /// Ends the current call.
     pub(super) fn end_call(&mut self) {
         let what = match self.current() {
             Some(Execution::MemoryOps) => CallData::MemoryOps(self.ops_end..self.ops.len()),
@@ -171,14 +170,14 @@ impl CallQueue {
         }
     }
 
-    /// After a step that was queued.
+    /// Ends a step that was queued.
     pub(super) fn end_step(&mut self) {
         if !self.for_kernels {
             self.clear();
         }
     }
 
-    /// After a step that was not: as it was. Gates are the caller's, who opens those that were there.
+    /// Undoes a step that was not queued. Returns the last gate before it; the caller removes those after that.
     pub(super) fn restore(&mut self, to: &Checkpoint) -> u32 {
         if self.for_kernels {
             self.batch.go_back(to.words, to.start);

@@ -1,4 +1,4 @@
-//! What a GPU and its driver can do of what programs need.
+//! Which features that programs need a GPU and its driver have.
 #![allow(unsafe_code)] // calls the driver
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute};
@@ -6,10 +6,10 @@ use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute};
 use super::driver::check;
 use crate::Result;
 
-/// In what order the GPU sees the writes of a NIC (`CUflushGPUDirectRDMAWritesOptions`, `CUGPUDirectRDMAWritesOrdering`).
+/// Whether a GPU sees the writes of a NIC in order (`CUGPUDirectRDMAWritesOrdering`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WritesOrdering {
-    /// Not by itself.
+    /// Not without a flush.
     #[default]
     None,
     /// In order, for the GPU that owns the memory.
@@ -18,27 +18,26 @@ pub enum WritesOrdering {
     AllDevices,
 }
 
-/// What a device and its driver can do, found out when the context was first asked for. What streams need was done once, on a stream of its
-/// own; what was promised and failed is not there, and [`CudaContext::findings`](super::CudaContext::findings) has the reason. The rest is
-/// what the driver says.
+/// Features of a device and its driver, determined with the first handle of the context. Features of streams are tried once, and are absent if that
+/// fails: [`CudaContext::findings`](super::CudaContext::findings) has the reason. The others are as the driver reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Memory operations in streams: stores and waits of 32 bits.
+    /// Memory operations in streams: 32-bit stores and waits.
     pub memops: bool,
-    /// This library's kernels: loaded, and executed once. They take the place of what memory operations lack.
+    /// This library's kernels, which replace missing memory operations.
     pub kernels: bool,
-    /// Memory of devices, as the page of a UAR, can be registered. None: not known, since it takes such a page to try.
+    /// Registers of a device, such as a UAR page, can be registered. None: not known, since trying takes such a page.
     pub iomemory: Option<bool>,
     /// 64-bit stores and waits in streams. Without them a stream cannot ring a UAR.
     pub qwords: bool,
     /// Waits for a bit that becomes 0, which every second lap of a completion queue needs.
     pub nor: bool,
-    /// Waits that flush the writes of NICs which came before.
+    /// Waits that flush earlier writes of NICs.
     pub flush: bool,
-    /// NICs can reach the memory of the device at all.
+    /// NICs can access the memory of the device.
     pub gpudirect: bool,
-    /// What order writes of NICs have without a flush.
+    /// Whether writes of NICs are ordered without a flush.
     pub ordering: WritesOrdering,
     /// The memory of the device can be exported as dmabuf.
     pub dmabuf: bool,
@@ -46,16 +45,16 @@ pub struct Capabilities {
     pub host_addresses: bool,
 }
 
-/// What was found.
+/// The result of probing a device.
 #[derive(Debug)]
 pub(super) struct Probed {
     pub(super) capabilities: Capabilities,
-    /// What is not there, and why.
+    /// Missing features with the reason, a line each.
     pub(super) findings: Vec<String>,
 }
 
 impl Capabilities {
-    /// What the driver says: promises, as far as streams are concerned.
+    /// The features that the driver reports. Those of streams are tried after that.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).

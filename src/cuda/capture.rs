@@ -1,4 +1,4 @@
-//! Captures of streams, by this library and by others.
+//! Stream captures into CUDA graphs, by this library and by the application.
 #![allow(unsafe_code)] // calls the driver
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
@@ -6,8 +6,8 @@ use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode, CUstreamCaptureSt
 use super::driver::check;
 use crate::{Error, Result};
 
-/// Fails if a stream is being captured. What is queued on it then would not be executed, and would repeat the same stores with every launch of
-/// the graph; and to ask how far it is would break the capture off. The context is current.
+/// Fails if a stream is under capture: queued operations would not be executed now, and each launch of the graph would repeat the same stores. A
+/// query of the stream would invalidate the capture.
 pub(super) fn forbid(raw: CUstream, operation: &'static str) -> Result<()> {
     if is_captured(raw)? {
         return Err(Error::State {
@@ -20,7 +20,7 @@ pub(super) fn forbid(raw: CUstream, operation: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a stream is being captured. The context is current.
+/// Whether a stream is under capture.
 pub(super) fn is_captured(raw: CUstream) -> Result<bool> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: writes one value of the enumeration.
@@ -30,8 +30,8 @@ pub(super) fn is_captured(raw: CUstream) -> Result<bool> {
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// While it lives, the calls of this thread do not break captures off that other threads make, or this one: the driver takes registering memory
-/// for a thing that a capture may not see. It may: the memory is not that of the graph.
+/// A guard of relaxed capture mode (`CU_STREAM_CAPTURE_MODE_RELAXED`): while it lives, calls of this thread such as registering memory do not
+/// invalidate captures of this thread or others. They are safe, since they concern no memory of a graph.
 pub(super) struct RelaxedCapture(Option<CUstreamCaptureMode>);
 
 impl RelaxedCapture {

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// `CU_STREAM_PER_THREAD` of `cuda.h`, the last of the handles that mean a default stream.
 pub(super) const PER_THREAD: usize = 2;
 
-/// A CUDA context: the primary one of a device, or somebody else's. Clones are handles of the same one.
+/// A CUDA context: the primary one of a device, or one of the application's. Clones are handles of the same context.
 #[derive(Clone)]
 pub struct CudaContext {
     inner: Arc<ContextInner>,
@@ -26,13 +26,13 @@ struct ContextInner {
     raw: CUcontext,
     device: CUdevice,
     name: String,
-    /// Retained by this handle, and to be released.
+    /// A primary context, which is released with this object.
     primary: bool,
-    /// What the driver promises; behind it what was found.
+    /// What the driver says that the device can do. `probed` has what trying has shown.
     promised: Capabilities,
     probed: OnceLock<Probed>,
     module: OnceLock<Result<KernelModule>>,
-    /// Whose it is, if that is an object of `cudarc`'s.
+    /// The `cudarc` object that owns the context, if there is one.
     lender: Option<Arc<cudarc::driver::CudaContext>>,
 }
 
@@ -75,7 +75,7 @@ impl Drop for ContextInner {
             module.unload();
         }
         if self.primary {
-            // SAFETY: retained once for this object. A driver that is being unloaded at the process's end refuses, and that is that.
+            // SAFETY: retained once for this object. The driver refuses while it is unloaded at the end of the process, which is no error.
             let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
         }
     }
@@ -95,8 +95,8 @@ impl WeakContext {
 }
 
 impl CudaContext {
-    /// A handle of a context that this process has no handle of yet, before its device was probed. `primary`: it was retained, and the last handle
-    /// releases it, which this does if it fails.
+    /// A first handle of a context, whose device is not probed yet. A `primary` context was retained; the last handle releases it, as does a failure
+    /// of this call.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -114,7 +114,7 @@ impl CudaContext {
         WeakContext(Arc::downgrade(&self.inner))
     }
 
-    /// What trying has shown that the device can do, where nobody has said so before.
+    /// Sets what trying has shown about the device, once.
     pub(super) fn set_probed(&self, probed: Probed) {
         let _ = self.inner.probed.set(probed);
     }
@@ -123,19 +123,19 @@ impl CudaContext {
         self.inner.lender.as_ref()
     }
 
-    /// The driver's handle.
+    /// The driver's handle of the context.
     #[must_use]
     pub fn raw(&self) -> CUcontext {
         self.inner.raw
     }
 
-    /// The device's name, as the driver has it.
+    /// The device's name.
     #[must_use]
     pub fn device_name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The newest CUDA that the driver knows, as (13, 0); (0, 0) if it does not say.
+    /// The latest CUDA version that the driver supports, such as (13, 0); (0, 0) if it does not report one.
     #[must_use]
     pub fn driver_version(&self) -> (u32, u32) {
         let mut version = 0;
@@ -150,21 +150,21 @@ impl CudaContext {
         (version / 1000, version % 1000 / 10)
     }
 
-    /// What device and driver can do of what this library uses.
+    /// Which features that this library uses the device and its driver have.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         let probed = self.inner.probed.get();
         probed.map_or(&self.inner.promised, |probed| &probed.capabilities)
     }
 
-    /// What the device lacks of [`CudaContext::capabilities`] or could not be found out, and why: a line each.
+    /// Why [`CudaContext::capabilities`] lacks a feature or does not know it: a line for each.
     #[must_use]
     pub fn findings(&self) -> &[String] {
         let probed = self.inner.probed.get();
         probed.map_or(&[], |probed| &probed.findings)
     }
 
-    /// The kernels. They stay loaded as long as there is a handle of the context, which every stream with work has.
+    /// The kernels of this library. They stay loaded as long as the context has a handle, which every stream with work has.
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without them; [`Error::Cuda`].
@@ -197,7 +197,7 @@ impl CudaContext {
         })
     }
 
-    /// A number of its own among contexts.
+    /// A number that no other context has.
     pub(super) fn key(&self) -> u64 {
         self.inner.raw as u64
     }
@@ -219,8 +219,8 @@ impl CudaContext {
         push(self.inner.raw)
     }
 
-    /// For calls that name a stream or something else of this context, which the driver refuses in a thread with another current context. Enters at
-    /// once if `first`, and otherwise only when a call was refused: no call is needed to learn which context is current.
+    /// A guard for calls that name a stream of this context. Enters the context at once if `first`, and otherwise when the driver has refused a call
+    /// for want of it. So a thread that has the context current, as most have, makes no call to find that out.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -263,8 +263,8 @@ impl Drop for EnteredContext {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: takes off what `push` put on this thread's stack. It fails where the context was destroyed meanwhile, which the
-            // next call on it reports.
+            // SAFETY: pops what `push` put on this thread's stack. It fails if the context was destroyed meanwhile, which the next call for the
+            // context reports.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
     }
@@ -277,8 +277,9 @@ pub(super) struct ContextOnDemand<'a> {
 }
 
 impl ContextOnDemand<'_> {
-    /// Makes a call, and once more in the context if the driver refuses it for want of that. `cuda.h` has CUDA_ERROR_INVALID_CONTEXT for a thread
-    /// without a context; with a context other than the stream's, the programming guide says no more than that launches fail.
+    /// Makes a call, and repeats it in the context if the driver refuses it for want of that. `cuda.h` documents CUDA_ERROR_INVALID_CONTEXT for a
+    /// thread without a context. If another context is current, the programming guide has kernel launches fail; the error is not documented, and
+    /// CUDA_ERROR_INVALID_HANDLE is taken for it, too. A call that the driver refuses has queued nothing.
     ///
     /// # Errors
     /// Those of the call; [`Error::Cuda`].
@@ -296,7 +297,7 @@ impl ContextOnDemand<'_> {
         if entered.pushed { call() } else { Err(error) }
     }
 
-    /// Whether the thread has another current context otherwise.
+    /// Whether another context, or none, was current before.
     pub(super) fn was_needed(&self) -> bool {
         self.entered.as_ref().is_some_and(|entered| entered.pushed)
     }
@@ -310,7 +311,7 @@ pub(super) struct EnteredRelaxed {
 
 /// Makes a context the calling thread's current one until the guard is dropped.
 pub(super) fn push(raw: CUcontext) -> Result<EnteredContext> {
-    // SAFETY: the handle is that of a context which its owner keeps, by the contracts of those who made a `CudaContext` of it.
+    // SAFETY: a context that lives, by the contracts of the functions that return a `CudaContext`.
     check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw) })?;
     Ok(EnteredContext {
         pushed: true,

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 const LEGACY: usize = 1;
 
 impl CudaContext {
-    /// The primary context of that device, which the runtime API and the frameworks use. It is retained until the last handle is gone.
+    /// The primary context of that device, which the runtime API and frameworks use. It is retained until the last handle is dropped.
     ///
     /// # Errors
     /// [`Error::State`] without a driver, [`Error::Range`] without such a device, [`Error::Cuda`].
@@ -30,8 +30,8 @@ impl CudaContext {
         Self::adopt(raw, device, true)
     }
 
-    /// The context that is current in the calling thread, as the runtime API has made it by its first call. It stays its owner's, who
-    /// destroys it after everything that was made with this handle.
+    /// The context that is current in the calling thread, such as the one that the runtime API makes current with its first call. The application
+    /// must not destroy it before everything that was made with this handle is dropped.
     ///
     /// # Errors
     /// [`Error::State`] without a driver, or if there is no current context; [`Error::Cuda`].
@@ -54,7 +54,7 @@ impl CudaContext {
         Self::adopt(raw, device, false)
     }
 
-    /// A context that belongs to somebody else: a `CUcontext` of the driver's API, which all others give out.
+    /// A context of the application's: a `CUcontext` of the driver API.
     ///
     /// # Errors
     /// As [`CudaContext::current`].
@@ -69,11 +69,11 @@ impl CudaContext {
         context
     }
 
-    /// The context of a stream that somebody has made: a `CUstream`, which is a `cudaStream_t`. Null is the legacy default stream of the calling
-    /// thread's current context. The context stays its owner's, as that of [`CudaContext::current`].
+    /// The context of a stream of the application's: a `CUstream`, which is a `cudaStream_t`. Null is the legacy default stream of the calling
+    /// thread's current context. The application keeps the context, as that of [`CudaContext::current`].
     ///
     /// # Errors
-    /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, by which every thread that looks at it means another stream.
+    /// As [`CudaContext::current`]; [`Error::State`] for `CU_STREAM_PER_THREAD`, which means a different stream in each thread.
     ///
     /// # Safety
     /// `raw` is a stream, and its context is not destroyed before all that is made with this handle is gone.

@@ -1,4 +1,4 @@
-//! Contexts, streams and memory of the crate `cudarc`, as this library's and back. Its version, 0.19, is part of this interface.
+//! Conversions from and to contexts, streams and memory of the crate `cudarc`. Its version, 0.19, is part of this interface.
 #![allow(unsafe_code)] // calls the driver, and takes over its memory
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn failed(call: &'static str, error: theirs::DriverError) -> Error {
     }
 }
 
-/// The thread's current context, which it has again when this is dropped: `cudarc` makes its own current, and leaves it so.
+/// Restores the thread's current context when dropped: `cudarc` makes its own context current, and leaves it so.
 struct Current(sys::CUcontext);
 
 impl Current {
@@ -38,13 +38,13 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // SAFETY: what was current before.
+        // SAFETY: the context that was current before.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }
 
 impl CudaContext {
-    /// A context of `cudarc`'s, which is kept as long as what is made with this handle.
+    /// A context of `cudarc`'s, which is kept as long as this handle and what is made with it.
     ///
     /// # Errors
     /// As [`CudaContext::primary`].
@@ -56,10 +56,10 @@ impl CudaContext {
         CudaContext::lent(context)
     }
 
-    /// The context as `cudarc` has it.
+    /// The context as an object of `cudarc`'s.
     ///
     /// # Errors
-    /// [`Error::State`] for a context that is neither a device's primary one nor `cudarc`'s own, which it would destroy; [`Error::Cuda`].
+    /// [`Error::State`] for a context that is neither a device's primary one nor `cudarc`'s own: `cudarc` would destroy it. [`Error::Cuda`].
     pub fn to_cudarc(&self) -> Result<Arc<theirs::CudaContext>> {
         if let Some(lender) = self.lender() {
             return Ok(Arc::clone(lender));
@@ -81,7 +81,7 @@ impl CudaContext {
 }
 
 impl CudaStream {
-    /// A stream of `cudarc`'s, which is kept until the last handle of this one is dropped and what was queued is done.
+    /// A stream of `cudarc`'s, which is kept until the last handle of this one is dropped and its queued work is done.
     ///
     /// # Errors
     /// As [`CudaStream::new`].
@@ -93,13 +93,13 @@ impl CudaStream {
         CudaStream::lent(&context, stream, name.into())
     }
 
-    /// The stream as `cudarc` has it, which does not destroy it.
+    /// The stream as an object of `cudarc`'s, which does not destroy it.
     ///
     /// # Errors
     /// As [`CudaContext::to_cudarc`].
     ///
     /// # Safety
-    /// The last handle of this stream is not dropped before the other one is out of use.
+    /// The last handle of this stream is not dropped before the last use of that object.
     pub unsafe fn to_cudarc(&self) -> Result<Arc<theirs::CudaStream>> {
         let context = self.context().to_cudarc()?;
         // SAFETY: a stream of that context, and the caller's promise.
@@ -108,8 +108,8 @@ impl CudaStream {
 }
 
 impl DeviceBuffer {
-    /// Memory of `cudarc`'s, which goes back to it when the last handle is gone. Waits until it is allocated, and what `cudarc` knows to
-    /// write to it is there.
+    /// Memory of `cudarc`'s, which `cudarc` frees when the last handle is dropped. Waits until the memory is allocated and the writes that `cudarc`
+    /// knows of are done.
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_raw`].
@@ -117,18 +117,18 @@ impl DeviceBuffer {
         let context = CudaContext::from_cudarc(slice.context())?;
         let ptr = settled(&slice, slice.stream())?;
         let len_bytes = slice.num_bytes() as u64;
-        // SAFETY: the slice has the memory as long as it lives.
+        // SAFETY: the memory is valid as long as the slice lives.
         unsafe { DeviceBuffer::from_owner(&context, ptr, len_bytes, Box::new(slice)) }
     }
 
-    /// A part of a slice of `cudarc`'s; waits as [`DeviceBuffer::from_cudarc`].
+    /// A part of a slice of `cudarc`'s. Waits as [`DeviceBuffer::from_cudarc`].
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_raw`].
     ///
     /// # Safety
-    /// The slice is not dropped, nor used elsewhere while a transfer uses it, before the last handle is gone, those of regions and of work
-    /// that uses them included: a borrow that ends before is no promise of that.
+    /// The slice is not dropped before the last handle, including those of regions and of their queued work, and is not used elsewhere while a transfer
+    /// uses it. The borrow does not guarantee that, since it may end before.
     pub unsafe fn from_cudarc_view<T>(view: &CudaViewMut<'_, T>) -> Result<DeviceBuffer> {
         let stream = theirs::DeviceSlice::stream(view);
         let context = CudaContext::from_cudarc(stream.context())?;
@@ -141,15 +141,15 @@ impl DeviceBuffer {
     /// The slice that it was made from.
     ///
     /// # Errors
-    /// The buffer, if it was made from none of that type, or if there are other handles.
+    /// The buffer, if it was not made from a slice of that type, or if there are other handles.
     pub fn into_cudarc<T: 'static>(self) -> std::result::Result<CudaSlice<T>, DeviceBuffer> {
         self.into_owner()
     }
 
-    /// What [`CudaContext::alloc`] has made, as a slice that `cudarc` frees on that stream.
+    /// Memory of [`CudaContext::alloc`] as a slice that `cudarc` frees on that stream.
     ///
     /// # Errors
-    /// The buffer, if it is somebody else's or a part, if there are other handles, or if it is of another context than the stream.
+    /// The buffer, if this library has not allocated it, if it is a part, if there are other handles, or if its context is not the stream's.
     pub fn into_cudarc_on(
         self,
         stream: &Arc<theirs::CudaStream>,
@@ -160,17 +160,17 @@ impl DeviceBuffer {
         let Ok(_current) = Current::keep() else {
             return Err(self);
         };
-        // It makes events for the slice, and panics if there are none.
+        // `cudarc` creates events for the slice, and panics if it cannot.
         if stream.context().bind_to_thread().is_err() {
             return Err(self);
         }
         let (ptr, len_bytes) = self.leak()?;
-        // SAFETY: an allocation of that length, which is nobody's any more; bytes have no invalid values.
+        // SAFETY: an allocation of that length, which `leak` has given up; bytes have no invalid values.
         Ok(unsafe { stream.upgrade_device_ptr(ptr, len_bytes as usize) })
     }
 }
 
-/// The address of memory that nothing is under way in which `cudarc` has queued.
+/// The address of memory, after the work that `cudarc` has queued on it.
 fn settled<T>(memory: &impl DevicePtr<T>, stream: &theirs::CudaStream) -> Result<sys::CUdeviceptr> {
     let (ptr, reads) = memory.device_ptr(stream);
     drop(reads);

@@ -1,4 +1,4 @@
-//! Copies between this process and the memory of a GPU, for those who wait for them: a software NIC, and callers of a buffer.
+//! Synchronous copies between this process and the memory of a GPU, for a software NIC and for the calls of a buffer.
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
 use std::cell::UnsafeCell;
@@ -19,25 +19,24 @@ use doorbell_softcx::device::{Fault, Foreign, Move, Span};
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
 const STAGING_BYTES: usize = 1 << 20;
-/// How long a copy may take. One engine of a GPU has others' copies before it, but none of them waits for anything.
+/// How long a copy may take. Other copies may be before it on the copy engine, but none of them waits for anything.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes at the end of a copy that are stored behind all others: programs look at the last word of a message to know that it is all there.
+/// Bytes at the end of a copy that are stored after all others: programs poll the last word of a message to know that all of it has arrived.
 const LAST_BYTES: usize = 8;
 
-/// A stream of its own for copies, and pinned memory for the host's side of them.
-///
+/// A stream for copies, and pinned memory for their host side.
 pub(crate) struct Copier {
     context: CudaContext,
     stream: CUstream,
     staging: Lock<Option<StagingMemory>>,
-    /// A copy has not ended in time. It may still use the staging memory, and nothing more goes through here.
+    /// A copy has not ended in time. It may still use the staging memory, so no other copy is made.
     stuck: AtomicBool,
-    /// Why the last copy of a device failed, which itself can only tell that it did.
+    /// Why the last copy for a software NIC failed, which itself reports only that it did.
     failure: Lock<Option<Error>>,
 }
 
 struct StagingMemory {
-    /// Before the memory that it is about.
+    /// Dropped before the memory.
     _pinned: Pinned,
     /// Written by copies and by [`SpanCursor`], through pointers.
     pages: Box<[UnsafeCell<StagingPage>]>,
@@ -74,7 +73,7 @@ impl Copier {
         let count = STAGING_BYTES / size_of::<StagingPage>();
         let pages = (0..count).map(|_| UnsafeCell::new(StagingPage([0; 4096])));
         let pages: Box<[_]> = pages.collect();
-        // SAFETY: the pages live longer than `pinned`, see `StagingMemory`, and nobody else has them.
+        // SAFETY: the pages live longer than `pinned`, see `StagingMemory`, and have no other user.
         let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
         Ok(Copier {
             context: context.clone(),
@@ -88,7 +87,7 @@ impl Copier {
         })
     }
 
-    /// Why the last copy failed that a device wanted; none has if there is nothing.
+    /// Why the last failed copy for a software NIC failed; None if none has.
     pub(super) fn failure(&self) -> Option<Error> {
         self.failure.lock().clone()
     }
@@ -221,13 +220,13 @@ impl Copier {
         })
     }
 
-    /// Does work with the staging memory, alone. When it returns, no copy is under way, or none ever will be again.
+    /// Runs `work` with the staging memory locked. When it returns, no copy is under way, or the copier is stuck for good.
     fn run(&self, work: impl Fn(&StagingMemory) -> Result<()> + Sync) -> Result<()> {
         if in_host_function() {
             return self.run_elsewhere(work);
         }
         match self.run_here(&work) {
-            // Somebody else's function of the host, which may not call the driver either.
+            // Called in a host function of the application's, which must not call the driver either.
             Err(error) if is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED) => {
                 self.run_elsewhere(work)
             }
@@ -253,7 +252,7 @@ impl Copier {
         done
     }
 
-    /// A thread that is inside of a function which the driver called must not call it.
+    /// Runs `work` in another thread, for a caller in a host function, which must not call the driver.
     #[cold]
     fn run_elsewhere(&self, work: impl Fn(&StagingMemory) -> Result<()> + Sync) -> Result<()> {
         std::thread::scope(|scope| {
@@ -268,7 +267,7 @@ impl Copier {
         })
     }
 
-    /// Waits until the stream has made its copies.
+    /// Waits until the stream's copies are done.
     fn finish(&self) -> Result<()> {
         let deadline = Instant::now() + TIME_LIMIT;
         let mut backoff = Backoff::new();
@@ -288,9 +287,9 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // A context that was destroyed has ended its streams.
+        // A destroyed context has destroyed its streams.
         if let Ok(_entered) = self.context.enter_relaxed() {
-            // SAFETY: made by `new`, and nobody has it any more.
+            // SAFETY: made by `new`, and the last handle was dropped.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
     }
@@ -306,7 +305,7 @@ fn span(addr: u64, len_bytes: usize) -> Span {
     Span { addr, len_bytes }
 }
 
-/// A copy as it is made: all but the last word, and then that.
+/// The two parts of a copy: all but the last word, and the last word.
 fn in_two(len: usize, is_end: bool) -> impl Iterator<Item = (usize, usize)> {
     let last = if is_end && len > LAST_BYTES {
         LAST_BYTES
@@ -326,7 +325,7 @@ fn stuck() -> Error {
     }
 }
 
-/// A place in a list of spans of this process.
+/// A position in a list of spans of this process.
 struct SpanCursor<'a> {
     spans: &'a [Span],
     done: usize,
@@ -361,7 +360,7 @@ impl<'a> SpanCursor<'a> {
             let Some((at, piece)) = self.next(len - done) else {
                 return;
             };
-            // SAFETY: the caller's promise; the staging memory is nobody's.
+            // SAFETY: the caller's promise; the staging memory overlaps no memory of the process's.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), at, piece) };
             done += piece;
         }
@@ -375,7 +374,7 @@ impl<'a> SpanCursor<'a> {
             let Some((at, piece)) = self.next(len - done) else {
                 return;
             };
-            // SAFETY: the caller's promise; the staging memory is nobody's.
+            // SAFETY: the caller's promise; the staging memory overlaps no memory of the process's.
             unsafe { std::ptr::copy_nonoverlapping(at, into.add(done), piece) };
             done += piece;
         }
@@ -402,8 +401,8 @@ unsafe impl Foreign for Copier {
 }
 
 impl CudaContext {
-    /// A stream for copies, which the caller destroys. It waits for no other one, and has the highest priority: streams of different
-    /// priorities do not share a queue of the device, in which a wait of the application's would hold up what comes behind it.
+    /// A new stream for copies, which the caller destroys. It has the highest priority: streams of different priorities do not share a queue of the
+    /// device, in which a wait of the application's would block later copies.
     ///
     /// # Errors
     /// [`Error::Cuda`].

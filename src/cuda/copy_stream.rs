@@ -1,4 +1,4 @@
-//! Copies between host memory and the memory of a GPU that are under way while their caller goes on.
+//! Asynchronous copies between host memory and the memory of a GPU.
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use super::pinned::Pinned;
 use crate::stream::Attachments;
 use crate::{Error, Result};
 
-/// Events that are kept for the next copies.
+/// The most events that are kept for later copies.
 const SPARE_MAX: usize = 256;
 
-/// A stream of its own for copies, which waits for no other, with an event behind each.
+/// A stream for copies, which synchronizes with no other, with an event after each copy.
 pub(crate) struct CopyStream {
     context: CudaContext,
     stream: CUstream,
@@ -24,15 +24,15 @@ pub(crate) struct CopyStream {
     copies: u64,
 }
 
-/// How the end of a copy is seen.
+/// What shows that a copy is over.
 #[derive(Clone, Copy)]
 enum CopyEnd {
     Event(CUevent),
-    /// The driver gave no event: when the stream is done with all.
+    /// No event could be recorded: the copy is over when the stream is idle.
     Stream,
 }
 
-/// To the host, or from it.
+/// Whether a copy goes to the host or from it.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyDirection {
     ToHost,
@@ -56,7 +56,7 @@ impl CopyStream {
         })
     }
 
-    /// Has host memory page-locked as long as its owner has it: copies of other memory are made in the call that begins them.
+    /// Page-locks host memory as long as its owner lives. Copies of pageable memory are not asynchronous.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -73,13 +73,13 @@ impl CopyStream {
         unsafe { Pinned::of(owner, &self.context, start, len_bytes) }.map(drop)
     }
 
-    /// Begins a copy, and gives its number. There is none after an error.
+    /// Begins a copy, and returns its number. After an error no copy is under way.
     ///
     /// # Errors
     /// [`Error::Cuda`].
     ///
     /// # Safety
-    /// Until [`CopyStream::is_over`] says so, both are memory of that length, and what is written is nobody else's.
+    /// Until [`CopyStream::is_over`] returns true for it, both are memory of that length, and no one else accesses what is written.
     pub(crate) unsafe fn begin(
         &mut self,
         way: CopyDirection,
@@ -119,7 +119,7 @@ impl CopyStream {
         Ok(self.copies)
     }
 
-    /// Whether a copy is over; and not again after that.
+    /// Whether a copy is over. Not to be called again for it after that.
     ///
     /// # Errors
     /// [`Error::Cuda`]: it has failed, and is over.
@@ -132,7 +132,7 @@ impl CopyStream {
         };
         let answer = match self.context.enter_relaxed() {
             Ok(_entered) => self.look(mark),
-            // A context that was destroyed has ended its copies.
+            // A destroyed context has ended its copies.
             Err(error) => Err(error),
         };
         if !matches!(answer, Ok(false)) {
@@ -140,7 +140,7 @@ impl CopyStream {
             if let (CopyEnd::Event(event), true) = (mark, self.spare.len() < SPARE_MAX) {
                 self.spare.push(event);
             } else if let CopyEnd::Event(event) = mark {
-                // SAFETY: made by `event`, and nobody has it any more.
+                // SAFETY: made by `event`, and no longer used.
                 let _ = unsafe { sys::cuEventDestroy_v2(event) };
             }
         }
@@ -163,7 +163,7 @@ impl CopyStream {
         match unsafe { sys::cuEventQuery(event) } {
             CUresult::CUDA_SUCCESS => Ok(true),
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            // It is over if the stream has nothing more to do, or has failed for good.
+            // The copy is over if the stream is idle or has failed.
             result => match ask_stream(self.stream) {
                 Ok(false) => Ok(false),
                 _ => check("cuEventQuery", result).map(|()| true),
@@ -187,7 +187,7 @@ impl CopyStream {
 
 impl Drop for CopyStream {
     fn drop(&mut self) {
-        // A context that was destroyed has ended them all.
+        // A destroyed context has destroyed its streams and events.
         let Ok(_entered) = self.context.enter_relaxed() else {
             return;
         };
@@ -196,7 +196,7 @@ impl Drop for CopyStream {
             CopyEnd::Stream => None,
         });
         for event in self.spare.iter().copied().chain(marked) {
-            // SAFETY: made by `event`, and nobody has it any more.
+            // SAFETY: made by `event`, and no longer used.
             let _ = unsafe { sys::cuEventDestroy_v2(event) };
         }
         // SAFETY: made by `new`; the driver ends it when its copies are made.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::stream_words::StreamWords;
 use crate::stream::Elsewhere;
 
-/// How far a stream has come: the word that it stores to, which goes round, as a count that does not.
+/// How far a stream has come: a 64-bit count, from the 32-bit word that the stream stores its count to.
 pub(super) struct Count {
     pub(super) words: StreamWords,
     seen: AtomicU64,
-    /// The context is no more: nothing more will be counted, and nobody should wait for it.
+    /// The stream has ended: it will not count further, and nothing should wait for it.
     pub(super) over: AtomicBool,
 }
 
@@ -25,7 +25,7 @@ impl Count {
 
     pub(super) fn read(&self) -> u64 {
         let seen = self.seen.load(Ordering::Acquire);
-        // Acquire: what the stream did before it counted is seen by who sees the count.
+        // Acquire: orders the stream's work before the count.
         let now = self.words.done().load(Ordering::Acquire);
         let ahead = now.wrapping_sub(seen as u32).cast_signed();
         match u64::try_from(ahead) {

@@ -1,4 +1,4 @@
-//! The CUDA driver: whether it is there, and what its functions return.
+//! The CUDA driver: loading it, and the results of its functions.
 #![allow(unsafe_code)] // calls the driver
 
 use std::ffi::{CStr, c_char};
@@ -8,10 +8,10 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::{Error, Result};
 
-/// The first driver whose functions are those that this room calls: 11.7 brought the second version of the memory operations.
+/// The oldest driver that this library supports: 11.7 brought the second version of the memory operations.
 const DRIVER_MIN: i32 = 11_070;
 
-/// Loads and initialises the driver, once. Every other call of this room comes after it: `cudarc` panics where there is no library.
+/// Loads and initialises the driver, once, before any other call: `cudarc` panics if the library is missing.
 ///
 /// # Errors
 /// [`Error::State`] if there is no driver or an old one, [`Error::Cuda`] if it does not start.
@@ -48,7 +48,7 @@ fn initialise() -> Result<()> {
     Ok(())
 }
 
-/// The result of a driver's function as this library's.
+/// A driver function's result as this library's.
 #[inline]
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
@@ -77,7 +77,7 @@ fn failed(call: &'static str, result: CUresult) -> Error {
     }
 }
 
-/// Whether an error is this result of the driver.
+/// Whether an error is this result of a driver function.
 pub(super) fn is(error: &Error, result: CUresult) -> bool {
     matches!(error, Error::Cuda { code, .. } if *code == result as u32)
 }

@@ -15,7 +15,10 @@ use crate::Result;
 use crate::stream::Submission;
 
 impl StreamState {
-    /// The operations of a batch of programs.
+    /// Adds the operations of a batch of programs, and an entry for each program.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`](crate::Executor::submit). `queue` may have a part of the batch then.
     pub(super) fn prepare<'a>(
         &self,
         queue: &mut CallQueue,
@@ -24,7 +27,7 @@ impl StreamState {
         let last = batch.len().wrapping_sub(1);
         let mut after = queue.issued;
         let mut grouped = queue.entering.len();
-        // Whether the call that is being made has counted, and nothing comes between. What is made for kernels ends with a count each time.
+        // Whether the last operation of the current call is a count. Triggers always end with one.
         let mut counted = queue.for_kernels && queue.current().is_some();
         for (at, submission) in batch.enumerate() {
             submission.check()?;
@@ -35,7 +38,7 @@ impl StreamState {
             let by = self.means(queue, program);
             queue.check_len(program)?;
             if !queue.fits(by, program) {
-                // Each call ends with a count, so that what it brings is known to be done whatever becomes of the next one.
+                // Each call ends with a count: its programs are known to be done even if the driver refuses the next call.
                 if grouped < queue.entering.len() {
                     self.count_group(queue, &mut grouped);
                 }
@@ -44,7 +47,7 @@ impl StreamState {
                 counted = false;
             }
             if !counted && waits {
-                // Between two calls others may have queued what takes its time: a wait has not begun before that is over.
+                // Others may have queued long work between two calls. The count shows when that is done and the wait begins.
                 self.count_by(queue, by);
                 self.group(queue, &mut grouped);
                 after = queue.issued;
@@ -58,7 +61,7 @@ impl StreamState {
                     Awaited::of(program)
                 }
                 Execution::Kernel => {
-                    // By the count behind it, which a program that waits has to itself.
+                    // The number is that of the count behind the program, which a program that waits shares with no other.
                     queue.batch.program(program, queue.issued + 1, locate)?;
                     queue.flush_behind |=
                         waits && self.context.capabilities().flush && !queue.for_kernels;
@@ -80,7 +83,7 @@ impl StreamState {
                     released: None,
                 },
             });
-            // The stream counts after each wait, for only there it may stand still, and behind the last program.
+            // The stream counts after each wait, since it can block only there, and after the last program.
             if waits || at == last {
                 self.count_group(queue, &mut grouped);
                 after = queue.issued;
@@ -90,16 +93,16 @@ impl StreamState {
         Ok(())
     }
 
-    /// What executes a program.
+    /// Whether memory operations or a kernel execute a program.
     fn means(&self, queue: &CallQueue, program: &Decoded<'_>) -> Execution {
         if queue.for_kernels {
             return Execution::Kernel;
         }
         let capabilities = self.context.capabilities();
         let can = || program.missing(capabilities).is_none();
-        // Without either the error is that of the memory operations, which says what is missing.
+        // If neither can, the error of the memory operations says what is missing.
         let may = capabilities.kernels && !queue.of_graph;
-        // Nothing else sees that a completion is one in error before what is behind the wait runs.
+        // Only a kernel sees that a completion reports an error before the work behind the wait runs.
         let looks = || queue.is_watched && program.waits_for_completion;
         if may && (queue.execution == Execution::Kernel || looks() || !can()) {
             return Execution::Kernel;
@@ -107,7 +110,7 @@ impl StreamState {
         Execution::MemoryOps
     }
 
-    /// What executes the stream's own steps, where they are in no call with others.
+    /// What executes a step of the stream's own that begins a call.
     fn own_means(&self, queue: &CallQueue) -> Execution {
         if queue.for_kernels {
             return Execution::Kernel;
@@ -120,13 +123,13 @@ impl StreamState {
         Execution::MemoryOps
     }
 
-    /// Lets the stream count, and finishes with that what was entered from `first` on.
+    /// Adds a count, with which the entries from `first` on are finished.
     fn count_group(&self, queue: &mut CallQueue, first: &mut usize) {
         self.count(queue);
         self.group(queue, first);
     }
 
-    /// What was entered from `first` on is finished with the count that was made last.
+    /// The entries from `first` on are finished with the last count.
     fn group(&self, queue: &mut CallQueue, first: &mut usize) {
         for pending in &mut queue.entering[*first..] {
             pending.done = queue.issued;
@@ -134,7 +137,7 @@ impl StreamState {
         *first = queue.entering.len();
     }
 
-    /// Lets the stream count, in the call that is being made.
+    /// Adds a count to the current call.
     pub(super) fn count(&self, queue: &mut CallQueue) {
         let by = queue.current().unwrap_or_else(|| self.own_means(queue));
         self.count_by(queue, by);
@@ -151,7 +154,8 @@ impl StreamState {
         }
     }
 
-    /// Lets the stream wait for a count of others. Whether by a kernel, which can be told to wait no more until the count that comes next.
+    /// Adds a wait for a count of another stream, or for a gate. Returns whether a kernel waits, which this process can tell to stop waiting; its
+    /// number is that of the next count.
     pub(super) fn wait_for_count(
         &self,
         queue: &mut CallQueue,
@@ -166,7 +170,7 @@ impl StreamState {
         by == Execution::Kernel
     }
 
-    /// Lets the stream count, and enters what is finished with that.
+    /// Adds a count, and an entry that is finished with it.
     pub(super) fn count_for(&self, queue: &mut CallQueue, after: u64, what: PendingWork) {
         self.count(queue);
         queue.entering.push(PendingEntry {

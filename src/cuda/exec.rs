@@ -9,10 +9,10 @@ use super::memops::MemOp;
 /// A graph that can be launched.
 pub(crate) struct InstantiatedGraph {
     pub(super) raw: CUgraphExec,
-    /// The graph that it was instantiated from, if that is to be destroyed with it.
+    /// The graph that it was instantiated from, if that is destroyed with it.
     graph: Option<CUgraph>,
     context: CudaContext,
-    /// Our nodes, in order, each with the number of its programs; the last may have none.
+    /// This library's nodes, in order, each with the number of its programs. The last one may have none.
     nodes: Vec<(CUgraphNode, usize)>,
 }
 

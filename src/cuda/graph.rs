@@ -1,4 +1,4 @@
-//! Graphs whose nodes are programs: made node by node, and launched with new programs in the same nodes.
+//! Drafts of CUDA graphs whose nodes are programs. A graph is launched with new programs in the same nodes.
 #![allow(unsafe_code)] // calls the driver
 
 use std::ptr::{null, null_mut};
@@ -16,19 +16,19 @@ use super::stream::CudaStream;
 use crate::stream::Submission;
 use crate::{Error, Result};
 
-/// A graph that is being made: by capturing a stream, or of somebody's. It stays in its thread, because the driver ends a capture in the
-/// thread that began it.
+/// A graph that is being recorded: by a capture of a stream, or as nodes of a graph of the application's. It stays in its thread, because the driver
+/// ends a capture in the thread that began it.
 ///
-/// Our nodes come one after the other, in the order in which they are added, also where nothing else in the graph says so: the doorbell
-/// records and the stream's count go up.
+/// Each node of this library's depends on the one before, also where nothing else in the graph requires it: the values of doorbell records and of the
+/// stream's count must not go back.
 pub(crate) struct Draft {
     stream: CudaStream,
     graph: CUgraph,
     captured: bool,
     nodes: Vec<DraftNode>,
-    /// What the next node of a graph of somebody's comes after, besides the last one.
+    /// The dependencies of the next node besides the last one, in a graph of the application's.
     after: Vec<CUgraphNode>,
-    /// Nothing more may be added to the last node: somebody knows it.
+    /// Nothing more may be added to the last node, which the application knows.
     closed: bool,
 }
 
@@ -38,7 +38,7 @@ struct DraftNode {
 }
 
 impl Draft {
-    /// Begins to capture the stream: what anybody queues on it is in the graph.
+    /// Begins to capture the stream. Everything that is queued on it goes into the graph.
     pub(crate) fn capture(stream: &CudaStream) -> Result<Draft> {
         stream.begin_capture()?;
         Ok(Draft {
@@ -51,7 +51,7 @@ impl Draft {
         })
     }
 
-    /// Adds to a graph of somebody's.
+    /// Adds nodes to a graph of the application's.
     ///
     /// # Safety
     /// The graph lives, with the nodes added to it, until the draft and what is instantiated of it are dropped.
@@ -70,7 +70,7 @@ impl Draft {
         &self.stream
     }
 
-    /// Lets the next node come after these as well.
+    /// Adds dependencies to the next node.
     pub(crate) fn after(&mut self, nodes: &[CUgraphNode]) -> Result<()> {
         if self.captured {
             return Err(Error::State {
@@ -83,21 +83,21 @@ impl Draft {
         Ok(())
     }
 
-    /// The last node, to which nothing is added any more.
+    /// The last node. Later programs are not added to it.
     pub(crate) fn last_node(&mut self) -> Option<CUgraphNode> {
         self.closed = true;
         self.nodes.last().map(|node| node.raw)
     }
 
-    /// Adds a program. One that waits has a node of its own, for others may come after that before it; one that does not is added to
-    /// the last node, if nothing has come between.
+    /// Adds a program. A program that waits gets its own node, since other nodes may have to run before it. Any other program is added to the last node
+    /// if nothing was added to the graph after that.
     pub(crate) fn add(&mut self, submission: Submission) -> Result<()> {
         let _relaxed = RelaxedCapture::new();
         let waits = Decoded::new(&submission.program).waits;
         let (graph, after) = self.place()?;
         let last = self.nodes.last().map(|node| node.raw);
         if !waits && !self.closed && last.is_some() && after.as_slice() == last.as_slice() {
-            // Taken away again if it does not fit.
+            // Removed again if it does not fit.
             if let Some(node) = self.nodes.last_mut() {
                 node.programs.push(submission);
                 if let Ok(mut ops) = ops_of(&self.stream, &node.programs) {
@@ -154,7 +154,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The graph, and what the next node comes after, as things stand.
+    /// The graph, and the dependencies of the next node.
     fn place(&self) -> Result<(CUgraph, Vec<CUgraphNode>)> {
         if !self.captured {
             let mut after = self.after.clone();
@@ -167,7 +167,7 @@ impl Draft {
         let mut graph = null_mut();
         let mut nodes = null();
         let mut count = 0;
-        // SAFETY: writes what is pointed to; the id is not wanted.
+        // SAFETY: writes what is pointed to; the id is not needed.
         check("cuStreamGetCaptureInfo", unsafe {
             sys::cuStreamGetCaptureInfo_v2(
                 self.stream.raw_inside(),
@@ -192,7 +192,7 @@ impl Draft {
         Ok((graph, after))
     }
 
-    /// The nodes that nothing comes after, of a graph of somebody's.
+    /// The nodes of a graph of the application's on which no node depends.
     fn leaves(&self) -> Result<Vec<CUgraphNode>> {
         let mut count = 0;
         // SAFETY: writes the number of nodes; then, into room for as many, their handles.
@@ -220,7 +220,7 @@ impl Draft {
         Ok(leaves)
     }
 
-    /// Ends it. The last node of the graph, which comes after all others, is one of ours: when the stream counts there, it is done.
+    /// Ends the recording. The last node, which comes after all others, is one of this library's: its count shows that the graph is done.
     pub(crate) fn instantiate(mut self) -> Result<Arc<InstantiatedGraph>> {
         let context = self.stream.context().clone();
         let _relaxed = RelaxedCapture::new();
@@ -266,7 +266,7 @@ impl Drop for Draft {
         if !self.graph.is_null()
             && let Ok(_entered) = self.stream.context().enter()
         {
-            // SAFETY: of this draft's capture, and given to nobody.
+            // SAFETY: of this draft's capture, and not given away.
             let _ = unsafe { sys::cuGraphDestroy(self.graph) };
         }
     }
@@ -283,7 +283,7 @@ fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
 }
 
 impl CudaStream {
-    /// Captures in the mode in which other threads are not in its way; this library's own calls see to themselves.
+    /// Captures in thread-local mode, which calls of other threads do not invalidate. This library's own calls use a relaxed-capture guard.
     fn begin_capture(&self) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.alone(|raw| {

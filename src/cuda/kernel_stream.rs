@@ -18,33 +18,32 @@ use super::trigger::Trigger;
 use crate::stream::{Event, Executor, Submission, forbid_on};
 use crate::{Error, Result};
 
-/// The word by which triggers take turns says that nothing but counts is executed, as `include/doorbell/trigger.h` has it.
+/// The bit of the turn word by which kernels execute nothing but counts: `include/doorbell/trigger.h`.
 const TURN_STOPPED: u64 = 1 << 63;
 
-/// An in-order queue whose programs are executed by kernels of the application: a kernel that has produced its data rings the NIC itself, and
-/// waits for what it is to receive, without going back to a stream.
+/// An in-order queue whose programs are executed by kernels of the application: a kernel that has produced data rings the NIC itself, and waits
+/// itself for data that it receives.
 ///
 /// Operations are queued on it as on any stream ([`stream_post`](crate::stream_post), the `stream_queue_*` calls and waits of an
-/// [`Endpoint`](crate::Endpoint), [`stream_wait_value32`](crate::stream_wait_value32), events). [`KernelStream::take`] gives what was queued as a
+/// [`Endpoint`](crate::Endpoint), [`stream_wait_value32`](crate::stream_wait_value32), events). [`KernelStream::take`] returns the queued work as a
 /// [`Trigger`], a value of 512 bytes that the application passes to its kernel, which executes it with `doorbell_trigger_thread`, `_warp` or
-/// `_block` of `include/doorbell/device.cuh`. The kernel is launched on any stream of the same context, by whatever means.
+/// `_block` of `include/doorbell/device.cuh`. The application launches the kernel on any stream of the same context.
 ///
-/// - Triggers of a stream are executed in the order in which they were taken, each once, by kernels of the context's device. The kernel checks
-///   both: it waits, within its bound, for the trigger before, and is told when it executes one twice.
-/// - A wait in a kernel is bounded by the kernel, by the deadline of the operation as on other streams, by an abort, and by a lease: if this
-///   process has not looked at the stream for a minute. The kernel finds the reason as a code; what is behind a wait that the *kernel* gave up is
-///   not executed, its operations end as [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and the stream is over: every later call
-///   reports it, and every later trigger returns an error.
-/// - A deadline counts from when the kernel has begun to execute the trigger.
-/// - **Every trigger that was taken is to be executed**, or given up by [`KernelStream::discard_taken`]. Until then its operations are in
-///   flight, with all that they keep: endpoints cannot be [reset](crate::Endpoint::reset), and what is behind them on other streams waits for its
-///   turn.
-/// - When the last handle is dropped, what was taken can still be executed, and keeps what it needs; what was not taken is discarded.
-/// - On the `sync` path no kernel rings: an operation is carried out in the call that posts it, once the triggers that were taken are executed.
-/// - What a NIC writes to the memory of a GPU is visible behind a wait of a kernel where the device orders such writes
-///   ([`WritesOrdering`](super::WritesOrdering)); a kernel has no means to flush them.
+/// - Triggers of a stream are executed once each, in the order in which they were taken, by kernels of the context's device. The device functions
+///   check both: they wait, within the kernel's bound, for the previous trigger, and return an error for a trigger that was executed before.
+/// - A wait in a kernel ends at the kernel's own bound, at the operation's deadline as on other streams, at an abort, and when this process has not
+///   looked at the stream for a minute. A code tells the kernel the reason. After a wait that the *kernel* gave up, later operations are not
+///   executed and end as [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and the stream has failed: every later call reports it, and
+///   every later trigger returns an error.
+/// - A deadline counts from the moment at which the kernel begins to execute the trigger.
+/// - **Every trigger that was taken must be executed**, or discarded by [`KernelStream::discard_taken`]. Until then its operations are in flight:
+///   their endpoints cannot be [reset](crate::Endpoint::reset), and later operations of these endpoints on other streams wait.
+/// - When the last handle is dropped, triggers that were taken can still be executed, and keep what they need. Other queued work is discarded.
+/// - On the `sync` path no kernel rings: the call that posts an operation waits for the triggers that were taken, and then carries it out.
+/// - Data that a NIC writes to the memory of a GPU is visible after a kernel's wait only if the device orders such writes
+///   ([`WritesOrdering`](super::WritesOrdering)): a kernel cannot flush them.
 ///
-/// It is a handle; clones are handles of the same stream, usable from any thread.
+/// Clones are handles of the same stream, usable from any thread.
 #[derive(Clone)]
 pub struct KernelStream {
     inner: Arc<KernelStreamInner>,
@@ -52,8 +51,8 @@ pub struct KernelStream {
 
 struct KernelStreamInner {
     handle: StreamHandle,
-    /// One word, in the device's own memory: a GPU has atomic operations there, and it is near. Kept by whatever is queued: a trigger that is
-    /// executed after the last handle was dropped needs it.
+    /// The turn word, in device memory, where a GPU has atomic operations. Queued work keeps it, for triggers that are executed after the last handle
+    /// was dropped.
     turn: Arc<DeviceBuffer>,
 }
 
@@ -74,14 +73,14 @@ impl KernelStream {
     /// A stream for kernels of that context.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
+    /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<KernelStream> {
         let handle = StreamHandle::new(context, name.into())?;
         let turn = Arc::new(context.alloc(8)?);
         turn.copy_from_host(0, &0_u64.to_ne_bytes())?;
         let mut queue = handle.state().queue.lock();
         queue.for_kernels = true;
-        // Their codes tell kernels of failures.
+        // The codes of triggers depend on the status.
         queue.is_watched = true;
         queue.kept = Some(Arc::clone(&turn));
         drop(queue);
@@ -90,16 +89,16 @@ impl KernelStream {
         })
     }
 
-    /// What was queued since the last one was taken, for a kernel to execute; None if nothing was. If that is more than a trigger has room for
-    /// (60 words; a send and its wait take about 40), it is the first part, and later calls have the others: take until there is nothing,
-    /// and have all of them executed in that order, by one kernel or by several.
+    /// Takes the work that was queued since the last call, for a kernel to execute; None if there is none. A trigger has room for 60 words, and a send
+    /// with its wait takes about 40. If the work needs more, this returns the first part: call it until it returns None, and execute the triggers in
+    /// that order, by one kernel or several.
     ///
     /// # Errors
-    /// [`Error::Asynchronous`] if the stream is over. Of a passing failure a call reports that queues.
+    /// [`Error::Asynchronous`] if the stream has failed for good. Other failures are reported by calls that queue.
     pub fn take(&self) -> Result<Option<Trigger>> {
         let state = self.inner.handle.state();
         let mut queue = state.queue.lock();
-        // Under the lock: what is taken after the stream was given up would be executed behind its end.
+        // Under the lock, so that nothing is taken after the stream was discarded.
         if state.fault.is_sticky() {
             state.check()?;
         }
@@ -136,8 +135,8 @@ impl KernelStream {
         Ok(Some(trigger))
     }
 
-    /// Ends every wait of the triggers that were taken, those that kernels come to later as well: the kernel is told that it failed. What was
-    /// not taken is discarded when the last one that was taken is executed. Every later call reports it.
+    /// Ends every wait of the triggers that were taken, now and when a kernel reaches it, and the kernel gets an error code. Work that was not taken
+    /// is discarded when the last of these triggers is executed. Every later call reports the abort.
     pub fn abort(&self) {
         let state = self.inner.handle.state();
         let queue = state.queue.lock();
@@ -149,22 +148,21 @@ impl KernelStream {
         state.ensure_watched();
     }
 
-    /// Gives up what no kernel will execute: all that was taken and has not been executed, and all that was not taken, ends as
-    /// [`Outcome::Discarded`](crate::stream::Outcome::Discarded). The stream is over; a trigger that is executed nevertheless, while a handle of the
-    /// stream is left, is told so.
+    /// Discards all work that is not executed, taken or not: it ends as [`Outcome::Discarded`](crate::stream::Outcome::Discarded). The stream accepts
+    /// nothing after that. A trigger that is executed nevertheless returns an error while the stream has a handle.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if the device's memory cannot be written. Nothing was given up then.
+    /// [`Error::Cuda`] if the device's memory cannot be written. Nothing is discarded then.
     ///
     /// # Safety
-    /// No kernel executes a trigger of this stream at this moment, and none will later: what is in the triggers names memory that is let go.
+    /// No kernel executes a trigger of this stream now or later: triggers name memory that this call releases.
     pub unsafe fn discard_taken(&self) -> Result<()> {
         let state = self.inner.handle.state();
         let queue = state.queue.lock();
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
         state.fault.stick("what was taken was given up".into());
-        // Of what another thread is about to queue.
+        // Work that another thread is about to queue is discarded, too.
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         state.count.words.note(STATUS_WORK);
         drop(queue);
@@ -174,21 +172,21 @@ impl KernelStream {
         Ok(())
     }
 
-    /// The address on the device of a 32-bit word that says whether something has failed, as
-    /// [`CudaStream::status_word`](super::CudaStream::status_word) has it. The codes of triggers say the same of the time since each was taken.
+    /// The address on the device of the 32-bit status word: see [`CudaStream::status_word`](super::CudaStream::status_word). The code of a trigger tells
+    /// of failures since it was taken.
     #[must_use]
     pub fn status_word(&self) -> CUdeviceptr {
         self.inner.handle.state().count.words.status_at()
     }
 
-    /// What is in [`KernelStream::status_word`].
+    /// The value of the [`KernelStream::status_word`].
     #[must_use]
     pub fn status(&self) -> i32 {
         let words = &self.inner.handle.state().count.words;
         words.status().load(Ordering::Acquire)
     }
 
-    /// Takes note of later failures again, after one was noted.
+    /// Sets the [`KernelStream::status_word`] to 0, so that it takes the next failure.
     pub fn clear_status(&self) {
         let words = &self.inner.handle.state().count.words;
         words.status().store(0, Ordering::SeqCst);
@@ -209,7 +207,7 @@ impl fmt::Debug for KernelStream {
     }
 }
 
-// SAFETY: kernels execute a trigger once and in order, as the turn in the device's memory has it; `settle` and `discard` take each program out
+// SAFETY: kernels execute a trigger once and in order, which the turn word ensures; `settle` and `discard` take each program out
 // of `pending` before its owner is told, so it is told once; nothing else is ever in a trigger.
 unsafe impl Executor for KernelStream {
     fn id(&self) -> u64 {
@@ -236,12 +234,12 @@ unsafe impl Executor for KernelStream {
         self.inner.handle.state().wait_event(event)
     }
 
-    /// True when everything that was queued was executed by kernels.
+    /// True when kernels have executed all queued work.
     fn query(&self) -> Result<bool> {
         let state = self.inner.handle.state();
         state.check()?;
         state.turn();
-        // The driver knows of a context that is no more.
+        // The driver reports a destroyed context.
         state.is_idle()?;
         drop(state.settle());
         state.check()?;
@@ -252,7 +250,7 @@ unsafe impl Executor for KernelStream {
         Ok(idle)
     }
 
-    /// Waits until kernels have executed everything that was taken. [`Error::State`] while something is queued that was not taken.
+    /// Waits until kernels have executed all triggers that were taken. [`Error::State`] if queued work was not taken.
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let state = self.inner.handle.state();
         forbid_on(state.id, "stream synchronize")?;

@@ -1,4 +1,4 @@
-//! Programs as the words that a kernel interprets: `include/doorbell/detail/execute.h` has the layout.
+//! Programs as the words that a kernel interprets, in the layout of `include/doorbell/detail/execute.h`.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use super::decoded::{Decoded, place};
 use crate::Result;
 use crate::peer::{At, Kind, PeerOp, UNIT_BYTES, UNIT_LIMIT, Unit};
 
-/// What the short kernel takes, and the long one.
+/// Words that the short kernel and the long kernel take.
 pub(super) const SHORT_WORDS: usize = 62;
 pub(super) const LONG_WORDS: usize = 2046;
 
-/// What a trigger takes: DOORBELL_TRIGGER_WORDS of the C interface.
+/// Words that a trigger takes: DOORBELL_TRIGGER_WORDS of the C interface.
 pub(super) const TRIGGER_WORDS: usize = 60;
 
 const UNIT_WORDS: usize = UNIT_BYTES / 8;
@@ -21,18 +21,18 @@ const ITEM_TABLE: u64 = 1;
 const ITEM_PROGRAM: u64 = 2;
 const ITEM_COUNT: u64 = 3;
 
-/// The words of kernels to be launched, one launch after the other.
+/// The words of the next launches, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct KernelWords {
     words: Vec<u64>,
-    /// Where those of the next launch begin.
+    /// Where the words of the current launch begin.
     start: usize,
-    /// The addresses of the last table of that launch.
+    /// The addresses in the last table of that launch.
     table: Vec<CUdeviceptr>,
 }
 
 impl KernelWords {
-    /// How many words a program may take, with a table of its own.
+    /// The most words that a program takes: those with a table of its own.
     pub(super) fn words_of(program: &Decoded<'_>) -> usize {
         let mut targets = [None; UNIT_LIMIT];
         let mut count = 0;
@@ -49,13 +49,13 @@ impl KernelWords {
         1 + count + 2 + UNIT_WORDS * program.program.len()
     }
 
-    /// Those of a count.
+    /// Words of a count.
     pub(super) const COUNT_WORDS: usize = 2;
 
-    /// Those of a wait of the stream's own.
+    /// Words of a wait for a count.
     pub(super) const WAIT_WORDS: usize = 2 + 2 + UNIT_WORDS;
 
-    /// Words of the launch that is being made.
+    /// Words of the current launch.
     pub(super) fn len(&self) -> usize {
         self.words.len() - self.start
     }
@@ -65,20 +65,20 @@ impl KernelWords {
         self.words.len()
     }
 
-    /// Where those of the launch that is being made begin.
+    /// Where the words of the current launch begin.
     pub(super) fn start(&self) -> usize {
         self.start
     }
 
-    /// What was added since there were that many words goes again, ends of launches included.
+    /// Removes what was added since there were that many words, ends of launches included.
     pub(super) fn go_back(&mut self, words: usize, start: usize) {
         self.words.truncate(words);
         self.start = start;
-        // The next program brings one.
+        // The next program adds a table.
         self.table.clear();
     }
 
-    /// Adds a program; `locate` gives the device's address of an op, and by `number` its waits can be ended.
+    /// Adds a program. `locate` gives the device's address of an op; the process ends the program's waits by `number`.
     ///
     /// # Errors
     /// Those of `locate`. Nothing was added then.
@@ -118,7 +118,7 @@ impl KernelWords {
                 let mut words = words_of(unit);
                 if let Some(base) = base {
                     let target = self.table.iter().position(|known| known == base);
-                    // Found: all of them are in the table, which is no longer than a program.
+                    // Found: the table has all of them.
                     words[0] = with_target(words[0], target.unwrap_or_default() as u32);
                 }
                 self.words.extend(words);
@@ -129,7 +129,7 @@ impl KernelWords {
         Ok(())
     }
 
-    /// Adds a wait of the stream's own: until the word has come to `value`, as counts do that go round.
+    /// Adds a wait until the count at `address` has reached `value`, modulo 2^32.
     pub(super) fn wait_count(&mut self, address: CUdeviceptr, value: u32, number: u64) {
         self.table.clear();
         self.table.push(address);
@@ -145,16 +145,16 @@ impl KernelWords {
         self.words.extend(item);
     }
 
-    /// Adds a count of the stream.
+    /// Adds a count.
     pub(super) fn count(&mut self, value: u64) {
         self.words.extend([head(ITEM_COUNT, 0), value]);
     }
 
-    /// What was added since the last launch is one.
+    /// Ends the current launch, and returns where its words are.
     pub(super) fn end_launch(&mut self) -> Range<usize> {
         let launch = self.start..self.words.len();
         self.start = launch.end;
-        // Each launch has tables of its own.
+        // Each launch has its own tables.
         self.table.clear();
         launch
     }

@@ -14,11 +14,10 @@ use crate::stream::Submission;
 use crate::{Error, Result};
 
 impl StreamState {
-    /// Launches a graph whose nodes have these programs instead of those that they had: as many, in the order of the nodes. What was launched
-    /// before keeps its own.
+    /// Launches a graph with these programs in its nodes: as many as it had, in the order of the nodes. Earlier launches keep theirs.
     ///
     /// # Errors
-    /// As [`Executor::submit`](crate::Executor::submit). Nothing was launched then.
+    /// As [`Executor::submit`](crate::Executor::submit). Nothing is launched then.
     pub(super) fn launch(&self, exec: &Arc<InstantiatedGraph>, batch: &[Submission]) -> Result<()> {
         self.check()?;
         self.queue_by(
@@ -40,7 +39,7 @@ impl StreamState {
                 if !rest.is_empty() || queue.calls.len() != exec.nodes().len() {
                     return Err(unlike("its programs do not fit its nodes"));
                 }
-                // The last node is behind everything else in the graph.
+                // The last node comes after all others of the graph.
                 queue.entering.push(PendingEntry {
                     after: queue.issued,
                     done: queue.issued,
@@ -55,7 +54,7 @@ impl StreamState {
     }
 
     fn issue_graph(&self, exec: &InstantiatedGraph, queue: &mut CallQueue) -> Result<()> {
-        // Nodes name their context, and a graph none: the driver does not say what it makes of another current one.
+        // Entered first: setting a node's parameters names no stream, and no error is documented for another current context.
         let mut driver = self.driver(true)?;
         self.forbid_capture(&mut driver, "launch a graph")?;
         for (DriverCall { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {

@@ -1,8 +1,8 @@
 //! Programs as the driver's memory operations.
 //!
-//! From `cuda.h`: each store of the second version of these functions is preceded by a fence of system scope for what the stream did
-//! before, and what follows a wait sees what was stored before the word; so the fences of a program need no operations of their own.
-//! What NICs wrote is the exception: the flag FLUSH of a wait is for that.
+//! According to `cuda.h`, each store of the second version of these functions is preceded by a fence of system scope for the stream's earlier work,
+//! and work after a wait sees what was stored before the word. So the fences of a program need no operations. Writes of NICs are the exception: the
+//! flag FLUSH of a wait is for them.
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,
@@ -81,7 +81,7 @@ pub(super) fn store_dword(address: CUdeviceptr, value: u32) -> MemOp {
             operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_32,
             address,
             __bindgen_anon_1: WriteOperand {
-                // The whole of it, so that no byte of the operand is left over from elsewhere.
+                // All 64 bits, so that no byte of the operand is undefined.
                 value64: u64::from(value),
             },
             flags: 0,
@@ -117,7 +117,7 @@ pub(super) fn wait(address: CUdeviceptr, value: u32, flags: u32) -> MemOp {
     }
 }
 
-/// Waits until the word has come to `value`, as counts do that go round.
+/// A wait until the count at `address` has reached `value`, modulo 2^32.
 pub(super) fn wait_count(address: CUdeviceptr, value: u32) -> MemOp {
     wait(
         address,
@@ -126,9 +126,9 @@ pub(super) fn wait_count(address: CUdeviceptr, value: u32) -> MemOp {
     )
 }
 
-/// Flushes what NICs wrote before, as a wait with the flag FLUSH does.
+/// Flushes earlier writes of NICs, as a wait with the flag FLUSH does.
 pub(super) fn flush_remote_writes() -> MemOp {
-    // The whole of it, as above.
+    // All bytes, as above.
     let mut op = CUstreamBatchMemOpParams_union { pad: [0; 6] };
     op.flushRemoteWrites = FlushParams {
         operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,

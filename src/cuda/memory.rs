@@ -1,4 +1,4 @@
-//! Memory of a GPU: of this library's own, or somebody else's.
+//! Memory of a GPU, allocated by this library or by the application.
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
 use std::any::Any;
@@ -15,14 +15,14 @@ use super::driver::check;
 use crate::proxy::drop_elsewhere;
 use crate::{Error, Result};
 
-/// What dmabufs begin and end at: the kernel's pages.
+/// Bytes of a page of the kernel's, at whose boundaries dmabufs begin and end.
 const PAGE: u64 = 4096;
 
 /// Memory of a GPU. Clones, and [parts](DeviceBuffer::part), are handles of the same memory.
 ///
-/// What [`CudaContext::alloc`] has made is freed when the last handle is gone, those of regions, and of work that uses them, included. Freeing
-/// waits for the GPU, as `cuMemFree` does; it is done in the thread that drops the last handle, unless that was a region's: then a thread of
-/// the library does it, some time later.
+/// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work. The thread that
+/// drops the last handle frees it, and blocks until the GPU is idle, as `cuMemFree` does. If the last handle was a region's, a thread of the
+/// library frees it later.
 ///
 /// ```no_run
 /// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, Side};
@@ -56,17 +56,17 @@ pub struct DeviceBuffer {
 
 struct DeviceMemory {
     context: CudaContext,
-    /// As one call of the driver, or somebody else's, allocated it.
+    /// The start of the allocation that it is part of.
     start: CUdeviceptr,
     len_bytes: u64,
     owner: FreedBy,
 }
 
-/// Who frees it.
+/// Who frees the memory.
 enum FreedBy {
     Library,
     Somebody,
-    /// Whoever drops this.
+    /// Dropping this frees it.
     Checkpoint(Box<dyn Any + Send + Sync>),
 }
 
@@ -76,7 +76,7 @@ impl Drop for DeviceMemory {
             // A context that was destroyed has freed its memory.
             FreedBy::Library => {
                 if let Ok(_entered) = self.context.enter_relaxed() {
-                    // SAFETY: allocated for this object, and nobody has a handle any more.
+                    // SAFETY: allocated for this object, whose last handle was dropped.
                     let _ = unsafe { sys::cuMemFree_v2(self.start) };
                 }
             }
@@ -86,7 +86,7 @@ impl Drop for DeviceMemory {
 }
 
 impl CudaContext {
-    /// Allocates memory of the device (`cuMemAlloc`). What is in it is not known.
+    /// Allocates memory of the device (`cuMemAlloc`), with undefined contents.
     ///
     /// # Errors
     /// [`Error::Range`] for a length of 0; [`Error::Cuda`], `CUDA_ERROR_OUT_OF_MEMORY` among them.
@@ -117,17 +117,16 @@ impl CudaContext {
 }
 
 impl DeviceBuffer {
-    /// Memory that somebody else has allocated: by the runtime API, a framework, another library. It stays theirs.
+    /// Memory that the application, the runtime API, a framework or another library has allocated, and frees.
     ///
-    /// The driver is asked what it is. `context` may be any of the memory's device if the driver says of none that it is the memory's, as of
-    /// a pool's.
+    /// The driver reports what the memory is. Pool memory reports no context; any of the device works.
     ///
     /// # Errors
     /// [`Error::Range`] for a length of 0; [`Error::State`] if it is no device memory, managed memory, memory of another context or device,
     /// or if the allocation ends before; [`Error::Cuda`].
     ///
     /// # Safety
-    /// The memory is not freed before the last handle is gone, those of regions and of work that uses them included.
+    /// The memory is not freed before the last handle is dropped, including those of regions and of their queued work.
     pub unsafe fn from_raw(
         context: &CudaContext,
         ptr: CUdeviceptr,
@@ -136,7 +135,7 @@ impl DeviceBuffer {
         Self::found(context, ptr, len_bytes, FreedBy::Somebody)
     }
 
-    /// As [`DeviceBuffer::from_raw`], of memory that is freed when `owner` is dropped, which is kept as long.
+    /// As [`DeviceBuffer::from_raw`], for memory that dropping `owner` frees. `owner` is dropped with the last handle.
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_raw`].
@@ -209,7 +208,7 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies bytes into it, and returns when they are there. It waits for no work of any stream: who needs an order waits before.
+    /// Copies bytes into it, and returns when they are there. It is not ordered with the work of any stream: wait for that first.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Cuda`]; [`Error::State`] if a copy has not ended in ten seconds.
@@ -229,8 +228,8 @@ impl DeviceBuffer {
         unsafe { self.copier.copy_out(from, bytes) }
     }
 
-    /// Why the last copy failed that a software NIC had made of memory of this context: the completion of a work request can only say that
-    /// memory was not to be had.
+    /// Why a software NIC's last copy of memory of this context failed. The completion of the work request says only that the memory was not
+    /// accessible.
     #[must_use]
     pub fn copy_failure(&self) -> Option<Error> {
         self.copier.failure()
@@ -253,7 +252,7 @@ impl DeviceBuffer {
         &self.copier
     }
 
-    /// The allocation that it is part of as a dmabuf, and where in that it begins.
+    /// A dmabuf of the allocation that it is part of, and its offset in that.
     ///
     /// # Errors
     /// [`Error::State`] if the device's memory cannot be exported; [`Error::Cuda`].
@@ -266,7 +265,7 @@ impl DeviceBuffer {
                         .into(),
             });
         }
-        // The pages of the whole allocation: a part of one need not be exportable.
+        // The pages of the whole allocation: the driver need not export a part of one.
         let start = self.memory.start & !(PAGE - 1);
         let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(PAGE);
         let _entered = self.context().enter_relaxed()?;
@@ -286,12 +285,12 @@ impl DeviceBuffer {
         Ok((fd, self.ptr - start))
     }
 
-    /// A handle for who may not wait for the GPU.
+    /// A handle whose drop does not block.
     pub(crate) fn held(self) -> HeldBuffer {
         HeldBuffer(Some(self))
     }
 
-    /// What it was made from, if that is a `T` and there is no other handle of it.
+    /// The object that it was made from, if that is a `T` and there is no other handle.
     pub(super) fn into_owner<T: 'static>(self) -> std::result::Result<T, DeviceBuffer> {
         let DeviceBuffer {
             copier,
@@ -325,7 +324,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Its address and length, and nobody frees it any more; if it is the only handle of memory that this library has allocated.
+    /// Its address and length, without freeing it. Only for the only handle of memory that this library has allocated.
     pub(super) fn leak(self) -> std::result::Result<(CUdeviceptr, u64), DeviceBuffer> {
         let is_whole = self.ptr == self.memory.start && self.len_bytes == self.memory.len_bytes;
         if !is_whole || !matches!(self.memory.owner, FreedBy::Library) {
@@ -362,7 +361,7 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// A handle whose end waits for nobody: threads that must not wait drop regions.
+/// A handle whose drop does not block, for regions, which are dropped by threads that must not block.
 pub(crate) struct HeldBuffer(Option<DeviceBuffer>);
 
 impl HeldBuffer {
@@ -392,11 +391,11 @@ fn check_len(len_bytes: u64) -> Result<()> {
     })
 }
 
-/// Has synchronous operations on the memory be so in all cases: a `cuMemcpy` from pageable memory may else return before the bytes have
-/// arrived, and what reads the memory past the application's streams, a NIC or a copy of ours, comes too early.
+/// Makes synchronous operations on the memory synchronous in all cases (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). Otherwise a `cuMemcpy` from pageable
+/// memory may return before the bytes have arrived, and a NIC, or a copy of this library's, would read the memory too early.
 fn sync_operations(ptr: CUdeviceptr) {
     let on = 1_u32;
-    // SAFETY: reads one int. Memory for which there is no such attribute, as a pool's, refuses, and its user is told to synchronise.
+    // SAFETY: reads one int. It fails for memory without this attribute, such as a pool's, whose documentation tells the user to synchronise.
     let _ = unsafe {
         sys::cuPointerSetAttribute(
             (&raw const on).cast(),
@@ -406,17 +405,17 @@ fn sync_operations(ptr: CUdeviceptr) {
     };
 }
 
-/// An allocation as the driver knows it.
+/// An allocation, as the driver reports it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocation {
     pub(crate) start: CUdeviceptr,
     pub(crate) len_bytes: u64,
-    /// No other one of the process has or had it.
+    /// No other allocation of the process has or had this number.
     pub(crate) number: u64,
 }
 
 impl Allocation {
-    /// The one that these bytes are part of.
+    /// The allocation that these bytes are part of.
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_raw`].
@@ -439,7 +438,7 @@ fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<Alloc
             reason: format!("{len_bytes} bytes at {ptr:#x}: {reason}"),
         })
     };
-    // Of what does not exist for a pointer, this call gives zeros; that for one attribute fails.
+    // This call reports attributes that do not exist as zero; the call for a single attribute fails.
     let (mut kind, mut managed, mut device) = (0_u32, 0_u32, -1_i32);
     let (mut owner, mut start, mut allocated, mut number) = (0_u64, 0_u64, 0_u64, 0_u64);
     let mut attributes = [
@@ -487,7 +486,7 @@ fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<Alloc
             context.device()
         ));
     }
-    // Not every memory has a context.
+    // Pool memory has no context.
     if owner != 0 && owner != context.key() {
         return no(format!(
             "memory of the context {owner:#x}, not of {:#x}",

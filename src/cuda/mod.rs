@@ -1,13 +1,16 @@
-//! CUDA: programs executed by the streams of a GPU.
+//! CUDA: streams of a GPU that execute programs.
 //!
-//! [`CudaStream`] is an [`Executor`](crate::Executor) over a `CUstream`, one of its own or somebody else's: a program becomes memory
-//! operations (`cuStreamBatchMemOp_v2`), and no thread of this process has a part in their execution. The driver is loaded when the first
-//! [`CudaContext`] is asked for; without one that is an error and nothing else changes.
+//! [`CudaStream`] is an [`Executor`](crate::Executor) over a `CUstream` that it creates or that the application has created. A program becomes
+//! memory operations (`cuStreamBatchMemOp_v2`), which the GPU executes without a thread of this process. The driver is loaded with the first
+//! [`CudaContext`]; without a driver, creating one is an error.
 //!
-//! [`KernelStream`] is an executor whose programs are executed by kernels of the application: a [`Trigger`] is what they are given.
+//! [`KernelStream`] is an executor whose programs are executed by kernels of the application, which get them as a [`Trigger`].
 //!
-//! [`DeviceBuffer`] is memory of a GPU, this library's or somebody else's; a [`Region`](crate::Region) takes it. Contexts, streams and memory of
-//! the crate `cudarc` become this library's and the other way round, so its version, 0.19, is part of this interface.
+//! [`DeviceBuffer`] is memory of a GPU, allocated by this library or by the application; a [`Region`](crate::Region) registers it. Contexts, streams
+//! and memory can be converted from and to those of the crate `cudarc`, so its version, 0.19, is part of this interface.
+//!
+//! The way of a program: `submit` queues it; `decoded` reads it once; `encode` makes operations of it in a `call_queue`, with addresses from a
+//! `gpu_mapping`, as `memops` or as `kernel_words`; `pending` has its entry until `settle` tells the owner; `watch` has the threads that look.
 
 mod call_queue;
 mod capabilities;

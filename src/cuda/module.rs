@@ -1,4 +1,4 @@
-//! The kernels of this library, as a context has them.
+//! The kernels of this library, loaded into a context.
 #![allow(unsafe_code)] // calls the driver
 
 use std::ffi::{CStr, c_void};
@@ -13,11 +13,11 @@ use super::driver::{check, is};
 use super::kernel_words::{LONG_WORDS, SHORT_WORDS};
 use crate::{Error, Result};
 
-/// Where the driver wants it.
+/// Alignment that the driver requires of an image.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-/// What build.rs has made of `cuda/kernels.cu`: a fatbin; or a text, which is no code to any driver, if there was no nvcc.
+/// `cuda/kernels.cu` as build.rs has compiled it: a fatbin; or, without nvcc, a text, which every driver refuses.
 static IMAGE: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.image")));
 
@@ -35,7 +35,7 @@ pub(super) struct KernelModule {
     execute_long: LoadedKernel,
 }
 
-/// A function of the module. It is there as long as the module is.
+/// A function of the module, valid as long as the module is loaded.
 #[derive(Debug)]
 pub(super) struct LoadedKernel(CUfunction);
 
@@ -45,8 +45,8 @@ unsafe impl Send for KernelModule {}
 unsafe impl Sync for KernelModule {}
 
 impl KernelModule {
-    /// Loads the kernels into the current context, code and all: to load code later, at the first launch, the driver may wait for what
-    /// the GPU does, which may be a stream that waits.
+    /// Loads the kernels into the current context, with their code: if the driver loaded it at the first launch, it might wait for the GPU, and so for
+    /// a stream that waits.
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without nvcc, or for none of what the device is; [`Error::Cuda`].
@@ -106,9 +106,9 @@ impl KernelModule {
         }
     }
 
-    /// Ends it, in its context, which is current, when nothing of it is queued any more.
+    /// Unloads it in its context, which is current. No kernel of it may be queued.
     pub(super) fn unload(&self) {
-        // SAFETY: loaded by `load`; the only call for this module, by the contract of who has it.
+        // SAFETY: loaded by `load`; the only call for this module, by the contract of the context.
         let _ = unsafe { sys::cuModuleUnload(self.raw) };
     }
 }
@@ -132,7 +132,7 @@ fn function(module: CUmodule, name: &CStr) -> Result<LoadedKernel> {
         sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
     })?;
     let mut registers = 0;
-    // SAFETY: writes one int. It makes the driver load the code.
+    // SAFETY: writes one int. This call makes the driver load the code.
     check("cuFuncGetAttribute", unsafe {
         sys::cuFuncGetAttribute(
             &mut registers,
@@ -143,7 +143,7 @@ fn function(module: CUmodule, name: &CStr) -> Result<LoadedKernel> {
     Ok(LoadedKernel(function))
 }
 
-/// What a driver says of an image without code, or without code for the device, as what it means.
+/// Explains the driver's errors for an image without code, or without code for the device.
 fn explain(error: Error) -> Error {
     const NO_CODE: [CUresult; 5] = [
         CUresult::CUDA_ERROR_INVALID_IMAGE,

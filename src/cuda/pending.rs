@@ -1,4 +1,4 @@
-//! What a CUDA stream has been given and has not finished: who is to be told, once the stream's count says so.
+//! The work that a CUDA stream was given and has not finished, and whom its end is told to.
 #![allow(unsafe_code)] // ends waits by stores to the words that they wait for
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Lock, Mark, Outcome, Owner, Record};
 
-/// Entries on their way from the thread that queues to those that look: more than a thread queues in a tick of the watching thread.
+/// Capacity of the channel, in entries: about what a thread queues in one tick of the watching thread.
 const ARRIVALS: usize = 256;
 
 /// The pending work of a stream, in order.
@@ -95,7 +95,7 @@ pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
     }
 }
 
-/// One thing of a stream's queue, begun when the stream has counted to `after` and finished when it has counted to `done`.
+/// One entry of a stream's pending work. It has begun when the stream has counted to `after`, and is finished when it has counted to `done`.
 pub(super) struct PendingEntry {
     pub(super) after: u64,
     pub(super) done: u64,
@@ -107,31 +107,31 @@ pub(super) enum PendingWork {
         owner: Arc<dyn Owner>,
         cookie: u64,
         has_begun: bool,
-        /// How its wait is ended, if it has one.
+        /// How this process can end its wait, if it has one.
         awaited: Option<Awaited>,
         released: Option<Released>,
-        /// The stream hears of the owner's failure.
+        /// While it is pending, the owner's failure sets the stream's status word.
         alarm: Option<AlarmGuard>,
     },
     Record(Record),
-    /// A count that somebody waits for.
+    /// A count that a thread waits for, or that keeps the stream alive.
     Count,
-    /// A wait for another stream, whose words it keeps.
+    /// A wait for another stream. The mark keeps that stream's words.
     Event {
         _mark: Option<Mark>,
-        /// A kernel waits, which can be told to end that.
+        /// A kernel waits, which can be told to stop.
         by_kernel: bool,
-        /// Nobody wants it any more.
+        /// The application has given it up.
         given_up: bool,
         was_told: bool,
     },
-    /// A graph, all of it.
+    /// A launch of a graph, which it keeps.
     Launched {
         _exec: Arc<InstantiatedGraph>,
     },
 }
 
-/// While it lives, a stream hears of the failure of a program's owner.
+/// While it lives, the failure of a program's owner sets the stream's status word.
 pub(super) struct AlarmGuard {
     owner: Arc<dyn Owner>,
     stream: u64,
@@ -160,12 +160,12 @@ impl Drop for AlarmGuard {
     }
 }
 
-/// A wait, as the process can end it.
+/// How this process can end a wait.
 #[derive(Clone, Copy)]
 pub(super) enum Awaited {
-    /// The driver's, which looks at nothing but its word: by a store there. It is the program's first wait for a word of memory.
+    /// A memory operation reads nothing but its word: a store to that ends the wait. Only the program's first wait for a word of memory is ended so.
     Word(Word),
-    /// A kernel's, which looks at the stream's own words.
+    /// A kernel also reads the stream's own words, by which it is told.
     Kernel,
 }
 
@@ -184,11 +184,11 @@ enum Satisfying {
     Only(u32),
 }
 
-/// A wait that was ended.
+/// How a wait was ended.
 #[derive(Clone, Copy)]
 pub(super) enum Released {
     Stored(Stored),
-    /// A kernel was told to end it.
+    /// The kernel was told.
     Told,
 }
 
@@ -214,7 +214,7 @@ impl Awaited {
 }
 
 impl Word {
-    /// Ends the wait.
+    /// Ends the wait by a store that satisfies its condition.
     fn satisfy(&self, word: &AtomicU32) -> Stored {
         loop {
             let before = word.load(Ordering::Acquire);
@@ -233,7 +233,7 @@ impl Word {
 }
 
 impl Stored {
-    /// Gives the word its value back, unless somebody has stored another one.
+    /// Restores the word's earlier value, unless another one was stored meanwhile.
     fn restore(self, word: &AtomicU32) {
         let _ = word.compare_exchange(
             self.stored,
@@ -244,7 +244,7 @@ impl Stored {
     }
 }
 
-/// The word of a wait.
+/// The word that a wait reads. None if the owner has no memory for it here.
 fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     let base = owner.base(at.target)?;
     let address = base.as_ptr().wrapping_add(usize::try_from(at.offset).ok()?);
@@ -256,9 +256,9 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(address.cast()) })
 }
 
-/// Tells everyone who is to be told when the stream has counted to `done`; before that, `released` hears the cookies of those whose wait was
-/// ended. Of a stream that is `aborted` every wait is. Returns what is to be dropped, which may take a while: handles of owners that others have,
-/// too, are given up in here.
+/// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Calls `released`
+/// with the cookie of each program whose wait was ended, before its owner is told. Returns what is to be dropped, which may block; handles that are
+/// not an owner's last are dropped in here.
 pub(super) fn settle(
     queue: &mut VecDeque<PendingEntry>,
     done: u64,
@@ -277,7 +277,7 @@ pub(super) fn settle(
             over.extend(front.into_deferred_drop());
         }
     }
-    // Those that one count finishes have begun together: among them is the one, if any, in whose wait the stream is.
+    // Entries with the same count have begun together. If the stream is in a wait, it is one of theirs.
     let current = queue.front().map(|front| front.done);
     for pending in queue.iter_mut() {
         if pending.after > done || Some(pending.done) != current {
@@ -289,7 +289,7 @@ pub(super) fn settle(
 }
 
 impl PendingEntry {
-    /// The stream has come to it, and has not finished it.
+    /// The stream has begun the entry. Ends its wait if its owner or the application wants that.
     fn begin(&mut self, words: &StreamWords, aborted: bool) {
         let (owner, cookie, has_begun, awaited, released) = match &mut self.what {
             PendingWork::Program {
@@ -325,7 +325,7 @@ impl PendingEntry {
         if released.is_some() || !(aborted || ends()) {
             return;
         }
-        // Before the wait ends: kernels behind it see it.
+        // The status comes before the end of the wait, so that kernels behind the wait see it.
         words.note(STATUS_WORK);
         *released = match awaited {
             Awaited::Word(awaited) => {
@@ -338,7 +338,7 @@ impl PendingEntry {
         };
     }
 
-    /// What has become of it, which the stream has finished.
+    /// The outcome of an entry that the stream has finished.
     fn outcome(&self, words: &StreamWords) -> Outcome {
         let PendingWork::Program { released, .. } = &self.what else {
             return Outcome::Done;
@@ -349,7 +349,7 @@ impl PendingEntry {
                 _,
             ) if from <= self.done => Outcome::Discarded,
             (_, Some(Released::Stored(_))) => Outcome::Released,
-            // It may have found its condition to hold just before.
+            // The condition may have held just before the kernel was told.
             (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,
             _ => Outcome::Done,
         }
@@ -375,7 +375,7 @@ impl PendingEntry {
                 released,
                 alarm,
             } => {
-                // What fails from now on is none of the stream's.
+                // A later failure of the owner does not concern the stream.
                 *alarm = None;
                 if !*has_begun {
                     owner.started(*cookie);
@@ -398,7 +398,7 @@ impl PendingEntry {
         }
     }
 
-    /// The stream will never come to it, for that reason.
+    /// Tells the owner or the event that the stream will not execute the entry, for that reason.
     pub(super) fn discard(&self, reason: &Error) {
         match &self.what {
             PendingWork::Program { owner, cookie, .. } => {
@@ -409,8 +409,8 @@ impl PendingEntry {
         }
     }
 
-    /// Nobody wants it any more: a wait for another stream ends as soon as the stream is in it, if it can. Gives the owner of a program, which is to
-    /// be told when no lock is held.
+    /// Gives the entry up: a wait for another stream ends when the stream reaches it, if a kernel waits. Returns the owner of a program, which the
+    /// caller tells without a lock.
     pub(super) fn give_up(&mut self) -> Option<Arc<dyn Owner>> {
         if let PendingWork::Event { given_up, .. } = &mut self.what {
             *given_up = true;
@@ -418,7 +418,7 @@ impl PendingEntry {
         self.owner().cloned()
     }
 
-    /// After [`PendingEntry::discard`] of all, and when the stream's count says that it is over: those who sleep until then.
+    /// Wakes the threads that sleep until the event. Called after [`PendingEntry::discard`] of all entries, when the count says that it is over.
     pub(super) fn wake(&self) {
         if let PendingWork::Record(record) = &self.what
             && let Some(event) = record.sleepers()
@@ -427,7 +427,7 @@ impl PendingEntry {
         }
     }
 
-    /// Gives up its handles; what this returns is to be dropped, which may take a while.
+    /// Drops its handles but those whose drop may block, which it returns.
     pub(super) fn into_deferred_drop(self) -> Option<DeferredDrop> {
         match self.what {
             PendingWork::Program { owner, alarm, .. } => {
@@ -439,7 +439,7 @@ impl PendingEntry {
         }
     }
 
-    /// Whose program it is.
+    /// The owner of a program.
     pub(super) fn owner(&self) -> Option<&Arc<dyn Owner>> {
         match &self.what {
             PendingWork::Program { owner, .. } => Some(owner),

@@ -1,4 +1,4 @@
-//! Host memory that GPUs can reach: registered with the driver page by page, once, however many have an interest in a page.
+//! Host memory that GPUs can access. Each page is registered with the driver once, for all that use it.
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
 use std::collections::BTreeMap;
@@ -18,28 +18,28 @@ use crate::stream::Attachments;
 
 const PAGE: usize = 4096;
 
-/// Every context may use it, and it has an address on the device.
+/// For every context, and with an address on the device.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// Memory that is no memory but the registers of a device, as a card's UAR page.
+/// For registers of a device, such as a card's UAR page.
 const IO_FLAGS: u32 = FLAGS | sys::CU_MEMHOSTREGISTER_IOMEMORY;
 
-/// Consecutive pages that were registered by one call.
+/// Consecutive pages that one call has registered.
 #[derive(Debug)]
 struct PinnedRun {
     context: CudaContext,
     pages: Range<usize>,
-    /// Not by the application, whose registration is not ours to end.
+    /// Registered by this library, which unregisters it. The application may have registered pages of its own.
     ours: bool,
 }
 
-/// The runs of the process, by their first address: the driver registers a page once, whichever context asks.
+/// The runs of the process, by their first address. The driver registers a page once, for all contexts.
 type PinnedRuns = BTreeMap<usize, Weak<PinnedRun>>;
 
 struct Known {
     runs: PinnedRuns,
-    /// Pages that are being unregistered. Nobody waits for that but who wants them again: it may take as long as what is queued on a GPU,
-    /// which may wait for whoever registers something else.
+    /// Pages that are being unregistered, which may take until a GPU has done its queued work. That may wait for another thread that registers memory,
+    /// so only threads that need these pages wait.
     leaving: Vec<Range<usize>>,
 }
 
@@ -57,12 +57,12 @@ fn known() -> MutexGuard<'static, Known> {
 #[derive(Debug)]
 pub(crate) struct Pinned {
     runs: Vec<Arc<PinnedRun>>,
-    /// What is to be added to an address of the span to have the device's.
+    /// The device's address of a byte minus this process's address.
     offset: u64,
 }
 
 impl Pinned {
-    /// Registers what of the span is not yet.
+    /// Registers the pages of the span that are not registered yet.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): memory that cannot be registered, such as the registers of a card where the driver does not map them.
@@ -112,7 +112,7 @@ impl Pinned {
         };
         known.runs.retain(|_, run| run.strong_count() > 0);
         drop(known);
-        // Here, so that what was registered is given back on an error.
+        // Made before the error is returned, so that its drop unregisters what was registered.
         let mut pinned = Pinned {
             runs: held,
             offset: 0,
@@ -122,7 +122,7 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// The span as its owner has it registered for GPUs, from the first use in a context on.
+    /// The registration of an owner's span, made with the first use in a context.
     ///
     /// # Errors
     /// As [`Pinned::new`].
@@ -145,7 +145,7 @@ impl Pinned {
         (address as u64).wrapping_add(self.offset)
     }
 
-    /// One offset for all runs, or an error: programs reach a target by its first address.
+    /// The offset, which must be the same for all runs: programs address a target by its first byte.
     fn find_offset(&self, context: &CudaContext) -> Result<u64> {
         let _entered = context.enter()?;
         let mut found = None;
@@ -170,7 +170,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Handles are made under the lock, so that the last one is known to be the last.
+        // Handles are cloned under the lock, so the last one stays the last.
         let last: Vec<PinnedRun> = {
             let mut known = known();
             let last: Vec<PinnedRun> = self.runs.drain(..).filter_map(Arc::into_inner).collect();
@@ -181,13 +181,13 @@ impl Drop for Pinned {
         };
         let last: Vec<Leaving> = last.into_iter().map(Leaving).collect();
         if in_host_function() {
-            // The driver is not to be called here. Whoever wants the pages again waits until they are unregistered.
+            // A host function must not call the driver. Threads that need the pages wait until they are unregistered.
             drop_elsewhere(Box::new(last));
         }
     }
 }
 
-/// A run of which nobody is left.
+/// A run without handles.
 struct Leaving(PinnedRun);
 
 impl Drop for Leaving {
@@ -205,21 +205,21 @@ impl PinnedRun {
             return;
         }
         let _relaxed = RelaxedCapture::new();
-        // A context that was destroyed has ended its registrations.
+        // A destroyed context has ended its registrations.
         if let Ok(_entered) = self.context.enter() {
-            // SAFETY: registered by `register`, and nobody has an interest in it any more.
+            // SAFETY: registered by `register`, and its last handle was dropped.
             let _ = unsafe { sys::cuMemHostUnregister(self.pages.start as *mut _) };
         }
     }
 }
 
-/// The run that has the page at that address.
+/// The run with the page at that address.
 fn covering(known: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
     let (_, run) = known.range(..=at).next_back()?;
     run.upgrade().filter(|run| run.pages.contains(&at))
 }
 
-/// Registers these pages; or the first of them, if the application has registered some.
+/// Registers these pages, or only the first of them if the application has registered some.
 fn register(context: &CudaContext, pages: Range<usize>) -> Result<PinnedRun> {
     let _entered = context.enter()?;
     let run = |pages, ours| PinnedRun {
@@ -253,7 +253,7 @@ fn attempt(pages: &Range<usize>) -> Result<()> {
     };
     match call(FLAGS) {
         Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => Err(error),
-        // What the memory is shows how it is taken; the first error is the one that says something of ordinary memory.
+        // Device registers are registered only with these flags. The first error describes ordinary memory.
         Err(error) => call(IO_FLAGS).map_err(|_| error),
         Ok(()) => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! What a device can do in streams, found out by doing it once.
+//! Tries once which features a device has in streams.
 #![allow(unsafe_code)] // calls the driver
 
 use std::cell::Cell;
@@ -17,10 +17,10 @@ use super::stream_words::StreamWords;
 use crate::stream::Backoff;
 use crate::{Error, Result};
 
-/// No probe waits for what does not hold already: this long is for a device that is busy with the work of others.
+/// How long a probe may take on a busy device. The conditions of its waits hold already.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Tries what is promised. It blocks no stream but one of its own, and registers a page of host memory meanwhile.
+/// Tries the features that the driver promises, on a stream of its own and with a registered page of host memory.
 pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     let mut probed = Probed {
         capabilities: promised,
@@ -54,25 +54,25 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
     probed
 }
 
-/// A stream, and words for it.
+/// A stream for probes, and its words.
 struct ProbeStream<'a> {
     context: &'a CudaContext,
     stream: CUstream,
     words: ManuallyDrop<StreamWords>,
-    /// The stream has not come to an end in time.
+    /// A probe has not ended in time.
     hangs: Cell<bool>,
 }
 
 impl Drop for ProbeStream<'_> {
     fn drop(&mut self) {
         if self.hangs.get() {
-            // It may still store to the words, and to unregister them would be to wait for it.
+            // The stream may still store to the words, and unregistering them would block.
             return;
         }
         // SAFETY: here alone.
         unsafe { ManuallyDrop::drop(&mut self.words) };
         if let Ok(_entered) = self.context.enter() {
-            // SAFETY: made by `ProbeStream::new`, and used by nobody else.
+            // SAFETY: made by `ProbeStream::new`, and not used elsewhere.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }
     }
@@ -100,7 +100,7 @@ impl<'a> ProbeStream<'a> {
             capabilities,
             findings,
         } = probed;
-        // Whether it is there, by a promise and a trial.
+        // Tries a feature that is promised.
         let mut found = |name: &str, has: &mut bool, trial: &dyn Fn() -> Result<()>| {
             let result = if !*has {
                 Err("the driver says that the device has none".into())
@@ -173,7 +173,7 @@ impl<'a> ProbeStream<'a> {
         self.wait()
     }
 
-    /// Until the stream is idle.
+    /// Waits until the stream is idle.
     fn wait(&self) -> Result<()> {
         let _entered = self.context.enter()?;
         let deadline = Instant::now() + BOUND;

@@ -11,13 +11,13 @@ use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Owner};
 
 impl StreamState {
-    /// Tells everyone how far the stream has come. What it returns is dropped in the caller's thread, or by another. Handles of owners that
-    /// others have, too, are given up under the lock: who finds everything settled finds them gone.
+    /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
+    /// owner's last are dropped under the lock, so that a thread that finds all work settled also finds those handles gone.
     pub(super) fn settle(&self) -> Vec<DeferredDrop> {
         let mut pending = self.pending.lock();
-        // Under the lock, and before the owners hear of it: who finds everything settled finds what there is to report.
+        // Failures are published under the lock and before the owners are told: a thread that finds all work settled also finds the failures.
         let words = &self.count.words;
-        // The count first: what stopped the stream is seen by who sees a count behind it.
+        // The count is read before the stop word, which a kernel writes before it counts past it.
         let done = self.count.read();
         match words.stop() {
             None => {}
@@ -40,20 +40,20 @@ impl StreamState {
         })
     }
 
-    /// Those who are not finished never will be.
+    /// Ends all pending work as discarded: the stream will not execute it.
     pub(super) fn discard(&self) {
         let reason = Error::Asynchronous {
             stream: self.name.clone(),
             reason: self.fault.sticky_reason().unwrap_or_default(),
         };
-        // Told under the lock, as `settle` does: who finds nothing pending finds that everyone was told.
+        // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let dropped: Vec<PendingEntry> = pending.entries.drain(..).collect();
-        // The reason before the end: who sees that nothing more is to come finds why.
+        // The reason is published before the end, for those that wait for the count.
         dropped.iter().for_each(|pending| pending.discard(&reason));
         self.count.over.store(true, Ordering::Release);
         if let Some(last) = dropped.last() {
-            // Streams of other contexts may wait for the count of this one.
+            // Streams of other contexts may wait for this stream's count.
             let words = &self.count.words;
             words.done().store(last.done as u32, Ordering::Release);
         }
@@ -64,12 +64,11 @@ impl StreamState {
             .collect();
         drop(pending);
         self.gates.lock().clear();
-        // Not under a lock: an owner may end here.
+        // Not under a lock: this may drop the last handle of an owner.
         defer_drops(dropped);
     }
 
-    /// Tells everyone how far the stream has come, and that this was all, where nothing more is to come. Who reports an end does this first, for it
-    /// is the end of everybody's work.
+    /// [`StreamState::settle`], and [`StreamState::discard`] if the stream has ended. A call that reports the end of a stream does this first.
     pub(super) fn settle_to_the_end(&self) -> Vec<DeferredDrop> {
         let over = self.settle();
         let cut = self.cut.load(Ordering::Acquire);
@@ -86,28 +85,28 @@ impl StreamState {
         over
     }
 
-    /// [`StreamState::settle_to_the_end`] for who then says that work is done: no thread has a handle left of an owner whose work is, unless it is the last
-    /// one. An application may free an owner's memory next.
+    /// [`StreamState::settle_to_the_end`], for calls that then report that work is done: the application may free the owners' memory next. No thread
+    /// still has a handle of a finished owner when this returns, unless that is the last one.
     pub(super) fn settle_for_good(&self) {
         drop(self.settle_to_the_end());
-        // Those who have come since have handles of what is pending.
+        // Threads that come after this take handles only of owners that are pending.
         drop(self.visiting.write());
     }
 
-    /// Opens the gates of those that wait for other streams of the host.
+    /// Opens the gates whose marks, of streams of the host, are reached.
     pub(super) fn open_gates(&self) {
         let mut gates = self.gates.lock();
         while let Some((gate, _)) = gates.front().filter(|(_, mark)| mark.is_reached()) {
-            // Release: what the other stream did comes before.
+            // Release: orders the other stream's work before the gate.
             self.count.words.gate().store(*gate, Ordering::Release);
             gates.pop_front();
         }
     }
 
-    /// Tells the owners of what is queued that nobody wants it any more.
+    /// Tells the owners of all pending work that the application has given it up.
     pub(super) fn give_up(&self) {
         let visiting = self.visit();
-        // Not under the lock, which the thread that ends waits takes.
+        // Owners are called without the lock, which the watching thread needs to end waits.
         let pending: Vec<_> = self
             .pending
             .lock()
@@ -118,36 +117,36 @@ impl StreamState {
         for owner in pending {
             owner.give_up();
             if let Some(last) = owner.into_deferred_drop() {
-                // It was finished meanwhile, and its memory is unregistered with it.
+                // The work has finished meanwhile. Dropping the owner unregisters its memory, which may block.
                 drop_elsewhere(last);
             }
         }
         drop(visiting);
-        // Behind the owners, whose waits come behind the gates.
+        // After the owners: waits of theirs may come behind the gates.
         self.give_up_gates();
         self.ensure_watched();
     }
 
-    /// Opens all gates, though nobody has come that they are for.
+    /// Opens all gates, though their marks are not reached.
     fn give_up_gates(&self) {
         let mut gates = self.gates.lock();
         if let Some((last, _)) = gates.back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
-            // Release: what says why comes before.
+            // Release: the status comes before the gate.
             words.gate().store(*last, Ordering::Release);
         }
         gates.clear();
     }
 
-    /// One turn of a wait for the stream.
+    /// One turn of a thread that waits for the stream. Returns whether an owner made progress.
     pub(super) fn turn(&self) -> bool {
         self.open_gates();
         drop(self.settle());
         let _visiting = self.visit();
-        // What the stream waits for may be a NIC that lives by those who wait.
+        // The stream may wait for a software NIC, which progresses in the threads that wait.
         let mut owners: [Option<Arc<dyn Owner>>; 8] = Default::default();
-        // Not under the lock, which the thread that ends waits takes: the NIC may have to copy.
+        // Owners progress without the lock, which the watching thread needs to end waits: a NIC may have to copy.
         for (place, pending) in owners.iter_mut().zip(self.pending.lock().entries.iter()) {
             *place = pending.owner().cloned();
         }
@@ -155,7 +154,7 @@ impl StreamState {
         for owner in owners.into_iter().flatten() {
             moved = moved || owner.progress();
             if let Some(last) = owner.into_deferred_drop() {
-                // It was finished meanwhile, and its memory is unregistered with it.
+                // As in `give_up`.
                 drop_elsewhere(last);
             }
         }

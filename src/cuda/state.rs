@@ -24,7 +24,7 @@ pub(super) struct StreamState {
     pub(super) raw: CUstream,
     /// The library has created the stream, and destroys it.
     owned: bool,
-    /// Others may have the driver's handle, and capture the stream without this library's knowledge.
+    /// The application has the driver's handle, and may capture the stream.
     is_exposed: AtomicBool,
     /// A graph builder captures the stream.
     is_captured: AtomicBool,
@@ -75,7 +75,7 @@ impl StreamState {
         let id = next_id();
         let words = StreamWords::new(context).inspect_err(|_| {
             if let (true, Ok(_entered)) = (owned, context.enter()) {
-                // SAFETY: the caller has just made it, and nobody else has it.
+                // SAFETY: the caller has just made it, and has not given it away.
                 let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
             }
         })?;
@@ -118,27 +118,27 @@ impl StreamState {
         self.fault.check(&self.name)
     }
 
-    /// The driver's handle, for others.
+    /// The driver's handle, for the application.
     pub(super) fn expose(&self) -> CUstream {
         // Release: see `may_be_captured`.
         self.is_exposed.store(true, Ordering::Release);
         self.raw
     }
 
-    /// A graph builder begins to capture the stream, or has ended the capture. The caller holds the lock of the queue.
+    /// Notes that a graph builder begins to capture the stream, or has ended that. The caller holds the lock of the queue.
     pub(super) fn set_captured(&self, is_captured: bool) {
         self.is_captured.store(is_captured, Ordering::Release);
     }
 
-    /// Whether the stream may be under capture. False is certain: this library has created the stream, has told nobody its handle, and does not
-    /// capture it. A stream joins somebody else's capture only by calls with its handle.
+    /// Whether the stream may be under capture. False is certain: this library has created the stream, has given nobody its handle, and does not
+    /// capture it. A stream joins another stream's capture only by driver calls with its handle.
     fn may_be_captured(&self) -> bool {
         // Acquire: a call that comes after the capture has begun comes after the handle was given out, too.
         self.is_exposed.load(Ordering::Acquire) || self.is_captured.load(Ordering::Acquire)
     }
 
-    /// Fails if the stream is under capture, and asks the driver only where that is possible: what is queued would go into somebody's graph, and
-    /// each launch of that would repeat the same stores.
+    /// Fails if the stream is under capture: queued operations would go into the graph, and each launch would repeat the same stores. Asks the driver
+    /// only if a capture is possible.
     ///
     /// # Errors
     /// [`Error::State`](crate::Error::State); [`Error::Cuda`](crate::Error::Cuda).

@@ -26,43 +26,44 @@ use super::watch::release_elsewhere;
 use crate::stream::{Event, Executor, Submission, act_as, forbid_on, message};
 use crate::{Error, Result};
 
-/// A stream of a GPU: of this library's own, or one that a framework, the runtime API or the application has made.
+/// A stream of a GPU, created by this library or by a framework, the runtime API or the application.
 ///
-/// It is a handle; clones are handles of the same stream, usable from any thread. Other work may be queued on the same `CUstream` by
-/// anybody: programs have their place in its order like kernels.
+/// Clones are handles of the same stream, usable from any thread. Others may queue work on the same `CUstream`; programs are executed in its
+/// order, like kernels.
 ///
-/// - Queueing is one call of the driver for up to 255 memory operations; a send takes two or three. The driver makes the caller wait
-///   while its queue is full.
-/// - No thread of this process executes anything. One looks every millisecond how far the stream has come, for deadlines and for those
-///   who wait for none of its calls; the calls of [`Executor`] look as well.
-/// - A wait whose deadline passes, or whose endpoint fails, is ended by a store to the word that it waits for.
-/// - Streams of one priority share the device's queues, 8 unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise: a wait may hold up a stream that
-///   shares its queue. Streams that wait for each other need queues of their own, or other priorities.
-/// - Memory that a GPU has mapped is unregistered when its owner, an endpoint or a region, is dropped; the driver may wait for the GPU then,
-///   as it does where memory is freed. A thread that drops one should not be the one that a stream waits for.
-/// - When the last handle is dropped, what is queued is still executed, and the stream, if it is this library's own, is destroyed after
-///   that. Nobody waits for it.
-/// - After an error of the driver that ends a context (an illegal address, a context that is destroyed), programs that the stream has not
-///   finished end as [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and every later call reports it.
+/// - Queueing takes one call of the driver for up to 255 memory operations; a send takes two or three operations. A thread whose current context is
+///   not the stream's needs three more calls, and a stream whose `CUstream` others know needs one more, which asks about a graph capture. The call
+///   blocks while the driver's queue is full.
+/// - No thread of this process executes programs. One thread looks every millisecond how far each stream with work has come, tells endpoints and
+///   checks deadlines; the calls of [`Executor`] do so, too.
+/// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads.
+/// - Streams of one priority share the device's queues: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise. A wait may block another stream in
+///   the same queue, so streams that wait for each other need separate queues or different priorities.
+/// - Memory that is mapped to a GPU is unregistered when its owner, an endpoint or a region, is dropped. The driver may block then until the GPU is
+///   done, as when memory is freed: the dropping thread should not be one that a stream waits for.
+/// - When the last handle is dropped, queued work is still executed, and a stream that this library has created is destroyed after that. The drop
+///   does not block.
+/// - After an error that a context does not recover from (an illegal address, a destroyed context), unfinished programs end as
+///   [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and every later call reports the error.
 #[derive(Clone)]
 pub struct CudaStream {
     handle: Arc<StreamHandle>,
 }
 
 impl CudaStream {
-    /// A new stream of that context, which does not wait for the legacy default stream.
+    /// A new stream of that context, which does not synchronize with the legacy default stream.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
+    /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<CudaStream> {
         let handle = Arc::new(StreamHandle::new(context, name.into())?);
         Ok(CudaStream { handle })
     }
 
-    /// A stream that somebody else has made: a `CUstream`, which is a `cudaStream_t`. It stays theirs.
+    /// A stream that the application has created, and destroys: a `CUstream`, which is a `cudaStream_t`.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::System`] if there is no thread to be had.
+    /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
     ///
     /// # Safety
     /// `raw` is a stream of `context`, and is not destroyed before the last handle is dropped and what was queued is done.
@@ -75,7 +76,7 @@ impl CudaStream {
         Ok(CudaStream { handle })
     }
 
-    /// A stream that somebody else has made and whose object is kept as long.
+    /// A stream of `cudarc`'s, whose object is kept as long as this stream.
     pub(super) fn lent(
         context: &CudaContext,
         stream: &Arc<cudarc::driver::CudaStream>,
@@ -87,11 +88,10 @@ impl CudaStream {
         Ok(CudaStream { handle })
     }
 
-    /// The same stream, whose programs are executed by that from now on, whichever handle they are queued by. So are its own steps: events
-    /// that are recorded and waited for.
+    /// Sets what executes the programs of this stream from now on, for all its handles, and also its own steps: recording events and waiting for them.
     ///
     /// # Errors
-    /// [`Error::State`] without kernels.
+    /// [`Error::State`] if kernels are asked for and cannot be used here.
     pub fn with_execution(self, execution: Execution) -> Result<CudaStream> {
         let state = self.state();
         if execution == Execution::Kernel {
@@ -101,57 +101,56 @@ impl CudaStream {
         Ok(self)
     }
 
-    /// The address on the device of a 32-bit word that says whether something before has failed, for kernels to read: 0, or a code of the C
-    /// interface, -19 (`DOORBELL_EWORK`) if an operation of this stream failed or its wait was ended before its condition held, -18
-    /// (`DOORBELL_EASYNC`) if the driver refused queued work, or the stream has failed. The first failure stays until
-    /// [`CudaStream::clear_status`]. The word is host memory, registered as long as there is a handle of the stream or work of it.
+    /// The address on the device of a 32-bit status word, from which kernels learn of earlier failures. It is 0 or a code of the C interface:
+    /// -19 (`DOORBELL_EWORK`) if an operation of this stream failed or its wait was ended before its condition held, -18 (`DOORBELL_EASYNC`) if the
+    /// driver refused queued work or the stream has failed. The first failure stays until [`CudaStream::clear_status`]. The word is host memory,
+    /// registered as long as the stream has a handle or work.
     ///
-    /// The word is written before the wait ends that the failure ends, so a kernel that is queued behind the wait sees it. From the first call
-    /// of this method on
-    /// - a wait whose deadline passes, or whose endpoint fails or is aborted, ends after the word was written;
-    /// - a wait for a completion is executed by a kernel, where there are kernels: if the NIC has written a completion in error, it writes the
-    ///   word before what follows. Without kernels, and for waits in a graph, that is known to the processor only, up to some milliseconds
-    ///   later. On the proxy path the word is written before the completion is counted.
+    /// The word is written before a failure ends a wait, so that kernels behind the wait see it. From the first call of this method on:
+    /// - If the deadline of a wait passes, or its endpoint fails or is aborted, the word is written before the wait ends.
+    /// - A kernel executes each wait for a completion, where kernels can be used. If the NIC has written a completion with an error, that kernel writes
+    ///   the word before later work runs. Without kernels, and for waits in a graph, this process writes it some milliseconds later. On the proxy path
+    ///   the word is written before the completion is counted.
     ///
-    /// It is also written for an endpoint that fails while the stream has not been seen to be done with its operations, which may be a
-    /// millisecond after it is. What is queued is not skipped: it is the kernel's to decide what a failure means to it.
+    /// The word is also written if an endpoint fails before this process has seen that the stream is done with its operations, which may be a
+    /// millisecond after that. Queued work is not skipped: kernels decide what a failure means to them.
     #[must_use]
     pub fn status_word(&self) -> CUdeviceptr {
         let state = self.state();
         let words = &state.count.words;
         let mut queue = state.queue.lock();
         if !std::mem::replace(&mut queue.is_watched, true) {
-            // Nobody listened before.
+            // Failures from before the first call do not count.
             words.status().store(0, Ordering::SeqCst);
         }
         words.status_at()
     }
 
-    /// What [`CudaStream::status_word`] says.
+    /// The value of the [`CudaStream::status_word`].
     #[must_use]
     pub fn status(&self) -> i32 {
         self.state().count.words.status().load(Ordering::Acquire)
     }
 
-    /// Takes note of later failures again, after one was noted.
+    /// Sets the [`CudaStream::status_word`] to 0, so that it takes the next failure.
     pub fn clear_status(&self) {
         let words = &self.state().count.words;
         words.status().store(0, Ordering::SeqCst);
     }
 
-    /// The driver's handle. From the first call of this method on, each operation on a stream of this library's costs a second call of the
-    /// driver, which asks whether the stream is under capture: with the handle, anybody may begin one.
+    /// The driver's handle. After this call, queueing on a stream that this library has created takes one more driver call, which asks about a graph
+    /// capture: the caller may begin one with the handle.
     #[must_use]
     pub fn raw(&self) -> CUstream {
         self.state().expose()
     }
 
-    /// The driver's handle, for calls of this library that neither begin a capture nor have the stream join one.
+    /// The driver's handle, for calls of this library that neither begin a capture nor make the stream join one.
     pub(super) fn raw_inside(&self) -> CUstream {
         self.state().raw
     }
 
-    /// A graph builder begins to capture the stream, or has ended that. Called within [`CudaStream::alone`].
+    /// Notes that a graph builder begins to capture the stream, or has ended that. Called within [`CudaStream::alone`].
     pub(super) fn set_captured(&self, is_captured: bool) {
         self.state().set_captured(is_captured);
     }
@@ -162,8 +161,8 @@ impl CudaStream {
         &self.state().context
     }
 
-    /// Queues a function of the host (`cuLaunchHostFunc`), which a thread of the driver calls in its turn. It must not call CUDA, nor wait
-    /// for work of a GPU. One that panics makes the stream fail: later calls report it. The stream stays until it has run.
+    /// Queues a host function (`cuLaunchHostFunc`), which a thread of the driver calls in stream order. It must not call CUDA, nor wait for work of
+    /// a GPU. If it panics, the stream has failed, and later calls report that. The stream is kept until the function has run.
     ///
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
@@ -184,7 +183,7 @@ impl CudaStream {
         });
         let queue = state.queue.lock();
         let mut driver = state.driver(true)?;
-        // A graph would call it once with each launch.
+        // Each launch of a graph would call it again.
         state.forbid_capture(&mut driver, "launch a function of the host")?;
         // SAFETY: the stream lives as long as its state.
         let launched = unsafe { host_call::launch(state.raw, call) };
@@ -193,7 +192,7 @@ impl CudaStream {
         launched.map_err(|(error, _)| error)
     }
 
-    /// Queues a kernel that takes that long, and does nothing: work, for who measures. The GPU's clock steps by up to a microsecond.
+    /// Queues a kernel that runs for `time` and does nothing, as work for measurements. The GPU's clock has a resolution of up to a microsecond.
     ///
     /// # Errors
     /// [`Error::State`] if this library was built without kernels, and those of [`Executor::submit`].
@@ -205,15 +204,15 @@ impl CudaStream {
         })
     }
 
-    /// Queues a kernel of one thread that takes that long and then executes a trigger, with that bound: an application's kernel in small, for
-    /// tests and for who measures. The code of the trigger goes to `code` on the device, an `int32_t`, unless that is 0.
+    /// Queues a kernel of one thread that runs for `work` and then executes a trigger, whose waits it bounds by `timeout`: a minimal application
+    /// kernel, for tests and measurements. It stores the trigger's code, an `int32_t`, at the device address `code`, unless that is 0.
     ///
     /// # Errors
     /// As [`CudaStream::spin`].
     ///
     /// # Safety
-    /// The trigger is one of a [`KernelStream`](super::KernelStream) of this context that has a handle, or work, until the kernel is done, and
-    /// was not given up; `code` is 0 or memory that stays as long.
+    /// The trigger is of a [`KernelStream`](super::KernelStream) of this context that has a handle or work until the kernel is done, and was not
+    /// discarded; `code` is 0 or memory that stays as long.
     pub unsafe fn step(
         &self,
         work: Duration,
@@ -248,57 +247,56 @@ impl CudaStream {
         self.launch(|module, raw| unsafe { module.put_step.launch(raw, parameters) })
     }
 
-    /// Queues a kernel of the library's.
+    /// Queues a kernel of this library's.
     fn launch(&self, launch: impl FnOnce(&KernelModule, CUstream) -> Result<()>) -> Result<()> {
         let state = self.state();
         state.check()?;
         let module = state.context.module()?;
         let entered = state.context.enter()?;
         if is_captured(state.raw)? {
-            // The graph has a context of its own, and nothing is counted in it.
+            // The graph keeps the context, and a count in it would repeat.
             return launch(module, state.raw);
         }
         drop(entered);
         state.queue(|state, queue| {
             let _entered = state.context.enter()?;
             launch(module, state.raw)?;
-            // Counted, so that the stream has its context, and with it the kernel, until this is done.
+            // The count keeps the stream, its context and with that the kernel's module until the kernel is done.
             let after = queue.issued;
             state.count_for(queue, after, PendingWork::Count);
             Ok(())
         })
     }
 
-    /// Gives up what is queued at this moment. The GPU executes it all the same, since nothing takes it back; but waits for completions, for
-    /// words and for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it have failed
-    /// ([`Cause::Discarded`](crate::Cause::Discarded)). What is queued later is executed.
+    /// Gives up the work that is queued now. The GPU still executes it, since the driver takes nothing back; but waits for completions, for words and
+    /// for events of a [`HostStream`](crate::HostStream) end at once, and endpoints with operations in it fail
+    /// ([`Cause::Discarded`](crate::Cause::Discarded)). Work that is queued later is executed.
     ///
-    /// A wait for an event of another stream of a GPU ends with [`Execution::Kernel`]. With [`Execution::MemoryOps`] it goes on until that stream
-    /// has passed the event: the GPU looks at nothing but that stream's own count, which all who wait for the stream look at. So it is
-    /// that stream that is to be aborted, or both.
+    /// With [`Execution::Kernel`] a wait for an event of another GPU stream ends, too. With [`Execution::MemoryOps`] it lasts until that stream has
+    /// passed the event, because the GPU reads only that stream's count: abort that stream, or both.
     pub fn abort(&self) {
         self.state().give_up();
     }
 
-    /// The operations of programs, in `queue`.
+    /// Adds the operations of programs to `queue`.
     pub(super) fn translate(&self, queue: &mut CallQueue, programs: &[Submission]) -> Result<()> {
         self.state().prepare(queue, programs.iter())
     }
 
-    /// The operation by which the stream counts, alone.
+    /// The operation by which the stream counts, for a node of its own.
     pub(super) fn count_op(&self) -> Vec<MemOp> {
         let mut queue = CallQueue::for_node();
         self.state().count(&mut queue);
         queue.into_one_call().unwrap_or_default()
     }
 
-    /// Does what no look at the stream may come between.
+    /// Calls the driver with the stream's handle while nothing is queued and no thread queries the stream.
     pub(super) fn alone(&self, call: impl FnOnce(CUstream) -> Result<()>) -> Result<()> {
         let state = self.state();
         state.alone(|| call(state.raw))
     }
 
-    /// Launches a graph with other programs than it had: as many, in the order of the nodes.
+    /// Launches a graph with new programs in its nodes: as many as it had, in the order of the nodes.
     ///
     /// # Errors
     /// As [`Executor::submit`]. Nothing was launched then.
@@ -310,7 +308,7 @@ impl CudaStream {
         self.state().launch(exec, batch)
     }
 
-    /// How many calls of the driver have queued memory operations on it so far (`cuStreamBatchMemOp`), for who measures.
+    /// How many calls of the driver have queued programs and steps on it so far (`cuStreamBatchMemOp`, `cuLaunchKernel`), for measurements.
     #[must_use]
     pub fn driver_calls(&self) -> u64 {
         self.state().queue.lock().taken

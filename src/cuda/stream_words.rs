@@ -1,4 +1,4 @@
-//! Words that streams and this process share.
+//! The words that a stream and this process share.
 #![allow(unsafe_code)] // has memory registered that it keeps
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -10,24 +10,23 @@ use super::context::CudaContext;
 use super::pinned::Pinned;
 use crate::Result;
 
-/// How long the thread that looks at streams may not have come by while a kernel waits. A process that is stopped for longer finds its
-/// streams failed.
+/// How long a waiting kernel tolerates that the watching thread does not run. The streams of a process that is stopped for longer fail.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Something that a stream was to do has failed, or was let go: DOORBELL_EWORK of the C interface.
+/// An operation of the stream has failed, or its wait was ended: DOORBELL_EWORK of the C interface.
 pub(super) const STATUS_WORK: i32 = -19;
 /// The stream itself has failed: DOORBELL_EASYNC.
 pub(super) const STATUS_STREAM: i32 = -18;
 
-/// What a stream and this process share, which GPUs can load and store. The memory is this process's own, so that it is there to be
-/// read after a context has been destroyed, which frees what the driver allocates.
+/// Words in host memory that GPUs can access. The memory is this process's own: a destroyed context would free memory that the driver has
+/// allocated, and the words are read after that.
 pub(super) struct StreamWords {
-    /// Before the memory that it is about.
+    /// Dropped before the memory.
     pinned: Pinned,
     page: Box<WordsPage>,
 }
 
-/// A page, so that nothing else is registered with it.
+/// A page of its own, so that nothing else is registered with it.
 #[repr(C, align(4096))]
 #[derive(Default)]
 struct WordsPage {
@@ -35,7 +34,7 @@ struct WordsPage {
     gate: Gate,
 }
 
-/// `struct dbl_control` of `include/doorbell/detail/execute.h`. Each part is on lines of its own, by who writes it.
+/// `struct dbl_control` of `include/doorbell/detail/execute.h`. Parts with different writers are on different cache lines.
 #[repr(C, align(128))]
 #[derive(Default)]
 struct StreamControl {
@@ -72,7 +71,7 @@ struct OfBoth {
 #[derive(Default)]
 struct Gate(AtomicU32);
 
-// As the header has it, whose own assertions have the same numbers.
+// The header asserts the same.
 const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(StreamControl, host.alive) == 8);
@@ -86,19 +85,19 @@ const _: () = {
     assert!(size_of::<StreamControl>() == 384);
 };
 
-/// Why a kernel has stopped executing anything, and from which program on.
+/// Why kernels have stopped executing, and from which program on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// Nobody looked at the stream for [`LEASE`].
+    /// This process has not looked at the stream for [`LEASE`].
     Abandoned { from: u64 },
-    /// It could not read what it was given.
+    /// A kernel could not read its words.
     Malformed { from: u64 },
-    /// A wait took longer than the application's kernel would wait.
+    /// A wait took longer than the application's kernel allows.
     TimedOut { from: u64 },
 }
 
 impl StreamWords {
-    /// Words that are 0.
+    /// New words, all 0.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -115,29 +114,29 @@ impl StreamWords {
         Ok(StreamWords { pinned, page })
     }
 
-    /// What the stream has done.
+    /// The stream's count.
     pub(super) fn done(&self) -> &AtomicU32 {
         &self.page.control.stream.done
     }
 
-    /// What the stream may pass.
+    /// The last open gate.
     pub(super) fn gate(&self) -> &AtomicU32 {
         &self.page.gate.0
     }
 
-    /// Ends the waits of kernels up to the program of that number.
+    /// Ends the waits of kernels up to the program with that number.
     pub(super) fn release(&self, number: u64) {
-        // Release: what says why comes before.
+        // Release: the status comes first.
         let release = &self.page.control.host.release;
         release.fetch_max(number, Ordering::Release);
     }
 
-    /// Whether a wait of the program of that number was ended. It is known until a later one is.
+    /// Whether a wait of the program with that number was ended. Known until the wait of a later program is ended.
     pub(super) fn was_released(&self, number: u64) -> bool {
         self.page.control.stream.released.load(Ordering::Acquire) == number
     }
 
-    /// Somebody looks at the stream.
+    /// Shows kernels that this process looks at the stream.
     pub(super) fn stay_alive(&self) {
         let alive = &self.page.control.host.alive;
         alive.fetch_add(1, Ordering::Relaxed);
@@ -155,23 +154,23 @@ impl StreamWords {
         }
     }
 
-    /// Notes a failure for kernels: the first one in the status, and that there is one more.
+    /// Notes a failure for kernels: counts it, and sets the status if that is 0.
     pub(super) fn note(&self, status: i32) {
         // Release: before any store that lets a wait of a kernel end.
         let failures = &self.page.control.host.failures;
         failures.fetch_add(1, Ordering::Release);
-        // SeqCst: before any store that lets the stream go on.
+        // SeqCst: before any store that lets the stream continue.
         let word = self.status();
         let _ = word.compare_exchange(0, status, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// How many failures were noted; it goes round.
+    /// How many failures were noted, modulo 2^32.
     pub(super) fn failures(&self) -> u32 {
         let failures = &self.page.control.host.failures;
         failures.load(Ordering::Acquire)
     }
 
-    /// 0, or the first failure.
+    /// The status: 0, or the first failure.
     pub(super) fn status(&self) -> &AtomicI32 {
         &self.page.control.both.status
     }

@@ -25,7 +25,7 @@ impl StreamState {
         Ok(())
     }
 
-    #[allow(clippy::result_large_err)] // as Executor::submit_one has it
+    #[allow(clippy::result_large_err)] // as `Executor::submit_one`
     pub(super) fn submit_one(
         &self,
         submission: Submission,
@@ -58,7 +58,7 @@ impl StreamState {
             return self.check();
         }
         if let Some(word) = mark.progress.device_word() {
-            // The word is that of another stream's count, whose memory the event keeps: so must this stream, until it has passed.
+            // The word is another stream's count. The mark keeps its memory, so the entry keeps the mark until the wait is over.
             return self.queue(|state, queue| {
                 queue.make_room(KernelWords::WAIT_WORDS);
                 let after = queue.issued;
@@ -73,7 +73,7 @@ impl StreamState {
                 Ok(())
             });
         }
-        // Nothing that a GPU could look at: the thread that looks lets it pass.
+        // No word that a GPU could read: the watching thread opens a gate.
         self.queue(|state, queue| {
             queue.make_room(KernelWords::WAIT_WORDS);
             queue.gate = queue.gate.wrapping_add(1);
@@ -87,13 +87,13 @@ impl StreamState {
                 was_told: false,
             };
             state.count_for(queue, after, what);
-            // Before the driver has it. If it is refused, the gate is opened in vain, and the next one has its number.
+            // Before the driver call. If the driver refuses, `queue_by` takes the gate back.
             state.gates.lock().push_back((queue.gate, mark));
             Ok(())
         })
     }
 
-    /// Queues operations made by `prepare`, which may fail and then leaves everything as it was.
+    /// Queues the operations that `prepare` makes. If that fails, nothing has changed.
     pub(super) fn queue(
         &self,
         prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
@@ -102,7 +102,7 @@ impl StreamState {
         self.queue_unchecked(prepare)
     }
 
-    /// [`StreamState::queue`] that reports no earlier failure.
+    /// [`StreamState::queue`] without a report of an earlier failure.
     pub(super) fn queue_unchecked(
         &self,
         prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
@@ -124,17 +124,17 @@ impl StreamState {
         let mut queue = self.queue.lock();
         let before = queue.checkpoint();
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
-        // Not under the lock: an owner may be dropped with what was not entered.
+        // Dropped without the lock: an owner may be dropped with an entry that was refused.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
             let gate = queue.restore(&before);
-            // Their numbers are not used again: one may have been opened already.
+            // The refused gates go. Their numbers are not used again, since one may be open already.
             self.gates
                 .lock()
                 .retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
         } else {
             queue.end_step();
-            // Empty: its space is for the next call.
+            // Empty, and kept for its capacity.
             queue.entering = refused;
             return result;
         }
@@ -143,8 +143,8 @@ impl StreamState {
         result
     }
 
-    /// Queues what `queue.ops` holds, and enters what goes with it. Nothing of both on an error. Where the driver refuses a later call of
-    /// several, those before it cannot be taken back: what was not given is discarded, and the failure is one of work queued earlier.
+    /// Makes the calls of `queue`, and enters its entries; neither if it fails. If the driver refuses a later one of several calls, the earlier ones
+    /// cannot be taken back: the work of the refused ones is discarded, and the failure is reported as that of queued work.
     fn issue(&self, queue: &mut CallQueue) -> Result<()> {
         let mut driver = self.driver(queue.enters_first)?;
         self.forbid_capture(&mut driver, "queue on a CUDA stream")?;
@@ -178,14 +178,14 @@ impl StreamState {
         Ok(())
     }
 
-    /// Enters what was made for kernels of the application, which [`KernelStream::take`](super::KernelStream::take) hands out.
+    /// Enters the work for kernels of the application, which [`KernelStream::take`](super::KernelStream::take) hands out.
     fn issue_to_kernels(&self, queue: &mut CallQueue) -> Result<()> {
         self.pending.enter(&mut queue.entering);
         self.ensure_watched();
         Ok(())
     }
 
-    /// One call of the driver.
+    /// Makes one call of the driver.
     fn give(&self, what: &CallData, ops: &mut [MemOp], batch: &KernelWords) -> Result<()> {
         match what {
             CallData::MemoryOps(range) => {
@@ -205,7 +205,7 @@ impl StreamState {
         }
     }
 
-    /// What was to come after the stream had counted to `given` was refused.
+    /// Discards the work that comes after the count `given`, which the driver has refused.
     fn lose(&self, queue: &mut CallQueue, given: u64, error: &Error) {
         queue.issued = given;
         let first = queue.entering.iter().position(|entry| entry.done > given);
@@ -349,10 +349,8 @@ mod tests {
     fn set_current(context: Option<&CudaContext>) {
         let raw = context.map_or(std::ptr::null_mut(), CudaContext::raw);
         // SAFETY: a context that lives, or none.
-        assert_eq!(
-            unsafe { sys::cuCtxSetCurrent(raw) },
-            sys::CUresult::CUDA_SUCCESS
-        );
+        let set = unsafe { sys::cuCtxSetCurrent(raw) };
+        assert_eq!(set, sys::CUresult::CUDA_SUCCESS);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Time as the GPU has it: events of the driver, for who measures.
+//! Events of the driver with timestamps of the GPU, for measurements.
 #![allow(unsafe_code)] // calls the driver
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::driver::check;
 use super::stream::CudaStream;
 use crate::Result;
 
-/// A moment of a stream, noted by the GPU (`cuEventRecord`). It orders nothing: for that there is [`Event`](crate::Event).
+/// A timestamp that the GPU takes in stream order (`cuEventRecord`). To order streams use [`Event`](crate::Event).
 #[derive(Debug)]
 pub struct TimingEvent {
     context: CudaContext,
@@ -23,7 +23,7 @@ unsafe impl Send for TimingEvent {}
 unsafe impl Sync for TimingEvent {}
 
 impl TimingEvent {
-    /// A new one.
+    /// A new event, which is not recorded.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
@@ -38,7 +38,7 @@ impl TimingEvent {
         Ok(TimingEvent { context, raw })
     }
 
-    /// Has the stream note the time when it has done what is queued so far. A later call has it noted anew.
+    /// Has the stream take the timestamp after the work that is queued now. A later call replaces it.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), a stream of another context among them.
@@ -50,10 +50,10 @@ impl TimingEvent {
         })
     }
 
-    /// Waits, spinning, until the stream has come to it; at once if it was never recorded.
+    /// Waits, spinning, until the timestamp is taken. Returns at once if the event was never recorded.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda), those of work queued earlier among them.
+    /// [`Error::Cuda`](crate::Error::Cuda), which includes errors of work that was queued earlier.
     pub fn synchronize(&self) -> Result<()> {
         let _entered = self.context.enter()?;
         // SAFETY: an event that lives.
@@ -62,11 +62,10 @@ impl TimingEvent {
         })
     }
 
-    /// The time from `earlier` to this one, both of which have passed. The driver resolves half a microsecond (`cuEventElapsedTime`); an
-    /// order the other way round is a time of zero.
+    /// The time from `earlier` to this event, with a resolution of half a microsecond (`cuEventElapsedTime`). Zero if `earlier` is later.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda): one was never recorded, or has not passed yet.
+    /// [`Error::Cuda`](crate::Error::Cuda) if one was never recorded, or its timestamp is not taken yet.
     pub fn since(&self, earlier: &TimingEvent) -> Result<Duration> {
         let _entered = self.context.enter()?;
         let mut ms = 0.0_f32;
@@ -81,7 +80,7 @@ impl TimingEvent {
 impl Drop for TimingEvent {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
-            // SAFETY: made by `new`. One that is still to be noted is destroyed after that, as the driver says.
+            // SAFETY: made by `new`. If its timestamp is not taken yet, the driver destroys it after that.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

@@ -1,13 +1,12 @@
-//! What kernels of the application are given to execute.
+//! Triggers: programs for kernels of the application.
 #![allow(unsafe_code)] // says that a value may be a kernel's parameter
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::kernel_words::TRIGGER_WORDS;
 
-/// What was queued on a [`KernelStream`](super::KernelStream), for a kernel of the application to execute: a plain value, passed to the
-/// kernel as its parameter, or copied to where it finds it. `include/doorbell/trigger.h` has what executes it, and the same layout
-/// (`struct doorbell_trigger`).
+/// Programs of a [`KernelStream`](super::KernelStream), for a kernel of the application to execute: a plain value that is passed to the kernel as a
+/// parameter, or in memory. `include/doorbell/trigger.h` has the functions that execute it, and the same layout (`struct doorbell_trigger`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Trigger {
@@ -19,7 +18,7 @@ pub struct Trigger {
     pub(super) words: [u64; TRIGGER_WORDS],
 }
 
-// As the header's own assertions have it.
+// The header asserts the same.
 const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Trigger, turn) == 8);
@@ -30,17 +29,17 @@ const _: () = {
     assert!(size_of::<Trigger>() == 512);
 };
 
-// SAFETY: repr(C), integers only, without padding: what a kernel finds is what lies here.
+// SAFETY: repr(C), integers only, without padding.
 unsafe impl cudarc::driver::DeviceRepr for Trigger {}
 
 impl Trigger {
-    /// Its place in the order in which triggers of the stream are executed, from 0 on.
+    /// Its position in the order in which triggers of the stream are executed, from 0.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// It as the kernel's parameter, for who launches by other means than `cudarc`'s.
+    /// The bytes of the kernel's parameter, for launches by other means than `cudarc`'s.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 512] {
         let mut bytes = [0; 512];

@@ -104,7 +104,7 @@ impl StreamState {
         }
     }
 
-    /// Keeps it until the thread that looks finds that there is no work.
+    /// Keeps the stream until the watching thread finds that it has no work.
     pub(super) fn keep(&self) {
         if let Some(state) = self.weak.upgrade() {
             *self.remaining.lock() = Some(state);
@@ -112,7 +112,7 @@ impl StreamState {
         }
     }
 
-    /// Waits until the stream has counted to that, or will never. False: it has not by the deadline.
+    /// Waits until the stream has counted to `target`, or never will. Returns false if the deadline passes before.
     pub(super) fn wait_until(&self, target: u64, deadline: Option<Instant>) -> bool {
         let mut backoff = Backoff::new();
         let mut turns = 0_u32;
@@ -120,12 +120,12 @@ impl StreamState {
             if self.turn() {
                 backoff.reset();
             } else if !backoff.pause_until(deadline) {
-                // It may have come in time, and this thread got no processor since it looked.
+                // The count may have come in time, while this thread had no processor.
                 return self.progress.reached(target);
             }
             turns = turns.wrapping_add(1);
             if backoff.has_slept() && turns.is_multiple_of(16) {
-                // An error that is none of the stream's is no reason to take the work for done: a capture that has begun since, for one.
+                // An error that does not end the stream, such as a capture that has begun, does not mean that the work is done.
                 let _ = self.is_idle();
                 if self.ended.load(Ordering::Acquire) || self.fault.is_sticky() {
                     break;
@@ -135,12 +135,12 @@ impl StreamState {
         true
     }
 
-    /// Whether everything is done, as the driver sees it. Its errors end the stream.
+    /// Whether all work of the stream is done, by the driver's account. An error that the context does not recover from ends the stream.
     pub(super) fn is_idle(&self) -> Result<bool> {
         let _asking = self.asking.lock();
         let _entered = self.context.enter().inspect_err(|error| self.note(error))?;
         forbid(self.raw, "query a CUDA stream").inspect_err(|error| self.note(error))?;
-        // A capture of any other stream would be broken off, too.
+        // The query would also invalidate captures of other streams.
         let _relaxed = RelaxedCapture::new();
         // SAFETY: a stream of the context.
         match check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) }) {
@@ -153,7 +153,7 @@ impl StreamState {
         }
     }
 
-    /// A look at the stream, by the thread that looks.
+    /// A turn of the watching thread.
     fn look(&self) -> Turn {
         self.count.words.stay_alive();
         self.open_gates();
@@ -164,14 +164,14 @@ impl StreamState {
         if self.watched.leave(|| self.has_work()) == Turn::Waiting {
             return Turn::Waiting;
         }
-        // The handle that the work kept.
+        // The handle that was kept for the work.
         if let Some(inner) = self.remaining.lock().take() {
             release_elsewhere(inner);
         }
         Turn::Over
     }
 
-    /// A question to the driver, by the thread that asks.
+    /// A turn of the querying thread.
     fn ask(&self) -> Turn {
         if self.has_work() {
             self.look_for_the_end();
@@ -180,8 +180,8 @@ impl StreamState {
         self.asked.leave(|| self.has_work())
     }
 
-    /// What the driver knows and no count tells: a context that is no more. To query a stream breaks a capture off that another thread has
-    /// begun since it was asked about, so that is seldom done; most errors are known to the question alone.
+    /// Looks for errors that no count shows, such as a destroyed context. `cuStreamQuery` would invalidate a capture that another thread begins
+    /// just before it, so most turns only ask about a capture, which reports most errors, too.
     fn look_for_the_end(&self) {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
         if looks.is_multiple_of(8) {
@@ -197,25 +197,26 @@ impl StreamState {
         }
     }
 
-    /// An error of the driver: one that the context does not get over ends the stream. The caller holds no lock that a look needs but `asking`.
+    /// Takes note of a driver's error. One that the context does not recover from ends the stream. Of the locks that `look` takes, the caller may hold
+    /// only `asking`.
     pub(super) fn note(&self, error: &Error) {
         if is(error, CUresult::CUDA_ERROR_NOT_PERMITTED) {
             // A host function, of the application's maybe, has called the driver by way of this library: that says nothing of the stream.
             return;
         }
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
-            // Its owner has destroyed the stream. The driver still executes what is queued, which counts and can be released as ever.
+            // The stream was destroyed. The driver still executes the queued work, which counts and can be released as before.
             self.fault.stick(error.to_string());
         } else if matches!(error, Error::Cuda { .. }) && !self.goes_on() {
             self.end(error);
         }
     }
 
-    /// Whether the driver still executes what is queued. An error that a context does not get over is returned by every later call; any other
-    /// one is of the call that returned it.
+    /// Whether the driver still executes queued work. Every later call returns an error that the context does not recover from; any other error
+    /// concerns only the call that returned it.
     fn goes_on(&self) -> bool {
         let Ok(_entered) = self.context.enter() else {
-            // The driver is not to be called from in here: nothing is known.
+            // A host function must not call the driver, so nothing is known.
             return in_host_function();
         };
         let _relaxed = RelaxedCapture::new();
@@ -233,7 +234,7 @@ impl StreamState {
         }
     }
 
-    /// Nothing more will come of what is queued.
+    /// Ends the stream: the driver will not execute the queued work.
     fn end(&self, error: &Error) {
         self.count.words.note(STATUS_STREAM);
         self.fault.stick(error.to_string());

@@ -1,12 +1,13 @@
-//! The mutex of the rooms whose hot path is held to a number of locks.
+//! A mutex for code that limits how many locks its hot path takes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A mutex that ignores poisoning: its data stays consistent when a thread panics that holds it. Unit tests can ask how many were taken.
+/// A mutex that ignores poisoning: its data stays consistent when a thread panics that holds it. Unit tests count how often each thread takes one.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
+    #[cfg(feature = "cuda")]
     pub(crate) fn new(value: T) -> Lock<T> {
         Lock(Mutex::new(value))
     }

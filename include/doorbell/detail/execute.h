@@ -54,7 +54,7 @@ enum dbl_stop {
 
 /*
  * The control block that a stream and the host share, in host memory. Each writer has its own cache lines.
- * cuda/word.rs is the host's side.
+ * cuda/stream_words.rs is the host's side.
  */
 struct dbl_control {
 	/* Written by the host. */
