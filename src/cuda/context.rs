@@ -219,8 +219,8 @@ impl CudaContext {
         push(self.inner.raw)
     }
 
-    /// A guard for calls that name a stream of this context. Enters the context at once if `first`, and otherwise when the driver has refused a call
-    /// for want of it. So a thread that has the context current, as most have, makes no call to find that out.
+    /// A guard for calls that name a stream of this context. Enters the context at once if `first`, and otherwise after a call has failed. So a thread
+    /// that has the context current, as most have, makes no call to find that out.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -277,20 +277,24 @@ pub(super) struct ContextOnDemand<'a> {
 }
 
 impl ContextOnDemand<'_> {
-    /// Makes a call, and repeats it in the context if the driver refuses it for want of that. `cuda.h` documents CUDA_ERROR_INVALID_CONTEXT for a
-    /// thread without a context. If another context is current, the programming guide has kernel launches fail; the error is not documented, and
-    /// CUDA_ERROR_INVALID_HANDLE is taken for it, too. A call that the driver refuses has queued nothing.
+    /// Makes a call, and repeats it in the context if it fails in a thread whose current context is another one. A call that fails has queued nothing,
+    /// and its error may be about the other context: that there is none (CUDA_ERROR_INVALID_CONTEXT), that the stream is not of it, that it was
+    /// destroyed, or that it has failed. The driver does not document which of them a call for a stream reports, so only errors that are certainly
+    /// about the call itself are final.
     ///
     /// # Errors
-    /// Those of the call; [`Error::Cuda`].
+    /// Those of the call in the context; [`Error::Cuda`].
     pub(super) fn call<T>(&mut self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        const FINAL: [CUresult; 3] = [
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        ];
         let error = match call() {
             Err(error) if self.entered.is_none() => error,
             result => return result,
         };
-        if !is(&error, CUresult::CUDA_ERROR_INVALID_CONTEXT)
-            && !is(&error, CUresult::CUDA_ERROR_INVALID_HANDLE)
-        {
+        if FINAL.iter().any(|result| is(&error, *result)) {
             return Err(error);
         }
         let entered = self.entered.insert(self.context.enter()?);

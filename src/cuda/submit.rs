@@ -404,6 +404,50 @@ mod tests {
         assert_eq!(record >> 32, u64::from(sent));
     }
 
+    #[test]
+    fn a_thread_queues_with_any_context_current_and_keeps_that() {
+        let test = "a_thread_queues_with_any_context_current";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let (bench, record, ..) = Bench::new();
+        let mut sent = 0;
+        // By a stream of its own each time, which has not learnt yet that the context is to be entered.
+        let mut works = || {
+            let stream = CudaStream::new(&context, "anywhere").unwrap();
+            sent += 1;
+            let mut program = Program::new(&bench.targets);
+            program.store_dword(record, sent).unwrap();
+            let queued = stream.submit_one(bench.submission(program));
+            queued.map_err(|(_, error)| error).unwrap();
+            stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+            assert_eq!(bench.finished.load(Ordering::SeqCst), sent);
+            let mut current = std::ptr::null_mut();
+            // SAFETY: writes one handle.
+            let asked = unsafe { sys::cuCtxGetCurrent(&mut current) };
+            assert_eq!(asked, sys::CUresult::CUDA_SUCCESS);
+            current as usize
+        };
+        assert_eq!(works(), 0);
+        set_current(Some(&context));
+        assert_eq!(works(), context.raw() as usize);
+        let mut other = std::ptr::null_mut();
+        // SAFETY: writes one handle, of a context that becomes the current one.
+        let created = unsafe { sys::cuCtxCreate_v2(&mut other, 0, 0) };
+        assert_eq!(created, sys::CUresult::CUDA_SUCCESS);
+        let other = other as usize;
+        assert_eq!(works(), other);
+        // By another thread, so that it stays the current one of this thread.
+        let destroyed = std::thread::spawn(move || {
+            // SAFETY: made above; nothing was made with it.
+            unsafe { sys::cuCtxDestroy_v2(other as sys::CUcontext) }
+        });
+        assert_eq!(destroyed.join().unwrap(), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(works(), other);
+        set_current(None);
+    }
+
     /// Whoever captures a stream by its handle finds no operation of this library in the graph.
     #[test]
     fn a_stream_whose_handle_is_known_is_never_queued_on_while_it_is_captured() {
