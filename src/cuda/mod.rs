@@ -37,6 +37,7 @@ mod memops;
 mod memory;
 mod module;
 mod pending;
+mod pending_queue;
 mod pinned;
 mod probe;
 mod settle;

@@ -2,9 +2,8 @@
 #![allow(unsafe_code)] // ends waits by stores to the words that they wait for
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::count::Count;
 use super::decoded::Decoded;
@@ -13,79 +12,7 @@ use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
 use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Lock, Mark, Outcome, Owner, Record};
-
-/// Capacity of the channel, in entries: about what a thread queues in one tick of the watching thread.
-const ARRIVALS: usize = 256;
-
-/// The pending work of a stream, in order.
-///
-/// The thread that queues holds the lock of the stream's queue over the driver call, which may block; those that look must not wait for it, and take
-/// another lock. Entries go from the one to the others through a channel that takes neither.
-pub(super) struct PendingQueue {
-    arrivals: SyncSender<PendingEntry>,
-    /// How many entries were sent. SeqCst, as [`Enlistment`](crate::proxy::Enlistment) wants it: the thread that stops looking reads this after
-    /// it has said so, and the thread that queues writes it before it asks.
-    sent: AtomicU64,
-    waiting: Lock<Arrived>,
-}
-
-/// The entries that have arrived.
-pub(super) struct Arrived {
-    arrivals: Receiver<PendingEntry>,
-    received: u64,
-    pub(super) entries: VecDeque<PendingEntry>,
-}
-
-impl PendingQueue {
-    pub(super) fn new() -> PendingQueue {
-        let (sender, receiver) = sync_channel(ARRIVALS);
-        PendingQueue {
-            arrivals: sender,
-            sent: AtomicU64::new(0),
-            waiting: Lock::new(Arrived {
-                arrivals: receiver,
-                received: 0,
-                entries: VecDeque::new(),
-            }),
-        }
-    }
-
-    /// Adds what the stream was given, which leaves `entering` empty. The caller holds the lock of the stream's queue. It takes no other one unless
-    /// [`ARRIVALS`] entries have come since anybody looked.
-    pub(super) fn enter(&self, entering: &mut Vec<PendingEntry>) {
-        let mut sent = 0;
-        for entry in entering.drain(..) {
-            match self.arrivals.try_send(entry) {
-                Ok(()) => sent += 1,
-                Err(TrySendError::Full(entry) | TrySendError::Disconnected(entry)) => {
-                    self.lock().entries.push_back(entry);
-                }
-            }
-        }
-        self.sent.fetch_add(sent, Ordering::SeqCst);
-    }
-
-    /// All that has arrived, for those that look.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Arrived> {
-        let mut waiting = self.waiting.lock();
-        let Arrived {
-            arrivals,
-            received,
-            entries,
-        } = &mut *waiting;
-        for entry in arrivals.try_iter() {
-            *received += 1;
-            entries.push_back(entry);
-        }
-        waiting
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        let waiting = self.lock();
-        waiting.entries.is_empty() && waiting.received == self.sent.load(Ordering::SeqCst)
-    }
-}
+use crate::stream::{DeferredDrop, Mark, Outcome, Owner, Record};
 
 /// Drops these in a thread that nobody waits for: dropping the last handle of an owner unregisters its memory, which may block until the GPU is
 /// done, and the caller may be a thread that ends waits of the GPU.
@@ -448,54 +375,5 @@ impl PendingEntry {
             | PendingWork::Count
             | PendingWork::Launched { .. } => None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entries(numbers: std::ops::Range<u64>) -> Vec<PendingEntry> {
-        let entry = |done| PendingEntry {
-            after: 0,
-            done,
-            what: PendingWork::Count,
-        };
-        numbers.map(entry).collect()
-    }
-
-    #[test]
-    fn entries_stay_in_order_also_when_more_come_than_the_channel_has_room_for() {
-        let queue = PendingQueue::new();
-        assert!(queue.is_empty());
-        let most = 2 * ARRIVALS as u64 + 10;
-        queue.enter(&mut entries(0..3));
-        assert_eq!(queue.waiting.lock().entries.len(), 0, "nobody has looked");
-        queue.enter(&mut entries(3..most));
-        assert!(!queue.is_empty());
-        queue.enter(&mut entries(most..most + 1));
-        let found: Vec<u64> = (queue.lock().entries.drain(..))
-            .map(|entry| entry.done)
-            .collect();
-        assert!(found.iter().copied().eq(0..=most), "{found:?}");
-        assert!(queue.is_empty());
-    }
-
-    #[test]
-    fn entries_of_another_thread_are_seen_once_it_has_entered_them() {
-        let queue = PendingQueue::new();
-        std::thread::scope(|scope| {
-            let entering =
-                scope.spawn(|| (0..10_000).for_each(|at| queue.enter(&mut entries(at..at + 1))));
-            let mut next = 0;
-            while next < 10_000 {
-                assert!(!(entering.is_finished() && queue.is_empty()), "{next}");
-                for entry in queue.lock().entries.drain(..) {
-                    assert_eq!(entry.done, next);
-                    next += 1;
-                }
-            }
-        });
-        assert!(queue.is_empty());
     }
 }

@@ -11,7 +11,7 @@ use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::count::Count;
-use super::pending::PendingQueue;
+use super::pending_queue::PendingQueue;
 use super::stream_words::StreamWords;
 use crate::Result;
 use crate::proxy::Enlistment;
