@@ -32,8 +32,6 @@ pub(super) struct CallQueue {
     /// The calls are for nodes of a graph, which are memory operations only.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<PendingEntry>,
-    /// The last thread that queued had another current context than the stream's: the next call enters that first.
-    pub(super) enters_first: bool,
     /// How many calls the driver has accepted so far.
     pub(super) taken: u64,
     /// Kernels of the application execute the programs: calls stay here until they are taken as triggers.

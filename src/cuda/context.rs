@@ -1,20 +1,26 @@
 //! CUDA contexts.
 #![allow(unsafe_code)] // calls the driver
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, Weak};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
+use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
-use super::driver::{check, is};
+use super::driver::check;
 use super::module::KernelModule;
 use crate::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD` of `cuda.h`, the last of the handles that mean a default stream.
 pub(super) const PER_THREAD: usize = 2;
+
+thread_local! {
+    /// The address of the context that was current when this thread last looked. The application may have made another one current since.
+    static LAST_CURRENT: Cell<usize> = const { Cell::new(0) };
+}
 
 /// A CUDA context: the primary one of a device, or one of the application's. Clones are handles of the same context.
 #[derive(Clone)]
@@ -210,6 +216,7 @@ impl CudaContext {
         check("cuCtxGetCurrent", unsafe {
             sys::cuCtxGetCurrent(&mut current)
         })?;
+        LAST_CURRENT.set(current.addr());
         if current == self.inner.raw {
             return Ok(EnteredContext {
                 pushed: false,
@@ -219,13 +226,18 @@ impl CudaContext {
         push(self.inner.raw)
     }
 
-    /// A guard for calls that name a stream of this context. Enters the context at once if `first`, and otherwise after a call has failed. So a thread
-    /// that has the context current, as most have, makes no call to find that out.
+    /// A guard for calls that name a stream of this context. Enters the context at once if `always`, or if it was not the current one when this thread
+    /// last looked; otherwise when a call has failed. So a thread that keeps the context current makes no call to find that out.
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub(super) fn on_demand(&self, first: bool) -> Result<ContextOnDemand<'_>> {
-        let entered = if first { Some(self.enter()?) } else { None };
+    pub(super) fn on_demand(&self, always: bool) -> Result<ContextOnDemand<'_>> {
+        let is_current = LAST_CURRENT.get() == self.inner.raw.addr();
+        let entered = if always || !is_current {
+            Some(self.enter()?)
+        } else {
+            None
+        };
         Ok(ContextOnDemand {
             context: self,
             entered,
@@ -277,33 +289,19 @@ pub(super) struct ContextOnDemand<'a> {
 }
 
 impl ContextOnDemand<'_> {
-    /// Makes a call, and repeats it in the context if it fails in a thread whose current context is another one. A call that fails has queued nothing,
+    /// Makes a call, and repeats it in the context if it fails because the thread has changed its current context. A call that fails has queued nothing,
     /// and its error may be about the other context: that there is none (CUDA_ERROR_INVALID_CONTEXT), that the stream is not of it, that it was
-    /// destroyed, or that it has failed. The driver does not document which of them a call for a stream reports, so only errors that are certainly
-    /// about the call itself are final.
+    /// destroyed, or that it has failed. The driver does not document which of them a call for a stream reports, so any error is a reason to look.
     ///
     /// # Errors
     /// Those of the call in the context; [`Error::Cuda`].
     pub(super) fn call<T>(&mut self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
-        const FINAL: [CUresult; 3] = [
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-            CUresult::CUDA_ERROR_NOT_PERMITTED,
-            CUresult::CUDA_ERROR_NOT_SUPPORTED,
-        ];
         let error = match call() {
             Err(error) if self.entered.is_none() => error,
             result => return result,
         };
-        if FINAL.iter().any(|result| is(&error, *result)) {
-            return Err(error);
-        }
         let entered = self.entered.insert(self.context.enter()?);
         if entered.pushed { call() } else { Err(error) }
-    }
-
-    /// Whether another context, or none, was current before.
-    pub(super) fn was_needed(&self) -> bool {
-        self.entered.as_ref().is_some_and(|entered| entered.pushed)
     }
 }
 

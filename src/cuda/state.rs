@@ -153,14 +153,14 @@ impl StreamState {
         Ok(())
     }
 
-    /// The stream's context for calls of the driver that name the stream, entered at once if `first`.
+    /// The stream's context for calls of the driver, entered at once if `always`: calls that do not name the stream need that.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
-    pub(super) fn driver(&self, first: bool) -> Result<ContextOnDemand<'_>> {
+    pub(super) fn driver(&self, always: bool) -> Result<ContextOnDemand<'_>> {
         // The handles of default streams mean those of the current context.
         let is_default = self.raw.addr() <= PER_THREAD;
-        self.context.on_demand(first || is_default)
+        self.context.on_demand(always || is_default)
     }
 
     /// Calls the driver while nothing is queued and no thread queries the stream.

@@ -146,7 +146,7 @@ impl StreamState {
     /// Makes the calls of `queue`, and enters its entries; neither if it fails. If the driver refuses a later one of several calls, the earlier ones
     /// cannot be taken back: the work of the refused ones is discarded, and the failure is reported as that of queued work.
     fn issue(&self, queue: &mut CallQueue) -> Result<()> {
-        let mut driver = self.driver(queue.enters_first)?;
+        let mut driver = self.driver(false)?;
         self.forbid_capture(&mut driver, "queue on a CUDA stream")?;
         queue.end_call();
         let mut given = None;
@@ -168,7 +168,6 @@ impl StreamState {
                 }
             }
         }
-        queue.enters_first = driver.was_needed();
         drop(driver);
         if let (Some(error), Some(given)) = (refused, given) {
             self.lose(queue, given, &error);
@@ -383,8 +382,8 @@ mod tests {
         let queued = stream.submit_one(bench.submission(program));
         queued.map_err(|(_, error)| error).unwrap();
         assert_eq!(cost(20), (20, 20));
-        // A thread without the context: a call that is refused and its error's name, then those that ask for the current context, enter the stream's
-        // and leave it. From then on these come first.
+        // A thread that has changed its context: a call that is refused and its error's name, then those that ask for the current context, enter the
+        // stream's and leave it. From then on these come first.
         set_current(None);
         assert_eq!(cost(1), (1, 2 + 4));
         assert_eq!(cost(10), (10, 10 * 4));
@@ -413,9 +412,8 @@ mod tests {
         let context = CudaContext::primary(0).unwrap();
         let (bench, record, ..) = Bench::new();
         let mut sent = 0;
-        // By a stream of its own each time, which has not learnt yet that the context is to be entered.
+        let stream = CudaStream::new(&context, "anywhere").unwrap();
         let mut works = || {
-            let stream = CudaStream::new(&context, "anywhere").unwrap();
             sent += 1;
             let mut program = Program::new(&bench.targets);
             program.store_dword(record, sent).unwrap();
@@ -444,6 +442,16 @@ mod tests {
             unsafe { sys::cuCtxDestroy_v2(other as sys::CUcontext) }
         });
         assert_eq!(destroyed.join().unwrap(), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(works(), other);
+        // Between two calls, the thread goes from the stream's context back to the destroyed one.
+        // SAFETY: pushes a context that lives.
+        let pushed = unsafe { sys::cuCtxPushCurrent_v2(context.raw()) };
+        assert_eq!(pushed, sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(works(), context.raw() as usize);
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: pops what was pushed above.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        assert_eq!(popped, context.raw());
         assert_eq!(works(), other);
         set_current(None);
     }
