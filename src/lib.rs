@@ -54,6 +54,7 @@ pub mod endpoint;
 mod error;
 #[cfg(feature = "cuda")]
 pub mod graph;
+#[cfg(feature = "group")]
 pub mod group;
 pub mod kernel_queue;
 mod nic;
@@ -86,6 +87,7 @@ pub use endpoint::{
 pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
+#[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, Place, Store, Token};
 #[cfg(feature = "cuda")]
 pub use kernel_queue::PutStep;
@@ -93,8 +95,9 @@ pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
-    Access, CacheConfig, CacheCounters, Cached, Counters, Device, Faults, Held, Invalidation,
-    Kind as RegionKind, PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, RemoteSlice,
-    Slice,
+    Access, CacheConfig, CacheCounters, Cached, Device, Held, Invalidation, Kind as RegionKind,
+    PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, RemoteSlice, Slice,
 };
+#[cfg(feature = "softcx")]
+pub use region::{Counters, Faults};
 pub use stream::{Event, Executor, HostStream};

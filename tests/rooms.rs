@@ -18,7 +18,7 @@ const CRATES: &[(&str, &[Edges])] = &[
 const WIRE: &[Edges] = &[
     ("error", &[]),
     ("verbs", &[]),
-    ("memory", &[]),
+    ("memory", &["mlx5", "verbs"]),
     ("peer", &[]),
     ("mlx5", &["peer", "verbs"]),
 ];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::nic::{RemoteQueuePair, Unreadable};
+use crate::nic::{PeerQueuePair, Unreadable};
 use crate::{Error, Result};
 
 const MAGIC: [u8; 4] = *b"DBEL";
@@ -14,7 +14,7 @@ const VERSION: u16 = 2;
 /// given to `connect` there. It is valid until the endpoint is reset or dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    pub(super) queue_pair: RemoteQueuePair,
+    pub(super) queue_pair: PeerQueuePair,
     pub(super) mtu_bytes: u32,
 }
 
@@ -76,7 +76,7 @@ impl Address {
         };
         // The kind before the checksum: another build may have other ideas of all that is behind it.
         let body = bytes[8..].first_chunk();
-        let read = body.map(|body| RemoteQueuePair::from_bytes(kind, body));
+        let read = body.map(|body| PeerQueuePair::from_bytes(kind, body));
         if read == Some(Err(Unreadable::Kind)) {
             return Err(unreadable(Unreadable::Kind));
         }
@@ -134,7 +134,7 @@ impl FromStr for Address {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "softcx"))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -144,7 +144,7 @@ mod tests {
         // The highest bytes of a number and of a PSN of 24 bits.
         (queue_pair[27], queue_pair[31]) = (0, 0);
         Address {
-            queue_pair: RemoteQueuePair::from_bytes(1, &queue_pair).unwrap(),
+            queue_pair: PeerQueuePair::from_bytes(1, &queue_pair).unwrap(),
             mtu_bytes: 2048,
         }
     }

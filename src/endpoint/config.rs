@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::endpoint::Control;
 use crate::mlx5::Opcode;
-use crate::nic::{Access, Attributes};
+use crate::nic::{Access, Attributes, Capacity};
 use crate::{Error, Result};
+use doorbell_wire::memory::QueuePairSizes;
 
 /// Blocks that a send ring can have: the doorbell record counts 16 bits.
 const SEND_WQEBBS_MAX: u32 = 32768;
@@ -100,20 +101,13 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Blocks of the longest work request.
-    fn wqebbs_each(&self) -> u32 {
-        // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice.
-        let inline = if self.max_inline_bytes == 0 {
-            0
-        } else {
-            (4 + self.max_inline_bytes).div_ceil(16)
-        };
-        (2 + self.max_segments.max(inline).max(2)).div_ceil(4)
-    }
-
-    /// Blocks of the send ring.
-    pub(super) fn send_wqebbs(&self) -> u32 {
-        (self.send_depth * self.wqebbs_each()).next_power_of_two()
+    pub(super) fn capacity(&self) -> Capacity {
+        Capacity {
+            send_depth: self.send_depth,
+            recv_depth: self.recv_depth,
+            segments: self.max_segments,
+            inline_bytes: self.max_inline_bytes,
+        }
     }
 
     pub(super) fn attributes(&self) -> Attributes {
@@ -152,7 +146,7 @@ impl EndpointConfig {
             "send_depth",
             self.send_depth,
             1,
-            DEPTH_MAX.min(SEND_WQEBBS_MAX / self.wqebbs_each()),
+            DEPTH_MAX.min(SEND_WQEBBS_MAX / QueuePairSizes::wqebbs_each(&self.capacity())),
         )?;
         range("recv_depth", self.recv_depth, 1, DEPTH_MAX)?;
         if self.wait_timeout == Some(Duration::ZERO) {
@@ -238,28 +232,5 @@ mod tests {
             "wait_timeout"
         );
         assert_eq!(bad(good.retry_count(8)).0, "retry_count");
-    }
-
-    #[test]
-    fn the_ring_holds_the_depth_in_the_longest_work_requests() {
-        for (max_segments, max_inline_bytes, each) in [
-            (1, 0, 1),
-            (2, 28, 1),
-            (3, 0, 2),
-            (4, 64, 2),
-            (16, 0, 5),
-            (1, 476, 8),
-        ] {
-            let config = EndpointConfig::default()
-                .max_segments(max_segments)
-                .max_inline_bytes(max_inline_bytes)
-                .send_depth(64);
-            assert_eq!(
-                config.wqebbs_each(),
-                each,
-                "{max_segments} {max_inline_bytes}"
-            );
-            assert!(config.send_wqebbs() >= 64 * each);
-        }
     }
 }

@@ -12,7 +12,7 @@ use crate::endpoint::{Address, Endpoint, EndpointConfig, Path};
 use crate::mlx5::{RecvQueue, RecvQueueConfig, SendQueue, SendQueueConfig};
 #[cfg(feature = "verbs")]
 use crate::nic::Steps;
-use crate::nic::{Attributes, State};
+use crate::nic::{Attributes, Queues, State};
 use crate::peer::Program;
 use crate::region::ProtectionDomain;
 use crate::{Cause, Error, Result, WorkError};
@@ -29,10 +29,10 @@ impl Endpoint {
     pub fn new(domain: &ProtectionDomain, config: &EndpointConfig) -> Result<Endpoint> {
         config.check()?;
         let (shared, targets) = Shared::new(domain, config)?;
-        let memory = *shared.qp.memory();
+        let Queues::Mlx5(&memory) = shared.qp.queues();
         let send_config = SendQueueConfig {
             ring: memory.send_ring,
-            wqebb_count: memory.send_wqebbs,
+            wqebb_count: memory.sizes.send_wqebbs,
             qpn: shared.qp.qpn(),
             max_segments: config.max_segments,
             max_inline_bytes: config.max_inline_bytes,
@@ -41,8 +41,8 @@ impl Endpoint {
         };
         let recv_config = RecvQueueConfig {
             ring: memory.recv_ring,
-            wqe_count: memory.recv_wqes,
-            max_segments: memory.recv_segments,
+            wqe_count: memory.sizes.recv_wqes,
+            max_segments: memory.sizes.recv_segments(),
             record: targets.recv_record,
         };
         // SAFETY: the rings are those of the queue pair, of these sizes; the endpoint holds `shared`, and drops it last.

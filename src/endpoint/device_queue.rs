@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::endpoint::Side;
 use crate::endpoint::shared::Shared;
-use crate::nic::QueueMemory;
+use crate::nic::{QueuePairMemory, Queues};
 use crate::region::Region;
 use crate::stream::next_id;
 use crate::{Error, Result, WorkError};
@@ -194,9 +194,9 @@ impl DeviceQueue {
         with_board: bool,
     ) -> Result<DeviceQueue> {
         let rings = shared.doorbells().is_some();
-        let memory = shared.qp.memory();
-        let slots = memory.send_wqebbs;
-        let capacity = depth.min(slots).min(memory.cqes[0]);
+        let Queues::Mlx5(memory) = shared.qp.queues();
+        let slots = memory.sizes.send_wqebbs;
+        let capacity = depth.min(slots).min(memory.sizes.cqes[0]);
         let queue = &shared.queues[0];
         let first_completion = queue.completion_to_hand_over()?;
         let state = Arc::new(DeviceQueueState {
@@ -248,8 +248,9 @@ impl DeviceQueue {
     }
 
     /// Where the parts of the queue lie.
-    pub(crate) fn memory(&self) -> &QueueMemory {
-        self.shared.qp.memory()
+    pub(crate) fn memory(&self) -> &QueuePairMemory {
+        let Queues::Mlx5(memory) = self.shared.qp.queues();
+        memory
     }
 
     pub(crate) fn qpn(&self) -> u32 {

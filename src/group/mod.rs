@@ -32,7 +32,7 @@ mod message;
 mod place;
 mod socket;
 mod store;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests;
 mod token;
 

@@ -49,7 +49,7 @@ impl QueueView {
         let (slots, capacity) = queue.state().slots();
         QueueView {
             slot_mask: slots - 1,
-            cqe_mask: queue.memory().cqes[0] - 1,
+            cqe_mask: queue.memory().sizes.cqes[0] - 1,
             capacity,
             qpn: queue.qpn(),
             ..QueueView::default()
@@ -70,7 +70,10 @@ impl QueueView {
             self.marks = reach(marks.0, marks.1)?;
             self.doorbells = reach(doorbells.0, doorbells.1)?;
         }
-        self.ring = reach(memory.send_ring.addr(), memory.send_wqebbs as usize * 64)?;
+        self.ring = reach(
+            memory.send_ring.addr(),
+            memory.sizes.send_wqebbs as usize * 64,
+        )?;
         if line.host_rings() {
             return Ok(());
         }
@@ -79,7 +82,7 @@ impl QueueView {
         for (place, uar) in self.uar.iter_mut().zip(memory.uar) {
             *place = reach(uar.addr(), 8)?;
         }
-        self.completions = reach(memory.cqs[0].addr(), memory.cqes[0] as usize * 64)?;
+        self.completions = reach(memory.cqs[0].addr(), memory.sizes.cqes[0] as usize * 64)?;
         self.cq_record = reach(memory.cq_records[0].addr(), 4)?;
         Ok(())
     }

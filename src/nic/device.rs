@@ -1,148 +1,128 @@
-//! Devices and their protection domains.
+//! Open devices, and the list of those that there are.
 
-#[cfg(feature = "verbs")]
+use std::fmt;
 use std::sync::Arc;
 
+use super::NicDomain;
 #[cfg(feature = "verbs")]
-use crate::verbs;
+use super::verbs;
+#[cfg(feature = "softcx")]
+use super::{Counters, Faults, softcx};
 use crate::{Error, Result};
-use doorbell_softcx::device::{self as soft, Counters, Faults};
 
-/// The name of the embedded software NIC.
-const SOFTCX: &str = "softcx";
+/// An open NIC.
+pub(crate) trait Nic: fmt::Debug + Send + Sync {
+    /// The name by which [`open`] finds it.
+    fn name(&self) -> &str;
 
-/// An open NIC. Clones are handles of the same one.
-#[derive(Debug, Clone)]
-pub(crate) enum Device {
-    Soft(soft::Device),
-    #[cfg(feature = "verbs")]
-    Verbs(verbs::Device),
-}
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// As the device has them.
+    fn domain(&self) -> Result<Arc<dyn NicDomain>>;
 
-impl Device {
-    /// The names of those that there are: cards first.
-    pub(crate) fn list() -> Vec<String> {
-        let cards: Vec<String> = {
-            #[cfg(feature = "verbs")]
-            {
-                verbs::Device::list()
-            }
-            #[cfg(not(feature = "verbs"))]
-            {
-                Vec::new()
-            }
-        };
-        cards.into_iter().chain([SOFTCX.to_owned()]).collect()
-    }
-
-    pub(crate) fn open(name: &str) -> Result<Device> {
-        if name == SOFTCX {
-            return Ok(Device::Soft(soft::Device::open()?));
-        }
-        #[cfg(feature = "verbs")]
-        if let Some(device) = verbs::Device::open(name)? {
-            return Ok(Device::Verbs(device));
-        }
-        let known = Device::list().join(", ");
-        let hint = if cfg!(feature = "verbs") {
-            ""
-        } else {
-            " (built without the feature `verbs`, which opens cards)"
-        };
-        Err(Error::State {
-            operation: "open",
-            reason: format!("there is no device `{name}`; there are: {known}{hint}"),
-        })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        match self {
-            Device::Soft(_) => SOFTCX,
-            #[cfg(feature = "verbs")]
-            Device::Verbs(device) => device.name(),
-        }
-    }
-
-    /// Whether both are handles of one device.
-    pub(crate) fn is(&self, other: &Device) -> bool {
-        match (self, other) {
-            (Device::Soft(one), Device::Soft(other)) => one.is(other),
-            #[cfg(feature = "verbs")]
-            (Device::Verbs(one), Device::Verbs(other)) => one.is(other),
-            #[cfg(feature = "verbs")]
-            _ => false,
-        }
-    }
-
-    /// Lets a device of software work inside the caller. A card needs no such turn.
+    /// Lets a device of software work inside the caller, and returns whether there was any work. A card needs no such turn.
     #[inline]
-    pub(crate) fn progress(&self) -> bool {
-        match self {
-            Device::Soft(device) => device.progress(),
-            #[cfg(feature = "verbs")]
-            Device::Verbs(_) => false,
-        }
+    fn progress(&self) -> bool {
+        false
     }
 
-    /// What a device of software has counted.
-    pub(crate) fn counters(&self) -> Option<Counters> {
-        match self {
-            Device::Soft(device) => Some(device.counters()),
-            #[cfg(feature = "verbs")]
-            Device::Verbs(_) => None,
-        }
+    /// The counters of a device of software. A card counts in the system's own files.
+    #[cfg(feature = "softcx")]
+    fn counters(&self) -> Option<Counters> {
+        None
     }
 
-    /// Whether the device can do that.
-    pub(crate) fn set_faults(&self, faults: Faults) -> bool {
-        match self {
-            Device::Soft(device) => device.set_faults(faults),
-            #[cfg(feature = "verbs")]
-            Device::Verbs(_) => return false,
-        }
-        true
+    /// Sets what happens to packets that are sent from now on. Returns whether the device can do that.
+    #[cfg(feature = "softcx")]
+    fn set_faults(&self, _faults: Faults) -> bool {
+        false
     }
 
-    /// Whether the device can do that.
-    pub(crate) fn set_frozen(&self, frozen: bool) -> bool {
-        match self {
-            Device::Soft(device) => device.set_frozen(frozen),
-            #[cfg(feature = "verbs")]
-            Device::Verbs(_) => return false,
-        }
-        true
+    /// Stops all work of the device, or lets it go on. Returns whether the device can do that.
+    #[cfg(feature = "softcx")]
+    fn set_frozen(&self, _frozen: bool) -> bool {
+        false
     }
 }
 
-/// A protection domain of a device, which it holds.
-#[derive(Debug, Clone)]
-pub(crate) enum Domain {
-    Soft {
-        device: soft::Device,
-        number: u32,
-    },
+/// What a driver makes of a name: a device, or nothing if the driver has none of that name.
+type Opened = Result<Option<Arc<dyn Nic>>>;
+
+/// A way to open devices.
+pub(super) struct Driver {
+    /// The names of the devices that it finds, best first.
+    pub(super) list: fn() -> Vec<String>,
+    /// Opens a device by its name. `None` if the driver has no such device.
+    pub(super) open: fn(&str) -> Opened,
+}
+
+/// Cards first.
+const DRIVERS: &[Driver] = &[
     #[cfg(feature = "verbs")]
-    Verbs(Arc<verbs::Domain>),
+    verbs::DRIVER,
+    #[cfg(feature = "softcx")]
+    softcx::DRIVER,
+];
+
+/// The names of the devices that there are, cards first.
+pub(crate) fn list() -> Vec<String> {
+    DRIVERS.iter().flat_map(|driver| (driver.list)()).collect()
 }
 
-impl Domain {
-    pub(crate) fn new(device: &Device) -> Result<Domain> {
-        match device {
-            Device::Soft(device) => Ok(Domain::Soft {
-                device: device.clone(),
-                number: device.create_pd(),
-            }),
-            #[cfg(feature = "verbs")]
-            Device::Verbs(device) => Ok(Domain::Verbs(Arc::new(verbs::Domain::new(device)?))),
+/// Opens the device of that name.
+///
+/// # Errors
+/// [`Error::State`] naming the devices that there are, or the feature that the library was built without; those of the driver.
+pub(crate) fn open(name: &str) -> Result<Arc<dyn Nic>> {
+    // From the last on: libibverbs need not look for a card of the name of the software ConnectX.
+    for driver in DRIVERS.iter().rev() {
+        if let Some(nic) = (driver.open)(name)? {
+            return Ok(nic);
         }
     }
+    Err(Error::State {
+        operation: "open",
+        reason: missing(name),
+    })
+}
 
-    /// A number for messages.
-    pub(crate) fn number(&self) -> u32 {
-        match self {
-            Domain::Soft { number, .. } => *number,
-            #[cfg(feature = "verbs")]
-            Domain::Verbs(domain) => domain.number(),
+fn missing(name: &str) -> String {
+    if name == "softcx" && !cfg!(feature = "softcx") {
+        return "the library was built without the feature `softcx`, the software ConnectX".into();
+    }
+    let known = match list().join(", ") {
+        none if none.is_empty() => "there are none".into(),
+        known => format!("there are: {known}"),
+    };
+    let hint = if cfg!(feature = "verbs") {
+        ""
+    } else {
+        " (built without the feature `verbs`, which opens cards)"
+    };
+    format!("there is no device `{name}`; {known}{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_software_connectx_is_there_if_it_was_built_in() {
+        let is_built = cfg!(feature = "softcx");
+        assert_eq!(list().iter().any(|name| name == "softcx"), is_built);
+        match open("softcx") {
+            Ok(nic) => assert!(is_built && nic.name() == "softcx"),
+            Err(error) => {
+                assert!(!is_built, "{error}");
+                assert!(error.to_string().contains("without the feature `softcx`"));
+            }
         }
+        let error = open("no-such-device").unwrap_err().to_string();
+        assert!(error.contains("no-such-device"), "{error}");
+        assert_eq!(
+            error.contains("the feature `verbs`"),
+            !cfg!(feature = "verbs")
+        );
     }
 }

@@ -1,23 +1,60 @@
-//! One interface to the NICs that there are: the software ConnectX inside this process, and with the feature `verbs` the cards that
-//! rdma-core drives.
+//! The NICs behind endpoints and regions: the software ConnectX inside this process (feature `softcx`), and the devices that rdma-core
+//! drives (feature `verbs`), mlx5 ones directly and any other by plain verbs.
 //!
-//! Control goes through here, and which NIC it is ends here: queues, programs and completions are memory, of the same formats on all of
-//! them.
+//! Which NIC it is ends here. What the layers above use are four things:
+//!
+//! | | what it is | made by |
+//! |---|---|---|
+//! | [`Nic`] | an open device | [`open`] |
+//! | [`NicDomain`] | a protection domain | [`Nic::domain`] |
+//! | [`Registration`] | registered memory, by its keys | [`NicDomain::register`] and its siblings |
+//! | [`NicQueuePair`] | a queue pair with two completion queues | [`NicDomain::queue_pair`] |
+//!
+//! | | [`Nic`], [`NicDomain`] | [`NicQueuePair`] |
+//! |---|---|---|
+//! | `softcx.rs` | the software ConnectX | its queue pairs |
+//! | `verbs.rs`, `mlx5.rs` | a device of libibverbs | those of an mlx5 device, whose queues mlx5dv shows as memory |
+//! | `verbs.rs`, `relay.rs` | the same | those of any device: a relay consumes queues in memory of ours and posts by plain verbs |
+//!
+//! # Control and data
+//! Control calls go through the traits: making, connecting, failing and resetting queue pairs, a few times in their lives. Data does not.
+//! Queues, doorbells and completions are memory, which posters, streams, GPUs and the completion code load from and store to without a call.
+//! [`NicQueuePair::queues`] says where that memory is *and in which format*. All three implementations have mlx5's format today, so
+//! [`Queues`] has one variant.
+//!
+//! # Room for another vendor
+//! The traits say nothing of WQEs, doorbell records, UAR pages or CQEs: a queue pair is asked for by its [`Capacity`], and each implementation
+//! sizes its own rings. Another vendor's format is another variant of [`Queues`]. The code that takes [`Queues`] apart then does not compile until
+//! it has, for the new variant, its own emitter of work requests, its own doorbell, and its own reader of completions with its own way to
+//! give them back. mlx5 gives completions back by a consumer record in host memory; others by a register (bnxt_re), or not at all. These
+//! parts are not a trait yet: one implementation would not show which interface another one needs, and posting must not
+//! cost an indirect call. docs/architecture.md, "Adding a vendor", lists the places.
+// A build without any NIC is of use to nobody, and compiles.
+#![cfg_attr(not(any(feature = "softcx", feature = "verbs")), allow(dead_code))]
 
 mod device;
-mod memory;
+mod domain;
+#[cfg(feature = "verbs")]
+mod mlx5;
+mod peer;
 mod queue_pair;
-mod remote;
+#[cfg(feature = "verbs")]
+mod relay;
+#[cfg(feature = "softcx")]
+mod softcx;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 #[cfg(feature = "verbs")]
 pub(crate) use crate::verbs::{Step, Steps};
-pub(crate) use device::{Device, Domain};
-#[cfg(feature = "cuda")]
+pub(crate) use device::{Nic, list, open};
+pub(crate) use domain::{NicDomain, Registration};
+#[cfg(all(feature = "cuda", feature = "softcx"))]
 pub(crate) use doorbell_softcx::device::Foreign;
+#[cfg(feature = "softcx")]
 pub use doorbell_softcx::device::{Counters, Faults};
-pub(crate) use doorbell_wire::memory::Pages;
+pub(crate) use doorbell_wire::memory::{Pages, QueuePairMemory};
 pub use doorbell_wire::verbs::Access;
-pub(crate) use doorbell_wire::verbs::{Attributes, State};
-pub(crate) use memory::MemoryRegion;
-pub(crate) use queue_pair::{QueueMemory, QueuePair, QueuePairConfig};
-pub(crate) use remote::{RemoteQueuePair, Unreadable};
+pub(crate) use doorbell_wire::verbs::{Abilities, Attributes, Capacity, State};
+pub(crate) use peer::{PeerQueuePair, Unreadable};
+pub(crate) use queue_pair::{NicQueuePair, Queues};

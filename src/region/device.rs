@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::nic::{self, Counters, Faults};
+use crate::nic::{self, Nic, NicDomain};
+#[cfg(feature = "softcx")]
+use crate::nic::{Counters, Faults};
 use crate::proxy::{Placement, proxy_at};
 use crate::region::Control;
 use crate::{Error, Result};
@@ -11,7 +13,7 @@ use crate::{Error, Result};
 /// A NIC. Clones are handles of the same one; it is closed with the last handle, and everything made from it holds one.
 #[derive(Clone)]
 pub struct Device {
-    nic: nic::Device,
+    nic: Arc<dyn Nic>,
     control: Option<Control>,
     /// Where the thread runs that rings for its endpoints.
     placement: Placement,
@@ -19,12 +21,13 @@ pub struct Device {
 
 impl Device {
     /// The names of the devices that [`Device::open`] knows on this machine, best first: with the feature `verbs` the mlx5 devices that
-    /// libibverbs finds, then its others as `verbs:NAME`, and always `softcx`.
+    /// libibverbs finds, then its others as `verbs:NAME`; with the feature `softcx`, which is on by default, always `softcx`.
     pub fn list() -> Vec<String> {
-        nic::Device::list()
+        nic::list()
     }
 
-    /// Opens a device by its name. `softcx` makes a new software ConnectX, with an engine thread of its own.
+    /// Opens a device by its name. `softcx` makes a new software ConnectX, with an engine thread of its own; that needs the feature `softcx`, which is
+    /// on by default.
     ///
     /// With the feature `verbs` an mlx5 device is opened by its name (`mlx5_0`), by its PCI address (`0000:3b:00.0`), or as `mlx5`, which
     /// is the first that has an active port. Behind the name may stand which port, if not the first active one, and which entry of its
@@ -58,7 +61,7 @@ impl Device {
                 _ => rest.push(part),
             }
         }
-        let nic = nic::Device::open(&rest.join(","))?;
+        let nic = nic::open(&rest.join(","))?;
         let placement = match cpu {
             Some(number) => Placement::cpu(number)
                 .ok_or_else(|| bad(&format!("cpu={number}"), "is no CPU of this process"))?,
@@ -102,19 +105,22 @@ impl Device {
         self.nic.progress()
     }
 
-    /// What the device has counted so far. A card counts in the system's own files, and this says 0.
+    /// What the device has counted so far (feature `softcx`). A card counts in the system's own files, and this says 0.
+    #[cfg(feature = "softcx")]
     pub fn counters(&self) -> Counters {
         self.nic.counters().unwrap_or_default()
     }
 
-    /// Sets what happens to packets that the device sends from now on, for tests of software that is to survive it. Whether the device
+    /// Sets what happens to packets that the device sends from now on (feature `softcx`), for tests of software that is to survive it. Whether the device
     /// can do that: the software ConnectX of this process can.
+    #[cfg(feature = "softcx")]
     pub fn set_faults(&self, faults: Faults) -> bool {
         self.nic.set_faults(faults)
     }
 
-    /// Stops all work of the device, or lets it go on: a NIC that hangs, for tests. Whether the device can do that, as
+    /// Stops all work of the device, or lets it go on (feature `softcx`): a NIC that hangs, for tests. Whether the device can do that, as
     /// [`Device::set_faults`].
+    #[cfg(feature = "softcx")]
     pub fn set_frozen(&self, frozen: bool) -> bool {
         self.nic.set_frozen(frozen)
     }
@@ -129,7 +135,7 @@ impl Device {
     }
 
     pub(crate) fn is(&self, other: &Device) -> bool {
-        self.nic.is(&other.nic)
+        Arc::ptr_eq(&self.nic, &other.nic)
     }
 }
 
@@ -144,7 +150,7 @@ impl fmt::Debug for Device {
 #[derive(Debug)]
 struct Domain {
     device: Device,
-    made: Mutex<Option<nic::Domain>>,
+    made: Mutex<Option<Arc<dyn NicDomain>>>,
 }
 
 /// What belongs together on a device: an endpoint reaches the regions of its own domain only, its peers too.
@@ -163,17 +169,17 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As the device has them.
-    pub(crate) fn on_device(&self) -> Result<nic::Domain> {
+    pub(crate) fn on_device(&self) -> Result<Arc<dyn NicDomain>> {
         let mut made = self
             .inner
             .made
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(domain) = &*made {
-            return Ok(domain.clone());
+            return Ok(Arc::clone(domain));
         }
-        let domain = nic::Domain::new(&self.inner.device.nic)?;
-        Ok(made.insert(domain).clone())
+        let domain = self.inner.device.nic.domain()?;
+        Ok(Arc::clone(made.insert(domain)))
     }
 
     /// Fails unless `other` is this very domain.

@@ -2,12 +2,15 @@
 #![allow(unsafe_code)] // promises the driver that memory stays mapped
 
 use std::os::fd::AsFd;
+#[cfg(feature = "softcx")]
 use std::sync::Arc;
 
 use super::ladder::{Kind, Reach, device_range};
 use super::memory::Own;
 use crate::cuda::{Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering};
-use crate::nic::{Access, Foreign, MemoryRegion};
+use crate::nic::Access;
+#[cfg(feature = "softcx")]
+use crate::nic::Foreign;
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
 
@@ -72,15 +75,19 @@ impl Region {
         let own = || Own::Device {
             held: memory.clone().held(),
         };
-        let copier: Arc<dyn Foreign> = memory.copier().clone();
-        let on_device = domain.on_device()?;
-        if let Some(made) = MemoryRegion::copied(&on_device, &copier, addr, len_bytes, access) {
-            // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
-            let region = Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own());
-            return Ok(Reach {
-                region: Some(region),
-                refused: Vec::new(),
-            });
+        #[cfg(feature = "softcx")]
+        {
+            let copier: Arc<dyn Foreign> = memory.copier().clone();
+            let on_device = domain.on_device()?;
+            if let Some(made) = on_device.register_copied(&copier, addr, len_bytes, access) {
+                // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
+                let region =
+                    Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own());
+                return Ok(Reach {
+                    region: Some(region),
+                    refused: Vec::new(),
+                });
+            }
         }
         check_visible(memory.context().capabilities(), access)?;
         let exported = memory.dmabuf();

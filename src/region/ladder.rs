@@ -6,7 +6,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::memory::{Own, REGION_BYTES_MAX};
-use crate::nic::{Access, MemoryRegion};
+use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
 
@@ -107,7 +107,7 @@ impl Region {
     ) -> Result<Region> {
         let start = device_range(iova, len_bytes)?;
         let on_device = domain.on_device()?;
-        let region = MemoryRegion::dmabuf(&on_device, fd, offset, len_bytes, iova, access)?;
+        let region = on_device.register_dmabuf(fd, offset, len_bytes, iova, access)?;
         Ok(Region::of(
             domain,
             region,
@@ -142,20 +142,24 @@ impl Region {
     ) -> Result<Region> {
         let start = device_range(addr, len_bytes)?;
         let on_device = domain.on_device()?;
-        let region = MemoryRegion::peer(&on_device, start, len_bytes, access).map_err(|error| {
-            let Error::System { .. } = error else {
-                return error;
-            };
-            let loaded = |name: &&str| Path::new("/sys/module").join(name).exists();
-            let modules = match PEER_MODULES.iter().find(|name| loaded(name)) {
-                Some(name) => format!("the module {name} is loaded"),
-                None => "the module nvidia_peermem is not loaded".to_owned(),
-            };
-            Error::State {
-                operation: "registration",
-                reason: format!("{len_bytes} bytes of a device at {addr:#x}: {error}; {modules}"),
-            }
-        })?;
+        let region = on_device
+            .register_peer(start, len_bytes, access)
+            .map_err(|error| {
+                let Error::System { .. } = error else {
+                    return error;
+                };
+                let loaded = |name: &&str| Path::new("/sys/module").join(name).exists();
+                let modules = match PEER_MODULES.iter().find(|name| loaded(name)) {
+                    Some(name) => format!("the module {name} is loaded"),
+                    None => "the module nvidia_peermem is not loaded".to_owned(),
+                };
+                Error::State {
+                    operation: "registration",
+                    reason: format!(
+                        "{len_bytes} bytes of a device at {addr:#x}: {error}; {modules}"
+                    ),
+                }
+            })?;
         Ok(Region::of(
             domain,
             region,
@@ -231,7 +235,7 @@ pub(super) fn device_range(addr: u64, len_bytes: u64) -> Result<NonNull<u8>> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "softcx"))]
 mod tests {
     use super::*;
     use crate::nic::Pages;
@@ -244,7 +248,7 @@ mod tests {
         let pages = Pages::new(4096).unwrap();
         let start = pages.start();
         let on_device = domain.on_device().unwrap();
-        let made = MemoryRegion::new(&on_device, start, 4096, Access::ALL).unwrap();
+        let made = on_device.register(start, 4096, Access::ALL).unwrap();
         let region = Region::of(
             &domain,
             made,

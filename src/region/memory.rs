@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::HeldBuffer;
-use crate::nic::{Access, MemoryRegion, Pages};
+use crate::nic::{Access, Pages, Registration};
 use crate::peer::{Role, Target, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::region::huge::{HugePages, PageSize};
@@ -49,7 +49,7 @@ struct Registered {
     start: NonNull<u8>,
     len_bytes: u64,
     lkey: u32,
-    memory_region: MemoryRegion,
+    registration: Registration,
     alive: AtomicBool,
     /// Held while the key is taken from the device, which may take long.
     ending: Mutex<()>,
@@ -75,7 +75,7 @@ impl Drop for Registered {
 impl Registered {
     fn end(&mut self) {
         if std::mem::replace(self.alive.get_mut(), false) {
-            self.memory_region.deregister();
+            self.registration.deregister();
         }
     }
 }
@@ -200,10 +200,10 @@ impl Region {
         own: Own,
     ) -> Result<Region> {
         let on_device = domain.on_device()?;
-        let memory_region = MemoryRegion::new(&on_device, start, len_bytes, access)?;
+        let registration = on_device.register(start, len_bytes, access)?;
         Ok(Region::of(
             domain,
-            memory_region,
+            registration,
             start,
             len_bytes,
             access,
@@ -215,7 +215,7 @@ impl Region {
     /// A registration that was made. What is not [`Kind::Host`] is never loaded from or stored to here.
     pub(super) fn of(
         domain: &ProtectionDomain,
-        memory_region: MemoryRegion,
+        registration: Registration,
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
@@ -230,8 +230,8 @@ impl Region {
             domain: domain.clone(),
             start,
             len_bytes,
-            lkey: memory_region.lkey(),
-            memory_region,
+            lkey: registration.lkey(),
+            registration,
             alive: AtomicBool::new(true),
             ending: Mutex::default(),
             access,
@@ -306,7 +306,7 @@ impl Region {
     pub fn remote(&self) -> RemoteRegion {
         RemoteRegion {
             addr: self.as_ptr() as u64,
-            rkey: self.inner.memory_region.rkey(),
+            rkey: self.inner.registration.rkey(),
             len_bytes: self.inner.len_bytes,
         }
     }
@@ -318,7 +318,7 @@ impl Region {
         // Who is told that it was done already may count on that as well.
         let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);
         // AcqRel: for those who only look.
-        self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.memory_region.deregister()
+        self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.registration.deregister()
     }
 
     /// Whether the region has not been deregistered.
@@ -573,7 +573,7 @@ impl Slice<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "softcx"))]
 mod tests {
     use super::*;
     use crate::region::Device;
@@ -672,7 +672,7 @@ mod tests {
             let end = || {
                 let ended = |region: &&Region| {
                     let was_first = region.deregister();
-                    assert!(!region.inner.memory_region.deregister(), "it was there");
+                    assert!(!region.inner.registration.deregister(), "it was there");
                     was_first
                 };
                 regions.iter().filter(ended).count()
@@ -682,7 +682,7 @@ mod tests {
                 // And somebody keeps the device busy, so that a key does not end at once. Not with new keys, which could be old ones.
                 threads.spawn(|| {
                     while !is_over.load(Ordering::Relaxed) {
-                        assert!(!ended_before.inner.memory_region.deregister());
+                        assert!(!ended_before.inner.registration.deregister());
                     }
                 });
                 let threads = [(); 3].map(|()| threads.spawn(end));

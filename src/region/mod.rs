@@ -16,7 +16,9 @@ mod parent;
 mod remote;
 mod table;
 
-pub use crate::nic::{Access, Counters, Faults};
+pub use crate::nic::Access;
+#[cfg(feature = "softcx")]
+pub use crate::nic::{Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};

@@ -134,11 +134,6 @@ impl Device {
         &self.context.name
     }
 
-    /// Whether both are handles of one open device.
-    pub(crate) fn is(&self, other: &Device) -> bool {
-        Arc::ptr_eq(&self.context, &other.context)
-    }
-
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }

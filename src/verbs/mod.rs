@@ -19,8 +19,8 @@ pub(crate) use context::Device;
 pub(crate) use domain::{Domain, MemoryRegion};
 pub(crate) use managed::{Step, Steps};
 pub(crate) use port::{Link, PortAddress};
-pub(crate) use queue_pair::{QueuePair, QueuePairConfig, Queues};
-pub(crate) use relay::{Abilities, Relay, RelayConfig};
+pub(crate) use queue_pair::QueuePair;
+pub(crate) use relay::Relay;
 pub(crate) use states::RemoteQueuePair;
 
 #[cfg(test)]

@@ -10,20 +10,7 @@ use super::completion_queue::CompletionQueue;
 use super::domain::{Domain, OwnUar};
 use super::states::{Qp, States};
 use crate::{Error, Result};
-
-/// Sizes of a queue pair; all counts are powers of two.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueuePairConfig {
-    pub(crate) send_wqebbs: u32,
-    pub(crate) recv_wqes: u32,
-    /// Pieces of memory of a receive.
-    pub(crate) recv_segments: u32,
-    pub(crate) send_cqes: u32,
-    pub(crate) recv_cqes: u32,
-}
-
-/// Where the parts of a queue pair lie, and how long they are: as asked for, or longer. Valid while the [`QueuePair`] lives.
-pub(crate) type Queues = doorbell_dv_queues;
+use doorbell_wire::memory::QueuePairSizes;
 
 /// A queue pair with two completion queues of its own. The fields stand in the order in which they must go.
 #[derive(Debug)]
@@ -31,7 +18,8 @@ pub(crate) struct QueuePair {
     states: States,
     _cqs: [CompletionQueue; 2],
     _uar: OwnUar,
-    queues: Queues,
+    /// Where its parts lie, and how long they are: as asked for, or longer.
+    queues: doorbell_dv_queues,
 }
 
 // SAFETY: the queue pair is handed to calls that any thread may make; the addresses in `queues` are for the unsafe code that uses them.
@@ -44,29 +32,29 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::System`] of the verbs call; [`Error::State`] if what the provider made is not what the library's queues can use.
-    pub(crate) fn new(domain: &Arc<Domain>, config: &QueuePairConfig) -> Result<QueuePair> {
+    pub(crate) fn new(domain: &Arc<Domain>, sizes: &QueuePairSizes) -> Result<QueuePair> {
         let context = &domain.context;
         let cqs = [
-            CompletionQueue::new(context, config.send_cqes)?,
-            CompletionQueue::new(context, config.recv_cqes)?,
+            CompletionQueue::new(context, sizes.cqes[0])?,
+            CompletionQueue::new(context, sizes.cqes[1])?,
         ];
         let uar = OwnUar::new(domain)?;
-        let sizes = doorbell_dv_sizes {
-            send_wqebbs: config.send_wqebbs,
-            recv_wqes: config.recv_wqes,
-            recv_segments: config.recv_segments,
+        let asked = doorbell_dv_sizes {
+            send_wqebbs: sizes.send_wqebbs,
+            recv_wqes: sizes.recv_wqes,
+            recv_segments: sizes.recv_segments(),
         };
         let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
         // SAFETY: live objects of one context, which the queue pair holds.
         let qp = Qp(object("mlx5dv_create_qp", || unsafe {
-            doorbell_dv_sys::doorbell_dv_create_qp(uar.raw().as_ptr(), send_cq, recv_cq, &sizes)
+            doorbell_dv_sys::doorbell_dv_create_qp(uar.raw().as_ptr(), send_cq, recv_cq, &asked)
         })?);
-        let mut queues = Queues::default();
+        let mut queues = doorbell_dv_queues::default();
         // SAFETY: as above.
         status("mlx5dv_init_obj", || unsafe {
             doorbell_dv_sys::doorbell_dv_queues(qp.0.as_ptr(), send_cq, recv_cq, &raw mut queues)
         })?;
-        check(&queues, config)?;
+        check(&queues, sizes)?;
         let states = States::new(qp, context, &cqs)?;
         Ok(QueuePair {
             states,
@@ -76,7 +64,7 @@ impl QueuePair {
         })
     }
 
-    pub(crate) fn queues(&self) -> &Queues {
+    pub(crate) fn queues(&self) -> &doorbell_dv_queues {
         &self.queues
     }
 
@@ -86,7 +74,7 @@ impl QueuePair {
 }
 
 /// Fails unless the provider's queues are such as ours can use.
-fn check(queues: &Queues, config: &QueuePairConfig) -> Result<()> {
+fn check(queues: &doorbell_dv_queues, sizes: &QueuePairSizes) -> Result<()> {
     let rule = |holds: bool, what: &str, found: u32| {
         if holds {
             return Ok(());
@@ -115,7 +103,7 @@ fn check(queues: &Queues, config: &QueuePairConfig) -> Result<()> {
         0,
     )?;
     rule(
-        pow2(queues.send_wqebbs, config.send_wqebbs) && queues.send_wqebbs <= 1 << 15,
+        pow2(queues.send_wqebbs, sizes.send_wqebbs) && queues.send_wqebbs <= 1 << 15,
         "a send ring with a length",
         queues.send_wqebbs,
     )?;
@@ -125,22 +113,22 @@ fn check(queues: &Queues, config: &QueuePairConfig) -> Result<()> {
         queues.send_stride_bytes,
     )?;
     rule(
-        pow2(queues.recv_wqes, config.recv_wqes) && queues.recv_wqes <= 1 << 15,
+        pow2(queues.recv_wqes, sizes.recv_wqes) && queues.recv_wqes <= 1 << 15,
         "a receive ring with a length",
         queues.recv_wqes,
     )?;
     rule(
-        pow2(queues.recv_stride_bytes, 16 * config.recv_segments),
+        pow2(queues.recv_stride_bytes, sizes.recv_stride_bytes),
         "a receive ring with a stride",
         queues.recv_stride_bytes,
     )?;
     rule(
-        pow2(queues.send_cqes, config.send_cqes),
+        pow2(queues.send_cqes, sizes.cqes[0]),
         "a completion queue with a length",
         queues.send_cqes,
     )?;
     rule(
-        pow2(queues.recv_cqes, config.recv_cqes),
+        pow2(queues.recv_cqes, sizes.cqes[1]),
         "a completion queue with a length",
         queues.recv_cqes,
     )?;

@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use super::call::injection::{ERRNO, alive, fail_after};
 use super::states::States;
-use super::{Device, Domain, MemoryRegion, QueuePair, QueuePairConfig, Relay, RelayConfig};
+use super::{Device, Domain, MemoryRegion, QueuePair, Relay};
 use crate::{Error, Result};
-use doorbell_wire::memory::Pages;
-use doorbell_wire::verbs::{Access, Attributes, State};
+use doorbell_wire::memory::{Pages, QueuePairSizes};
+use doorbell_wire::verbs::{Access, Attributes, Capacity, State};
 
-const CONFIG: QueuePairConfig = QueuePairConfig {
+const SIZES: QueuePairSizes = QueuePairSizes {
     send_wqebbs: 64,
     recv_wqes: 16,
-    recv_segments: 4,
-    send_cqes: 64,
-    recv_cqes: 32,
+    recv_stride_bytes: 64,
+    cqes: [64, 32],
 };
 
 /// The name of the device; if there is none, says so as tests/waived does.
@@ -38,15 +37,11 @@ pub(super) fn device_name(test: &str) -> Option<String> {
     name
 }
 
-pub(super) const RELAY: RelayConfig = RelayConfig {
+pub(super) const RELAY: Capacity = Capacity {
     send_depth: 48,
     recv_depth: 16,
     segments: 4,
     inline_bytes: 64,
-    send_wqebbs: 128,
-    recv_wqes: 16,
-    send_cqes: 128,
-    recv_cqes: 32,
 };
 
 /// A queue pair of either kind.
@@ -60,7 +55,7 @@ impl Made {
         if domain.is_plain() {
             Ok(Made::Relay(Box::new(Relay::new(domain, &RELAY)?)))
         } else {
-            Ok(Made::Card(Box::new(QueuePair::new(domain, &CONFIG)?)))
+            Ok(Made::Card(Box::new(QueuePair::new(domain, &SIZES)?)))
         }
     }
 
@@ -188,22 +183,22 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     assert_eq!(call(unmapped.map(drop)), ("ibv_reg_mr", true));
     let too_long = QueuePair::new(
         &domain,
-        &QueuePairConfig {
+        &QueuePairSizes {
             send_wqebbs: 1 << 24,
-            ..CONFIG
+            ..SIZES
         },
     );
     assert_eq!(call(too_long.map(drop)), ("mlx5dv_create_qp", true));
     let too_many = QueuePair::new(
         &domain,
-        &QueuePairConfig {
-            recv_cqes: 1 << 30,
-            ..CONFIG
+        &QueuePairSizes {
+            cqes: [64, 1 << 30],
+            ..SIZES
         },
     );
     assert_eq!(call(too_many.map(drop)), ("ibv_create_cq", true));
     // And the domain is as good as before.
-    QueuePair::new(&domain, &CONFIG).unwrap();
+    QueuePair::new(&domain, &SIZES).unwrap();
 }
 
 #[test]
@@ -214,7 +209,7 @@ fn each_queue_pair_has_a_register_of_its_own() {
     let device = Device::open(&name).unwrap().unwrap();
     let domain = Arc::new(Domain::new(&device).unwrap());
     let pairs: Vec<_> = (0..20)
-        .map(|_| QueuePair::new(&domain, &CONFIG).unwrap())
+        .map(|_| QueuePair::new(&domain, &SIZES).unwrap())
         .collect();
     let mut registers: Vec<_> = pairs.iter().map(|pair| pair.queues().uar).collect();
     registers.sort_unstable();

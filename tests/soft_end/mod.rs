@@ -27,8 +27,8 @@ unsafe impl Owner for Pair {
         NonNull::new(match target.index() {
             0 => memory.record.cast(),
             1 => memory.uar[0],
-            2 => memory.send_cq,
-            _ => memory.send_marks.cast(),
+            2 => memory.cqs[0],
+            _ => memory.cq_marks[0].cast(),
         })
     }
     fn progress(&self) -> bool {
@@ -57,15 +57,13 @@ static KEPT: std::sync::Mutex<Vec<&'static Pages>> = std::sync::Mutex::new(Vec::
 impl End {
     pub fn new(device: &Device, memory_bytes: usize) -> End {
         let pd = device.create_pd();
-        let config = QueuePairSizes {
-            pd,
+        let sizes = QueuePairSizes {
             send_wqebbs: 256,
             recv_wqes: 16,
             recv_stride_bytes: 16,
-            send_cqes: CQES,
-            recv_cqes: 16,
+            cqes: [CQES, 16],
         };
-        let qp = QueuePair::new(device, &config).unwrap();
+        let qp = QueuePair::new(device, pd, &sizes).unwrap();
         let at = *qp.memory();
         let mut targets = Targets::new();
         let record = targets.register("record", Role::DoorbellRecord, 8);
@@ -77,7 +75,7 @@ impl End {
         let (send, cq) = unsafe {
             let send = SendQueue::new(SendQueueConfig {
                 ring: at.send_ring,
-                wqebb_count: config.send_wqebbs,
+                wqebb_count: sizes.send_wqebbs,
                 qpn: qp.qpn(),
                 max_segments: 4,
                 max_inline_bytes: 64,
@@ -85,10 +83,10 @@ impl End {
                 uar: [uar.block(0, 256).unwrap(), uar.block(256, 256).unwrap()],
             });
             let cq = CqRing::new(CqRingConfig {
-                ring: at.send_cq,
+                ring: at.cqs[0],
                 cqe_count: CQES,
-                record: at.send_cq_record,
-                marks: at.send_marks,
+                record: at.cq_records[0],
+                marks: at.cq_marks[0],
                 completions,
                 marks_target: marks,
             });

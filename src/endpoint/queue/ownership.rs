@@ -175,7 +175,7 @@ impl QueueState {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, feature = "softcx", not(loom)))]
 mod tests {
     use super::*;
     use crate::{Control, Device, Endpoint, EndpointConfig};

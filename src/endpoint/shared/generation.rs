@@ -9,6 +9,7 @@ use super::Shared;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::{FinalStatuses, OpStatus};
+use crate::nic::Queues;
 use crate::{Error, Result, WorkError};
 
 /// How an earlier generation of an endpoint ended, for the tickets of that time.
@@ -143,10 +144,10 @@ impl Shared {
 
     /// Clears the doorbell records, as after creation.
     pub(in crate::endpoint) fn reset_records(&self) {
+        let Queues::Mlx5(memory) = self.qp.queues();
         for word in 0..2 {
             // SAFETY: the record has two words, which live as long as `qp`.
-            unsafe { AtomicU32::from_ptr(self.qp.memory().record.add(word)) }
-                .store(0, Ordering::Release);
+            unsafe { AtomicU32::from_ptr(memory.record.add(word)) }.store(0, Ordering::Release);
         }
     }
 

@@ -20,7 +20,7 @@ use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::words::{WordPair, Words};
 use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
-use crate::nic::{QueuePair, QueuePairConfig};
+use crate::nic::{NicQueuePair, Queues};
 use crate::peer::{Dword, Role, Target, Targets};
 use crate::proxy::{Enlistment, Rounds, drop_elsewhere};
 use crate::region::ProtectionDomain;
@@ -37,7 +37,7 @@ pub(super) struct Shared {
     /// Before the memory that it is about.
     attachments: Attachments,
     /// Before the rest, so that the device forgets the queue pair before the regions that its work names are let go.
-    pub(super) qp: QueuePair,
+    pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
     targets: Targets,
     bases: Vec<NonNull<u8>>,
@@ -147,23 +147,9 @@ impl Shared {
         config: &EndpointConfig,
     ) -> Result<(Arc<Shared>, QueueTargets)> {
         let watchdog = watchdog()?;
-        // Twice the depth: what is in flight, and as much that nobody has collected yet.
-        let cqes = |depth: u32| (2 * depth).next_power_of_two();
-        let qp = QueuePair::new(
-            &domain.on_device()?,
-            &QueuePairConfig {
-                send_depth: config.send_depth,
-                recv_depth: config.recv_depth,
-                inline_bytes: config.max_inline_bytes,
-                send_wqebbs: config.send_wqebbs(),
-                recv_wqes: config.recv_depth.next_power_of_two(),
-                recv_segments: config.max_segments,
-                send_cqes: cqes(config.send_depth),
-                recv_cqes: cqes(config.recv_depth),
-            },
-        )?;
-        let memory = *qp.memory();
-        let (path, doorbells) = ringing::choose(domain.device(), &qp, config)?;
+        let qp = domain.on_device()?.queue_pair(&config.capacity())?;
+        let Queues::Mlx5(&memory) = qp.queues();
+        let (path, doorbells) = ringing::choose(domain.device(), &*qp, config)?;
         let words = Arc::<Words>::default();
         let mut targets = Targets::new();
         let mut bases = Vec::new();
@@ -180,7 +166,7 @@ impl Shared {
             register("uar0", Role::Uar, uar_bytes, memory.uar[0])?,
             register("uar1", Role::Uar, uar_bytes, memory.uar[1])?,
         ];
-        let [send_cqes, recv_cqes] = memory.cqes.map(u64::from);
+        let [send_cqes, recv_cqes] = memory.sizes.cqes.map(u64::from);
         let cqs = [
             register("send_cq", Role::Completions, send_cqes * 64, memory.cqs[0])?,
             register("recv_cq", Role::Completions, recv_cqes * 64, memory.cqs[1])?,
@@ -200,7 +186,7 @@ impl Shared {
             let side = side as usize;
             CqRingConfig {
                 ring: memory.cqs[side],
-                cqe_count: memory.cqes[side],
+                cqe_count: memory.sizes.cqes[side],
                 record: memory.cq_records[side],
                 marks: memory.cq_marks[side],
                 completions: cqs[side],
@@ -256,7 +242,7 @@ impl Shared {
             path,
             doorbells,
             queues,
-            send_wqebbs: memory.send_wqebbs,
+            send_wqebbs: memory.sizes.send_wqebbs,
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
@@ -299,11 +285,12 @@ impl Shared {
 
     /// Makes a NOP of a send that was prepared and is dropped while later ones stand behind it.
     pub(super) fn nop_over(&self, posted: Posted, signaled: bool) {
+        let Queues::Mlx5(memory) = self.qp.queues();
         // SAFETY: the ring is that of `qp`; the request was prepared and never handed to a stream, so it was not rung; and
         // its `Prepared`, which calls this once, is the only one to know of it.
         unsafe {
             SendQueue::nop_over_raw(
-                self.qp.memory().send_ring,
+                memory.send_ring,
                 self.send_wqebbs,
                 self.qp.qpn(),
                 posted,
@@ -314,7 +301,8 @@ impl Shared {
 
     /// The bytes of a posted work request, as long as its control segment says.
     pub(super) fn wqe(&self, posted: Posted) -> Vec<u8> {
-        let ring = self.qp.memory().send_ring.cast::<u64>();
+        let Queues::Mlx5(memory) = self.qp.queues();
+        let ring = memory.send_ring.cast::<u64>();
         let first = posted.index & (self.send_wqebbs - 1);
         let mut bytes = Vec::with_capacity(posted.wqebbs as usize * WQEBB_BYTES);
         for word in 0..posted.wqebbs * 8 {

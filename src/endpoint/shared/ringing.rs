@@ -9,7 +9,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::words::CacheLineStart;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
-use crate::nic::QueuePair;
+use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{Enlistment, Proxied, Proxy, Turn, proxy_at};
 use crate::region::Device;
 use crate::{Cause, Result};
@@ -20,7 +20,7 @@ const LINGER_NS: u64 = 10_000_000;
 /// Chooses who rings, and makes what a proxy needs for it.
 pub(super) fn choose(
     device: &Device,
-    qp: &QueuePair,
+    qp: &dyn NicQueuePair,
     config: &EndpointConfig,
 ) -> Result<(Path, Option<DoorbellTable>)> {
     let mut proxy = None;
@@ -242,7 +242,7 @@ impl Shared {
         }
         // Records count: the last one tells of all before it.
         let at = bell.place(triggered.wrapping_sub(1));
-        let memory = self.qp.memory();
+        let Queues::Mlx5(memory) = self.qp.queues();
         let record_word = if side == Side::Send { 1 } else { 0 };
         let record = bell.records[at].load(Ordering::Relaxed);
         // SAFETY: the record has two words, which live as long as `qp`; whoever else stores to them holds `ringing`, or has the endpoint to
@@ -269,7 +269,7 @@ impl Shared {
     #[inline]
     fn fetch_what_is_needed(&self, side: Side, bell: &QueueDoorbells, triggered: u32) {
         let queue = self.queue(side);
-        let memory = self.qp.memory();
+        let Queues::Mlx5(memory) = self.qp.queues();
         if side == Side::Send {
             // Of several, only the first one's place is known without a look.
             let first = u32::from_be(bell.told_record.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! What a device can do by plain verbs, and what a queue pair asks of it.
+//! What a device can do by plain verbs.
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::ptr::NonNull;
@@ -7,20 +7,7 @@ use doorbell_dv_sys::doorbell_dv_limits;
 
 use crate::verbs::call::status;
 use crate::{Error, Result};
-
-/// Sizes of a queue pair. Those of the rings are powers of two.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RelayConfig {
-    /// Work requests in flight, and pieces of memory of each.
-    pub(crate) send_depth: u32,
-    pub(crate) recv_depth: u32,
-    pub(crate) segments: u32,
-    pub(crate) inline_bytes: u32,
-    pub(crate) send_wqebbs: u32,
-    pub(crate) recv_wqes: u32,
-    pub(crate) send_cqes: u32,
-    pub(crate) recv_cqes: u32,
-}
+use doorbell_wire::verbs::{Abilities, Capacity};
 
 /// What a device says that it can do at most.
 #[derive(Debug, Clone, Copy)]
@@ -36,13 +23,6 @@ pub(in crate::verbs) struct Limits {
     /// And those of its peer that it can serve.
     pub(in crate::verbs) reads_in: u8,
     pub(super) atomics: bool,
-}
-
-/// Operations that not every device has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Abilities {
-    pub(crate) atomics: bool,
-    pub(crate) reads: bool,
 }
 
 impl Limits {
@@ -71,12 +51,12 @@ impl Limits {
     ///
     /// # Errors
     /// [`Error::Range`] with the device's limit.
-    pub(super) fn check(&self, config: &RelayConfig) -> Result<()> {
+    pub(super) fn check(&self, capacity: &Capacity) -> Result<()> {
         let depth = self.work_requests.min(self.cqes);
         for (argument, value, max) in [
-            ("send_depth", config.send_depth, depth),
-            ("recv_depth", config.recv_depth, depth),
-            ("max_segments", config.segments, self.segments),
+            ("send_depth", capacity.send_depth, depth),
+            ("recv_depth", capacity.recv_depth, depth),
+            ("max_segments", capacity.segments, self.segments),
         ] {
             if value > max {
                 return Err(Error::Range {
@@ -112,18 +92,14 @@ mod tests {
             reads_in: 4,
             atomics: false,
         };
-        let good = RelayConfig {
+        let good = Capacity {
             send_depth: 48,
             recv_depth: 48,
             segments: 2,
             inline_bytes: 32,
-            send_wqebbs: 64,
-            recv_wqes: 64,
-            send_cqes: 128,
-            recv_cqes: 128,
         };
         assert_eq!(limits.check(&good), Ok(()));
-        let bad = |config: RelayConfig| match limits.check(&config) {
+        let bad = |capacity: Capacity| match limits.check(&capacity) {
             Err(Error::Range {
                 argument,
                 value,
@@ -133,20 +109,14 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let send_depth = 49;
-        assert_eq!(
-            bad(RelayConfig { send_depth, ..good }),
-            ("send_depth", 49, 48)
-        );
+        assert_eq!(bad(Capacity { send_depth, ..good }), ("send_depth", 49, 48));
         let recv_depth = 100;
         assert_eq!(
-            bad(RelayConfig { recv_depth, ..good }),
+            bad(Capacity { recv_depth, ..good }),
             ("recv_depth", 100, 48)
         );
         let segments = 3;
-        assert_eq!(
-            bad(RelayConfig { segments, ..good }),
-            ("max_segments", 3, 2)
-        );
+        assert_eq!(bad(Capacity { segments, ..good }), ("max_segments", 3, 2));
         let abilities = limits.abilities();
         assert!(abilities.reads && !abilities.atomics);
     }

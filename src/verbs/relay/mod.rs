@@ -22,5 +22,4 @@ mod imitation;
 mod tests;
 
 pub(super) use limits::Limits;
-pub(crate) use limits::{Abilities, RelayConfig};
 pub(crate) use pair::Relay;

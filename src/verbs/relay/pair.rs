@@ -8,7 +8,6 @@ use doorbell_dv_sys::doorbell_dv_caps;
 
 use super::completion_ring::CompletionRing;
 use super::core::Core;
-use super::limits::{Abilities, RelayConfig};
 use super::provider::Verbs;
 use super::recv_lane::{RecvLane, RecvParts};
 use super::send_lane::{SendLane, SendParts};
@@ -20,7 +19,7 @@ use crate::verbs::domain::Domain;
 use crate::verbs::states::{Qp, RemoteQueuePair, States};
 use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
-use doorbell_wire::verbs::State;
+use doorbell_wire::verbs::{Abilities, Capacity, State};
 
 /// A reliable-connected queue pair with two completion queues of its own. The fields stand in the order in which they must go.
 #[derive(Debug)]
@@ -45,17 +44,16 @@ impl Relay {
     /// # Errors
     /// [`Error::Range`] naming what an endpoint was asked to be and the device cannot have; [`Error::State`] if it has no reliable
     /// connections; [`Error::System`] of the verbs call.
-    pub(crate) fn new(domain: &Arc<Domain>, config: &RelayConfig) -> Result<Relay> {
+    pub(crate) fn new(domain: &Arc<Domain>, capacity: &Capacity) -> Result<Relay> {
         let context = &domain.context;
         let limits = context.limits;
-        if let Err(error) = limits.check(config) {
+        if let Err(error) = limits.check(capacity) {
             // A device without reliable connections has small limits as well, and those are not the point.
-            let least = RelayConfig {
+            let least = Capacity {
                 send_depth: 1,
                 recv_depth: 1,
                 segments: 1,
                 inline_bytes: 0,
-                ..*config
             };
             let cq = || CompletionQueue::of_at_least(context, 1);
             return Err(
@@ -65,56 +63,53 @@ impl Relay {
                 },
             );
         }
-        let (pages, memory) = QueuePairMemory::new(&QueuePairSizes {
-            pd: 0,
-            send_wqebbs: config.send_wqebbs,
-            recv_wqes: config.recv_wqes,
-            recv_stride_bytes: 16 * config.segments.next_power_of_two(),
-            send_cqes: config.send_cqes,
-            recv_cqes: config.recv_cqes,
-        })?;
+        let sizes = QueuePairSizes::of(capacity);
+        let (pages, memory) = QueuePairMemory::new(&sizes)?;
         // A place for each work request in flight is enough: what is completed and not passed on yet is still one of those, however long
         // the rings behind it are.
         let cq = |depth| CompletionQueue::of_at_least(context, depth);
-        let cqs = [cq(config.send_depth)?, cq(config.recv_depth)?];
-        let (qp, caps) = create(context, domain, &cqs, config)?;
+        let cqs = [cq(capacity.send_depth)?, cq(capacity.recv_depth)?];
+        let (qp, caps) = create(context, domain, &cqs, capacity)?;
         let states = States::new(qp, context, &cqs)?;
-        let needs_slots = caps.inline_bytes < config.inline_bytes;
+        let needs_slots = caps.inline_bytes < capacity.inline_bytes;
         let staging = Staging::new(
             needs_slots.then_some(domain),
-            config.send_depth,
-            config.inline_bytes,
+            capacity.send_depth,
+            capacity.inline_bytes,
             caps.inline_bytes,
         )?;
         let qpn = states.qpn();
         // SAFETY: all of it lies in `pages`, which go after the core, and is as long as it was laid out.
         let (send, recv) = unsafe {
-            let completions = |ring: *mut u8, cqes: u32, record: *mut u32| {
+            let completions = |side: usize| {
+                let count = sizes.cqes[side];
                 CompletionRing::new(
-                    RingCells::new(ring, cqes as usize * 64),
-                    cqes,
-                    RecordCell::new(record),
+                    RingCells::new(memory.cqs[side], count as usize * 64),
+                    count,
+                    RecordCell::new(memory.cq_records[side]),
                 )
             };
-            let stride_bytes = 16 * config.segments.next_power_of_two();
             let send = SendParts {
-                ring: RingCells::new(memory.send_ring, config.send_wqebbs as usize * 64),
+                ring: RingCells::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                 record: RecordCell::new(memory.record.add(1)),
-                wqebbs: config.send_wqebbs,
-                completions: completions(memory.send_cq, config.send_cqes, memory.send_cq_record),
+                wqebbs: sizes.send_wqebbs,
+                completions: completions(0),
                 staging,
-                depth: config.send_depth,
-                segments: config.segments,
+                depth: capacity.send_depth,
+                segments: capacity.segments,
                 qpn,
             };
             let recv = RecvParts {
-                ring: RingCells::new(memory.recv_ring, (config.recv_wqes * stride_bytes) as usize),
+                ring: RingCells::new(
+                    memory.recv_ring,
+                    (sizes.recv_wqes * sizes.recv_stride_bytes) as usize,
+                ),
                 record: RecordCell::new(memory.record),
-                wqes: config.recv_wqes,
-                stride_bytes,
-                completions: completions(memory.recv_cq, config.recv_cqes, memory.recv_cq_record),
-                depth: config.recv_depth,
-                segments: config.segments,
+                wqes: sizes.recv_wqes,
+                stride_bytes: sizes.recv_stride_bytes,
+                completions: completions(1),
+                depth: capacity.recv_depth,
+                segments: capacity.segments,
                 qpn,
             };
             (send, recv)
@@ -302,10 +297,10 @@ fn create(
     context: &Context,
     domain: &Domain,
     cqs: &[CompletionQueue; 2],
-    config: &RelayConfig,
+    capacity: &Capacity,
 ) -> Result<(Qp, doorbell_dv_caps)> {
-    let make = |config: &RelayConfig| create_once(context, domain, cqs, config);
-    let error = match make(config) {
+    let make = |capacity: &Capacity| create_once(context, domain, cqs, capacity);
+    let error = match make(capacity) {
         Err(
             error @ Error::System {
                 errno: libc::EINVAL | libc::ENOMEM,
@@ -314,18 +309,18 @@ fn create(
         ) => error,
         made => return made,
     };
-    let (send_depth, recv_depth) = (config.send_depth, config.recv_depth);
+    let (send_depth, recv_depth) = (capacity.send_depth, capacity.recv_depth);
     let with_send = |send_depth| {
-        make(&RelayConfig {
+        make(&Capacity {
             send_depth,
-            ..*config
+            ..*capacity
         })
         .is_ok()
     };
     let with_recv = |recv_depth| {
-        make(&RelayConfig {
+        make(&Capacity {
             recv_depth,
-            ..*config
+            ..*capacity
         })
         .is_ok()
     };
@@ -363,15 +358,15 @@ fn create_once(
     context: &Context,
     domain: &Domain,
     cqs: &[CompletionQueue; 2],
-    config: &RelayConfig,
+    capacity: &Capacity,
 ) -> Result<(Qp, doorbell_dv_caps)> {
     let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
     let make = |inline_bytes: u32| {
         let mut caps = doorbell_dv_caps {
-            send_wrs: config.send_depth,
-            recv_wrs: config.recv_depth,
-            send_sges: config.segments,
-            recv_sges: config.segments,
+            send_wrs: capacity.send_depth,
+            recv_wrs: capacity.recv_depth,
+            send_sges: capacity.segments,
+            recv_sges: capacity.segments,
             inline_bytes,
         };
         // SAFETY: live objects of one context, which whoever has the queue pair holds.
@@ -385,12 +380,12 @@ fn create_once(
         })?;
         Ok((Qp(qp), caps))
     };
-    let made = match make(config.inline_bytes) {
+    let made = match make(capacity.inline_bytes) {
         // What a provider says of inline data that it cannot have, as of all else that is too much.
         Err(Error::System {
             errno: libc::EINVAL | libc::ENOMEM,
             ..
-        }) if config.inline_bytes > 0 => make(0),
+        }) if capacity.inline_bytes > 0 => make(0),
         made => made,
     };
     match made {

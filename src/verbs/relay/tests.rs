@@ -70,12 +70,10 @@ impl Rig {
     fn new(sizes: Sizes) -> Rig {
         let stride_bytes = 16 * sizes.segments.next_power_of_two();
         let (pages, memory) = QueuePairMemory::new(&QueuePairSizes {
-            pd: 0,
             send_wqebbs: sizes.send_wqebbs,
             recv_wqes: sizes.recv_wqes,
             recv_stride_bytes: stride_bytes,
-            send_cqes: sizes.cqes,
-            recv_cqes: sizes.cqes,
+            cqes: [sizes.cqes; 2],
         })
         .unwrap();
         let mut targets = Targets::new();
@@ -90,19 +88,19 @@ impl Rig {
         }
         // SAFETY: all of it lies in the pages, which the rig holds.
         unsafe {
-            let completions = |ring, record| {
+            let completions = |side: usize| {
                 CompletionRing::new(
-                    RingCells::new(ring, sizes.cqes as usize * 64),
+                    RingCells::new(memory.cqs[side], sizes.cqes as usize * 64),
                     sizes.cqes,
-                    RecordCell::new(record),
+                    RecordCell::new(memory.cq_records[side]),
                 )
             };
-            let cq = |ring, record, cq_marks| {
+            let cq = |side: usize| {
                 let cq = CqRing::new(CqRingConfig {
-                    ring,
+                    ring: memory.cqs[side],
                     cqe_count: sizes.cqes,
-                    record,
-                    marks: cq_marks,
+                    record: memory.cq_records[side],
+                    marks: memory.cq_marks[side],
                     completions: ring_target,
                     marks_target: marks,
                 })
@@ -122,7 +120,7 @@ impl Rig {
                         ring: RingCells::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                         record: RecordCell::new(memory.record.add(1)),
                         wqebbs: sizes.send_wqebbs,
-                        completions: completions(memory.send_cq, memory.send_cq_record),
+                        completions: completions(0),
                         staging,
                         depth: sizes.depth,
                         segments: sizes.segments,
@@ -136,7 +134,7 @@ impl Rig {
                         record: RecordCell::new(memory.record),
                         wqes: sizes.recv_wqes,
                         stride_bytes,
-                        completions: completions(memory.recv_cq, memory.recv_cq_record),
+                        completions: completions(1),
                         depth: sizes.depth,
                         segments: sizes.segments,
                         qpn: QPN,
@@ -159,10 +157,7 @@ impl Rig {
                     record: record.dword(0).unwrap(),
                 })
                 .unwrap(),
-                cqs: [
-                    cq(memory.send_cq, memory.send_cq_record, memory.send_marks),
-                    cq(memory.recv_cq, memory.recv_cq_record, memory.recv_marks),
-                ],
+                cqs: [cq(0), cq(1)],
                 next: [0; 2],
                 memory,
                 _pages: pages,

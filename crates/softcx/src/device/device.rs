@@ -138,11 +138,6 @@ impl Device {
         self.nic().now_ns()
     }
 
-    /// Whether both are handles of one device.
-    pub fn is(&self, other: &Device) -> bool {
-        Arc::ptr_eq(&self.engine, &other.engine)
-    }
-
     /// Lets the device do a turn of its work inside the caller, for poll loops. Whether there was any; `false` also when
     /// another thread is at it.
     #[inline]

@@ -44,12 +44,12 @@ fn starting_numbers() -> Result<(u32, u32)> {
 }
 
 impl QueuePair {
-    /// Makes a queue pair in the RESET state.
+    /// Makes a queue pair in the RESET state, in a protection domain.
     ///
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) or [`Error::Alignment`](crate::Error::Alignment) naming the size; [`Error::State`](crate::Error::State) if the device is full.
-    pub fn new(device: &Device, config: &QueuePairSizes) -> Result<QueuePair> {
-        let (pages, memory) = QueuePairMemory::new(config)?;
+    pub fn new(device: &Device, pd: u32, sizes: &QueuePairSizes) -> Result<QueuePair> {
+        let (pages, memory) = QueuePairMemory::new(sizes)?;
         let start = starting_numbers()?;
         let mut core = device.lock();
         let (slot, qpn) = core.reserve_qp()?;
@@ -59,40 +59,34 @@ impl QueuePair {
             let parts = Parts {
                 qpn,
                 transport: Transport::Rc,
-                pd: config.pd,
+                pd,
                 user_index: 0,
                 srq: None,
                 events: None,
                 send_cq: 0,
                 recv_cq: 0,
-                send_ring: Ring::new(memory.send_ring, config.send_wqebbs as usize * 64),
+                send_ring: Ring::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                 send_record: RecordWord::new(memory.record.add(1)),
                 recv_ring: Ring::new(
                     memory.recv_ring,
-                    (config.recv_wqes * config.recv_stride_bytes) as usize,
+                    (sizes.recv_wqes * sizes.recv_stride_bytes) as usize,
                 ),
-                recv_wqes: config.recv_wqes,
-                recv_stride_bytes: config.recv_stride_bytes,
+                recv_wqes: sizes.recv_wqes,
+                recv_stride_bytes: sizes.recv_stride_bytes,
                 recv_record: RecordWord::new(memory.record),
                 uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
                 page: 0,
                 blocks_loopback: false,
             };
-            let send_ring = Ring::new(memory.send_cq, config.send_cqes as usize * 64);
-            let recv_ring = Ring::new(memory.recv_cq, config.recv_cqes as usize * 64);
-            (
-                parts,
+            let cq = |side: usize| {
+                let count = sizes.cqes[side];
                 Cq::new(
-                    send_ring,
-                    config.send_cqes,
-                    RecordWord::new(memory.send_cq_record),
-                ),
-                Cq::new(
-                    recv_ring,
-                    config.recv_cqes,
-                    RecordWord::new(memory.recv_cq_record),
-                ),
-            )
+                    Ring::new(memory.cqs[side], count as usize * 64),
+                    count,
+                    RecordWord::new(memory.cq_records[side]),
+                )
+            };
+            (parts, cq(0), cq(1))
         };
         let cqs = [core.create_cq(send_cq_parts), core.create_cq(recv_cq_parts)];
         let qp = core.create_qp(

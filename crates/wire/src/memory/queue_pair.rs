@@ -2,30 +2,63 @@
 #![allow(unsafe_code)] // addresses that two threads use
 
 use crate::memory::{PAGE_BYTES, Pages};
+use crate::mlx5::RecvQueue;
+use crate::verbs::Capacity;
 use crate::{Error, Result};
 
 /// Offsets of the two doorbell registers of a UAR page, each the start of a 256-byte BlueFlame buffer (mlx5 PRM; the
 /// offsets are `MLX5_BF_OFFSET` and the alternate buffer in rdma-core's provider).
 const UAR_REGISTERS: [usize; 2] = [0x800, 0x900];
 
-/// Sizes of a queue pair; all counts are powers of two.
+/// Lengths of the queues of a queue pair in mlx5's formats; all counts are powers of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueuePairSizes {
-    /// Protection domain.
-    pub pd: u32,
     /// 64-byte blocks of the send ring, 1 to 32768.
     pub send_wqebbs: u32,
     /// Receives, 1 to 32768.
     pub recv_wqes: u32,
     /// Bytes of a receive WQE, 16 to 1024.
     pub recv_stride_bytes: u32,
-    /// Entries of the send completion queue, 1 to 65536.
-    pub send_cqes: u32,
-    /// Entries of the receive completion queue, 1 to 65536.
-    pub recv_cqes: u32,
+    /// Entries of the completion queues, send and receive, 1 to 65536.
+    pub cqes: [u32; 2],
 }
 
 impl QueuePairSizes {
+    /// 64-byte blocks of the longest work request.
+    #[must_use]
+    pub fn wqebbs_each(capacity: &Capacity) -> u32 {
+        // Control and address segment, and either the slices or the inline header and bytes; an atomic has one slice.
+        let inline = if capacity.inline_bytes == 0 {
+            0
+        } else {
+            (4 + capacity.inline_bytes).div_ceil(16)
+        };
+        (2 + capacity.segments.max(inline).max(2)).div_ceil(4)
+    }
+
+    /// The lengths with which the queues have that capacity, whatever the work requests are.
+    #[must_use]
+    pub fn of(capacity: &Capacity) -> QueuePairSizes {
+        let Capacity {
+            send_depth,
+            recv_depth,
+            ..
+        } = *capacity;
+        QueuePairSizes {
+            send_wqebbs: (send_depth * QueuePairSizes::wqebbs_each(capacity)).next_power_of_two(),
+            recv_wqes: recv_depth.next_power_of_two(),
+            recv_stride_bytes: RecvQueue::stride_bytes(capacity.segments),
+            // Twice the depth: what is in flight, and as much that nobody has collected yet.
+            cqes: [send_depth, recv_depth].map(|depth| (2 * depth).next_power_of_two()),
+        }
+    }
+
+    /// Pieces of memory of a receive, as its length says.
+    #[must_use]
+    pub fn recv_segments(&self) -> u32 {
+        self.recv_stride_bytes / 16
+    }
+
     fn check(&self) -> Result<()> {
         let range = |argument, value: u32, min, max| {
             if u64::from(value) < min || u64::from(value) > max {
@@ -48,34 +81,33 @@ impl QueuePairSizes {
         range("send_wqebbs", self.send_wqebbs, 1, 32768)?;
         range("recv_wqes", self.recv_wqes, 1, 32768)?;
         range("recv_stride_bytes", self.recv_stride_bytes, 16, 1024)?;
-        range("send_cqes", self.send_cqes, 1, 65536)?;
-        range("recv_cqes", self.recv_cqes, 1, 65536)
+        range("send_cqes", self.cqes[0], 1, 65536)?;
+        range("recv_cqes", self.cqes[1], 1, 65536)
     }
 }
 
-/// Where the parts of a queue pair lie; valid while its pages live.
+/// Where the queues of a queue pair lie, and how long they are; valid while whoever laid them out keeps them. Arrays are of the send and the
+/// receive queue.
 #[derive(Debug, Clone, Copy)]
 pub struct QueuePairMemory {
+    /// Lengths.
+    pub sizes: QueuePairSizes,
     /// Send ring.
     pub send_ring: *mut u8,
     /// Receive ring.
     pub recv_ring: *mut u8,
     /// Doorbell record: `[0]` receive, `[1]` send.
     pub record: *mut u32,
-    /// The UAR's two BlueFlame buffers of 256 bytes; the first 8 bytes of each are the doorbell register.
+    /// The doorbell registers, which take turns, each the start of a BlueFlame buffer of `uar_bytes`; where that is 8, one register twice.
     pub uar: [*mut u8; 2],
-    /// Ring of the send completion queue.
-    pub send_cq: *mut u8,
-    /// Ring of the receive completion queue.
-    pub recv_cq: *mut u8,
-    /// Consumer record of the send completion queue.
-    pub send_cq_record: *mut u32,
-    /// Consumer record of the receive completion queue.
-    pub recv_cq_record: *mut u32,
+    /// Bytes of a BlueFlame buffer; the first 8 are the doorbell register.
+    pub uar_bytes: u32,
+    /// Rings of the completion queues.
+    pub cqs: [*mut u8; 2],
+    /// Consumer records of the completion queues, by which entries are given back.
+    pub cq_records: [*mut u32; 2],
     /// One word an entry, for the driver's own use.
-    pub send_marks: *mut u32,
-    /// One word an entry, for the driver's own use.
-    pub recv_marks: *mut u32,
+    pub cq_marks: [*mut u32; 2],
 }
 
 // SAFETY: addresses only; who uses them where is for the unsafe code that does.
@@ -88,8 +120,8 @@ impl QueuePairMemory {
     ///
     /// # Errors
     /// [`Error::Range`] or [`Error::Alignment`] naming the size; [`Error::System`] if there is not so much.
-    pub fn new(config: &QueuePairSizes) -> Result<(Pages, QueuePairMemory)> {
-        config.check()?;
+    pub fn new(sizes: &QueuePairSizes) -> Result<(Pages, QueuePairMemory)> {
+        sizes.check()?;
         let mut end = 0;
         let mut place = |bytes: usize| {
             let start = end;
@@ -97,30 +129,52 @@ impl QueuePairMemory {
             start
         };
         // As in mlx5: the receive ring first, the send ring behind it.
-        let recv_ring = place((config.recv_wqes * config.recv_stride_bytes) as usize);
-        let send_ring = place(config.send_wqebbs as usize * 64);
-        let send_cq = place(config.send_cqes as usize * 64);
-        let recv_cq = place(config.recv_cqes as usize * 64);
-        let send_marks = place(config.send_cqes as usize * 4);
-        let recv_marks = place(config.recv_cqes as usize * 4);
+        let recv_ring = place((sizes.recv_wqes * sizes.recv_stride_bytes) as usize);
+        let send_ring = place(sizes.send_wqebbs as usize * 64);
+        let cqs = sizes.cqes.map(|count| place(count as usize * 64));
+        let cq_marks = sizes.cqes.map(|count| place(count as usize * 4));
         // Each record on a cache line of its own: the device reads them while the driver writes its neighbours.
         let record = place(8);
-        let send_cq_record = place(8);
-        let recv_cq_record = place(8);
+        let cq_records = [place(8), place(8)];
         let uar = end.next_multiple_of(PAGE_BYTES);
         let pages = Pages::new(uar + PAGE_BYTES)?;
         let memory = QueuePairMemory {
+            sizes: *sizes,
             send_ring: pages.at(send_ring),
             recv_ring: pages.at(recv_ring),
             record: pages.at(record).cast(),
             uar: UAR_REGISTERS.map(|register| pages.at(uar + register)),
-            send_cq: pages.at(send_cq),
-            recv_cq: pages.at(recv_cq),
-            send_cq_record: pages.at(send_cq_record).cast(),
-            recv_cq_record: pages.at(recv_cq_record).cast(),
-            send_marks: pages.at(send_marks).cast(),
-            recv_marks: pages.at(recv_marks).cast(),
+            uar_bytes: 256,
+            cqs: cqs.map(|cq| pages.at(cq)),
+            cq_records: cq_records.map(|record| pages.at(record).cast()),
+            cq_marks: cq_marks.map(|marks| pages.at(marks).cast()),
         };
         Ok((pages, memory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_holds_the_depth_in_the_longest_work_requests() {
+        for (segments, inline_bytes, each) in [
+            (1, 0, 1),
+            (2, 28, 1),
+            (3, 0, 2),
+            (4, 64, 2),
+            (16, 0, 5),
+            (1, 476, 8),
+        ] {
+            let capacity = Capacity {
+                send_depth: 64,
+                recv_depth: 1,
+                segments,
+                inline_bytes,
+            };
+            assert_eq!(QueuePairSizes::wqebbs_each(&capacity), each, "{capacity:?}");
+            assert!(QueuePairSizes::of(&capacity).send_wqebbs >= 64 * each);
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 mod access;
 mod attributes;
+mod capacity;
 mod state;
 mod status;
 
 pub use access::Access;
 pub use attributes::Attributes;
+pub use capacity::{Abilities, Capacity};
 pub use state::State;
 pub use status::WcStatus;

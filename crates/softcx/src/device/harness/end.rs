@@ -65,15 +65,13 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn new(device: &Device, shape: Shape) -> End {
         let pd = device.create_pd();
-        let config = QueuePairSizes {
-            pd,
+        let sizes = QueuePairSizes {
             send_wqebbs: shape.send_wqebbs,
             recv_wqes: shape.recv_wqes,
             recv_stride_bytes: RecvQueue::stride_bytes(RECV_SEGMENTS),
-            send_cqes: shape.send_cqes,
-            recv_cqes: shape.recv_cqes,
+            cqes: [shape.send_cqes, shape.recv_cqes],
         };
-        let qp = QueuePair::new(device, &config).unwrap();
+        let qp = QueuePair::new(device, pd, &sizes).unwrap();
         let at = *qp.memory();
         let mut targets = Targets::new();
         let record = targets.register("record", Role::DoorbellRecord, 8);
@@ -101,30 +99,18 @@ impl End {
                 max_segments: RECV_SEGMENTS,
                 record: record.dword(0).unwrap(),
             });
-            let cq = |ring, cqe_count, record, words| {
+            let cq = |side: usize| {
                 CqRing::new(CqRingConfig {
-                    ring,
-                    cqe_count,
-                    record,
-                    marks: words,
+                    ring: at.cqs[side],
+                    cqe_count: at.sizes.cqes[side],
+                    record: at.cq_records[side],
+                    marks: at.cq_marks[side],
                     completions: rings,
                     marks_target: marks,
                 })
                 .unwrap()
             };
-            let send_cq = cq(
-                at.send_cq,
-                shape.send_cqes,
-                at.send_cq_record,
-                at.send_marks,
-            );
-            let recv_cq = cq(
-                at.recv_cq,
-                shape.recv_cqes,
-                at.recv_cq_record,
-                at.recv_marks,
-            );
-            (send.unwrap(), recv.unwrap(), send_cq, recv_cq)
+            (send.unwrap(), recv.unwrap(), cq(0), cq(1))
         };
         send_cq.reset();
         recv_cq.reset();

@@ -1,0 +1,23 @@
+//! What a queue pair can hold, and what it can do.
+
+/// What a queue pair has to hold, as `ibv_qp_cap` says it to verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sends in flight.
+    pub send_depth: u32,
+    /// Receives in flight.
+    pub recv_depth: u32,
+    /// Pieces of memory of a work request.
+    pub segments: u32,
+    /// Bytes that a send carries in itself.
+    pub inline_bytes: u32,
+}
+
+/// Operations that not every device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// Compare-and-swap, and fetch-and-add.
+    pub atomics: bool,
+    /// RDMA reads.
+    pub reads: bool,
+}

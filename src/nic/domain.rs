@@ -1,0 +1,108 @@
+//! Protection domains, and the memory registered in them.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+#[cfg(all(feature = "cuda", feature = "softcx"))]
+use std::sync::Arc;
+
+#[cfg(all(feature = "cuda", feature = "softcx"))]
+use super::Foreign;
+use super::{Access, Capacity, NicQueuePair};
+use crate::Result;
+
+/// A protection domain of a NIC, which it holds.
+pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
+    /// A number for messages.
+    fn number(&self) -> u32;
+
+    /// Makes a queue pair in the RESET state. The device may give it a larger capacity.
+    ///
+    /// # Errors
+    /// [`Error::Range`](crate::Error::Range) naming what the device cannot have so much of; those of the device's calls.
+    fn queue_pair(&self, capacity: &Capacity) -> Result<Box<dyn NicQueuePair>>;
+
+    /// Registers memory of this process, which the caller keeps valid until the registration ends.
+    ///
+    /// # Errors
+    /// Those of the device's calls.
+    fn register(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Registration>;
+
+    /// Registers memory by its address in another device. A card's driver asks the kernel's modules whose it is. The caller keeps it valid as
+    /// for [`NicDomain::register`].
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) of a NIC that reaches no such memory; those of the device's calls.
+    fn register_peer(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<Registration>;
+
+    /// Registers `len_bytes` of a dmabuf from `offset` on, under the address `iova`.
+    ///
+    /// # Errors
+    /// As [`NicDomain::register_peer`].
+    fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len_bytes: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registration>;
+
+    /// Registers memory of another device, which `memory` copies; `None` for a NIC that reaches such memory by itself or not at all. The
+    /// caller keeps the memory until the registration ends.
+    #[cfg(all(feature = "cuda", feature = "softcx"))]
+    fn register_copied(
+        &self,
+        _memory: &Arc<dyn Foreign>,
+        _addr: u64,
+        _len_bytes: u64,
+        _access: Access,
+    ) -> Option<Result<Registration>> {
+        None
+    }
+}
+
+/// Registered memory, until [`Registration::deregister`].
+#[derive(Debug)]
+pub(crate) struct Registration {
+    lkey: u32,
+    rkey: u32,
+    on_device: Box<dyn Deregister>,
+}
+
+/// A registration as its device has it.
+pub(super) trait Deregister: fmt::Debug + Send + Sync {
+    /// As [`Registration::deregister`].
+    fn deregister(&self) -> bool;
+}
+
+impl Registration {
+    pub(super) fn new(lkey: u32, rkey: u32, on_device: impl Deregister + 'static) -> Registration {
+        Registration {
+            lkey,
+            rkey,
+            on_device: Box::new(on_device),
+        }
+    }
+
+    /// The key by which this side's work requests name the memory.
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key by which peers name it.
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Takes the memory from the device: once this has returned, the device does not access it. Returns whether the device still had it. The
+    /// caller makes sure that there is one such call.
+    pub(crate) fn deregister(&self) -> bool {
+        self.on_device.deregister()
+    }
+}

@@ -1,0 +1,197 @@
+//! What one end of a connection must know of the other, and its bytes.
+
+#[cfg(feature = "verbs")]
+use crate::verbs::{self, Link, PortAddress};
+use crate::{Error, Result};
+
+/// The kinds of device, with their numbers in the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum PeerKind {
+    Softcx = 1,
+    Verbs = 2,
+}
+
+impl PeerKind {
+    /// The kind of that number, if this build has such devices.
+    fn read(number: u8) -> Option<PeerKind> {
+        match number {
+            1 if cfg!(feature = "softcx") => Some(PeerKind::Softcx),
+            2 if cfg!(feature = "verbs") => Some(PeerKind::Verbs),
+            _ => None,
+        }
+    }
+
+    /// For people.
+    fn name(self) -> &'static str {
+        match self {
+            PeerKind::Softcx => "the embedded software NIC",
+            PeerKind::Verbs => "a verbs device",
+        }
+    }
+}
+
+/// Where a queue pair is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerQueuePair {
+    pub(super) kind: PeerKind,
+    /// Where its port is. Software ConnectX: its `PortId`. Verbs: GID 16, LID 2, link 1, reads 1, nothing 4.
+    pub(super) port: [u8; 24],
+    /// Its number, 24 bits.
+    pub(super) qpn: u32,
+    /// The PSN that it starts with, 24 bits.
+    pub(super) psn: u32,
+    /// Software ConnectX: the number of the connection. Verbs: 0.
+    pub(super) connection: u32,
+}
+
+/// Why bytes are no queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// Of a device of a kind that this build does not know.
+    Kind,
+    /// A number is outside its range.
+    Range,
+}
+
+impl PeerQueuePair {
+    /// Length of [`PeerQueuePair::to_bytes`].
+    pub(crate) const BYTES: usize = 36;
+
+    /// The number of the kind of device.
+    pub(crate) fn kind(&self) -> u8 {
+        self.kind as u8
+    }
+
+    /// Port, qpn, psn, connection. Little-endian, but for a GID.
+    pub(crate) fn to_bytes(self) -> [u8; PeerQueuePair::BYTES] {
+        let mut bytes = [0; PeerQueuePair::BYTES];
+        bytes[..24].copy_from_slice(&self.port);
+        for (at, word) in [(24, self.qpn), (28, self.psn), (32, self.connection)] {
+            bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what [`PeerQueuePair::to_bytes`] wrote.
+    pub(crate) fn from_bytes(
+        kind: u8,
+        bytes: &[u8; PeerQueuePair::BYTES],
+    ) -> Result<PeerQueuePair, Unreadable> {
+        let kind = PeerKind::read(kind).ok_or(Unreadable::Kind)?;
+        let word = |at: usize| {
+            bytes[at..]
+                .first_chunk()
+                .map_or(0, |b| u32::from_le_bytes(*b))
+        };
+        let peer = PeerQueuePair {
+            kind,
+            port: *bytes.first_chunk().ok_or(Unreadable::Range)?,
+            qpn: word(24),
+            psn: word(28),
+            connection: word(32),
+        };
+        #[cfg(feature = "verbs")]
+        if kind == PeerKind::Verbs && peer.read_verbs().is_none() {
+            return Err(Unreadable::Range);
+        }
+        if peer.qpn >> 24 == 0 && peer.psn >> 24 == 0 {
+            Ok(peer)
+        } else {
+            Err(Unreadable::Range)
+        }
+    }
+
+    /// Itself, if it is on a device of that kind.
+    pub(super) fn of(&self, expected: PeerKind) -> Result<&PeerQueuePair> {
+        if self.kind == expected {
+            return Ok(self);
+        }
+        Err(Error::Foreign {
+            argument: "peer",
+            found: self.kind.name().into(),
+            expected: expected.name().into(),
+        })
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl From<verbs::RemoteQueuePair> for PeerQueuePair {
+    fn from(pair: verbs::RemoteQueuePair) -> PeerQueuePair {
+        let mut port = [0; 24];
+        port[..16].copy_from_slice(&pair.port.gid);
+        port[16..18].copy_from_slice(&pair.port.lid.to_le_bytes());
+        port[18] = pair.port.link as u8;
+        port[19] = pair.reads;
+        PeerQueuePair {
+            kind: PeerKind::Verbs,
+            port,
+            qpn: pair.qpn,
+            psn: pair.psn,
+            connection: 0,
+        }
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl PeerQueuePair {
+    /// It as the verbs calls need it.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if it is on a device of another kind.
+    pub(super) fn verbs(&self) -> Result<verbs::RemoteQueuePair> {
+        self.of(PeerKind::Verbs)?
+            .read_verbs()
+            .ok_or_else(|| Error::Malformed {
+                what: "address",
+                reason: "a number in it is out of range".into(),
+            })
+    }
+
+    fn read_verbs(&self) -> Option<verbs::RemoteQueuePair> {
+        let [low, high, link, reads, nothing @ ..] = *self.port.last_chunk::<8>()?;
+        if nothing != [0; 4] || self.connection != 0 {
+            return None;
+        }
+        let port = PortAddress {
+            link: Link::from_raw(link.into()).filter(|known| *known as u8 == link)?,
+            lid: u16::from_le_bytes([low, high]),
+            gid: *self.port.first_chunk()?,
+        };
+        Some(verbs::RemoteQueuePair {
+            port,
+            qpn: self.qpn,
+            psn: self.psn,
+            reads,
+        })
+    }
+}
+
+#[cfg(all(test, feature = "verbs"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verbs_queue_pair_comes_back_and_what_is_out_of_range_does_not() {
+        let pair = verbs::RemoteQueuePair {
+            port: PortAddress {
+                link: Link::Ethernet,
+                lid: 0x1234,
+                gid: std::array::from_fn(|i| i as u8),
+            },
+            qpn: 0x01_0203,
+            psn: 0x04_0506,
+            reads: 16,
+        };
+        let good = PeerQueuePair::from(pair).to_bytes();
+        let read = PeerQueuePair::from_bytes(2, &good).unwrap();
+        assert_eq!(read.verbs().unwrap(), pair);
+        assert_eq!(PeerQueuePair::from_bytes(9, &good), Err(Unreadable::Kind));
+        for (at, value) in [(18, 0), (18, 3), (20, 1), (27, 1), (31, 1), (32, 1)] {
+            let mut bad = good;
+            bad[at] = value;
+            let read = PeerQueuePair::from_bytes(2, &bad);
+            assert_eq!(read, Err(Unreadable::Range), "byte {at}");
+        }
+    }
+}

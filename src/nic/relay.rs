@@ -1,0 +1,116 @@
+//! Queue pairs of any verbs device: a relay consumes queues in memory of ours and posts by plain verbs.
+
+use std::sync::Arc;
+
+use super::peer::PeerQueuePair;
+use super::{Abilities, Attributes, Capacity, NicQueuePair, Queues, State};
+use crate::Result;
+use crate::verbs::{self, Relay, Steps};
+
+#[derive(Debug)]
+pub(super) struct RelayQueuePair(Relay);
+
+impl RelayQueuePair {
+    pub(super) fn new(domain: &Arc<verbs::Domain>, capacity: &Capacity) -> Result<RelayQueuePair> {
+        Ok(RelayQueuePair(Relay::new(domain, capacity)?))
+    }
+}
+
+impl NicQueuePair for RelayQueuePair {
+    fn queues(&self) -> Queues<'_> {
+        Queues::Mlx5(self.0.memory())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
+    }
+
+    fn qpn(&self) -> u32 {
+        self.0.states().qpn()
+    }
+
+    #[inline]
+    fn state(&self) -> State {
+        self.0.state()
+    }
+
+    fn overrun(&self) -> bool {
+        self.0.states().overrun()
+    }
+
+    fn look_for_events(&self) {
+        // And for completions: the watchdog looks at endpoints that nobody polls.
+        self.0.turn();
+        self.0.states().look_for_events();
+    }
+
+    #[inline]
+    fn progress(&self) -> bool {
+        self.0.turn()
+    }
+
+    #[inline]
+    fn rung(&self) {
+        self.0.rung();
+    }
+
+    fn settle_receives(&self) {
+        self.0.settle_receives();
+    }
+
+    fn direct(&self) -> Result<&'static str, String> {
+        Err(format!(
+            "`{}` is used by plain verbs, which show no doorbell register: a thread has to post",
+            self.0.device_name()
+        ))
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.0.states().mtu_bytes()
+    }
+
+    fn local(&self) -> PeerQueuePair {
+        self.0.states().local().into()
+    }
+
+    fn init(&self, attributes: Attributes) -> Result<()> {
+        self.0.states().init(attributes)
+    }
+
+    fn connect(&self, peer: &PeerQueuePair) -> Result<()> {
+        self.0.connect(&peer.verbs()?)
+    }
+
+    fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
+        self.0.states().connect_by(steps)
+    }
+
+    fn reads_max(&self) -> (u8, u8) {
+        self.0.states().reads_max()
+    }
+
+    fn place(&self) -> Option<(String, u8)> {
+        Some(self.0.states().place())
+    }
+
+    fn fail(&self) {
+        self.0.fail();
+    }
+
+    fn silence(&self) -> bool {
+        self.0.silence();
+        false
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.0.reset()
+    }
+
+    fn resets_cqs(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,259 @@
+//! The software ConnectX of this process.
+#![allow(unsafe_code)] // it accesses the memory that is registered
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+#[cfg(feature = "cuda")]
+use super::Foreign;
+use super::device::Driver;
+use super::domain::Deregister;
+use super::peer::{PeerKind, PeerQueuePair};
+use super::{
+    Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair, Queues,
+    Registration, State,
+};
+use crate::{Error, Result};
+#[cfg(feature = "cuda")]
+use doorbell_softcx::device::Foothold;
+use doorbell_softcx::device::{self as soft, PortId};
+use doorbell_wire::memory::QueuePairSizes;
+
+const NAME: &str = "softcx";
+
+pub(super) const DRIVER: Driver = Driver {
+    list: || vec![NAME.to_owned()],
+    open: |name| {
+        if name != NAME {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(SoftcxNic(soft::Device::open()?))))
+    },
+};
+
+#[derive(Debug)]
+struct SoftcxNic(soft::Device);
+
+impl Nic for SoftcxNic {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn domain(&self) -> Result<Arc<dyn NicDomain>> {
+        Ok(Arc::new(SoftcxDomain {
+            device: self.0.clone(),
+            number: self.0.create_pd(),
+        }))
+    }
+
+    #[inline]
+    fn progress(&self) -> bool {
+        self.0.progress()
+    }
+
+    fn counters(&self) -> Option<Counters> {
+        Some(self.0.counters())
+    }
+
+    fn set_faults(&self, faults: Faults) -> bool {
+        self.0.set_faults(faults);
+        true
+    }
+
+    fn set_frozen(&self, frozen: bool) -> bool {
+        self.0.set_frozen(frozen);
+        true
+    }
+}
+
+#[derive(Debug)]
+struct SoftcxDomain {
+    device: soft::Device,
+    number: u32,
+}
+
+/// It loads and stores; of another device's memory it knows by what copies it.
+fn only_mapped(what: &str) -> Result<Registration> {
+    Err(Error::State {
+        operation: "registration",
+        reason: format!("softcx reaches memory that its process has mapped, and not {what}"),
+    })
+}
+
+impl NicDomain for SoftcxDomain {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn queue_pair(&self, capacity: &Capacity) -> Result<Box<dyn NicQueuePair>> {
+        let sizes = QueuePairSizes::of(capacity);
+        let pair = soft::QueuePair::new(&self.device, self.number, &sizes)?;
+        Ok(Box::new(SoftcxQueuePair(pair)))
+    }
+
+    fn register(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Registration> {
+        let device = self.device.clone();
+        // SAFETY: the caller's promise.
+        let key = unsafe { device.register(self.number, start.as_ptr(), len_bytes, access) }?;
+        Ok(Registration::new(key, key, Mapped { device, key }))
+    }
+
+    fn register_peer(&self, _: NonNull<u8>, _: u64, _: Access) -> Result<Registration> {
+        only_mapped("memory of another device")
+    }
+
+    fn register_dmabuf(
+        &self,
+        _: BorrowedFd<'_>,
+        _: u64,
+        _: u64,
+        _: u64,
+        _: Access,
+    ) -> Result<Registration> {
+        only_mapped("a dmabuf")
+    }
+
+    #[cfg(feature = "cuda")]
+    fn register_copied(
+        &self,
+        memory: &Arc<dyn Foreign>,
+        addr: u64,
+        len_bytes: u64,
+        access: Access,
+    ) -> Option<Result<Registration>> {
+        let foothold = Foothold::new(memory);
+        let device = self.device.clone();
+        // SAFETY: the caller's promise.
+        let key =
+            unsafe { device.register_foreign(self.number, &foothold, addr, len_bytes, access) };
+        Some(key.map_err(Into::into).map(|key| {
+            let copied = Copied {
+                mapped: Mapped { device, key },
+                _foothold: foothold,
+            };
+            Registration::new(key, key, copied)
+        }))
+    }
+}
+
+/// Memory that the device loads and stores.
+#[derive(Debug)]
+struct Mapped {
+    device: soft::Device,
+    key: u32,
+}
+
+impl Deregister for Mapped {
+    fn deregister(&self) -> bool {
+        self.device.deregister(self.key)
+    }
+}
+
+/// Memory that the device has copied by its owner.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct Copied {
+    mapped: Mapped,
+    _foothold: Foothold,
+}
+
+#[cfg(feature = "cuda")]
+impl Deregister for Copied {
+    fn deregister(&self) -> bool {
+        self.mapped.deregister()
+    }
+}
+
+#[derive(Debug)]
+struct SoftcxQueuePair(soft::QueuePair);
+
+impl NicQueuePair for SoftcxQueuePair {
+    fn queues(&self) -> Queues<'_> {
+        Queues::Mlx5(self.0.memory())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.0.memory_bytes()
+    }
+
+    fn qpn(&self) -> u32 {
+        self.0.qpn()
+    }
+
+    #[inline]
+    fn state(&self) -> State {
+        self.0.status().state()
+    }
+
+    fn overrun(&self) -> bool {
+        self.0.status().overrun()
+    }
+
+    #[inline]
+    fn progress(&self) -> bool {
+        self.0.device().progress()
+    }
+
+    #[inline]
+    fn rung(&self) {
+        self.0.rung();
+    }
+
+    fn direct(&self) -> Result<&'static str, String> {
+        Ok(
+            "a software ConnectX's UAR page is memory of this process, which a host stream stores to",
+        )
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        4096
+    }
+
+    fn local(&self) -> PeerQueuePair {
+        let soft::RemoteQueuePair {
+            port,
+            qpn,
+            psn,
+            connection,
+        } = self.0.local();
+        PeerQueuePair {
+            kind: PeerKind::Softcx,
+            port: port.to_bytes(),
+            qpn,
+            psn,
+            connection,
+        }
+    }
+
+    fn init(&self, attributes: Attributes) -> Result<()> {
+        Ok(self.0.init(attributes)?)
+    }
+
+    fn connect(&self, peer: &PeerQueuePair) -> Result<()> {
+        let peer = peer.of(PeerKind::Softcx)?;
+        Ok(self.0.connect(&soft::RemoteQueuePair {
+            port: PortId::from_bytes(&peer.port),
+            qpn: peer.qpn,
+            psn: peer.psn,
+            connection: peer.connection,
+        })?)
+    }
+
+    fn fail(&self) {
+        self.0.fail();
+    }
+
+    fn silence(&self) -> bool {
+        // The device writes only what is rung later, in the order of the ring, and under the lock that its owner's waits end behind.
+        false
+    }
+
+    fn reset(&self) -> Result<()> {
+        Ok(self.0.reset()?)
+    }
+
+    fn resets_cqs(&self) -> bool {
+        true
+    }
+}
