@@ -20,7 +20,7 @@
 //! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
 //! | let threads of a GPU make and ring work requests themselves | [`KernelQueue`], `include/doorbell/queue.h` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
-//! | be one of many processes, however they were started | [`Group`], [`Place`], [`Store`] |
+//! | be one of many processes, however they were started (feature `group`) | [`Group`], [`Place`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
 //! The example of the README, as `examples/first.rs` has it:
@@ -30,7 +30,7 @@
 //! ```
 //!
 //! # Control paths and what they need
-//! The NICs are the software ConnectX inside the process (`softcx`) and, with the feature `verbs`, the devices that rdma-core drives: mlx5
+//! The NICs are the software ConnectX inside the process (`softcx`, with the feature of that name) and, with the feature `verbs`, the devices that rdma-core drives: mlx5
 //! ones, whose doorbells streams can ring, and any others by plain verbs. [`Control`] says who rings: the stream itself, a thread of the
 //! library that looks at trigger words, or the calling thread once it has waited for the stream; [`Endpoint::path`] says which way is in
 //! force and why no better one. The calls and their results are the same on all of them.
@@ -64,6 +64,9 @@ pub mod stream;
 #[cfg(feature = "verbs")]
 mod verbs;
 
+/// The crate whose types of contexts, streams and memory the `cuda` room takes and returns, in the version that this library was built with.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 #[doc(hidden)]
 pub use doorbell_wire::{mlx5, peer};
 

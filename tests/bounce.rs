@@ -1,4 +1,5 @@
 //! Transfers through pinned memory, with a copy engine that does all that its contract allows: copies late, out of order, and fails.
+#![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // a copy engine, and addresses for it
 
 mod rig;

@@ -1,6 +1,6 @@
 //! Connections by rdma_cm, between endpoints of this process. They need a kernel that has it, and a device that it finds by an IP
 //! address: `DOORBELL_TEST_CM` is that address, `DOORBELL_TEST_DEVICE` the device. tests/rxe-vm has both.
-#![cfg(all(feature = "verbs", not(loom)))]
+#![cfg(all(feature = "verbs", feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

@@ -1,7 +1,7 @@
 //! CUDA streams as executors, beside what the suites of the public interface show with `DOORBELL_TEST_STREAM=cuda`. `scripts/test cuda`
 //! runs this over the stand-in for the driver; without a driver its tests are WAIVED. With a GPU they are the driver's, but for those that
 //! make it fail.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
 mod rig;

@@ -1,6 +1,6 @@
 //! Transfers in CUDA graphs. `scripts/test cuda` runs this over the stand-in for the driver, on each control path; without a driver its tests
 //! are WAIVED. With a GPU they are the driver's, but for those that make it fail.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
 mod rig;

@@ -1,6 +1,6 @@
 //! The kernels of the library. `scripts/test cuda` runs this over the stand-in for the driver, which has functions of the same names;
 //! without a driver its tests are WAIVED. With a GPU the kernels are those that nvcc has compiled.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches a kernel of its own
 
 mod rig;

@@ -1,6 +1,6 @@
 //! Memory of a GPU in transfers: registered, copied by the software NIC, and bounced. `scripts/test cuda` runs this over the stand-in for
 //! the driver, whose device memory no processor reaches: whoever follows such an address dies of it. Without a driver its tests are WAIVED.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
 mod rig;

@@ -1,6 +1,6 @@
 //! Devices, domains, regions, endpoints, streams, prepared operations, tickets and events go in any order, with work in flight: nothing
 //! is used after it is gone, nothing stays, and streams come to their end.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

@@ -1,6 +1,6 @@
 //! Preparing, queueing, waiting, posting and polling allocate nothing: a counting allocator is the witness.
 #![allow(unsafe_code)] // Reason: an allocator that counts
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

@@ -1,7 +1,7 @@
 //! Ten thousand random faults. Each ends in bounded time with the error that it should have, and after reset and connect the same
 //! endpoints work. The seed is printed; `DOORBELL_SEED` repeats a run, `DOORBELL_FAULTS` sets the number of faults.
 //! With `DOORBELL_TEST_STREAM=cuda` all is queued on CUDA streams, and there are faults of the driver besides.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
 #[path = "rig/deaf.rs"]

@@ -1,7 +1,7 @@
 //! The ring of `examples/ring.rs` as jobs of processes: under plain shells' variables, under `mpirun`, and with one of them killed.
 //!
 //! The test starts itself again as each rank.
-#![cfg(not(loom))]
+#![cfg(all(feature = "group", feature = "softcx", not(loom)))]
 
 #[path = "../examples/ring.rs"]
 mod ring;

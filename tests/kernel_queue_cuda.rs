@@ -1,7 +1,7 @@
 //! Queues that kernels of a GPU post to: what `tests/kernel_queue.rs` cannot show with threads, that the queue is mapped and its state lies in
 //! the device's memory. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it is
 //! the library's own, `doorbell_put_step`.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches kernels that post
 
 mod rig;

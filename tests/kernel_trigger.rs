@@ -1,7 +1,7 @@
 //! Triggers: operations that kernels of the application ring, beside what the suites of the public interface show with
 //! `DOORBELL_TEST_STREAM=cuda-trigger`. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a
 //! GPU it is the library's own, `doorbell_step`.
-#![cfg(all(feature = "cuda", not(loom)))]
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // launches kernels that execute triggers
 
 mod rig;

@@ -1,6 +1,7 @@
 //! A peer process that is killed in the middle of a transfer, and many of them.
 //!
 //! The test starts itself again as the peer. Both sides tell each other over pipes what they need to connect.
+#![cfg(feature = "softcx")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

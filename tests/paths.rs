@@ -1,6 +1,6 @@
 //! The control paths: which one is taken and why, and what befalls those that depend on a proxy.
 #![allow(unsafe_code)] // Reason: an executor that writes over trigger words
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 #[path = "rig/deaf.rs"]
 mod deaf;

@@ -1,5 +1,6 @@
 //! The registration cache: what is a hit, what makes room, and that no entry outlives its memory. The last is tried hard: threads that map,
 //! fill, register, transfer, unmap and map again at the same addresses, and each registration is traced to the mapping that it was made of.
+#![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // maps memory, and registers it
 
 mod rig;

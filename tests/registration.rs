@@ -1,4 +1,5 @@
 //! What memory can be registered, and what each refusal says. Every mapping here is made for the test.
+#![cfg(feature = "softcx")]
 #![allow(unsafe_code)] // maps memory, and registers it
 
 mod rig;

@@ -18,9 +18,9 @@ const CRATES: &[(&str, &[Edges])] = &[
 const WIRE: &[Edges] = &[
     ("error", &[]),
     ("verbs", &[]),
-    ("memory", &["mlx5", "verbs"]),
     ("peer", &[]),
     ("mlx5", &["peer", "verbs"]),
+    ("memory", &["mlx5", "verbs"]),
 ];
 
 const SOFTCX: &[Edges] = &[("device", &[]), ("doors", &["device"])];

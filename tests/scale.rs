@@ -1,5 +1,5 @@
 //! A thousand connected pairs in one process: they work, they are small, and idle ones cost nothing.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

@@ -1,4 +1,5 @@
 //! The shortest way through everything: two endpoints of one device, a stream, a send and a wait.
+#![cfg(feature = "softcx")]
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! What tickets tell of operations that are over, taken back, or of an earlier life of their endpoint; and what dropped operations leave.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

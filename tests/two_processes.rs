@@ -1,5 +1,5 @@
 //! Two real processes: every operation both ways, and peers that are killed.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod rig;
 mod waived;

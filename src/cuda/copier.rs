@@ -15,7 +15,9 @@ use super::host_call::in_host_function;
 use super::pinned::Pinned;
 use crate::stream::{Backoff, Lock};
 use crate::{Error, Result};
-use doorbell_softcx::device::{Fault, Foreign, Move, Span};
+#[cfg(feature = "softcx")]
+use doorbell_softcx::device::{Fault, Foreign, Move};
+use doorbell_wire::memory::Span;
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
 const STAGING_BYTES: usize = 1 << 20;
@@ -92,6 +94,7 @@ impl Copier {
         self.failure.lock().clone()
     }
 
+    #[cfg(feature = "softcx")]
     #[cold]
     fn fault(&self, error: Error) -> Fault {
         *self.failure.lock() = Some(error);
@@ -200,6 +203,7 @@ impl Copier {
 
     /// # Safety
     /// As [`Foreign::shift`].
+    #[cfg(feature = "softcx")]
     unsafe fn shift_all(&self, moves: &[Move]) -> Result<()> {
         self.run(|_| {
             for Move {
@@ -383,6 +387,7 @@ impl<'a> SpanCursor<'a> {
 
 // SAFETY: `run` returns when the stream has made all that was queued, or the device's memory and the staging memory are all that a copy
 // still uses; see there.
+#[cfg(feature = "softcx")]
 unsafe impl Foreign for Copier {
     unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
         // SAFETY: the caller's promise.

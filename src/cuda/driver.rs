@@ -27,8 +27,7 @@ fn initialise() -> Result<()> {
             reason,
         })
     };
-    // SAFETY: opens a library of that name, whose constructors are those of the system's driver.
-    if !unsafe { sys::is_culib_present() } {
+    if !can_be_loaded() {
         return no("libcuda.so.1 cannot be loaded: there is no NVIDIA driver here".into());
     }
     // SAFETY: the first call of the driver; it takes no flags.
@@ -46,6 +45,17 @@ fn initialise() -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Whether the driver's library can be loaded. `cudarc` panics if it cannot, and says so beforehand only if it was built to load the library,
+/// not if another crate of the program has it link the library.
+fn can_be_loaded() -> bool {
+    // Two of the names that `cudarc` tries; the driver's installer makes the first, and CUDA's packages for development the second.
+    [c"libcuda.so.1", c"libcuda.so"].iter().any(|name| {
+        // SAFETY: opens a library of that name, whose constructors are those of the system's driver. It is not closed: calls of it follow.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+        !library.is_null()
+    })
 }
 
 /// A driver function's result as this library's.

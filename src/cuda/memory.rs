@@ -248,6 +248,7 @@ impl DeviceBuffer {
         })
     }
 
+    #[cfg(feature = "softcx")]
     pub(crate) fn copier(&self) -> &Arc<Copier> {
         &self.copier
     }

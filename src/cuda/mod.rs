@@ -7,7 +7,8 @@
 //! [`KernelStream`] is an executor whose programs are executed by kernels of the application, which get them as a [`Trigger`].
 //!
 //! [`DeviceBuffer`] is memory of a GPU, allocated by this library or by the application; a [`Region`](crate::Region) registers it. Contexts, streams
-//! and memory can be converted from and to those of the crate `cudarc`, so its version, 0.19, is part of this interface.
+//! and memory can be converted from and to those of the crate `cudarc`, so its version, 0.19, is part of this interface, and the crate is exported as
+//! [`doorbell::cudarc`](crate::cudarc). It loads the driver at run time, unless another crate of the program makes it link the driver.
 //!
 //! The way of a program: `submit` queues it; `decoded` reads it once; `encode` makes operations of it in a `call_queue`, with addresses from a
 //! `gpu_mapping`, as `memops` or as `kernel_words`; `pending` has its entry until `settle` tells the owner; `watch` has the threads that look.

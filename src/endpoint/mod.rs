@@ -36,7 +36,10 @@ pub use config::{Completion, EndpointConfig, Operation, Side};
 pub use connection::AbortHandle;
 #[cfg(feature = "verbs")]
 pub(crate) use connection::Life;
-pub(crate) use deadline::{Deadline, system};
+#[cfg(any(feature = "group", feature = "verbs"))]
+pub(crate) use deadline::Deadline;
+#[cfg(feature = "group")]
+pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
 pub(crate) use device_queue::fresh_mark;

@@ -71,23 +71,16 @@ impl Region {
         access: Access,
     ) -> Result<Reach> {
         let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
-        let start = device_range(addr, len_bytes)?;
+        device_range(addr, len_bytes)?;
         let own = || Own::Device {
             held: memory.clone().held(),
         };
         #[cfg(feature = "softcx")]
-        {
-            let copier: Arc<dyn Foreign> = memory.copier().clone();
-            let on_device = domain.on_device()?;
-            if let Some(made) = on_device.register_copied(&copier, addr, len_bytes, access) {
-                // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
-                let region =
-                    Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own());
-                return Ok(Reach {
-                    region: Some(region),
-                    refused: Vec::new(),
-                });
-            }
+        if let Some(region) = Region::copied(domain, memory, access)? {
+            return Ok(Reach {
+                region: Some(region),
+                refused: Vec::new(),
+            });
         }
         check_visible(memory.context().capabilities(), access)?;
         let exported = memory.dmabuf();
@@ -96,6 +89,28 @@ impl Region {
             Err(error) => Err(error.clone()),
         };
         Region::climb(domain, addr, len_bytes, exported, access, own)
+    }
+
+    /// Registers memory of a GPU with a device that has it copied; `None` for any other device.
+    #[cfg(feature = "softcx")]
+    fn copied(
+        domain: &ProtectionDomain,
+        memory: &DeviceBuffer,
+        access: Access,
+    ) -> Result<Option<Region>> {
+        let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
+        let start = device_range(addr, len_bytes)?;
+        let copier: Arc<dyn Foreign> = memory.copier().clone();
+        let on_device = domain.on_device()?;
+        let Some(made) = on_device.register_copied(&copier, addr, len_bytes, access) else {
+            return Ok(None);
+        };
+        let own = Own::Device {
+            held: memory.clone().held(),
+        };
+        // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
+        let region = Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own);
+        Ok(Some(region))
     }
 }
 

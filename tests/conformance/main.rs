@@ -2,7 +2,7 @@
 //!
 //! A [`Rig`] names a device and how operations get to it. A further backend or a further kind of stream is one more line in
 //! [`rigs`], and goes through everything here.
-#![cfg(not(loom))]
+#![cfg(all(feature = "softcx", not(loom)))]
 
 mod order;
 mod refused;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::foreign::Foothold;
 use crate::device::foreign::{self, Foreign};
+pub use doorbell_wire::memory::Span;
 
 /// An address space: this process, or a process by its number, or a process by its place in [`PROCESSES`], or the memory of another device
 /// by its place among those.
@@ -65,16 +66,6 @@ static FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
 pub(crate) struct Place {
     pub(crate) space: Space,
     pub(crate) addr: u64,
-}
-
-/// Bytes in a row, in a space that is known otherwise. It has the form of an `iovec`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Span {
-    /// First byte.
-    pub addr: u64,
-    /// How many.
-    pub len_bytes: usize,
 }
 
 const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());
