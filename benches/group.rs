@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use doorbell::group::Token;
-use doorbell::{Address, Place, Store};
+use doorbell::{Address, LaunchEnvironment, Store};
 
 const SOON: Duration = Duration::from_secs(60);
 const SIZE: u32 = 1000;
@@ -21,9 +21,9 @@ fn meet() -> Duration {
     let at = free.local_addr().expect("getsockname").to_string();
     drop(free);
     let began = Instant::now();
-    let rank = move |place: Place| {
-        let store = Store::join(&place, SOON).expect("join");
-        let address = [place.rank() as u8; Address::BYTES];
+    let rank = move |environment: LaunchEnvironment| {
+        let store = Store::join(&environment, SOON).expect("join");
+        let address = [environment.rank() as u8; Address::BYTES];
         let list = store.gather(&address, SOON).expect("gather");
         let took = began.elapsed();
         for (rank, bytes) in list.iter().enumerate() {
@@ -33,10 +33,11 @@ fn meet() -> Duration {
         took
     };
     let start = |number| {
-        let place = Place::new(number, SIZE, &at, Token::new("bench")).expect("place");
+        let environment = LaunchEnvironment::new(number, SIZE, &at, Token::new("bench"))
+            .expect("launch environment");
         let builder = thread::Builder::new().stack_size(256 << 10);
         builder
-            .spawn(move || rank(place))
+            .spawn(move || rank(environment))
             .expect("start of a thread")
     };
     let threads: Vec<_> = (0..SIZE).map(start).collect();

@@ -95,7 +95,7 @@
  *   Wrappers of CUDA: CudaContext::primary and from_raw (cudaSetDevice, cuCtxSetCurrent), CudaStream::new
  *   (cudaStreamCreateWithFlags), TimingEvent (cudaEvent_t), parts of a device buffer (addresses).
  *   Kernels for measurements: CudaStream::spin, CudaStream::step, KernelQueue::put_step.
- *   Launcher variables from a source other than the environment (Place::from_vars): in C, set rank, size and address.
+ *   Launcher variables from a source other than the environment (LaunchEnvironment::from_vars): in C, set rank, size and address.
  *   Interfaces that change with the library: custom executors, copy engines and bytecode, the formats of mlx5, the
  *   packets and messages of the software NIC and of groups, the software NIC itself and its doors (the command
  *   `doorbell softcx run`), and fault injection for tests.

@@ -91,15 +91,15 @@ pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]
-pub use group::{Group, GroupConfig, Place, Store, Token};
+pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 #[cfg(feature = "cuda")]
 pub use kernel_queue::PutStep;
 pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
-    Access, CacheConfig, CacheCounters, Cached, Device, Held, Invalidation, Kind as RegionKind,
-    PageSize, ProtectionDomain, Region, RegionCache, RemoteRegion, RemoteSlice, Slice,
+    Access, CacheConfig, CacheCounters, Cached, Device, Held, Invalidation, PageSize,
+    ProtectionDomain, Region, RegionCache, RegionKind, RemoteRegion, RemoteSlice, Slice,
 };
 #[cfg(feature = "softcx")]
 pub use region::{Counters, Faults};

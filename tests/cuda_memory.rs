@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::bounce::CudaEngine;
-use doorbell::region::{CacheConfig, DeviceCache, Kind, Reach};
+use doorbell::region::{CacheConfig, DeviceCache, Reach, RegionKind};
 use doorbell::{
     Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
     Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, RemoteSlice, Side, Status,
@@ -138,7 +138,7 @@ impl Gpu {
     fn new(pair: &Pair, context: &CudaContext, len_bytes: u64) -> Gpu {
         let buffer = context.alloc(len_bytes).unwrap();
         let region = Region::register_device(&pair.domain, &buffer, Access::ALL).unwrap();
-        assert_eq!(region.kind(), Kind::Copied);
+        assert_eq!(region.kind(), RegionKind::Copied);
         Gpu { buffer, region }
     }
 
@@ -1220,7 +1220,7 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
     let Reach { region, refused } =
         Region::reach_device(&pair.domain, &buffer, Access::ALL).unwrap();
     let Some(region) = region else {
-        let [(Kind::Dmabuf, dmabuf), (Kind::Peermem, peermem)] = &refused[..] else {
+        let [(RegionKind::Dmabuf, dmabuf), (RegionKind::Peermem, peermem)] = &refused[..] else {
             panic!("{refused:?}")
         };
         let (dmabuf, peermem) = (dmabuf.to_string(), peermem.to_string());
@@ -1264,7 +1264,7 @@ fn a_nic_reaches_gpu_memory_or_each_way_says_why_not() {
         return;
     };
     // A NIC that does: there and back.
-    assert_ne!(region.kind(), Kind::Host);
+    assert_ne!(region.kind(), RegionKind::Host);
     let (mut pair, bytes) = (pair, random_bytes(&mut Random(12), 1 << 19));
     buffer.copy_from_host(0, &bytes).unwrap();
     let (remote, source) = (region.remote(), [region.slice(0, 1 << 19).unwrap()]);

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use doorbell::region::{DeviceMemory, Kind, Reach};
+use doorbell::region::{DeviceMemory, Reach, RegionKind};
 use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, RemoteSlice, Side, Work};
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
@@ -282,7 +282,7 @@ fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
         };
         let Reach { region, refused } = Region::reach(&domain, &memory, Access::ALL).unwrap();
         assert!(region.is_none());
-        let [(Kind::Dmabuf, dmabuf), (Kind::Peermem, peermem)] = &refused[..] else {
+        let [(RegionKind::Dmabuf, dmabuf), (RegionKind::Peermem, peermem)] = &refused[..] else {
             panic!("{refused:?}")
         };
         let (dmabuf, peermem) = (dmabuf.to_string(), peermem.to_string());

@@ -2,7 +2,7 @@
 #![no_main]
 
 use doorbell::group::Message;
-use doorbell::{Error, Place};
+use doorbell::{Error, LaunchEnvironment};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -43,7 +43,7 @@ fuzz_target!(|data: &[u8]| {
                 _ => return None,
             })
         };
-        match Place::from_vars(&lookup) {
+        match LaunchEnvironment::from_vars(&lookup) {
             Ok(place) => assert_eq!((place.rank(), place.size()), (1, 2)),
             Err(error) => assert!(
                 matches!(error, Error::Malformed { .. } | Error::State { .. }),

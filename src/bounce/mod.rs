@@ -4,10 +4,10 @@
 //! next one is copied. What copies is a [`CopyEngine`]; [`MemcpyEngine`] is the one for memory that this process has mapped, and with
 //! the feature `cuda` `CudaEngine` that for the memory of a GPU.
 
+mod chunk_counts;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod engine;
-mod line;
 mod transfer;
 
 #[cfg(feature = "cuda")]

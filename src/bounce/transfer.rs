@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::chunk_counts::{ChunkCounts, ChunkStage, Stages};
 use super::engine::{CopyEngine, CopyTicket};
-use super::line::{Line, Stage, Stages};
 use crate::endpoint::{Endpoint, Side, Ticket, Work};
 use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
 use crate::stream::Backoff;
@@ -104,27 +104,27 @@ impl<E> Drop for Bounce<E> {
 
 /// What becomes of a chunk in the endpoint.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum ChunkTarget {
     Write { addr: u64, rkey: u32 },
     Read { addr: u64, rkey: u32 },
     Send,
     Recv,
 }
 
-impl Way {
+impl ChunkTarget {
     fn side(self) -> Side {
         match self {
-            Way::Recv => Side::Recv,
-            Way::Write { .. } | Way::Read { .. } | Way::Send => Side::Send,
+            ChunkTarget::Recv => Side::Recv,
+            ChunkTarget::Write { .. } | ChunkTarget::Read { .. } | ChunkTarget::Send => Side::Send,
         }
     }
 
     fn copies_first(self) -> bool {
-        matches!(self, Way::Write { .. } | Way::Send)
+        matches!(self, ChunkTarget::Write { .. } | ChunkTarget::Send)
     }
 
     fn has_two_sides(self) -> bool {
-        matches!(self, Way::Send | Way::Recv)
+        matches!(self, ChunkTarget::Send | ChunkTarget::Recv)
     }
 }
 
@@ -173,7 +173,7 @@ impl<E: CopyEngine> Bounce<E> {
         offset: u64,
         timeout: Duration,
     ) -> Result<()> {
-        let way = Way::Write {
+        let way = ChunkTarget::Write {
             addr: remote.slice(offset, len_bytes)?.addr(),
             rkey: remote.rkey,
         };
@@ -197,7 +197,7 @@ impl<E: CopyEngine> Bounce<E> {
         len_bytes: u64,
         timeout: Duration,
     ) -> Result<()> {
-        let way = Way::Read {
+        let way = ChunkTarget::Read {
             addr: remote.slice(offset, len_bytes)?.addr(),
             rkey: remote.rkey,
         };
@@ -220,7 +220,7 @@ impl<E: CopyEngine> Bounce<E> {
         timeout: Duration,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run(endpoint, Way::Send, foreign, len_bytes, timeout) }
+        unsafe { self.run(endpoint, ChunkTarget::Send, foreign, len_bytes, timeout) }
     }
 
     /// Receives into foreign memory what the peer's [`Bounce::send`] sends.
@@ -238,7 +238,7 @@ impl<E: CopyEngine> Bounce<E> {
         timeout: Duration,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run(endpoint, Way::Recv, foreign, len_bytes, timeout) }
+        unsafe { self.run(endpoint, ChunkTarget::Recv, foreign, len_bytes, timeout) }
     }
 
     fn staging(&mut self) -> Result<Region> {
@@ -256,7 +256,7 @@ impl<E: CopyEngine> Bounce<E> {
     unsafe fn run(
         &mut self,
         endpoint: &mut Endpoint,
-        way: Way,
+        way: ChunkTarget,
         foreign: u64,
         len_bytes: u64,
         timeout: Duration,
@@ -284,7 +284,7 @@ impl<E: CopyEngine> Bounce<E> {
             copies: &mut self.copies,
             transfers: &mut self.transfers,
         };
-        let mut line = Line::new(job.chunks, job.slots);
+        let mut line = ChunkCounts::new(job.chunks, job.slots);
         let mut backoff = Backoff::new();
         let failed = loop {
             match line.turn(&mut job) {
@@ -328,7 +328,7 @@ struct Job<'a, E> {
     engine: &'a mut E,
     endpoint: &'a mut Endpoint,
     staging: Region,
-    way: Way,
+    way: ChunkTarget,
     foreign: u64,
     len_bytes: u64,
     chunk_bytes: u64,
@@ -390,25 +390,25 @@ impl<E: CopyEngine> Job<'_, E> {
         let chunk = self.chunk(number);
         let slices = [self.staging.slice(chunk.slot, chunk.len_bytes.into())?];
         let posted = match self.way {
-            Way::Write { addr, rkey } => {
+            ChunkTarget::Write { addr, rkey } => {
                 let work = Work::write(
                     &slices,
                     RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
                 );
                 self.endpoint.post_send(&work.wr_id(number))
             }
-            Way::Read { addr, rkey } => {
+            ChunkTarget::Read { addr, rkey } => {
                 let work = Work::read(
                     &slices,
                     RemoteSlice::at(addr.wrapping_add(chunk.start), rkey),
                 );
                 self.endpoint.post_send(&work.wr_id(number))
             }
-            Way::Send => {
+            ChunkTarget::Send => {
                 let work = Work::send(&slices).imm(self.imm(number));
                 self.endpoint.post_send(&work.wr_id(number))
             }
-            Way::Recv => self.endpoint.post_recv(number, &slices),
+            ChunkTarget::Recv => self.endpoint.post_recv(number, &slices),
         };
         match posted {
             Ok(ticket) => {
@@ -449,7 +449,7 @@ impl<E: CopyEngine> Job<'_, E> {
         self.transfers.pop_front();
         let (chunk, imm) = (self.chunk(number), self.imm(number));
         let found = (completion.len_bytes, completion.imm);
-        if matches!(self.way, Way::Recv) && found != (chunk.len_bytes, Some(imm)) {
+        if matches!(self.way, ChunkTarget::Recv) && found != (chunk.len_bytes, Some(imm)) {
             return Err(Error::Malformed {
                 what: "chunk from the peer",
                 reason: format!(
@@ -503,16 +503,16 @@ impl<E: CopyEngine> Job<'_, E> {
 }
 
 impl<E: CopyEngine> Stages for Job<'_, E> {
-    fn begin(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
-        if (stage == Stage::First) == self.way.copies_first() {
+    fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+        if (stage == ChunkStage::First) == self.way.copies_first() {
             self.begin_copy(chunk)
         } else {
             self.begin_transfer(chunk)
         }
     }
 
-    fn is_over(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
-        if (stage == Stage::First) == self.way.copies_first() {
+    fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+        if (stage == ChunkStage::First) == self.way.copies_first() {
             self.is_copied()
         } else {
             self.is_transferred(chunk)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdma_sys::rdma_cm_event_type as Kind;
 
-use super::event::Event;
+use super::event::CmEvent;
 use super::id::{Id, Offer};
 use crate::endpoint::{Deadline, Endpoint, Life, resolve};
 use crate::{Cause, Error, Result};
@@ -70,7 +70,7 @@ impl CmConnection {
     pub(super) fn accept(
         id: Id,
         endpoint: &mut Endpoint,
-        request: &Event,
+        request: &CmEvent,
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<CmConnection> {
@@ -167,7 +167,7 @@ impl CmConnection {
         Ok(())
     }
 
-    fn take(&mut self, event: &Event) {
+    fn take(&mut self, event: &CmEvent) {
         if let Some(how) = event.ends() {
             self.ended = Some(how);
             self.life.end(Cause::QueuePair);
@@ -204,7 +204,7 @@ fn request(
     peer: SocketAddr,
     private_data: &[u8],
     deadline: &Deadline,
-) -> Result<Result<CmConnection, Event>> {
+) -> Result<Result<CmConnection, CmEvent>> {
     let id = Id::new()?;
     way(&id, peer, deadline)?;
     check_place(&id, endpoint)?;
@@ -307,7 +307,7 @@ pub(super) fn check_len(private_data: &[u8], max: usize) -> Result<()> {
 }
 
 /// What an event that is not the awaited one means.
-fn not_connected(event: &Event, peer: SocketAddr) -> Error {
+fn not_connected(event: &CmEvent, peer: SocketAddr) -> Error {
     match event.kind {
         Kind::RDMA_CM_EVENT_REJECTED => Error::Refused {
             peer: peer.to_string(),

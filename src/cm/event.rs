@@ -4,7 +4,7 @@ use rdma_sys::rdma_cm_event_type as Kind;
 
 /// An event, taken out of librdmacm's memory.
 #[derive(Debug, Clone)]
-pub(super) struct Event {
+pub(super) struct CmEvent {
     /// A number: librdmacm may have kinds that these bindings do not know.
     pub(super) kind: Kind::Type,
     /// 0, a negative errno, or for a refusal the reason of the connection manager.
@@ -19,7 +19,7 @@ pub(super) struct Event {
 const INVALID_SERVICE: i32 = 8;
 const STALE_CONNECTION: i32 = 10;
 
-impl Event {
+impl CmEvent {
     /// A refusal that another try may not meet: nobody listens there, yet; or the peer still has the last connection of this queue pair.
     pub(super) fn is_passing(&self) -> bool {
         self.kind == Kind::RDMA_CM_EVENT_REJECTED

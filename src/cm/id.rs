@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state, rdma_conn_param, rdma_port_space};
 
-use super::event::Event;
+use super::event::CmEvent;
 use super::socket::Socket;
 use crate::endpoint::Deadline;
 use crate::nic::Step;
@@ -267,7 +267,7 @@ impl Id {
     }
 
     /// The next event, before the deadline. A request for a connection comes with its identifier, on a channel of its own.
-    pub(super) fn next(&self, deadline: &Deadline) -> Result<(Event, Option<Id>)> {
+    pub(super) fn next(&self, deadline: &Deadline) -> Result<(CmEvent, Option<Id>)> {
         loop {
             if let Some(next) = self.poll()? {
                 return Ok(next);
@@ -289,7 +289,7 @@ impl Id {
     }
 
     /// The next event, if there is one.
-    pub(super) fn poll(&self) -> Result<Option<(Event, Option<Id>)>> {
+    pub(super) fn poll(&self) -> Result<Option<(CmEvent, Option<Id>)>> {
         let mut found = null_mut();
         // SAFETY: a live channel, and a place for the result.
         let got = unsafe { rdma_sys::rdma_get_cm_event(self.channel.0.as_ptr(), &raw mut found) };
@@ -315,7 +315,7 @@ impl Id {
                 }
                 None => Vec::new(),
             };
-            let event = Event {
+            let event = CmEvent {
                 kind: found.event,
                 status: found.status,
                 private_data,

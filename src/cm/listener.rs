@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_sys::rdma_cm_event_type as Kind;
 
 use super::connection::{CmConnection, REFUSAL_BYTES, check_len, peer_of};
-use super::event::Event;
+use super::event::CmEvent;
 use super::id::Id;
 use crate::endpoint::{Deadline, Endpoint, resolve};
 use crate::{Error, Result};
@@ -70,7 +70,7 @@ impl CmListener {
 #[derive(Debug)]
 pub struct CmRequest {
     id: Id,
-    event: Event,
+    event: CmEvent,
 }
 
 impl CmRequest {

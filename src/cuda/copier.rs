@@ -16,7 +16,7 @@ use super::pinned::Pinned;
 use crate::stream::{Backoff, Lock};
 use crate::{Error, Result};
 #[cfg(feature = "softcx")]
-use doorbell_softcx::device::{Fault, Foreign, Move};
+use doorbell_softcx::device::{AccessFault, Foreign, Move};
 use doorbell_wire::memory::Span;
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
@@ -96,9 +96,9 @@ impl Copier {
 
     #[cfg(feature = "softcx")]
     #[cold]
-    fn fault(&self, error: Error) -> Fault {
+    fn fault(&self, error: Error) -> AccessFault {
         *self.failure.lock() = Some(error);
-        Fault
+        AccessFault
     }
 
     /// Copies out of the device's memory.
@@ -389,17 +389,17 @@ impl<'a> SpanCursor<'a> {
 // still uses; see there.
 #[cfg(feature = "softcx")]
 unsafe impl Foreign for Copier {
-    unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
+    unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), AccessFault> {
         // SAFETY: the caller's promise.
         unsafe { self.fetch_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
-    unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), Fault> {
+    unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), AccessFault> {
         // SAFETY: the caller's promise.
         unsafe { self.put_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
-    unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), Fault> {
+    unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), AccessFault> {
         // SAFETY: the caller's promise.
         unsafe { self.shift_all(moves) }.map_err(|error| self.fault(error))
     }

@@ -14,7 +14,7 @@ use super::count::Count;
 use super::pending_queue::PendingQueue;
 use super::stream_words::StreamWords;
 use crate::Result;
-use crate::proxy::Enlistment;
+use crate::proxy::Registration;
 use crate::stream::{Fault, Lock, Mark, Progress, next_id};
 
 pub(super) struct StreamState {
@@ -43,8 +43,8 @@ pub(super) struct StreamState {
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
     pub(super) asking: Lock<()>,
     pub(super) looks: AtomicU32,
-    pub(super) watched: Enlistment,
-    pub(super) asked: Enlistment,
+    pub(super) watched: Registration,
+    pub(super) asked: Registration,
     /// The driver has reported an error after which it executes nothing that is queued.
     pub(super) ended: AtomicBool,
     /// Every wait that the stream reaches is ended.
@@ -99,8 +99,8 @@ impl StreamState {
             fault: Fault::new(),
             asking: Lock::default(),
             looks: AtomicU32::new(0),
-            watched: Enlistment::default(),
-            asked: Enlistment::default(),
+            watched: Registration::default(),
+            asked: Registration::default(),
             ended: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             cut: AtomicU64::new(u64::MAX),

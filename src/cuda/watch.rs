@@ -13,7 +13,7 @@ use super::host_call::in_host_function;
 use super::pending::defer_drops;
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
-use crate::proxy::{Pace, Placement, Rounds, Turn, drop_elsewhere};
+use crate::proxy::{Pace, Placement, PollResult, ProgressThread, drop_elsewhere};
 use crate::stream::Backoff;
 use crate::{Error, Result};
 
@@ -32,11 +32,11 @@ pub(super) fn start() -> Result<()> {
 }
 
 /// The thread that looks how far streams have come, ends waits and tells owners.
-fn watcher() -> Result<&'static Arc<Rounds<StreamState>>> {
-    static WATCHER: OnceLock<Result<Arc<Rounds<StreamState>>>> = OnceLock::new();
+fn watcher() -> Result<&'static Arc<ProgressThread<StreamState>>> {
+    static WATCHER: OnceLock<Result<Arc<ProgressThread<StreamState>>>> = OnceLock::new();
     WATCHER
         .get_or_init(|| {
-            Rounds::start(
+            ProgressThread::start(
                 "doorbell-cuda",
                 Placement::Anywhere,
                 Pace::every(TICK),
@@ -51,11 +51,11 @@ fn watcher() -> Result<&'static Arc<Rounds<StreamState>>> {
 
 /// The thread that queries the driver about streams. It is not the watching thread: the driver may block a query behind another call that
 /// waits for queued work, and only the watching thread may be able to end that wait.
-fn querier() -> Result<&'static Arc<Rounds<StreamState>>> {
-    static QUERIER: OnceLock<Result<Arc<Rounds<StreamState>>>> = OnceLock::new();
+fn querier() -> Result<&'static Arc<ProgressThread<StreamState>>> {
+    static QUERIER: OnceLock<Result<Arc<ProgressThread<StreamState>>>> = OnceLock::new();
     QUERIER
         .get_or_init(|| {
-            Rounds::start(
+            ProgressThread::start(
                 "doorbell-ask",
                 Placement::Anywhere,
                 Pace::every(QUERY_TICK),
@@ -71,7 +71,7 @@ fn querier() -> Result<&'static Arc<Rounds<StreamState>>> {
 /// block until the GPU is done, and the watching thread ends the waits that the GPU may be in.
 pub(super) fn release(stream: Arc<StreamState>) {
     let last = match watcher() {
-        Ok(watcher) => watcher.between_turns(|| Arc::into_inner(stream)),
+        Ok(watcher) => watcher.between_polls(|| Arc::into_inner(stream)),
         Err(_) => Arc::into_inner(stream),
     };
     drop(last);
@@ -95,12 +95,12 @@ impl StreamState {
         if self.watched.come()
             && let Ok(watcher) = watcher()
         {
-            watcher.enlist(self.weak.clone());
+            watcher.register(self.weak.clone());
         }
         if self.asked.come()
             && let Ok(querier) = querier()
         {
-            querier.enlist(self.weak.clone());
+            querier.register(self.weak.clone());
         }
     }
 
@@ -154,28 +154,28 @@ impl StreamState {
     }
 
     /// A turn of the watching thread.
-    fn look(&self) -> Turn {
+    fn look(&self) -> PollResult {
         self.count.words.stay_alive();
         self.open_gates();
         defer_drops(self.settle_to_the_end());
         if self.has_work() {
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
-        if self.watched.leave(|| self.has_work()) == Turn::Waiting {
-            return Turn::Waiting;
+        if self.watched.leave(|| self.has_work()) == PollResult::Waiting {
+            return PollResult::Waiting;
         }
         // The handle that was kept for the work.
         if let Some(inner) = self.remaining.lock().take() {
             release_elsewhere(inner);
         }
-        Turn::Over
+        PollResult::Over
     }
 
     /// A turn of the querying thread.
-    fn ask(&self) -> Turn {
+    fn ask(&self) -> PollResult {
         if self.has_work() {
             self.look_for_the_end();
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         self.asked.leave(|| self.has_work())
     }

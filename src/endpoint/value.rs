@@ -11,7 +11,7 @@ use crate::endpoint::shared::timeout_ns;
 use crate::endpoint::watchdog::{Watched, watchdog};
 use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
-use crate::proxy::Turn;
+use crate::proxy::PollResult;
 use crate::region::Region;
 use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner};
 use crate::{Cause, Error, Result, WorkError};
@@ -94,16 +94,16 @@ impl Watched for ValueWait {
         }
     }
 
-    fn look(&self) -> Turn {
+    fn look(&self) -> PollResult {
         if self.state.load(Ordering::Acquire) != STARTED {
-            return Turn::Over;
+            return PollResult::Over;
         }
         let waited = now_ns().saturating_sub(self.started_ns.load(Ordering::Relaxed));
         if waited > self.timeout_ns {
             self.released.store(true, Ordering::Release);
-            return Turn::Over;
+            return PollResult::Over;
         }
-        Turn::Waiting
+        PollResult::Waiting
     }
 }
 
@@ -132,7 +132,7 @@ unsafe impl Owner for ValueWait {
         if self.timeout_ns != u64::MAX
             && let Ok(watchdog) = watchdog()
         {
-            watchdog.enlist(self.weak.clone());
+            watchdog.register(self.weak.clone());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::proxy::{Pace, Placement, Rounds, Turn};
+use crate::proxy::{Pace, Placement, PollResult, ProgressThread};
 use crate::{Error, Result};
 
 /// How often the watched are looked at, while there are any. An error completion is noticed this late, if nobody polls.
@@ -12,7 +12,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// What the watchdog looks after.
 pub(super) trait Watched: Send + Sync {
     /// Looks at deadlines and errors.
-    fn look(&self) -> Turn;
+    fn look(&self) -> PollResult;
 
     /// Gives up the thread's handle.
     fn let_go(self: Arc<Self>);
@@ -22,12 +22,12 @@ pub(super) trait Watched: Send + Sync {
 ///
 /// # Errors
 /// [`Error::System`] if there is no thread to be had.
-pub(super) fn watchdog() -> Result<&'static Rounds<dyn Watched>> {
-    static WATCHDOG: OnceLock<Result<Arc<Rounds<dyn Watched>>>> = OnceLock::new();
+pub(super) fn watchdog() -> Result<&'static ProgressThread<dyn Watched>> {
+    static WATCHDOG: OnceLock<Result<Arc<ProgressThread<dyn Watched>>>> = OnceLock::new();
     WATCHDOG
         .get_or_init(|| {
             let look = <dyn Watched>::look;
-            Rounds::start(
+            ProgressThread::start(
                 "doorbell-watchdog",
                 Placement::Anywhere,
                 Pace::every(TICK),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use super::GraphExec;
-use super::step::Step;
+use super::step::GraphStep;
 use crate::cuda::{CudaStream, Draft};
 use crate::endpoint::{Condition, Control, Endpoint, Prepared, Recipe, Side, Work};
 use crate::region::{Region, Slice};
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 /// A builder stays in its thread, as the driver asks of captures.
 pub struct GraphBuilder {
     draft: Draft,
-    steps: Vec<Step>,
+    steps: Vec<GraphStep>,
     /// Of the steps that are of endpoints, in order.
     armed: Vec<Prepared>,
 }
@@ -129,7 +129,7 @@ impl GraphBuilder {
         condition: Condition,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        self.value(Step::Wait {
+        self.value(GraphStep::Wait {
             region: region.clone(),
             offset,
             condition,
@@ -142,7 +142,7 @@ impl GraphBuilder {
     /// # Errors
     /// Those of [`stream_write_value32`](crate::stream_write_value32).
     pub fn write_value32(&mut self, region: &Region, offset: u64, value: u32) -> Result<()> {
-        self.value(Step::Write {
+        self.value(GraphStep::Write {
             region: region.clone(),
             offset,
             value,
@@ -171,11 +171,11 @@ impl GraphBuilder {
             return Err(error);
         }
         self.armed.push(prepared);
-        self.steps.push(Step::post(endpoint, recipe));
+        self.steps.push(GraphStep::post(endpoint, recipe));
         Ok(())
     }
 
-    fn value(&mut self, step: Step) -> Result<()> {
+    fn value(&mut self, step: GraphStep) -> Result<()> {
         if let Some(made) = step.value() {
             let (submission, _): (Submission, _) = made?;
             self.draft.add(submission)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUgraphExec;
 
-use super::step::Step;
+use super::step::GraphStep;
 use crate::cuda::{CudaStream, InstantiatedGraph};
 use crate::endpoint::{Endpoint, Prepared, Ticket, graph_post_all};
 use crate::stream::Executor;
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// Dropped while launches are queued or running, it goes when they are done.
 pub struct GraphExec {
     exec: Arc<InstantiatedGraph>,
-    steps: Vec<Step>,
+    steps: Vec<GraphStep>,
     armed: Vec<Prepared>,
     is_armed: bool,
     tickets: Vec<Ticket>,
@@ -29,7 +29,7 @@ pub struct GraphExec {
 impl GraphExec {
     pub(super) fn new(
         exec: Arc<InstantiatedGraph>,
-        steps: Vec<Step>,
+        steps: Vec<GraphStep>,
         armed: Vec<Prepared>,
     ) -> GraphExec {
         GraphExec {
@@ -64,7 +64,7 @@ impl GraphExec {
             return Err(refused("GraphExec::arm", "it is armed"));
         }
         for step in &self.steps {
-            let Step::Post { endpoint, recipe } = step else {
+            let GraphStep::Post { endpoint, recipe } = step else {
                 continue;
             };
             let prepared = find(endpoints, *endpoint).and_then(|found| recipe.prepare(found));
@@ -86,7 +86,7 @@ impl GraphExec {
     /// [`Error::Foreign`] if an endpoint that was recorded is missing: nothing has changed then.
     pub fn disarm(&mut self, endpoints: &mut [&mut Endpoint]) -> Result<()> {
         for step in &self.steps {
-            if let Step::Post { endpoint, .. } = step {
+            if let GraphStep::Post { endpoint, .. } = step {
                 find(endpoints, *endpoint)?;
             }
         }
@@ -136,8 +136,8 @@ impl GraphExec {
         self.tickets.clear();
         self.tickets
             .extend(self.steps.iter().filter_map(|step| match step {
-                Step::Post { .. } => posted.next(),
-                Step::Wait { .. } | Step::Write { .. } => values.next(),
+                GraphStep::Post { .. } => posted.next(),
+                GraphStep::Wait { .. } | GraphStep::Write { .. } => values.next(),
             }));
         Ok(())
     }

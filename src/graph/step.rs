@@ -9,7 +9,7 @@ use crate::region::Region;
 use crate::stream::Submission;
 
 /// One operation of a graph.
-pub(super) enum Step {
+pub(super) enum GraphStep {
     /// Of the endpoint of that number.
     Post { endpoint: u64, recipe: Recipe },
     /// A wait for a word.
@@ -27,9 +27,9 @@ pub(super) enum Step {
     },
 }
 
-impl Step {
-    pub(super) fn post(endpoint: &Endpoint, recipe: Recipe) -> Step {
-        Step::Post {
+impl GraphStep {
+    pub(super) fn post(endpoint: &Endpoint, recipe: Recipe) -> GraphStep {
+        GraphStep::Post {
             endpoint: endpoint.id(),
             recipe,
         }
@@ -41,14 +41,14 @@ impl Step {
     /// Those of [`stream_wait_value32`](crate::stream_wait_value32).
     pub(super) fn value(&self) -> Option<Result<(Submission, Ticket)>> {
         let made = match self {
-            Step::Post { .. } => return None,
-            Step::Wait {
+            GraphStep::Post { .. } => return None,
+            GraphStep::Wait {
                 region,
                 offset,
                 condition,
                 timeout,
             } => value_wait(region, *offset, *condition, *timeout),
-            Step::Write {
+            GraphStep::Write {
                 region,
                 offset,
                 value,

@@ -17,48 +17,48 @@ const CANCEL: Duration = Duration::from_secs(1);
 /// Who wants to know what comes without having been asked for.
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
-    fn mail(&self, client: &Client, from: u32, bytes: &[u8]);
+    fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
     /// The group fails. Nobody was told of it yet, and when this returns all are.
-    fn failing(&self, client: &Client);
-    /// The group has failed: [`Client::failure`] says so.
-    fn failed(&self, client: &Client);
+    fn failing(&self, client: &StoreClient);
+    /// The group has failed: [`StoreClient::failure`] says so.
+    fn failed(&self, client: &StoreClient);
 }
 
 /// The connection, and what goes on over it.
-pub(super) struct Client {
+pub(super) struct StoreClient {
     rank: u32,
     size: u32,
     /// For who writes.
     stream: Mutex<TcpStream>,
-    state: Mutex<State>,
+    state: Mutex<ClientState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClientState {
     next_id: u32,
     /// The requests under way, with their answers once they are there.
     requests: BTreeMap<u32, Option<Result<Vec<u8>>>>,
     failure: Option<(u32, String)>,
 }
 
-impl State {
+impl ClientState {
     fn failure(&self) -> Option<Error> {
         let (rank, reason) = self.failure.clone()?;
         Some(Error::Rank { rank, reason })
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for StoreClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.rank, self.size)
     }
 }
 
-impl Client {
+impl StoreClient {
     /// Over a connection that has been let in.
-    pub(super) fn new(rank: u32, size: u32, stream: TcpStream) -> Client {
-        Client {
+    pub(super) fn new(rank: u32, size: u32, stream: TcpStream) -> StoreClient {
+        StoreClient {
             rank,
             size,
             stream: Mutex::new(stream),
@@ -79,7 +79,7 @@ impl Client {
         self.state().failure()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

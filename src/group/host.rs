@@ -11,17 +11,17 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::endpoint::system;
-use crate::group::board::{Board, Standing};
-use crate::group::greeting::{self, Hello, PROOF_BYTES, Verdict};
-use crate::group::guest::{Guest, Stage};
-use crate::group::meeting::{Meeting, Note};
+use crate::group::connection::{Connection, ConnectionStage};
+use crate::group::handshake::{self, Handshake, PROOF_BYTES, Verdict};
+use crate::group::key_value_store::{KeyValueStore, RankState};
 use crate::group::message::Message;
+use crate::group::rendezvous::{Note, Rendezvous};
 use crate::group::socket::{Ready, make_room, poll, watch_over};
 use crate::group::token::{Token, nonce};
 
 /// How long who comes may take to prove itself.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Connections, beyond one for each rank, that may be in the middle of their greeting. The oldest has to go for one more.
+/// Connections, beyond one for each rank, that may be in the middle of their handshake. The oldest has to go for one more.
 const STRANGERS_MAX: usize = 64;
 /// What may lie here for a rank that does not take it; then it is given up.
 const BACKLOG_BYTES_MAX: usize = 64 << 20;
@@ -41,19 +41,19 @@ impl Host {
     /// Starts the store.
     ///
     /// # Errors
-    /// [`Error::System`](crate::Error::System) if the address is taken; those of [`Meeting::listen`].
-    pub(super) fn start(size: u32, meeting: &Meeting, token: &Token) -> Result<Host> {
-        let (listener, token, note) = meeting.listen(token)?;
+    /// [`Error::System`](crate::Error::System) if the address is taken; those of [`Rendezvous::listen`].
+    pub(super) fn start(size: u32, rendezvous: &Rendezvous, token: &Token) -> Result<Host> {
+        let (listener, token, note) = rendezvous.listen(token)?;
         let set = |error: std::io::Error| system("set-up of the group's store", &error);
         listener.set_nonblocking(true).map_err(set)?;
         make_room(&listener)?;
         let address = listener.local_addr().map_err(set)?;
         let (stop, stopped) = UnixStream::pair().map_err(set)?;
-        let mut hall = Hall {
+        let mut server = Server {
             listener,
             token: token.clone(),
-            board: Board::new(size),
-            guests: BTreeMap::new(),
+            store: KeyValueStore::new(size),
+            connections: BTreeMap::new(),
             seats: vec![None; size as usize],
             kept: BTreeMap::new(),
             next: 0,
@@ -61,7 +61,7 @@ impl Host {
         };
         let thread = std::thread::Builder::new()
             .name("doorbell-store".into())
-            .spawn(move || hall.run(&stopped))
+            .spawn(move || server.run(&stopped))
             .map_err(|error| system("start of the group's store", &error))?;
         Ok(Host {
             address,
@@ -98,11 +98,11 @@ impl Drop for Host {
 type Backlog = (VecDeque<Arc<[u8]>>, usize);
 
 /// Everybody who is connected.
-struct Hall {
+struct Server {
     listener: TcpListener,
     token: Token,
-    board: Board,
-    guests: BTreeMap<u64, Guest>,
+    store: KeyValueStore,
+    connections: BTreeMap<u64, Connection>,
     /// Which connection is which rank.
     seats: Vec<Option<u64>>,
     /// What came for ranks that have not come, and how much it is.
@@ -112,7 +112,7 @@ struct Hall {
     ending: Vec<u64>,
 }
 
-impl Hall {
+impl Server {
     fn run(&mut self, stopped: &UnixStream) {
         let mut scratch = vec![0; 64 << 10];
         loop {
@@ -121,10 +121,10 @@ impl Hall {
                 write: false,
             };
             let mut waits = vec![(stopped.as_fd(), read), (self.listener.as_fd(), read)];
-            let mut names = Vec::with_capacity(self.guests.len());
-            for (&name, guest) in &self.guests {
-                let write = !guest.output.is_empty();
-                waits.push((guest.stream.as_fd(), Ready { read: true, write }));
+            let mut names = Vec::with_capacity(self.connections.len());
+            for (&name, connection) in &self.connections {
+                let write = !connection.output.is_empty();
+                waits.push((connection.stream.as_fd(), Ready { read: true, write }));
                 names.push(name);
             }
             // Strangers are shown out by the clock.
@@ -166,23 +166,30 @@ impl Hall {
             if stream.set_nonblocking(true).is_err() || watch_over(&stream).is_err() {
                 continue;
             }
-            let mut strangers = self.guests.iter().filter(|(_, guest)| guest.is_stranger());
+            let mut strangers = self
+                .connections
+                .iter()
+                .filter(|(_, connection)| connection.is_stranger());
             let oldest = strangers.next().map(|(&name, _)| name);
             if strangers.count() + 1 >= STRANGERS_MAX + self.seats.len() {
-                oldest.map(|name| self.guests.remove(&name));
+                oldest.map(|name| self.connections.remove(&name));
             }
-            self.guests.insert(self.next, Guest::new(stream));
+            self.connections.insert(self.next, Connection::new(stream));
             self.next += 1;
         }
     }
 
     fn show_out(&mut self) {
-        self.guests
-            .retain(|_, guest| !guest.is_stranger() || guest.came.elapsed() < PATIENCE);
+        self.connections.retain(|_, connection| {
+            !connection.is_stranger() || connection.came.elapsed() < PATIENCE
+        });
     }
 
     fn flush(&mut self, name: u64) {
-        let alive = self.guests.get_mut(&name).is_none_or(Guest::flush);
+        let alive = self
+            .connections
+            .get_mut(&name)
+            .is_none_or(Connection::flush);
         if !alive {
             self.end(name);
         }
@@ -195,14 +202,14 @@ impl Hall {
     }
 
     fn read(&mut self, name: u64, scratch: &mut [u8]) {
-        let Some(guest) = self.guests.get_mut(&name) else {
+        let Some(connection) = self.connections.get_mut(&name) else {
             return;
         };
-        let open = guest.fill(scratch);
-        let mut input = std::mem::take(&mut guest.input);
+        let open = connection.fill(scratch);
+        let mut input = std::mem::take(&mut connection.input);
         let fine = self.listen(name, &mut input);
-        if let Some(guest) = self.guests.get_mut(&name) {
-            guest.input = input;
+        if let Some(connection) = self.connections.get_mut(&name) {
+            connection.input = input;
         }
         // Who says the last word and goes is heard first.
         if !open || !fine {
@@ -214,43 +221,50 @@ impl Hall {
     fn listen(&mut self, name: u64, input: &mut Vec<u8>) -> bool {
         let mut at = 0;
         let fine = loop {
-            let Some(guest) = self.guests.get_mut(&name) else {
+            let Some(connection) = self.connections.get_mut(&name) else {
                 break true;
             };
             let rest = &input[at..];
-            match guest.stage {
-                Stage::Hello => {
+            match connection.stage {
+                ConnectionStage::Handshake => {
                     // The head comes first: another version may say less behind it.
-                    let head = rest.first_chunk().map(greeting::check_head);
+                    let head = rest.first_chunk().map(handshake::check_head);
                     if let Some(Err(_)) = head {
-                        guest.stage = Stage::Going;
-                        guest.push(Arc::new(greeting::head()));
-                        break guest.flush();
+                        connection.stage = ConnectionStage::Going;
+                        connection.push(Arc::new(handshake::head()));
+                        break connection.flush();
                     }
-                    let Some(bytes) = rest.first_chunk::<{ Hello::BYTES }>() else {
+                    let Some(bytes) = rest.first_chunk::<{ Handshake::BYTES }>() else {
                         break true;
                     };
-                    let (Ok(hello), Ok(challenge)) = (Hello::from_bytes(bytes), nonce()) else {
+                    let (Ok(handshake), Ok(challenge)) = (Handshake::from_bytes(bytes), nonce())
+                    else {
                         break false;
                     };
-                    at += Hello::BYTES;
-                    guest.stage = Stage::Proof { hello, challenge };
-                    guest.push(Arc::new(greeting::challenge(&challenge)));
-                    if !guest.flush() {
+                    at += Handshake::BYTES;
+                    connection.stage = ConnectionStage::Proof {
+                        handshake,
+                        challenge,
+                    };
+                    connection.push(Arc::new(handshake::challenge(&challenge)));
+                    if !connection.flush() {
                         break false;
                     }
                 }
-                Stage::Proof { hello, challenge } => {
+                ConnectionStage::Proof {
+                    handshake,
+                    challenge,
+                } => {
                     let Some(proof) = rest.first_chunk::<PROOF_BYTES>() else {
                         break true;
                     };
                     at += PROOF_BYTES;
-                    let verdict = self.judge(&hello, &challenge, proof);
-                    self.admit(name, verdict, &hello, &challenge);
+                    let verdict = self.judge(&handshake, &challenge, proof);
+                    self.admit(name, verdict, &handshake, &challenge);
                 }
-                Stage::Rank(rank) => match Message::parse(rest) {
+                ConnectionStage::Rank(rank) => match Message::parse(rest) {
                     Ok(Some((message, len))) => {
-                        let taken = self.board.take(rank, &message);
+                        let taken = self.store.take(rank, &message);
                         at += len;
                         self.settle();
                         if taken.is_err() {
@@ -260,7 +274,7 @@ impl Hall {
                     Ok(None) => break true,
                     Err(_) => break false,
                 },
-                Stage::Going => {
+                ConnectionStage::Going => {
                     at = input.len();
                     break true;
                 }
@@ -270,51 +284,58 @@ impl Hall {
         fine
     }
 
-    fn judge(&self, hello: &Hello, challenge: &[u8; 32], proof: &[u8; PROOF_BYTES]) -> Verdict {
-        if !hello.is_proof(&self.token, challenge, proof) {
+    fn judge(
+        &self,
+        handshake: &Handshake,
+        challenge: &[u8; 32],
+        proof: &[u8; PROOF_BYTES],
+    ) -> Verdict {
+        if !handshake.is_proof(&self.token, challenge, proof) {
             return Verdict::Token;
         }
-        if hello.size != self.board.size() {
-            return Verdict::Size(self.board.size());
+        if handshake.size != self.store.size() {
+            return Verdict::Size(self.store.size());
         }
-        match self.board.standing(hello.rank) {
+        match self.store.rank_state(handshake.rank) {
             None => Verdict::NoRank,
-            Some(Standing::Absent) => Verdict::Welcome,
+            Some(RankState::Absent) => Verdict::Welcome,
             Some(_) => Verdict::Twice,
         }
     }
 
-    fn admit(&mut self, name: u64, verdict: Verdict, hello: &Hello, challenge: &[u8; 32]) {
-        let bytes = verdict.to_bytes(&self.token, hello, challenge);
-        let Some(guest) = self.guests.get_mut(&name) else {
+    fn admit(&mut self, name: u64, verdict: Verdict, handshake: &Handshake, challenge: &[u8; 32]) {
+        let bytes = verdict.to_bytes(&self.token, handshake, challenge);
+        let Some(connection) = self.connections.get_mut(&name) else {
             return;
         };
-        guest.push(Arc::new(bytes));
+        connection.push(Arc::new(bytes));
         if verdict == Verdict::Welcome {
-            guest.stage = Stage::Rank(hello.rank);
-            self.seats[hello.rank as usize] = Some(name);
-            let (kept, _) = self.kept.remove(&hello.rank).unwrap_or_default();
-            kept.into_iter().for_each(|bytes| guest.push(bytes));
-            self.board.join(hello.rank);
+            connection.stage = ConnectionStage::Rank(handshake.rank);
+            self.seats[handshake.rank as usize] = Some(name);
+            let (kept, _) = self.kept.remove(&handshake.rank).unwrap_or_default();
+            kept.into_iter().for_each(|bytes| connection.push(bytes));
+            self.store.join(handshake.rank);
             self.settle();
         } else {
-            guest.stage = Stage::Going;
+            connection.stage = ConnectionStage::Going;
         }
         self.flush(name);
     }
 
-    /// Sends what the board has to say, and ends what is to end, until there is nothing of either: the end of one is news to the others,
+    /// Sends what the store has to send, and ends what is to end, until there is nothing of either: the end of one is news to the others,
     /// and sending it may find that another has gone, too.
     fn settle(&mut self) {
         loop {
             while let Some(name) = self.ending.pop() {
-                let guest = self.guests.remove(&name);
-                if let Some(Stage::Rank(rank)) = guest.map(|guest| guest.stage) {
+                let connection = self.connections.remove(&name);
+                if let Some(ConnectionStage::Rank(rank)) =
+                    connection.map(|connection| connection.stage)
+                {
                     self.seats[rank as usize] = None;
-                    self.board.end(rank);
+                    self.store.end(rank);
                 }
             }
-            let parcels = self.board.take_out();
+            let parcels = self.store.take_out();
             if parcels.is_empty() {
                 return;
             }
@@ -323,7 +344,11 @@ impl Hall {
                 touched.extend(self.hand_over(rank, bytes));
             }
             for name in touched {
-                if !self.guests.get_mut(&name).is_none_or(Guest::flush) {
+                if !self
+                    .connections
+                    .get_mut(&name)
+                    .is_none_or(Connection::flush)
+                {
                     self.ending.push(name);
                 }
             }
@@ -333,21 +358,21 @@ impl Hall {
     /// Puts a message where its rank gets it from; the connection that it is then to be sent over.
     fn hand_over(&mut self, rank: u32, bytes: Arc<[u8]>) -> Option<u64> {
         let seat = self.seats[rank as usize];
-        if let Some(guest) = seat.and_then(|name| self.guests.get_mut(&name)) {
-            guest.push(bytes);
-            if guest.backlog_bytes > BACKLOG_BYTES_MAX {
+        if let Some(connection) = seat.and_then(|name| self.connections.get_mut(&name)) {
+            connection.push(bytes);
+            if connection.backlog_bytes > BACKLOG_BYTES_MAX {
                 self.ending.extend(seat);
             }
             return seat;
         }
-        if self.board.standing(rank) == Some(Standing::Absent) {
+        if self.store.rank_state(rank) == Some(RankState::Absent) {
             let (kept, backlog_bytes) = self.kept.entry(rank).or_default();
             *backlog_bytes += bytes.len();
             kept.push_back(bytes);
             if *backlog_bytes > BACKLOG_BYTES_MAX {
                 // It cannot have all of it any more, so it cannot come any more.
                 self.kept.remove(&rank);
-                self.board.give_up(rank);
+                self.store.give_up(rank);
             }
         }
         None

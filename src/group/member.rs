@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::endpoint::{Endpoint, EndpointConfig};
-use crate::group::mesh::{Mesh, Watch};
-use crate::group::{Place, Store};
+use crate::group::mesh::{Mesh, MeshWatcher};
+use crate::group::{LaunchEnvironment, Store};
 use crate::region::{Device, ProtectionDomain};
 use crate::{Error, Result};
 
@@ -47,27 +47,35 @@ pub struct Group {
 }
 
 impl Group {
-    /// Joins the group that the launcher has started this process for ([`Place::from_env`]), with the device `DOORBELL_DEVICE`, or `softcx`
+    /// Joins the group that the launcher has started this process for ([`LaunchEnvironment::from_env`]), with the device `DOORBELL_DEVICE`, or `softcx`
     /// where that is not set.
     ///
     /// # Errors
-    /// Those of [`Place::from_env`], [`Device::open`] and [`Group::join`].
+    /// Those of [`LaunchEnvironment::from_env`], [`Device::open`] and [`Group::join`].
     pub fn from_env() -> Result<Group> {
         let name = std::env::var("DOORBELL_DEVICE").ok();
         let name = name.filter(|name| !name.is_empty());
         let device = Device::open(name.as_deref().unwrap_or("softcx"))?;
-        let place = Place::from_env()?;
-        Group::join(&place, &device.protection_domain(), &GroupConfig::default())
+        let environment = LaunchEnvironment::from_env()?;
+        Group::join(
+            &environment,
+            &device.protection_domain(),
+            &GroupConfig::default(),
+        )
     }
 
     /// Joins a group; its endpoints are of `domain`.
     ///
     /// # Errors
     /// As [`Store::join`].
-    pub fn join(place: &Place, domain: &ProtectionDomain, config: &GroupConfig) -> Result<Group> {
+    pub fn join(
+        environment: &LaunchEnvironment,
+        domain: &ProtectionDomain,
+        config: &GroupConfig,
+    ) -> Result<Group> {
         let mesh = Arc::new(Mesh::new(domain, &config.endpoint));
-        let watch = Watch(Arc::clone(&mesh));
-        let store = Store::join_with(place, config.timeout, Box::new(watch))?;
+        let watch = MeshWatcher(Arc::clone(&mesh));
+        let store = Store::join_with(environment, config.timeout, Box::new(watch))?;
         Ok(Group {
             endpoints: Mutex::default(),
             mesh,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::endpoint::{AbortHandle, Address, Deadline, Endpoint, EndpointConfig};
-use crate::group::client::{Client, Watcher};
+use crate::group::client::{StoreClient, Watcher};
 use crate::region::ProtectionDomain;
 use crate::{Error, Result};
 
@@ -15,7 +15,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// What there is for a peer.
 #[derive(Debug)]
-enum Link {
+enum PeerState {
     /// Its address is not known yet; the peer knows ours.
     Offered(Endpoint),
     /// Connected on this side; of the other one it is not known.
@@ -66,13 +66,13 @@ impl<'a> Mail<'a> {
 pub(super) struct Mesh {
     domain: ProtectionDomain,
     config: EndpointConfig,
-    state: Mutex<State>,
+    state: Mutex<MeshState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    links: BTreeMap<u32, Link>,
+struct MeshState {
+    links: BTreeMap<u32, PeerState>,
     /// Of every endpoint, also of those that the application has.
     aborts: Vec<AbortHandle>,
     has_failed: bool,
@@ -92,7 +92,7 @@ impl Mesh {
         &self.domain
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MeshState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,27 +100,32 @@ impl Mesh {
     ///
     /// # Errors
     /// Those of making and connecting it on this side; [`Error::Timeout`] if the peer does not come; [`Error::Rank`].
-    pub(super) fn take(&self, client: &Client, peer: u32, timeout: Duration) -> Result<Endpoint> {
+    pub(super) fn take(
+        &self,
+        client: &StoreClient,
+        peer: u32,
+        timeout: Duration,
+    ) -> Result<Endpoint> {
         let deadline = Deadline::new("connection with a rank of the group", timeout);
         let mut state = self.state();
         if !state.links.contains_key(&peer) {
             let endpoint = self.make(&mut state)?;
             let mail = Mail::Address(endpoint.address());
             client.send_mail(peer, &mail.to_bytes(), &deadline)?;
-            state.links.insert(peer, Link::Offered(endpoint));
+            state.links.insert(peer, PeerState::Offered(endpoint));
         }
         loop {
             if let Some(failure) = client.failure() {
                 return Err(failure);
             }
             match state.links.get_mut(&peer) {
-                Some(link @ Link::Ready(_)) => {
-                    if let Link::Ready(endpoint) = std::mem::replace(link, Link::Taken) {
+                Some(link @ PeerState::Ready(_)) => {
+                    if let PeerState::Ready(endpoint) = std::mem::replace(link, PeerState::Taken) {
                         return Ok(endpoint);
                     }
                 }
-                Some(Link::Failed(error)) => return Err(error.clone()),
-                Some(Link::Taken) => {
+                Some(PeerState::Failed(error)) => return Err(error.clone()),
+                Some(PeerState::Taken) => {
                     return Err(Error::State {
                         operation: "endpoint of the group",
                         reason: format!("that of rank {peer} was given away"),
@@ -136,7 +141,7 @@ impl Mesh {
     }
 
     /// Makes an endpoint that ends with the group.
-    fn make(&self, state: &mut State) -> Result<Endpoint> {
+    fn make(&self, state: &mut MeshState) -> Result<Endpoint> {
         let endpoint = Endpoint::new(&self.domain, &self.config)?;
         let abort = endpoint.abort_handle();
         if state.has_failed {
@@ -149,13 +154,13 @@ impl Mesh {
     /// Connects with the endpoint at an address, and says so there.
     fn connect(
         &self,
-        state: &mut State,
-        client: &Client,
+        state: &mut MeshState,
+        client: &StoreClient,
         peer: u32,
         address: &Address,
     ) -> Result<Endpoint> {
         let (mut endpoint, is_known) = match state.links.remove(&peer) {
-            Some(Link::Offered(endpoint)) => (endpoint, true),
+            Some(PeerState::Offered(endpoint)) => (endpoint, true),
             _ => (self.make(state)?, false),
         };
         endpoint.connect(address)?;
@@ -169,48 +174,52 @@ impl Mesh {
     /// What becomes of the link with a rank by its mail; `None` if that says nothing new.
     fn read(
         &self,
-        state: &mut State,
-        client: &Client,
+        state: &mut MeshState,
+        client: &StoreClient,
         peer: u32,
         mail: Result<Mail<'_>>,
-    ) -> Option<Link> {
+    ) -> Option<PeerState> {
         let failed = |error: Error| {
             // It waits for an answer.
             let _ = answer(client, peer, &Mail::Refused(error.to_string().into()));
-            Link::Failed(error)
+            PeerState::Failed(error)
         };
         match (mail, state.links.get(&peer)) {
-            (Ok(Mail::Address(address)), None | Some(Link::Offered(_))) => {
+            (Ok(Mail::Address(address)), None | Some(PeerState::Offered(_))) => {
                 let connected = self.connect(state, client, peer, &address);
-                Some(connected.map_or_else(failed, Link::Connected))
+                Some(connected.map_or_else(failed, PeerState::Connected))
             }
-            (Ok(Mail::Connected), Some(Link::Connected(_))) => match state.links.remove(&peer) {
-                Some(Link::Connected(endpoint)) => Some(Link::Ready(endpoint)),
+            (Ok(Mail::Connected), Some(PeerState::Connected(_))) => match state.links.remove(&peer)
+            {
+                Some(PeerState::Connected(endpoint)) => Some(PeerState::Ready(endpoint)),
                 other => other,
             },
-            (Ok(Mail::Refused(reason)), None | Some(Link::Offered(_) | Link::Connected(_))) => {
-                Some(Link::Failed(Error::State {
-                    operation: "endpoint of the group",
-                    reason: format!("rank {peer} could not connect: {reason}"),
-                }))
+            (
+                Ok(Mail::Refused(reason)),
+                None | Some(PeerState::Offered(_) | PeerState::Connected(_)),
+            ) => Some(PeerState::Failed(Error::State {
+                operation: "endpoint of the group",
+                reason: format!("rank {peer} could not connect: {reason}"),
+            })),
+            (Err(error), None | Some(PeerState::Offered(_) | PeerState::Connected(_))) => {
+                Some(failed(error))
             }
-            (Err(error), None | Some(Link::Offered(_) | Link::Connected(_))) => Some(failed(error)),
             // Each side says each once. More is of no use, and the endpoint that is there stays as it is.
             _ => None,
         }
     }
 }
 
-fn answer(client: &Client, peer: u32, mail: &Mail<'_>) -> Result<()> {
+fn answer(client: &StoreClient, peer: u32, mail: &Mail<'_>) -> Result<()> {
     let deadline = Deadline::new("answer to a rank of the group", ANSWER);
     client.send_mail(peer, &mail.to_bytes(), &deadline)
 }
 
 /// The mesh as the store's reader sees it.
-pub(super) struct Watch(pub(super) Arc<Mesh>);
+pub(super) struct MeshWatcher(pub(super) Arc<Mesh>);
 
-impl Watcher for Watch {
-    fn mail(&self, client: &Client, from: u32, bytes: &[u8]) {
+impl Watcher for MeshWatcher {
+    fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]) {
         let mesh = &self.0;
         let mut state = mesh.state();
         if from == client.rank() {
@@ -224,13 +233,13 @@ impl Watcher for Watch {
         mesh.changed.notify_all();
     }
 
-    fn failing(&self, _: &Client) {
+    fn failing(&self, _: &StoreClient) {
         let mut state = self.0.state();
         state.has_failed = true;
         state.aborts.iter().for_each(AbortHandle::abort);
     }
 
-    fn failed(&self, _: &Client) {
+    fn failed(&self, _: &StoreClient) {
         // Whoever holds the lock may have looked for the failure before it was there, and does not wait yet.
         drop(self.0.state());
         self.0.changed.notify_all();

@@ -5,9 +5,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::endpoint::{Deadline, system};
-use crate::group::Place;
-use crate::group::approach::{attempt, go};
-use crate::group::client::{Client, Watcher};
+use crate::group::LaunchEnvironment;
+use crate::group::client::{StoreClient, Watcher};
+use crate::group::connect::{attempt, connect};
 use crate::group::host::Host;
 use crate::group::message::Message;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// (`ulimit -n`) than many systems begin with. Calls may come from several threads; barriers and gatherings from one at a time.
 #[derive(Debug)]
 pub struct Store {
-    client: Arc<Client>,
+    client: Arc<StoreClient>,
     reader: Option<JoinHandle<()>>,
     /// After the connection of this rank: its thread sees who ends.
     _host: Option<Host>,
@@ -31,27 +31,33 @@ impl Store {
     /// # Errors
     /// [`Error::Timeout`] if nobody answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
     /// [`Error::Malformed`] if who answers is no store, or one of another version, or none that knows the token; [`Error::System`] if rank 0 cannot
-    /// listen at its address, and those of [`Place::from_env`]'s job folder.
-    pub fn join(place: &Place, timeout: Duration) -> Result<Store> {
-        Store::join_with(place, timeout, Box::new(Nobody))
+    /// listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
+    pub fn join(environment: &LaunchEnvironment, timeout: Duration) -> Result<Store> {
+        Store::join_with(environment, timeout, Box::new(Nobody))
     }
 
     /// [`Store::join`], with somebody who is told what comes by itself.
     pub(super) fn join_with(
-        place: &Place,
+        environment: &LaunchEnvironment,
         timeout: Duration,
         watcher: Box<dyn Watcher>,
     ) -> Result<Store> {
         let deadline = Deadline::new("join of the group's store", timeout);
-        let host = (place.rank == 0)
-            .then(|| Host::start(place.size, &place.meeting, &place.token))
+        let host = (environment.rank == 0)
+            .then(|| {
+                Host::start(
+                    environment.size,
+                    &environment.rendezvous,
+                    &environment.token,
+                )
+            })
             .transpose()?;
         let stream = match &host {
             Some(host) => {
                 let (address, token) = host.contact();
-                attempt(place, address, &token, &deadline)?
+                attempt(environment, address, &token, &deadline)?
             }
-            None => go(place, &deadline)?,
+            None => connect(environment, &deadline)?,
         };
         stream
             .set_read_timeout(None)
@@ -59,7 +65,7 @@ impl Store {
         let from = stream
             .try_clone()
             .map_err(|error| system("dup of a socket", &error))?;
-        let client = Arc::new(Client::new(place.rank, place.size, stream));
+        let client = Arc::new(StoreClient::new(environment.rank, environment.size, stream));
         let reading = Arc::clone(&client);
         let reader = std::thread::Builder::new()
             .name("doorbell-group".into())
@@ -73,7 +79,7 @@ impl Store {
         })
     }
 
-    pub(super) fn client(&self) -> &Client {
+    pub(super) fn client(&self) -> &StoreClient {
         &self.client
     }
 
@@ -157,9 +163,9 @@ impl Drop for Store {
 struct Nobody;
 
 impl Watcher for Nobody {
-    fn mail(&self, _: &Client, _: u32, _: &[u8]) {}
+    fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
-    fn failing(&self, _: &Client) {}
+    fn failing(&self, _: &StoreClient) {}
 
-    fn failed(&self, _: &Client) {}
+    fn failed(&self, _: &StoreClient) {}
 }

@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::group::client::{Client, Watcher};
-use crate::group::greeting::{self, Hello, Verdict};
-use crate::group::{Group, GroupConfig, Place, Store, Token};
+use crate::group::client::{StoreClient, Watcher};
+use crate::group::handshake::{self, Handshake, Verdict};
+use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
 use crate::{EndpointConfig, Error, Side, Work};
 
@@ -26,12 +26,12 @@ fn free() -> SocketAddr {
     SocketAddr::from(([127, b, c, d], NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn place(rank: u32, size: u32, address: SocketAddr) -> Place {
-    Place::new(rank, size, &address.to_string(), Token::new("secret")).unwrap()
+fn environment(rank: u32, size: u32, address: SocketAddr) -> LaunchEnvironment {
+    LaunchEnvironment::new(rank, size, &address.to_string(), Token::new("secret")).unwrap()
 }
 
 fn join(rank: u32, size: u32, address: SocketAddr) -> Store {
-    Store::join(&place(rank, size, address), SOON).unwrap()
+    Store::join(&environment(rank, size, address), SOON).unwrap()
 }
 
 /// Runs every rank in a thread of its own; what each gives, by rank.
@@ -146,20 +146,20 @@ fn who_has_left_is_named_where_it_is_needed() {
 fn the_wrong_ones_are_refused_and_told_why() {
     let address = free();
     let store = join(0, 2, address);
-    let refused = |place: &Place| Store::join(place, SOON).unwrap_err();
+    let refused = |environment: &LaunchEnvironment| Store::join(environment, SOON).unwrap_err();
     let reason = |error: Error| match error {
         Error::State { reason, .. } => reason,
         other => panic!("{other}"),
     };
     let other = Token::new("guess");
-    let other = Place::new(1, 2, &address.to_string(), other).unwrap();
+    let other = LaunchEnvironment::new(1, 2, &address.to_string(), other).unwrap();
     assert!(reason(refused(&other)).contains("another token"));
-    assert!(reason(refused(&place(1, 3, address))).contains("has 2 ranks, this process's 3"));
+    assert!(reason(refused(&environment(1, 3, address))).contains("has 2 ranks, this process's 3"));
     let second = join(1, 2, address);
-    assert!(reason(refused(&place(1, 2, address))).contains("rank 1 has come already"));
+    assert!(reason(refused(&environment(1, 2, address))).contains("rank 1 has come already"));
     // A second store at the same address.
     assert!(matches!(
-        refused(&place(0, 2, address)),
+        refused(&environment(0, 2, address)),
         Error::System { errno, .. } if errno == libc::EADDRINUSE
     ));
     // None of that was a failure of the group.
@@ -181,24 +181,24 @@ fn strangers_learn_nothing_and_keep_nobody_out() {
         answer
     };
     // Another version gets ours, and nothing more; so does who speaks something else.
-    assert_eq!(said(b"DBGS\x09\0\0\0"), greeting::head());
-    assert_eq!(said(b"GET / HTTP/1.1\r\n\r\n"), greeting::head());
-    let hello = Hello {
+    assert_eq!(said(b"DBGS\x09\0\0\0"), handshake::head());
+    assert_eq!(said(b"GET / HTTP/1.1\r\n\r\n"), handshake::head());
+    let handshake = Handshake {
         size: 2,
         rank: 1,
         nonce: [1; 32],
     };
-    let mut guess = hello.to_bytes().to_vec();
+    let mut guess = handshake.to_bytes().to_vec();
     guess.extend([0; 32]);
     let answer = said(&guess);
-    assert_eq!(answer.len(), greeting::CHALLENGE_BYTES + Verdict::BYTES);
+    assert_eq!(answer.len(), handshake::CHALLENGE_BYTES + Verdict::BYTES);
     assert_eq!(answer[40], 1, "the verdict is that the token is wrong");
     assert_eq!(answer[48..], [0; 32]);
-    // More of them than there is room for, silent or in the middle of a greeting.
+    // More of them than there is room for, silent or in the middle of a handshake.
     let crowd: Vec<_> = (0..200)
         .map(|number| {
             let mut stranger = TcpStream::connect(address).unwrap();
-            let bytes = hello.to_bytes();
+            let bytes = handshake.to_bytes();
             let _ = stranger.write_all(&bytes[..number % 49]);
             stranger
         })
@@ -217,17 +217,17 @@ fn a_rank_that_talks_nonsense_is_lost_and_nobody_else() {
     let store = join(0, 3, address);
     let third = join(2, 3, address);
     let token = Token::new("secret");
-    let hello = Hello {
+    let handshake = Handshake {
         size: 3,
         rank: 1,
         nonce: [1; 32],
     };
     let mut rogue = TcpStream::connect(address).unwrap();
-    rogue.write_all(&hello.to_bytes()).unwrap();
-    let mut challenge = [0; greeting::CHALLENGE_BYTES];
+    rogue.write_all(&handshake.to_bytes()).unwrap();
+    let mut challenge = [0; handshake::CHALLENGE_BYTES];
     rogue.read_exact(&mut challenge).unwrap();
     let number = challenge[8..].try_into().unwrap();
-    rogue.write_all(&hello.proof(&token, &number)).unwrap();
+    rogue.write_all(&handshake.proof(&token, &number)).unwrap();
     // A length of 4 GiB.
     rogue.write_all(b"\xff\xff\xff\xff\x01").unwrap();
     for store in [&store, &third] {
@@ -241,7 +241,7 @@ fn a_store_that_does_not_answer_is_a_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for address in [listener.local_addr().unwrap(), free()] {
         let began = Instant::now();
-        let error = Store::join(&place(1, 2, address), SHORT).unwrap_err();
+        let error = Store::join(&environment(1, 2, address), SHORT).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         assert!(began.elapsed() >= SHORT && began.elapsed() < SOON);
     }
@@ -252,9 +252,9 @@ fn stores_that_are_none_are_found_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let joined = |answer: fn(&mut TcpStream)| {
-        let joining = thread::spawn(move || Store::join(&place(1, 2, address), SOON));
+        let joining = thread::spawn(move || Store::join(&environment(1, 2, address), SOON));
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; Hello::BYTES]).unwrap();
+        stream.read_exact(&mut [0; Handshake::BYTES]).unwrap();
         answer(&mut stream);
         let error = joining.join().unwrap().unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{error}");
@@ -266,8 +266,8 @@ fn stores_that_are_none_are_found_out() {
     assert!(other.contains("no store"), "{other}");
     // One that takes every proof and has none.
     let impostor = joined(|stream| {
-        stream.write_all(&greeting::challenge(&[3; 32])).unwrap();
-        stream.read_exact(&mut [0; greeting::PROOF_BYTES]).unwrap();
+        stream.write_all(&handshake::challenge(&[3; 32])).unwrap();
+        stream.read_exact(&mut [0; handshake::PROOF_BYTES]).unwrap();
         stream.write_all(&[0; Verdict::BYTES]).unwrap();
     });
     assert!(impostor.contains("not the token"), "{impostor}");
@@ -282,7 +282,7 @@ fn groups<T: Send + 'static>(size: u32, run: fn(Group) -> T) -> Vec<T> {
             timeout: SOON,
             ..GroupConfig::default()
         };
-        run(Group::join(&place(rank, size, address), &domain, &config).unwrap())
+        run(Group::join(&environment(rank, size, address), &domain, &config).unwrap())
     };
     let threads: Vec<_> = (0..size)
         .map(|rank| thread::spawn(move || one(rank)))
@@ -336,7 +336,7 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
                 endpoint,
             };
             let region = Region::alloc(&domain, 7, Access::LOCAL_WRITE).unwrap();
-            let mut group = Group::join(&place(rank, 3, address), &domain, &config).unwrap();
+            let mut group = Group::join(&environment(rank, 3, address), &domain, &config).unwrap();
             for peer in (0..3).filter(|&peer| peer != rank) {
                 let endpoint = group.endpoint(peer).unwrap();
                 endpoint.post_send(&Work::send_inline(b"at once")).unwrap();
@@ -367,7 +367,7 @@ fn who_cannot_connect_says_so_to_who_waits_for_it() {
         if rank == 1 {
             config.endpoint.send_depth = 0;
         }
-        let mut group = Group::join(&place(rank, 2, address), &domain, &config).unwrap();
+        let mut group = Group::join(&environment(rank, 2, address), &domain, &config).unwrap();
         if rank == 0 {
             let error = group.endpoint(1).unwrap_err().to_string();
             assert!(error.contains("rank 1 could not connect: "), "{error}");
@@ -385,19 +385,19 @@ fn who_cannot_connect_says_so_to_who_waits_for_it() {
 fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
     struct Order(mpsc::Sender<(&'static str, Option<Error>)>);
     impl Watcher for Order {
-        fn mail(&self, _: &Client, _: u32, _: &[u8]) {}
+        fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
-        fn failing(&self, client: &Client) {
+        fn failing(&self, client: &StoreClient) {
             self.0.send(("failing", client.failure())).unwrap();
         }
 
-        fn failed(&self, client: &Client) {
+        fn failed(&self, client: &StoreClient) {
             self.0.send(("failed", client.failure())).unwrap();
         }
     }
     let address = free();
     let (order, told) = mpsc::channel();
-    let watched = Store::join_with(&place(0, 2, address), SOON, Box::new(Order(order)));
+    let watched = Store::join_with(&environment(0, 2, address), SOON, Box::new(Order(order)));
     drop(join(1, 2, address));
     assert_eq!(told.recv_timeout(SOON).unwrap(), ("failing", None));
     let (last, failure) = told.recv_timeout(SOON).unwrap();

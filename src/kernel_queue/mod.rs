@@ -36,15 +36,15 @@ pub use view::QueueView;
 pub struct KernelQueue {
     view: QueueView,
     /// Before the memory that it maps.
-    _place: Place,
+    _place: StateMemory,
     queue: DeviceQueue,
 }
 
 /// Where what the threads share lies.
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept for kernels, who have its address")]
-enum Place {
-    Host(Box<State>),
+enum StateMemory {
+    Host(Box<KernelQueueState>),
     #[cfg(feature = "cuda")]
     Gpu(OnGpu),
 }
@@ -52,7 +52,7 @@ enum Place {
 /// `struct dbl_queue_state`.
 #[derive(Debug)]
 #[repr(C, align(4096))]
-struct State([AtomicU32; 128]);
+struct KernelQueueState([AtomicU32; 128]);
 
 /// The words of `struct dbl_queue_state` as a queue begins that has come to these counts.
 fn state_words(slot: u32, completion: u32) -> [u32; 128] {
@@ -73,14 +73,16 @@ impl KernelQueue {
     pub fn new(endpoint: &mut Endpoint) -> Result<KernelQueue> {
         let mut queue = endpoint.take_send_queue(true)?;
         let (slot, completion) = queue.state().first();
-        let state = Box::new(State(state_words(slot, completion).map(AtomicU32::new)));
+        let state = Box::new(KernelQueueState(
+            state_words(slot, completion).map(AtomicU32::new),
+        ));
         let mut view = QueueView::new(&queue);
         view.reach(&queue, |address, _| Ok(address as u64))?;
         view.state = std::ptr::from_ref(&*state).addr() as u64;
         queue.begin()?;
         Ok(KernelQueue {
             view,
-            _place: Place::Host(state),
+            _place: StateMemory::Host(state),
             queue,
         })
     }
@@ -98,7 +100,7 @@ impl KernelQueue {
         queue.begin()?;
         Ok(KernelQueue {
             view,
-            _place: Place::Gpu(place),
+            _place: StateMemory::Gpu(place),
             queue,
         })
     }

@@ -1,16 +1,17 @@
-//! Threads that go round to many: a proxy to ring for streams which cannot, at the pace of the work, and the watchdog, once a tick.
+//! Progress threads: each polls all that are registered with it. The proxy rings for streams that cannot, at the pace of the work; the
+//! watchdog looks at every endpoint once a tick.
 //!
-//! There is one proxy for each place where one is wanted ([`Placement`]), which usually means one. A thread begins with the first that is
-//! to be served and stays: waiting costs it nothing.
+//! There is one proxy for each placement that is asked for ([`Placement`]), usually one. A progress thread starts when the first object is
+//! registered and stays. It sleeps while it has nothing to poll.
 
 mod elsewhere;
-mod enlistment;
 mod pace;
 mod placement;
-mod rounds;
+mod progress_thread;
+mod registration;
 
 pub(crate) use elsewhere::{drop_elsewhere, goes_round};
-pub(crate) use enlistment::Enlistment;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
-pub(crate) use rounds::{Proxied, Proxy, Rounds, Turn, proxy_at};
+pub(crate) use progress_thread::{PollResult, ProgressThread, Proxied, Proxy, proxy_at};
+pub(crate) use registration::Registration;

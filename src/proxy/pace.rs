@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Turns between two looks at the clock while it spins.
-const TURNS_PER_CLOCK: u32 = 32;
+/// Polls between two looks at the clock while it spins.
+const POLLS_PER_CLOCK: u32 = 32;
 /// How long it burns its core after work: a stream that chains kernels and transfers comes back within that.
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it then offers its core to others before it sleeps. A sleep has a price that does not depend on its length.
@@ -18,13 +18,13 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 pub(crate) struct Pace {
     /// The same pause after every round, whatever it found.
     tick: Option<Duration>,
-    turns: u32,
+    polls: u32,
     idle_since: Option<Instant>,
     /// The core was offered to others since the last work.
     rested: bool,
 }
 
-/// What to do between two turns.
+/// What to do between two rounds of polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pause {
     Spin,
@@ -43,7 +43,7 @@ impl Pace {
 
     /// Somebody came.
     pub(super) fn start(&mut self) {
-        self.turns = 0;
+        self.polls = 0;
         self.idle_since = None;
         self.rested = false;
     }
@@ -67,9 +67,9 @@ impl Pace {
 
     #[inline]
     fn back_off(&mut self) {
-        self.turns = self.turns.wrapping_add(1);
-        let spins = self.idle_since.is_none() || self.turns < TURNS_PER_CLOCK;
-        if spins && !self.turns.is_multiple_of(TURNS_PER_CLOCK) {
+        self.polls = self.polls.wrapping_add(1);
+        let spins = self.idle_since.is_none() || self.polls < POLLS_PER_CLOCK;
+        if spins && !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             std::hint::spin_loop();
             return;
         }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn work_begins_it_anew() {
         let mut pace = Pace::default();
-        for _ in 0..4 * TURNS_PER_CLOCK {
+        for _ in 0..4 * POLLS_PER_CLOCK {
             pace.pause(false);
         }
         assert!(pace.idle_since.is_some());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::mapping::Backing;
 use super::monitor::{Monitor, SharedTable, locked, sweep};
 use super::parent::Parent;
-use super::table::{Range, Table};
+use super::table::{RegisteredRange, Table};
 use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
@@ -41,7 +41,7 @@ impl Default for CacheConfig {
 
 impl CacheConfig {
     /// # Errors
-    /// [`Error::Range`] for a limit of 0 or too large.
+    /// [`Error::RegisteredRange`] for a limit of 0 or too large.
     pub(super) fn check(&self) -> Result<()> {
         let limits = [
             (
@@ -149,7 +149,7 @@ impl Drop for Held {
 /// In a child of `fork` registrations are the parent's, and so is the cache: its calls are errors there.
 #[derive(Clone)]
 pub struct RegionCache {
-    inner: Arc<Inner>,
+    inner: Arc<CacheShared>,
 }
 
 impl std::fmt::Debug for RegionCache {
@@ -161,7 +161,7 @@ impl std::fmt::Debug for RegionCache {
     }
 }
 
-struct Inner {
+struct CacheShared {
     domain: ProtectionDomain,
     table: SharedTable,
     invalidation: Invalidation,
@@ -170,7 +170,7 @@ struct Inner {
     parent: Parent,
 }
 
-impl Drop for Inner {
+impl Drop for CacheShared {
     fn drop(&mut self) {
         if let Some(monitor) = &self.monitor
             && self.parent.is_here()
@@ -190,7 +190,7 @@ enum Wish {
 }
 
 /// What is known of a range without asking the kernel.
-enum Found {
+enum Lookup {
     /// An entry, by its number.
     Hit(Region, u64),
     /// An entry, if its memory is still the same.
@@ -202,7 +202,7 @@ impl RegionCache {
     /// A cache that the kernel tells of memory that goes, or that keeps nothing: [`RegionCache::invalidation`] says which, and why.
     ///
     /// # Errors
-    /// [`Error::Range`] for a limit of 0 or too large; [`Error::State`] if the process has too many caches; [`Error::System`] if the kernel
+    /// [`Error::RegisteredRange`] for a limit of 0 or too large; [`Error::State`] if the process has too many caches; [`Error::System`] if the kernel
     /// gives no page that a child does not inherit.
     pub fn new(domain: &ProtectionDomain, config: &CacheConfig) -> Result<RegionCache> {
         let (invalidation, monitor) = match Monitor::get() {
@@ -237,7 +237,7 @@ impl RegionCache {
         if let Some(monitor) = &monitor {
             monitor.add(&table)?;
         }
-        let inner = Inner {
+        let inner = CacheShared {
             domain: domain.clone(),
             table,
             invalidation,
@@ -346,7 +346,7 @@ impl RegionCache {
     ) -> Result<(Region, Option<u64>)> {
         self.check()?;
         let addr = start.as_ptr() as u64;
-        let range = Range {
+        let range = RegisteredRange {
             access: access.bits(),
             start: addr,
             end: addr.saturating_add(len_bytes),
@@ -354,14 +354,14 @@ impl RegionCache {
         // Entries of a cache that nobody tells of anything there are none.
         let monitor = self.inner.monitor.as_deref();
         let mut found = self.find(&range, wish, monitor.is_none());
-        if let (Found::Unsure, Some(monitor)) = (&found, monitor) {
+        if let (Lookup::Unsure, Some(monitor)) = (&found, monitor) {
             // First the question, then the lookup: what was changed before is out of the table by then.
             found = match monitor.settled() {
                 true => self.find(&range, wish, true),
-                false => Found::Nothing,
+                false => Lookup::Nothing,
             };
         }
-        if let Found::Hit(region, id) = found {
+        if let Lookup::Hit(region, id) = found {
             return Ok((region, Some(id)));
         }
         // SAFETY: the caller's promise.
@@ -369,25 +369,25 @@ impl RegionCache {
     }
 
     #[inline]
-    fn find(&self, range: &Range, wish: Wish, settled: bool) -> Found {
+    fn find(&self, range: &RegisteredRange, wish: Wish, settled: bool) -> Lookup {
         let mut table = locked(&self.inner.table);
         let Some((entry, counters)) = table.find(range) else {
-            return Found::Nothing;
+            return Lookup::Nothing;
         };
         if !entry.value.is_registered() {
             // Somebody who had it deregistered it: it is no longer what is asked for.
             table.discard(range);
-            return Found::Nothing;
+            return Lookup::Nothing;
         }
         if wish == Wish::Hold && entry.range != *range {
-            return Found::Nothing;
+            return Lookup::Nothing;
         }
         if !settled && entry.held == 0 {
-            return Found::Unsure;
+            return Lookup::Unsure;
         }
         entry.held += u32::from(wish == Wish::Hold);
         counters.hits += 1;
-        Found::Hit(entry.value(), entry.id)
+        Lookup::Hit(entry.value(), entry.id)
     }
 
     /// # Safety
@@ -398,7 +398,7 @@ impl RegionCache {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-        range: Range,
+        range: RegisteredRange,
         wish: Wish,
     ) -> Result<(Region, Option<u64>)> {
         let table = &self.inner.table;

@@ -92,7 +92,7 @@ impl Device {
     /// it when the first region or endpoint is made in it, and refuses it there.
     pub fn protection_domain(&self) -> ProtectionDomain {
         ProtectionDomain {
-            inner: Arc::new(Domain {
+            inner: Arc::new(LazyDomain {
                 device: self.clone(),
                 made: Mutex::default(),
             }),
@@ -148,7 +148,7 @@ impl fmt::Debug for Device {
 }
 
 #[derive(Debug)]
-struct Domain {
+struct LazyDomain {
     device: Device,
     made: Mutex<Option<Arc<dyn NicDomain>>>,
 }
@@ -156,7 +156,7 @@ struct Domain {
 /// What belongs together on a device: an endpoint reaches the regions of its own domain only, its peers too.
 #[derive(Debug, Clone)]
 pub struct ProtectionDomain {
-    inner: Arc<Domain>,
+    inner: Arc<LazyDomain>,
 }
 
 impl ProtectionDomain {

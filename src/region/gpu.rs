@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
-use super::ladder::{Kind, Reach, device_range};
-use super::memory::Own;
+use super::ladder::{Reach, RegionKind, device_range};
+use super::memory::OwnedMemory;
 use crate::cuda::{Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering};
 use crate::nic::Access;
 #[cfg(feature = "softcx")]
@@ -18,7 +18,7 @@ impl Region {
     /// Registers memory of a GPU, in the best way there is; work requests and peers name it by its address on the device. The region keeps
     /// the buffer.
     ///
-    /// - `softcx` has it copied by the GPU's copy engines, on a stream of their own that waits for no other ([`Kind::Copied`]). A completion
+    /// - `softcx` has it copied by the GPU's copy engines, on a stream of their own that waits for no other ([`RegionKind::Copied`]). A completion
     ///   comes when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a
     ///   card's without PCIe atomics, and not towards kernels. If a copy fails, as with a context that is gone, the work request does, and
     ///   [`DeviceBuffer::copy_failure`] tells why.
@@ -52,11 +52,13 @@ impl Region {
         Ok(pinned.device_address(self.start().as_ptr().addr()))
     }
 
-    /// [`DeviceBuffer::copy_failure`] of the buffer that the region keeps. `None`, too, for memory that is not [`Kind::Copied`].
+    /// [`DeviceBuffer::copy_failure`] of the buffer that the region keeps. `None`, too, for memory that is not [`RegionKind::Copied`].
     #[must_use]
     pub fn copy_failure(&self) -> Option<Error> {
         match self.own() {
-            Own::Device { held } if self.kind() == Kind::Copied => held.copy_failure(),
+            OwnedMemory::Device { held } if self.kind() == RegionKind::Copied => {
+                held.copy_failure()
+            }
             _ => None,
         }
     }
@@ -72,7 +74,7 @@ impl Region {
     ) -> Result<Reach> {
         let (addr, len_bytes) = (memory.ptr(), memory.len_bytes());
         device_range(addr, len_bytes)?;
-        let own = || Own::Device {
+        let own = || OwnedMemory::Device {
             held: memory.clone().held(),
         };
         #[cfg(feature = "softcx")]
@@ -105,11 +107,19 @@ impl Region {
         let Some(made) = on_device.register_copied(&copier, addr, len_bytes, access) else {
             return Ok(None);
         };
-        let own = Own::Device {
+        let own = OwnedMemory::Device {
             held: memory.clone().held(),
         };
         // Neither a flush nor an order of writes has a part in this: the copies are the GPU's own, and over before the completion is there.
-        let region = Region::of(domain, made?, start, len_bytes, access, Kind::Copied, own);
+        let region = Region::of(
+            domain,
+            made?,
+            start,
+            len_bytes,
+            access,
+            RegionKind::Copied,
+            own,
+        );
         Ok(Some(region))
     }
 }

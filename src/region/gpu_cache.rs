@@ -23,19 +23,19 @@ use crate::region::{ProtectionDomain, Region};
 pub struct DeviceCache {
     domain: ProtectionDomain,
     config: CacheConfig,
-    table: Mutex<Table>,
+    table: Mutex<GpuTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct GpuTable {
     /// By first address and rights.
-    entries: BTreeMap<(u64, u32), Entry>,
+    entries: BTreeMap<(u64, u32), GpuEntry>,
     bytes: u64,
     clock: u64,
     counters: CacheCounters,
 }
 
-struct Entry {
+struct GpuEntry {
     /// The driver's number of the allocation.
     number: u64,
     region: Region,
@@ -101,7 +101,7 @@ impl DeviceCache {
         let buffer = unsafe { DeviceBuffer::from_raw(context, found.start, found.len_bytes) }?;
         let region = Region::register_device(&self.domain, &buffer, access)?;
         drop(buffer);
-        let entry = Entry {
+        let entry = GpuEntry {
             number: found.number,
             region: region.clone(),
             used: 0,
@@ -116,12 +116,12 @@ impl DeviceCache {
     pub fn invalidate(&self, ptr: u64, len_bytes: u64) -> u64 {
         let mut table = self.lock();
         let end = ptr.saturating_add(len_bytes);
-        let hit = |((start, _), entry): (&(u64, u32), &Entry)| {
+        let hit = |((start, _), entry): (&(u64, u32), &GpuEntry)| {
             *start < end && ptr < start + entry.region.len_bytes()
         };
         let keys = table.entries.iter().filter(|it| hit(*it));
         let keys: Vec<(u64, u32)> = keys.map(|(key, _)| *key).collect();
-        let gone: Vec<Entry> = keys.iter().filter_map(|key| table.remove(*key)).collect();
+        let gone: Vec<GpuEntry> = keys.iter().filter_map(|key| table.remove(*key)).collect();
         table.counters.invalidations += gone.len() as u64;
         drop(table);
         gone.len() as u64
@@ -140,18 +140,18 @@ impl DeviceCache {
         (table.entries.len(), table.bytes)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, GpuTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What has to go for it, or itself.
-    fn keep(&self, key: (u64, u32), entry: Entry, numbered: bool) -> Vec<Entry> {
+    fn keep(&self, key: (u64, u32), entry: GpuEntry, numbered: bool) -> Vec<GpuEntry> {
         let mut table = self.lock();
         let bytes = entry.region.len_bytes();
         let mut gone = Vec::new();
         // Another thread may have been here first, for the same memory.
         gone.extend(table.remove(key));
-        let fits = |table: &Table| {
+        let fits = |table: &GpuTable| {
             table.entries.len() < self.config.max_entries as usize
                 && table.bytes.saturating_add(bytes) <= self.config.max_bytes
         };
@@ -173,13 +173,13 @@ impl DeviceCache {
         }
         let used = table.clock;
         table.bytes += bytes;
-        table.entries.insert(key, Entry { used, ..entry });
+        table.entries.insert(key, GpuEntry { used, ..entry });
         gone
     }
 }
 
-impl Table {
-    fn remove(&mut self, key: (u64, u32)) -> Option<Entry> {
+impl GpuTable {
+    fn remove(&mut self, key: (u64, u32)) -> Option<GpuEntry> {
         let entry = self.entries.remove(&key)?;
         self.bytes -= entry.region.len_bytes();
         Some(entry)

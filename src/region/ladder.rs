@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::memory::{Own, REGION_BYTES_MAX};
+use super::memory::{OwnedMemory, REGION_BYTES_MAX};
 use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// What a region's memory is, and how the device reaches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum RegionKind {
     /// Memory of this process.
     Host,
     /// Memory of another device that its driver exported as a dmabuf.
@@ -25,13 +25,13 @@ pub enum Kind {
     Copied,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for RegionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Host => "host",
-            Kind::Dmabuf => "dmabuf",
-            Kind::Peermem => "peermem",
-            Kind::Copied => "copies of its driver",
+            RegionKind::Host => "host",
+            RegionKind::Dmabuf => "dmabuf",
+            RegionKind::Peermem => "peermem",
+            RegionKind::Copied => "copies of its driver",
         })
     }
 }
@@ -53,7 +53,7 @@ pub struct Reach {
     /// The memory, registered in the best way there is. `None`: only a [`Bounce`](crate::Bounce) buffer reaches it.
     pub region: Option<Region>,
     /// The better ways, best first, each with why it is not.
-    pub refused: Vec<(Kind, Error)>,
+    pub refused: Vec<(RegionKind, Error)>,
 }
 
 impl Reach {
@@ -94,7 +94,14 @@ impl Region {
         iova: u64,
         access: Access,
     ) -> Result<Region> {
-        Region::by_dmabuf(domain, (fd, offset), len_bytes, iova, access, Own::Nothing)
+        Region::by_dmabuf(
+            domain,
+            (fd, offset),
+            len_bytes,
+            iova,
+            access,
+            OwnedMemory::Nothing,
+        )
     }
 
     fn by_dmabuf(
@@ -103,7 +110,7 @@ impl Region {
         len_bytes: u64,
         iova: u64,
         access: Access,
-        own: Own,
+        own: OwnedMemory,
     ) -> Result<Region> {
         let start = device_range(iova, len_bytes)?;
         let on_device = domain.on_device()?;
@@ -114,7 +121,7 @@ impl Region {
             start,
             len_bytes,
             access,
-            Kind::Dmabuf,
+            RegionKind::Dmabuf,
             own,
         ))
     }
@@ -130,7 +137,7 @@ impl Region {
         len_bytes: u64,
         access: Access,
     ) -> Result<Region> {
-        Region::by_peermem(domain, addr, len_bytes, access, Own::Nothing)
+        Region::by_peermem(domain, addr, len_bytes, access, OwnedMemory::Nothing)
     }
 
     fn by_peermem(
@@ -138,7 +145,7 @@ impl Region {
         addr: u64,
         len_bytes: u64,
         access: Access,
-        own: Own,
+        own: OwnedMemory,
     ) -> Result<Region> {
         let start = device_range(addr, len_bytes)?;
         let on_device = domain.on_device()?;
@@ -166,7 +173,7 @@ impl Region {
             start,
             len_bytes,
             access,
-            Kind::Peermem,
+            RegionKind::Peermem,
             own,
         ))
     }
@@ -190,7 +197,9 @@ impl Region {
             operation: "registration",
             reason: "the memory was not exported as a dmabuf".into(),
         });
-        Region::climb(domain, addr, len_bytes, exported, access, || Own::Nothing)
+        Region::climb(domain, addr, len_bytes, exported, access, || {
+            OwnedMemory::Nothing
+        })
     }
 
     /// [`Region::reach`] of memory that was exported, or was not for that reason; what becomes a region holds `own`.
@@ -200,7 +209,7 @@ impl Region {
         len_bytes: u64,
         exported: Result<(BorrowedFd<'_>, u64)>,
         access: Access,
-        own: impl Fn() -> Own,
+        own: impl Fn() -> OwnedMemory,
     ) -> Result<Reach> {
         device_range(addr, len_bytes)?;
         let mut refused = Vec::new();
@@ -208,8 +217,8 @@ impl Region {
             .and_then(|dmabuf| Region::by_dmabuf(domain, dmabuf, len_bytes, addr, access, own()));
         let by_peermem = || Region::by_peermem(domain, addr, len_bytes, access, own());
         let region = by_dmabuf
-            .map_err(|error| refused.push((Kind::Dmabuf, error)))
-            .or_else(|()| by_peermem().map_err(|error| refused.push((Kind::Peermem, error))))
+            .map_err(|error| refused.push((RegionKind::Dmabuf, error)))
+            .or_else(|()| by_peermem().map_err(|error| refused.push((RegionKind::Peermem, error))))
             .ok();
         Ok(Reach { region, refused })
     }
@@ -255,10 +264,10 @@ mod tests {
             start,
             4096,
             Access::ALL,
-            Kind::Peermem,
-            Own::Pages { _held: pages },
+            RegionKind::Peermem,
+            OwnedMemory::Pages { _held: pages },
         );
-        assert_eq!(region.kind(), Kind::Peermem);
+        assert_eq!(region.kind(), RegionKind::Peermem);
         for refused in [
             region.write(0, &[1]),
             region.read(0, &mut [1]),
@@ -282,6 +291,6 @@ mod tests {
             Err(Error::OutOfBounds { .. })
         ));
         let host = Region::alloc(&domain, 64, Access::ALL).unwrap();
-        assert_eq!(host.kind(), Kind::Host);
+        assert_eq!(host.kind(), RegionKind::Host);
     }
 }

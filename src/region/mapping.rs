@@ -57,7 +57,7 @@ pub(super) fn look(addr: u64, len_bytes: u64, writable: bool) -> Result<Backing>
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Found {
+struct MappedRange {
     backing: Backing,
     /// Where parts of the range end that a file may be too short for.
     shared_ends: Vec<u64>,
@@ -177,7 +177,7 @@ fn judge(
     addr: u64,
     len_bytes: u64,
     writable: bool,
-) -> Result<Found, String> {
+) -> Result<MappedRange, String> {
     let Some(end) = addr.checked_add(len_bytes) else {
         return Err("it leaves the address space".into());
     };
@@ -214,7 +214,7 @@ fn judge(
                 },
                 false => Backing::Other,
             };
-            return Ok(Found {
+            return Ok(MappedRange {
                 backing,
                 shared_ends,
             });
@@ -268,7 +268,7 @@ this is no line
 24 22 0:43 /sub /btrfs rw - btrfs /dev/sdb rw
 ";
 
-    fn judged(addr: u64, len_bytes: u64, writable: bool) -> Result<Found, String> {
+    fn judged(addr: u64, len_bytes: u64, writable: bool) -> Result<MappedRange, String> {
         judge(
             MAPS.as_bytes(),
             &|| MOUNTS.into(),

@@ -13,7 +13,7 @@ use crate::peer::{Role, Target, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
-use crate::region::{Kind, ProtectionDomain, RemoteRegion};
+use crate::region::{ProtectionDomain, RegionKind, RemoteRegion};
 use crate::stream::Attachments;
 use crate::{Error, Result};
 
@@ -27,7 +27,7 @@ const SLICE_BYTES_MAX: u64 = (1 << 31) - 1;
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Memory that a region holds.
-pub(super) enum Own {
+pub(super) enum OwnedMemory {
     /// It is somebody else's.
     Nothing,
     Pages {
@@ -54,11 +54,11 @@ struct Registered {
     /// Held while the key is taken from the device, which may take long.
     ending: Mutex<()>,
     access: Access,
-    kind: Kind,
+    kind: RegionKind,
     targets: Targets,
     target: Target,
     /// The memory itself, if the region owns it; freed after the key is gone, see `drop`.
-    own: Own,
+    own: OwnedMemory,
 }
 
 // SAFETY: this process reaches the region's memory by atomics only, from whatever thread, and the device as hardware would.
@@ -86,7 +86,7 @@ impl Registered {
 /// The device, and through it a peer, may write the memory at any time. Therefore no Rust reference to it is ever given
 /// out: [`Region::read`] and [`Region::write`] copy, and what they copy while a transfer is under way is as torn as with
 /// any NIC. [`Region::load_u32`] and [`Region::store_u32`] are single accesses with acquire and release order. For memory that is
-/// not [`Kind::Host`] all these are [`Error::State`].
+/// not [`RegionKind::Host`] all these are [`Error::State`].
 #[derive(Clone)]
 pub struct Region {
     inner: Arc<Registered>,
@@ -106,7 +106,7 @@ impl Region {
             start,
             len_bytes,
             access,
-            Own::Pages { _held: pages },
+            OwnedMemory::Pages { _held: pages },
         )
     }
 
@@ -120,22 +120,22 @@ impl Region {
         check_len(len_bytes)?;
         let pages = HugePages::new(len_bytes as usize)?;
         let start = pages.start();
-        Region::new(domain, start, len_bytes, access, Own::Huge(pages))
+        Region::new(domain, start, len_bytes, access, OwnedMemory::Huge(pages))
     }
 
     #[cfg(feature = "cuda")]
-    pub(super) fn own(&self) -> &Own {
+    pub(super) fn own(&self) -> &OwnedMemory {
         &self.inner.own
     }
 
     /// What pages the memory is known to be in: of memory that somebody else allocated nothing is.
     pub fn page_size(&self) -> PageSize {
         match &self.inner.own {
-            Own::Nothing => PageSize::Unknown,
+            OwnedMemory::Nothing => PageSize::Unknown,
             #[cfg(feature = "cuda")]
-            Own::Device { .. } => PageSize::Unknown,
-            Own::Pages { .. } => PageSize::Ordinary,
-            Own::Huge(pages) => pages.page_size(),
+            OwnedMemory::Device { .. } => PageSize::Unknown,
+            OwnedMemory::Pages { .. } => PageSize::Ordinary,
+            OwnedMemory::Huge(pages) => pages.page_size(),
         }
     }
 
@@ -177,7 +177,7 @@ impl Region {
         len_bytes: u64,
         access: Access,
     ) -> Result<Region> {
-        Region::new(domain, start, len_bytes, access, Own::Nothing)
+        Region::new(domain, start, len_bytes, access, OwnedMemory::Nothing)
     }
 
     /// What foreign memory is.
@@ -197,7 +197,7 @@ impl Region {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-        own: Own,
+        own: OwnedMemory,
     ) -> Result<Region> {
         let on_device = domain.on_device()?;
         let registration = on_device.register(start, len_bytes, access)?;
@@ -207,20 +207,20 @@ impl Region {
             start,
             len_bytes,
             access,
-            Kind::Host,
+            RegionKind::Host,
             own,
         ))
     }
 
-    /// A registration that was made. What is not [`Kind::Host`] is never loaded from or stored to here.
+    /// A registration that was made. What is not [`RegionKind::Host`] is never loaded from or stored to here.
     pub(super) fn of(
         domain: &ProtectionDomain,
         registration: Registration,
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-        kind: Kind,
-        own: Own,
+        kind: RegionKind,
+        own: OwnedMemory,
     ) -> Region {
         let mut targets = Targets::new();
         let target = targets.register("region", Role::Memory, len_bytes);
@@ -246,14 +246,14 @@ impl Region {
     }
 
     /// What memory it is, and how the device reaches it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> RegionKind {
         self.inner.kind
     }
 
     /// Fails unless this process can load and store the memory.
     pub(crate) fn check_host(&self) -> Result<()> {
         match self.inner.kind {
-            Kind::Host => Ok(()),
+            RegionKind::Host => Ok(()),
             kind => Err(Error::State {
                 operation: "region",
                 reason: format!(
@@ -275,7 +275,7 @@ impl Region {
         self.inner.len_bytes
     }
 
-    /// First byte. For foreign interfaces; what is done with it is theirs. Of memory that is not [`Kind::Host`] it is what the device calls it.
+    /// First byte. For foreign interfaces; what is done with it is theirs. Of memory that is not [`RegionKind::Host`] it is what the device calls it.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.start.as_ptr()
@@ -621,7 +621,10 @@ mod tests {
         let domain = Device::open("softcx").unwrap().protection_domain();
         for len_bytes in [1, 4096, (2 << 20) + 1] {
             let region = Region::alloc_huge(&domain, len_bytes, Access::ALL).unwrap();
-            assert_eq!((region.len_bytes(), region.kind()), (len_bytes, Kind::Host));
+            assert_eq!(
+                (region.len_bytes(), region.kind()),
+                (len_bytes, RegionKind::Host)
+            );
             assert!(region.is_filled_with(0, len_bytes, 0).unwrap());
             region.fill(0, len_bytes, 9).unwrap();
             assert!(region.is_filled_with(0, len_bytes, 9).unwrap());

@@ -25,6 +25,6 @@ pub use device::{Device, ProtectionDomain};
 #[cfg(feature = "cuda")]
 pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
-pub use ladder::{DeviceMemory, Kind, Reach};
+pub use ladder::{DeviceMemory, Reach, RegionKind};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};
 pub use remote::{RemoteRegion, RemoteSlice};

@@ -72,17 +72,17 @@ const EVENT_UNMAP: u8 = 0x16;
 /// `struct uffd_msg`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Message {
+struct UffdMessage {
     event: u8,
     _reserved: [u8; 7],
     arguments: [u64; 3],
 }
 
-const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<UffdMessage>() == 32);
 
 /// What both threads and the monitor share.
 #[derive(Debug)]
-struct Watch {
+struct MonitorShared {
     uffd: OwnedFd,
     /// The descriptor failed: what happens to memory is no longer known.
     deaf: AtomicBool,
@@ -97,7 +97,7 @@ struct Watch {
 /// takes it from whatever userfaultfd has it by then, a garbage collector's or that of the next monitor.
 #[derive(Debug)]
 pub(super) struct Monitor {
-    watch: Arc<Watch>,
+    watch: Arc<MonitorShared>,
 }
 
 static MONITOR: Mutex<Option<Arc<Monitor>>> = Mutex::new(None);
@@ -129,7 +129,7 @@ impl Monitor {
         }
         let uffd = open()?;
         let parent = Parent::new().map_err(|error| error.to_string())?;
-        let watch = Arc::new(Watch {
+        let watch = Arc::new(MonitorShared {
             uffd,
             deaf: AtomicBool::new(false),
             tables: Mutex::new(Vec::with_capacity(MAX_TABLES)),
@@ -207,7 +207,7 @@ impl Monitor {
     }
 }
 
-impl Watch {
+impl MonitorShared {
     /// Whether memory was changed and its event was not read yet.
     #[inline]
     fn is_changing(&self) -> bool {
@@ -252,7 +252,7 @@ impl Watch {
         for (guard, table) in guards.iter_mut().zip(tables.iter()) {
             *guard = Some(locked(table));
         }
-        let mut messages = [Message::default(); 16];
+        let mut messages = [UffdMessage::default(); 16];
         // SAFETY: a descriptor of ours that does not block, and as much room as is said.
         let read = unsafe {
             libc::read(
@@ -265,7 +265,7 @@ impl Watch {
             // Another event was taken back meanwhile, as when the thread that waits is killed.
             return io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
         };
-        for message in messages.iter().take(bytes / size_of::<Message>()) {
+        for message in messages.iter().take(bytes / size_of::<UffdMessage>()) {
             let [first, second, third] = message.arguments;
             let ranges = match message.event {
                 EVENT_UNMAP | EVENT_REMOVE => [(first, second), (0, 0)],

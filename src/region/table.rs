@@ -8,14 +8,14 @@ use super::cache::CacheCounters;
 
 /// What a range is registered for: rights in verbs' bits, first byte, and the byte behind the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct RegisteredRange {
     pub(super) access: u32,
     pub(super) start: u64,
     pub(super) end: u64,
 }
 
-impl Range {
-    fn contains(&self, other: &Range) -> bool {
+impl RegisteredRange {
+    fn contains(&self, other: &RegisteredRange) -> bool {
         self.access == other.access && self.start <= other.start && other.end <= self.end
     }
 
@@ -31,8 +31,8 @@ impl Range {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry<T> {
-    pub(super) range: Range,
+pub(super) struct CacheEntry<T> {
+    pub(super) range: RegisteredRange,
     /// How many have promised that all of the range stays as it is.
     pub(super) held: u32,
     pub(super) id: u64,
@@ -42,9 +42,9 @@ pub(super) struct Entry<T> {
 
 /// A registration on its way: the range may become invalid before it is an entry.
 #[derive(Debug)]
-struct Pending {
+struct PendingRegistration {
     id: u64,
-    range: Range,
+    range: RegisteredRange,
     invalid: bool,
 }
 
@@ -55,10 +55,10 @@ const MAX_PENDING: usize = 64;
 /// is the same, and one step finds the only entry that can contain a range.
 #[derive(Debug)]
 pub(super) struct Table<T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<CacheEntry<T>>,
     /// Their keys, close together: a lookup reads one entry.
     keys: Vec<u64>,
-    pending: Vec<Pending>,
+    pending: Vec<PendingRegistration>,
     gone: Vec<T>,
     max_entries: usize,
     max_bytes: u64,
@@ -93,7 +93,7 @@ impl<T> Table<T> {
     }
 
     /// The place of the entry that contains a range.
-    fn place(&self, range: &Range) -> Option<usize> {
+    fn place(&self, range: &RegisteredRange) -> Option<usize> {
         let key = range.key();
         let behind = self.keys.partition_point(|it| *it <= key);
         let place = behind.checked_sub(1)?;
@@ -106,7 +106,10 @@ impl<T> Table<T> {
 
     /// The entry that contains a range, as the one used last.
     #[inline]
-    pub(super) fn find(&mut self, range: &Range) -> Option<(&mut Entry<T>, &mut CacheCounters)> {
+    pub(super) fn find(
+        &mut self,
+        range: &RegisteredRange,
+    ) -> Option<(&mut CacheEntry<T>, &mut CacheCounters)> {
         let place = self.place(range)?;
         self.clock += 1;
         let entry = self.entries.get_mut(place)?;
@@ -115,7 +118,7 @@ impl<T> Table<T> {
     }
 
     /// Puts the entry aside that contains a range.
-    pub(super) fn discard(&mut self, range: &Range) {
+    pub(super) fn discard(&mut self, range: &RegisteredRange) {
         if let Some(place) = self.place(range) {
             self.remove(place);
             self.counters.invalidations += 1;
@@ -123,12 +126,12 @@ impl<T> Table<T> {
     }
 
     /// A range is about to be registered. `None` if too many are.
-    pub(super) fn begin(&mut self, range: Range) -> Option<u64> {
+    pub(super) fn begin(&mut self, range: RegisteredRange) -> Option<u64> {
         if self.pending.len() == MAX_PENDING {
             return None;
         }
         self.ids += 1;
-        self.pending.push(Pending {
+        self.pending.push(PendingRegistration {
             id: self.ids,
             range,
             invalid: false,
@@ -137,7 +140,7 @@ impl<T> Table<T> {
     }
 
     /// The registration that has begun is not to be kept. Whether its range has stayed valid, and what it is.
-    pub(super) fn end(&mut self, id: u64) -> Option<Range> {
+    pub(super) fn end(&mut self, id: u64) -> Option<RegisteredRange> {
         let at = self.pending.iter().position(|it| it.id == id)?;
         let pending = self.pending.swap_remove(at);
         (!pending.invalid).then_some(pending.range)
@@ -169,7 +172,7 @@ impl<T> Table<T> {
         self.take_out(|it| it.contains(&range) || range.contains(it));
         let place = self.keys.partition_point(|it| *it < range.key());
         self.clock += 1;
-        let entry = Entry {
+        let entry = CacheEntry {
             range,
             held,
             id,
@@ -209,7 +212,7 @@ impl<T> Table<T> {
     }
 
     /// Takes out the entries whose ranges are such. How many.
-    fn take_out(&mut self, is: impl Fn(&Range) -> bool) -> u64 {
+    fn take_out(&mut self, is: impl Fn(&RegisteredRange) -> bool) -> u64 {
         let (mut place, mut count) = (0, 0);
         while let Some(entry) = self.entries.get(place) {
             if is(&entry.range) {
@@ -224,7 +227,7 @@ impl<T> Table<T> {
 
     /// No entry has any of these bytes afterwards. How many had.
     pub(super) fn invalidate(&mut self, start: u64, end: u64) -> u64 {
-        let meets = |it: &Range| start < end && it.start < end && start < it.end;
+        let meets = |it: &RegisteredRange| start < end && it.start < end && start < it.end;
         for pending in &mut self.pending {
             pending.invalid |= meets(&pending.range);
         }
@@ -246,7 +249,7 @@ impl<T> Table<T> {
     }
 }
 
-impl<T: Clone> Entry<T> {
+impl<T: Clone> CacheEntry<T> {
     #[inline]
     pub(super) fn value(&self) -> T {
         self.value.clone()
@@ -264,7 +267,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Request {
-            range: Range,
+            range: RegisteredRange,
             exact: bool,
         },
         Invalidate {
@@ -273,7 +276,7 @@ mod tests {
         },
         /// A registration meets an invalidation before it is kept.
         Overtaken {
-            range: Range,
+            range: RegisteredRange,
             start: u64,
             end: u64,
         },
@@ -288,8 +291,8 @@ mod tests {
         Sweep,
     }
 
-    fn range() -> impl Strategy<Value = Range> {
-        (0..2u32, 0..40u64, 1..12u64).prop_map(|(access, start, len)| Range {
+    fn range() -> impl Strategy<Value = RegisteredRange> {
+        (0..2u32, 0..40u64, 1..12u64).prop_map(|(access, start, len)| RegisteredRange {
             access,
             start,
             end: start + len,
@@ -311,7 +314,7 @@ mod tests {
     /// What the table is to be, written down without any order: entries as (range, value, held, id), the one used last at the end.
     #[derive(Default)]
     struct Model {
-        entries: Vec<(Range, u64, u32, u64)>,
+        entries: Vec<(RegisteredRange, u64, u32, u64)>,
         gone: usize,
         evictions: u64,
         invalidations: u64,
@@ -328,7 +331,7 @@ mod tests {
                 .sum()
         }
 
-        fn remove(&mut self, is: impl Fn(&Range) -> bool) -> u64 {
+        fn remove(&mut self, is: impl Fn(&RegisteredRange) -> bool) -> u64 {
             let before = self.entries.len();
             self.entries.retain(|(range, ..)| !is(range));
             self.gone += before - self.entries.len();
@@ -344,14 +347,14 @@ mod tests {
 
         fn keep(
             &mut self,
-            range: Range,
+            range: RegisteredRange,
             value: u64,
             held: u32,
             exact: bool,
             id: u64,
             users: &BTreeSet<u64>,
         ) -> bool {
-            let contains = |one: &Range, other: &Range| {
+            let contains = |one: &RegisteredRange, other: &RegisteredRange| {
                 one.access == other.access
                     && (other.start..other.end).all(|byte| (one.start..one.end).contains(&byte))
             };
@@ -362,7 +365,7 @@ mod tests {
                 return false;
             }
             while self.entries.len() == ENTRIES || self.bytes() + range.len_bytes() > BYTES {
-                let free = |(_, value, held, _): &(Range, u64, u32, u64)| {
+                let free = |(_, value, held, _): &(RegisteredRange, u64, u32, u64)| {
                     *held == 0 && !users.contains(value)
                 };
                 let Some(at) = self.entries.iter().position(free) else {
@@ -387,7 +390,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Request { range, exact } => {
-                        let contains = |it: &Range| it.access == range.access && it.start <= range.start && range.end <= it.end;
+                        let contains = |it: &RegisteredRange| it.access == range.access && it.start <= range.start && range.end <= it.end;
                         // Of two that overlap, the one that begins later.
                         let containing = model.entries.iter().enumerate().filter(|(_, (it, ..))| contains(it));
                         let at = containing.max_by_key(|(_, (it, ..))| it.start).map(|(at, _)| at);
@@ -446,7 +449,7 @@ mod tests {
     #[test]
     fn more_registrations_at_once_than_are_kept_track_of_are_refused() {
         let mut table = Table::<u64>::new(4, 100);
-        let range = Range {
+        let range = RegisteredRange {
             access: 0,
             start: 0,
             end: 1,

@@ -7,23 +7,23 @@ use std::sync::{Arc, MutexGuard};
 use super::lock::Lock;
 
 /// What is called when an owner fails whose programs are queued: in the thread that has found the failure. It must not wait.
-type Ring = Arc<dyn Fn() + Send + Sync>;
+type AlarmCallback = Arc<dyn Fn() + Send + Sync>;
 
 /// The streams that are to hear of an owner's failure, each as long as it has programs of it.
 #[derive(Default)]
 pub(crate) struct Alarm {
     /// By the number of the stream, with the number of its programs.
-    streams: Lock<Vec<(u64, u32, Ring)>>,
+    streams: Lock<Vec<(u64, u32, AlarmCallback)>>,
     has_failed: AtomicBool,
 }
 
 impl Alarm {
-    fn streams(&self) -> MutexGuard<'_, Vec<(u64, u32, Ring)>> {
+    fn streams(&self) -> MutexGuard<'_, Vec<(u64, u32, AlarmCallback)>> {
         self.streams.lock()
     }
 
     /// A program of the owner is about to be queued on that stream. Where the owner has failed already, it is told at once.
-    pub(crate) fn enter(&self, stream: u64, ring: impl FnOnce() -> Ring) {
+    pub(crate) fn enter(&self, stream: u64, ring: impl FnOnce() -> AlarmCallback) {
         let mut streams = self.streams();
         let at = match streams.iter().position(|(of, ..)| *of == stream) {
             Some(at) => at,

@@ -97,19 +97,19 @@ impl Mark {
 /// streams that it was recorded on are gone.
 #[derive(Clone)]
 pub struct Event {
-    inner: Arc<Inner>,
+    inner: Arc<EventShared>,
 }
 
-struct Inner {
+struct EventShared {
     blocks: bool,
     timed: bool,
-    state: Mutex<State>,
+    state: Mutex<EventState>,
     /// Told after a record of a blocking event was passed.
     passed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct EventState {
     /// Records begun; each has its number, from 1.
     records: u64,
     latest: Option<(u64, Mark)>,
@@ -192,7 +192,7 @@ impl Event {
 
     fn build(blocks: bool, timed: bool) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(EventShared {
                 blocks,
                 timed,
                 state: Mutex::default(),
@@ -217,7 +217,7 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Timeout`] when that takes longer than `timeout`. [`Error::Asynchronous`] when the work was discarded because its
-    /// stream failed or was aborted. [`Error::State`] when called by work of the stream before the record, which would wait for
+    /// stream failed or was aborted. [`Error::EventState`] when called by work of the stream before the record, which would wait for
     /// itself.
     pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let Some(mark) = self.mark() else {
@@ -245,7 +245,7 @@ impl Event {
     /// The time between the moments when the streams passed this event and `end`.
     ///
     /// # Errors
-    /// [`Error::State`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
+    /// [`Error::EventState`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
     pub fn elapsed(&self, end: &Event) -> Result<Duration> {
         let start = self.passed_at("the start event")?;
         let end = end.passed_at("the end event")?;
@@ -315,7 +315,7 @@ impl Event {
         true
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EventState> {
         self.inner
             .state
             .lock()
@@ -333,7 +333,7 @@ fn spin(mark: &Mark, deadline: Option<Instant>) -> bool {
     true
 }
 
-impl State {
+impl EventState {
     /// How the latest record came out, once it has passed.
     fn verdict(&self) -> Result<()> {
         match (&self.latest, &self.fired) {

@@ -91,8 +91,8 @@ mod tests {
         const RARE: u32 = 20_000;
         // Apart, or the line of one store would have to be there for the load of the other.
         #[repr(align(128))]
-        struct Word(AtomicU32);
-        let words = [const { Word(AtomicU32::new(0)) }; 2];
+        struct PaddedWord(AtomicU32);
+        let words = [const { PaddedWord(AtomicU32::new(0)) }; 2];
         // The rounds of the frequent side that saw another value than the one before, and what they saw. The last is the first that saw what
         // the rare side stores when its rounds are over: nothing else may end them, for a round that saw less may have been followed by any
         // number of the other side's, and what comes after it is what tells of those.

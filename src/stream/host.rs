@@ -10,10 +10,10 @@ use super::backoff::deadline_after;
 use super::event::{Mark, Progress, Record};
 use super::executor::check;
 use super::fault::Fault;
-use super::kernel::Kernel;
+use super::host_closure::HostClosure;
 use super::parker::Parker;
 use super::ring::{Claim, Ring};
-use super::worker::{self, Item, Queued, Shared, forbid_on};
+use super::worker::{self, Item, Queued, StreamShared, forbid_on};
 use super::{Backoff, Event, Executor, Owner, Submission};
 use crate::peer::Program;
 use crate::{Error, Result};
@@ -41,7 +41,7 @@ pub const CAPACITY_MAX: usize = 1 << 16;
 /// hinder one another little.
 #[derive(Clone)]
 pub struct HostStream {
-    handle: Arc<Handle>,
+    handle: Arc<StreamHandle>,
 }
 
 /// A number for a stream, of its own among those of all kinds.
@@ -51,11 +51,11 @@ pub(crate) fn next_id() -> u64 {
 }
 
 /// What all handles share; the thread does not, so it learns when they are gone.
-struct Handle {
-    shared: Arc<Shared>,
+struct StreamHandle {
+    shared: Arc<StreamShared>,
 }
 
-impl Drop for Handle {
+impl Drop for StreamHandle {
     fn drop(&mut self) {
         // Release: what was queued before is queued for who sees this.
         self.shared.closing.store(true, Ordering::Release);
@@ -88,7 +88,7 @@ impl HostStream {
         }
         let id = next_id();
         let (ring, consumer) = Ring::new(capacity.next_power_of_two());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StreamShared {
             id,
             name: name.into(),
             ring,
@@ -107,7 +107,7 @@ impl HostStream {
                 operation: "start the thread of a host stream",
                 errno: error.raw_os_error().unwrap_or(0),
             })?;
-        let handle = Arc::new(Handle { shared });
+        let handle = Arc::new(StreamHandle { shared });
         Ok(Self { handle })
     }
 
@@ -123,7 +123,7 @@ impl HostStream {
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
     pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<()> {
-        let kernel = Kernel::new(kernel);
+        let kernel = HostClosure::new(kernel);
         self.push(|queued| queued.hold_kernel(kernel)).map(drop)
     }
 
@@ -139,7 +139,7 @@ impl HostStream {
             .fetch_max(shared.ring.claimed(), Ordering::Release);
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &StreamShared {
         &self.handle.shared
     }
 

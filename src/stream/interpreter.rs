@@ -62,9 +62,9 @@ pub(super) fn run(
                     cookie,
                     &interrupted,
                 ) {
-                    Wait::Held => {}
-                    Wait::Released => outcome = Outcome::Released,
-                    Wait::Interrupted => return Outcome::Discarded,
+                    WaitState::Held => {}
+                    WaitState::Released => outcome = Outcome::Released,
+                    WaitState::Interrupted => return Outcome::Discarded,
                 }
             }
         }
@@ -166,7 +166,7 @@ fn condition(op: &PeerOp<'_>) -> fn(u32, u32) -> bool {
     }
 }
 
-enum Wait {
+enum WaitState {
     Held,
     Released,
     Interrupted,
@@ -178,20 +178,20 @@ fn wait(
     owner: &dyn Owner,
     cookie: u64,
     interrupted: impl Fn() -> bool,
-) -> Wait {
+) -> WaitState {
     // SAFETY: as in `store_dword`.
     let word = unsafe { AtomicU32::from_ptr(address.cast()) };
     let mut backoff = Backoff::new();
     loop {
         // Acquire: what was written before the word, the data of a CQE for one, is seen by everything that follows in the stream.
         if holds(word.load(Ordering::Acquire)) {
-            return Wait::Held;
+            return WaitState::Held;
         }
         if interrupted() {
-            return Wait::Interrupted;
+            return WaitState::Interrupted;
         }
         if owner.released(cookie) {
-            return Wait::Released;
+            return WaitState::Released;
         }
         if owner.progress() {
             backoff.reset();
@@ -211,7 +211,7 @@ mod tests {
     use std::time::Duration;
 
     /// 64 words of memory, as two targets of 128 bytes, and one more target that has none.
-    struct Words {
+    struct TestWords {
         targets: Targets,
         memory: Box<[AtomicU64; 32]>,
         parts: [Target; 3],
@@ -220,7 +220,7 @@ mod tests {
         release: AtomicBool,
     }
 
-    impl Words {
+    impl TestWords {
         fn new() -> Self {
             let mut targets = Targets::new();
             let parts = ["a", "b", "absent"].map(|name| targets.register(name, Role::Memory, 128));
@@ -241,7 +241,7 @@ mod tests {
 
     // SAFETY: the table never changes, and `base` gives 128 bytes of the boxed array for the first two targets, less what a test
     // shifts them by, which it then only uses to see that nothing is accessed.
-    unsafe impl Owner for Words {
+    unsafe impl Owner for TestWords {
         fn targets(&self) -> &Targets {
             &self.targets
         }
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn stores_are_as_wide_as_they_say_and_stay_in_place() {
-        let words = Words::new();
+        let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program
             .store_dword(words.parts[0].dword(4).unwrap(), 0x1122_3344)
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn conditions_at_their_edges() {
-        let targets = Words::new();
+        let targets = TestWords::new();
         let at = targets.parts[0].dword(0).unwrap();
         let holds =
             |build: fn(&mut Program, crate::peer::Dword, u32) -> doorbell_wire::Result<()>,
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_wait_lets_the_nic_move_and_hears_of_the_stores_first() {
-        let words = Words::new();
+        let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program
             .store_dword(words.parts[0].dword(0).unwrap(), 1)
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_condition_that_holds_asks_nobody() {
-        let words = Words::new();
+        let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program
             .poll_nor(words.parts[0].dword(0).unwrap(), 0)
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_released_wait_goes_on_and_an_interrupted_one_does_not() {
-        let words = Words::new();
+        let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         program
             .poll_and(words.parts[1].dword(64).unwrap(), 1)
@@ -397,8 +397,8 @@ mod tests {
 
     #[test]
     fn what_cannot_run_wholly_does_not_run_at_all() {
-        let mut words = Words::new();
-        let store = |words: &Words| {
+        let mut words = TestWords::new();
+        let store = |words: &TestWords| {
             let mut program = Program::new(&words.targets);
             program
                 .store_dword(words.parts[0].dword(0).unwrap(), 1)
@@ -410,7 +410,7 @@ mod tests {
             .store_dword(words.parts[2].dword(0).unwrap(), 1)
             .unwrap();
         assert_eq!(execute(&absent, &words, 0), Outcome::Discarded);
-        let foreign = store(&Words::new());
+        let foreign = store(&TestWords::new());
         assert_eq!(execute(&foreign, &words, 0), Outcome::Discarded);
         // A base that is good for dwords is not good for qwords.
         words.shift_bytes = 4;
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_full_program_runs_to_its_last_unit() {
-        let words = Words::new();
+        let words = TestWords::new();
         let mut program = Program::new(&words.targets);
         for index in 0..UNIT_LIMIT as u64 {
             program
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn another_thread_sees_stores_in_the_order_of_the_fence() {
         const ROUNDS: u32 = 20_000;
-        let words = Words::new();
+        let words = TestWords::new();
         let record = words.parts[0].dword(0).unwrap();
         let uar = words.parts[1].qword(0).unwrap();
         std::thread::scope(|scope| {

@@ -32,11 +32,11 @@ mod cell {
 /// Keeps the two cursors on cache lines of their own: each is written by another thread. 128 because adjacent lines are fetched
 /// in pairs on x86.
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheAligned<T>(T);
 
 /// What a slot holds. It always holds a value, which is written over in place: a value that is used in part only then costs no
 /// more than that part.
-pub(super) trait Entry: Default {
+pub(super) trait SlotValue: Default {
     /// Drops what the value owns. May leave the rest of it as it is.
     fn clear(&mut self) {
         drop(std::mem::take(self));
@@ -55,10 +55,10 @@ struct Slot<T> {
 /// Positions count up for ever; the slot of a position is its low bits. A position below `head` was consumed, one from `head` to
 /// `tail` is claimed by a producer, and full as soon as `published` says so.
 pub(super) struct Ring<T> {
-    tail: Line<AtomicU64>,
+    tail: CacheAligned<AtomicU64>,
     /// A `head` of some time ago, for producers: as long as it leaves room, they let the consumer keep the line of `head`.
-    known_head: Line<AtomicU64>,
-    head: Line<AtomicU64>,
+    known_head: CacheAligned<AtomicU64>,
+    head: CacheAligned<AtomicU64>,
     slots: Box<[Slot<T>]>,
     mask: u64,
 }
@@ -69,7 +69,7 @@ unsafe impl<T: Send> Send for Ring<T> {}
 // SAFETY: as for Send.
 unsafe impl<T: Send> Sync for Ring<T> {}
 
-impl<T: Entry> Ring<T> {
+impl<T: SlotValue> Ring<T> {
     /// A ring of `capacity` slots, a power of two, and its only consumer.
     pub(super) fn new(capacity: usize) -> (Arc<Self>, Consumer<T>) {
         debug_assert!(capacity.is_power_of_two());
@@ -78,9 +78,9 @@ impl<T: Entry> Ring<T> {
             value: UnsafeCell::new(T::default()),
         });
         let ring = Arc::new(Self {
-            tail: Line(AtomicU64::new(0)),
-            known_head: Line(AtomicU64::new(0)),
-            head: Line(AtomicU64::new(0)),
+            tail: CacheAligned(AtomicU64::new(0)),
+            known_head: CacheAligned(AtomicU64::new(0)),
+            head: CacheAligned(AtomicU64::new(0)),
             slots: slots.collect(),
             mask: capacity as u64 - 1,
         });
@@ -185,13 +185,13 @@ const AHEAD: u64 = 2;
 /// Positions that belong to one producer. Those it leaves empty are filled with `T::default()` when it is dropped, because the
 /// consumer waits for every one of them.
 #[must_use]
-pub(super) struct Claim<'a, T: Entry> {
+pub(super) struct Claim<'a, T: SlotValue> {
     ring: &'a Ring<T>,
     next: u64,
     end: u64,
 }
 
-impl<T: Entry> Claim<'_, T> {
+impl<T: SlotValue> Claim<'_, T> {
     /// The first position that is still empty.
     pub(super) fn position(&self) -> u64 {
         self.next
@@ -222,7 +222,7 @@ impl<T: Entry> Claim<'_, T> {
     }
 }
 
-impl<T: Entry> Drop for Claim<'_, T> {
+impl<T: SlotValue> Drop for Claim<'_, T> {
     fn drop(&mut self) {
         while self.next < self.end {
             self.put(T::default());
@@ -236,7 +236,7 @@ pub(super) struct Consumer<T> {
     position: u64,
 }
 
-impl<T: Entry> Consumer<T> {
+impl<T: SlotValue> Consumer<T> {
     /// The position of the front.
     pub(super) fn position(&self) -> u64 {
         self.position
@@ -266,8 +266,8 @@ impl<T: Entry> Consumer<T> {
 
     /// Clears the front and frees its slot, the latter also when a drop panics. False when nothing is there.
     pub(super) fn pop(&mut self) -> bool {
-        struct Free<'a, T: Entry>(&'a mut Consumer<T>);
-        impl<T: Entry> Drop for Free<'_, T> {
+        struct Free<'a, T: SlotValue>(&'a mut Consumer<T>);
+        impl<T: SlotValue> Drop for Free<'_, T> {
             fn drop(&mut self) {
                 self.0.position += 1;
                 // Release: our use of the slot is over before a producer may claim it. Pairs with the load in `claim`.
@@ -297,7 +297,7 @@ mod loom_tests {
     use super::*;
     use loom::thread;
 
-    impl Entry for Option<Box<u32>> {}
+    impl SlotValue for Option<Box<u32>> {}
 
     /// Two producers, one with a batch, on a ring that cannot hold it all: order, contiguity, and slots handed over cleanly
     /// (loom's cell reports two accesses that nothing orders).
@@ -352,11 +352,11 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    impl Entry for u32 {}
-    impl Entry for u64 {}
-    impl Entry for Option<Arc<()>> {}
+    impl SlotValue for u32 {}
+    impl SlotValue for u64 {}
+    impl SlotValue for Option<Arc<()>> {}
 
-    fn drain<T: Entry + Clone>(consumer: &mut Consumer<T>) -> Vec<T> {
+    fn drain<T: SlotValue + Clone>(consumer: &mut Consumer<T>) -> Vec<T> {
         let mut seen = Vec::new();
         while let Some(value) = consumer.with_front(|value| value.clone()) {
             seen.push(value);
@@ -450,7 +450,7 @@ mod tests {
                 assert!(!self.0, "bomb");
             }
         }
-        impl Entry for Bomb {}
+        impl SlotValue for Bomb {}
         let (ring, mut consumer) = Ring::<Bomb>::new(1);
         ring.claim(1).unwrap().put(Bomb(true));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| consumer.pop()));

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::backoff::{Backoff, sharpen_sleeps};
 use super::event::{Event, Mark, Progress, Record};
 use super::fault::Fault;
-use super::kernel::Kernel;
+use super::host_closure::HostClosure;
 use super::parker::Parker;
-use super::ring::{Consumer, Entry, Ring};
+use super::ring::{Consumer, Ring, SlotValue};
 use super::{Outcome, Owner, interpreter};
 use crate::peer::Program;
 use crate::{Error, Result};
@@ -42,7 +42,7 @@ pub(crate) fn act_as<R>(stream: u64, work: impl FnOnce() -> R) -> R {
 }
 
 /// What the handles of a stream and its thread share.
-pub(super) struct Shared {
+pub(super) struct StreamShared {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) ring: Arc<Ring<Queued>>,
@@ -61,7 +61,7 @@ pub(super) enum Item {
     #[default]
     Nothing,
     /// The kernel lies beside it, until it is launched.
-    Kernel,
+    HostClosure,
     /// The program lies beside it.
     Program {
         owner: Arc<dyn Owner>,
@@ -79,7 +79,7 @@ pub(super) enum Item {
 #[repr(C)]
 pub(super) struct Queued {
     program: Program,
-    kernel: Option<Kernel>,
+    kernel: Option<HostClosure>,
     item: Item,
 }
 
@@ -93,9 +93,9 @@ impl Default for Queued {
     }
 }
 
-impl Entry for Queued {
+impl SlotValue for Queued {
     fn clear(&mut self) {
-        if matches!(self.item, Item::Kernel) {
+        if matches!(self.item, Item::HostClosure) {
             // Not launched, if it still is there.
             drop(self.kernel.take());
         }
@@ -119,9 +119,9 @@ impl Queued {
 
     /// Becomes a kernel to be launched.
     #[inline]
-    pub(super) fn hold_kernel(&mut self, kernel: Kernel) {
+    pub(super) fn hold_kernel(&mut self, kernel: HostClosure) {
         write_over(&mut self.kernel, Some(kernel));
-        write_over(&mut self.item, Item::Kernel);
+        write_over(&mut self.item, Item::HostClosure);
     }
 
     /// Becomes a program to be executed.
@@ -133,7 +133,7 @@ impl Queued {
 }
 
 /// The thread of a stream.
-pub(super) fn run(shared: &Shared, mut consumer: Consumer<Queued>) {
+pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
     sharpen_sleeps();
     loop {
@@ -161,7 +161,7 @@ pub(super) fn run(shared: &Shared, mut consumer: Consumer<Queued>) {
     }
 }
 
-impl Shared {
+impl StreamShared {
     /// Executes the front of the queue and is done with it, whatever it does.
     fn step(&self, consumer: &mut Consumer<Queued>) {
         let position = consumer.position();
@@ -186,7 +186,7 @@ impl Shared {
         let discards = self.fault.is_sticky() || aborted();
         match &mut queued.item {
             Item::Nothing => {}
-            Item::Kernel => {
+            Item::HostClosure => {
                 let kernel = queued.kernel.take().filter(|_| !discards);
                 if let Some(kernel) = kernel {
                     kernel.run();

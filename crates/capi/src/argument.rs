@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use crate::boundary::Failure;
-use crate::handle::{Handle, create};
+use crate::failure::Failure;
+use crate::handle::{CObject, create};
 use doorbell_rs::{EndpointConfig, Error, Side};
 
 /// A wait without an end.
@@ -58,7 +58,7 @@ pub(super) unsafe fn out_optional<'a, T>(place: *mut T) -> Option<&'a mut MaybeU
 ///
 /// # Safety
 /// As [`out`].
-pub(super) unsafe fn out_handle<'a, T: Handle>(
+pub(super) unsafe fn out_handle<'a, T: CObject>(
     place: *mut *mut T,
     argument: &'static str,
 ) -> Result<HandlePlace<'a, T>, Failure> {
@@ -70,7 +70,7 @@ pub(super) unsafe fn out_handle<'a, T: Handle>(
 /// See [`out_handle`].
 pub(super) struct HandlePlace<'a, T>(&'a mut *mut T);
 
-impl<T: Handle> HandlePlace<'_, T> {
+impl<T: CObject> HandlePlace<'_, T> {
     /// Gives the object away.
     pub(super) fn set(self, object: T) -> c_int {
         *self.0 = create(object);

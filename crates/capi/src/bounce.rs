@@ -7,10 +7,11 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::argument::{Growing, choice, finite_timeout, out_handle, read_struct, write_struct};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::device::doorbell_domain;
 use crate::endpoint::{doorbell_endpoint, try_lock};
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use crate::region::doorbell_remote;
 use doorbell_rs::{Bounce, BounceConfig, Endpoint, MemcpyEngine, RemoteRegion, Result};
 #[cfg(feature = "cuda")]
@@ -32,7 +33,7 @@ enum Engines {
     Cuda(Bounce<CudaEngine>),
 }
 
-impl Handle for doorbell_bounce {
+impl CObject for doorbell_bounce {
     const NAME: &'static str = "doorbell_bounce";
 }
 
@@ -65,7 +66,7 @@ const _: () = assert!(size_of::<doorbell_bounce_config>() == doorbell_bounce_con
 
 /// What is done with the memory.
 #[derive(Clone, Copy)]
-enum Way<'a> {
+enum BounceTransfer<'a> {
     Write(&'a RemoteRegion, u64),
     Read(&'a RemoteRegion, u64),
     Send,
@@ -78,7 +79,7 @@ impl Engines {
     unsafe fn run(
         &mut self,
         endpoint: &mut Endpoint,
-        way: Way<'_>,
+        way: BounceTransfer<'_>,
         foreign: u64,
         len_bytes: u64,
         timeout: Duration,
@@ -89,14 +90,14 @@ impl Engines {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match way {
-                        Way::Write(remote, offset) => {
+                        BounceTransfer::Write(remote, offset) => {
                             $bounce.write(endpoint, foreign, len_bytes, remote, offset, timeout)
                         }
-                        Way::Read(remote, offset) => {
+                        BounceTransfer::Read(remote, offset) => {
                             $bounce.read(endpoint, remote, offset, foreign, len_bytes, timeout)
                         }
-                        Way::Send => $bounce.send(endpoint, foreign, len_bytes, timeout),
-                        Way::Recv => $bounce.recv(endpoint, foreign, len_bytes, timeout),
+                        BounceTransfer::Send => $bounce.send(endpoint, foreign, len_bytes, timeout),
+                        BounceTransfer::Recv => $bounce.recv(endpoint, foreign, len_bytes, timeout),
                     }
                 }
             };
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn doorbell_bounce_create(
 unsafe fn run(
     bounce: *mut doorbell_bounce,
     endpoint: *mut doorbell_endpoint,
-    way: Way<'_>,
+    way: BounceTransfer<'_>,
     foreign: u64,
     len_bytes: u64,
     timeout_ms: i64,
@@ -219,7 +220,7 @@ pub unsafe extern "C" fn doorbell_bounce_write(
     // SAFETY: the caller's promise.
     guard(|| unsafe {
         let (_, remote) = (get(bounce, "bounce")?, remote_region(remote)?);
-        let way = Way::Write(&remote, offset);
+        let way = BounceTransfer::Write(&remote, offset);
         run(bounce, endpoint, way, address, len_bytes, timeout_ms)
     })
 }
@@ -241,7 +242,7 @@ pub unsafe extern "C" fn doorbell_bounce_read(
     // SAFETY: the caller's promise.
     guard(|| unsafe {
         let (_, remote) = (get(bounce, "bounce")?, remote_region(remote)?);
-        let way = Way::Read(&remote, offset);
+        let way = BounceTransfer::Read(&remote, offset);
         run(bounce, endpoint, way, address, len_bytes, timeout_ms)
     })
 }
@@ -259,7 +260,16 @@ pub unsafe extern "C" fn doorbell_bounce_send(
     timeout_ms: i64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    guard(|| unsafe { run(bounce, endpoint, Way::Send, address, len_bytes, timeout_ms) })
+    guard(|| unsafe {
+        run(
+            bounce,
+            endpoint,
+            BounceTransfer::Send,
+            address,
+            len_bytes,
+            timeout_ms,
+        )
+    })
 }
 
 /// Receives into foreign memory.
@@ -275,7 +285,16 @@ pub unsafe extern "C" fn doorbell_bounce_recv(
     timeout_ms: i64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    guard(|| unsafe { run(bounce, endpoint, Way::Recv, address, len_bytes, timeout_ms) })
+    guard(|| unsafe {
+        run(
+            bounce,
+            endpoint,
+            BounceTransfer::Recv,
+            address,
+            len_bytes,
+            timeout_ms,
+        )
+    })
 }
 
 /// Destroys the handle of a bounce buffer.

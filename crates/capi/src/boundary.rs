@@ -2,89 +2,10 @@
 
 use std::any::Any;
 use std::ffi::c_int;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::{self, remember};
-use doorbell_rs::Error;
-
-/// Why a call of the C interface fails.
-#[derive(Debug)]
-pub(super) enum Failure {
-    /// An argument makes no sense: a null pointer, an unknown flag, text that is not UTF-8.
-    Argument {
-        argument: &'static str,
-        reason: String,
-    },
-    /// A handle is none, of another kind, or was destroyed.
-    Handle {
-        argument: &'static str,
-        reason: String,
-    },
-    /// Another thread is using the object.
-    Busy { argument: &'static str },
-    /// The library panicked, now or in an earlier call that had this object.
-    Panic { reason: String },
-    /// The library was built without what the call needs.
-    #[cfg_attr(all(feature = "cuda", feature = "verbs"), allow(dead_code))]
-    // there is nothing that a library with everything lacks
-    Feature { feature: &'static str },
-    /// What the library says.
-    Library(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        Failure::Library(error)
-    }
-}
-
-impl Failure {
-    #[cold]
-    pub(super) fn argument(argument: &'static str, reason: impl Into<String>) -> Failure {
-        Failure::Argument {
-            argument,
-            reason: reason.into(),
-        }
-    }
-
-    #[cold]
-    pub(super) fn null(argument: &'static str) -> Failure {
-        Failure::argument(argument, "it is a null pointer")
-    }
-
-    /// The code that the call returns.
-    pub(super) fn code(&self) -> c_int {
-        match self {
-            Failure::Argument { .. } => error::DOORBELL_EINVAL,
-            Failure::Handle { .. } => error::DOORBELL_EHANDLE,
-            Failure::Busy { .. } => error::DOORBELL_EBUSY,
-            Failure::Panic { .. } => error::DOORBELL_EPANIC,
-            Failure::Feature { .. } => error::DOORBELL_EFEATURE,
-            Failure::Library(error) => error::code(error),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Argument { argument, reason } | Failure::Handle { argument, reason } => {
-                write!(f, "`{argument}`: {reason}")
-            }
-            Failure::Busy { argument } => {
-                write!(f, "`{argument}` is in use by another thread")
-            }
-            Failure::Panic { reason } => {
-                write!(f, "a bug of the library: it panicked: {reason}")
-            }
-            Failure::Feature { feature } => {
-                write!(f, "this library was built without the feature `{feature}`")
-            }
-            Failure::Library(error) => error.fmt(f),
-        }
-    }
-}
+use crate::failure::Failure;
+use crate::last_error::remember;
 
 /// Runs the body of a call: its code, 0 or a positive number, or the negative code of its failure.
 #[inline]
@@ -128,17 +49,18 @@ fn panicked(payload: Box<dyn Any + Send>) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code;
     use crate::error::tests::last_error;
 
     #[test]
     fn no_panic_crosses() {
-        assert_eq!(guard(|| panic!("number {}", 7)), error::DOORBELL_EPANIC);
+        assert_eq!(guard(|| panic!("number {}", 7)), code::DOORBELL_EPANIC);
         assert!(
             last_error().ends_with("it panicked: number 7"),
             "{}",
             last_error()
         );
-        assert_eq!(guard(|| panic!("plain")), error::DOORBELL_EPANIC);
+        assert_eq!(guard(|| panic!("plain")), code::DOORBELL_EPANIC);
         assert!(last_error().ends_with("it panicked: plain"));
         assert_eq!(guard_or(3, || panic!("{}", "other")), 3);
 
@@ -149,14 +71,14 @@ mod tests {
             }
         }
         let bomb = || -> Result<c_int, Failure> { std::panic::panic_any(Bomb) };
-        assert_eq!(guard(bomb), error::DOORBELL_EPANIC);
+        assert_eq!(guard(bomb), code::DOORBELL_EPANIC);
         assert!(last_error().ends_with("without a text"));
     }
 
     #[test]
     fn results_pass() {
         assert_eq!(guard(|| Ok(5)), 5);
-        assert_eq!(guard(|| Err(Failure::null("x"))), error::DOORBELL_EINVAL);
+        assert_eq!(guard(|| Err(Failure::null("x"))), code::DOORBELL_EINVAL);
         assert_eq!(last_error(), "`x`: it is a null pointer");
     }
 }

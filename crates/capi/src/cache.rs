@@ -8,9 +8,10 @@ use std::ptr::NonNull;
 use crate::argument::{
     Growing, choice, out, out_handle, out_optional, read_struct, write_struct, write_text,
 };
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::device::doorbell_domain;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use crate::region::{access, doorbell_region};
 use doorbell_rs::{CacheConfig, CacheCounters, Invalidation, RegionCache};
 #[cfg(feature = "cuda")]
@@ -30,7 +31,7 @@ pub enum doorbell_cache {
     Device(DeviceCache),
 }
 
-impl Handle for doorbell_cache {
+impl CObject for doorbell_cache {
     const NAME: &'static str = "doorbell_cache";
 }
 

@@ -6,9 +6,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::{doorbell_endpoint, try_lock};
-use crate::handle::{Handle, destroy, get, take};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get, take};
 use doorbell_rs::Endpoint;
 #[cfg(feature = "verbs")]
 use doorbell_rs::{CmConnection, CmListener, CmRequest};
@@ -31,15 +32,15 @@ pub struct doorbell_cm_connection {
     inner: Mutex<CmConnection>,
 }
 
-impl Handle for doorbell_cm_listener {
+impl CObject for doorbell_cm_listener {
     const NAME: &'static str = "doorbell_cm_listener";
 }
 
-impl Handle for doorbell_cm_request {
+impl CObject for doorbell_cm_request {
     const NAME: &'static str = "doorbell_cm_request";
 }
 
-impl Handle for doorbell_cm_connection {
+impl CObject for doorbell_cm_connection {
     const NAME: &'static str = "doorbell_cm_connection";
 }
 

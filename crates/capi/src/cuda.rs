@@ -6,7 +6,8 @@
 use std::ffi::c_int;
 
 use crate::argument::{Growing, write_struct};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
+use crate::failure::Failure;
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, WritesOrdering};
 

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int};
 
 use crate::argument::{Growing, choice, out_handle, text, write_struct, write_text};
 use crate::boundary::guard;
-use crate::handle::{Handle, destroy, get};
+use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
 use doorbell_rs::CudaContext;
 use doorbell_rs::{Control, Counters, Device, Endpoint, EndpointConfig, ProtectionDomain};
@@ -63,7 +63,7 @@ impl From<Counters> for doorbell_device_counters {
     }
 }
 
-impl Handle for doorbell_device {
+impl CObject for doorbell_device {
     const NAME: &'static str = "doorbell_device";
 }
 
@@ -72,7 +72,7 @@ pub struct doorbell_domain {
     pub(super) inner: ProtectionDomain,
 }
 
-impl Handle for doorbell_domain {
+impl CObject for doorbell_domain {
     const NAME: &'static str = "doorbell_domain";
 }
 

@@ -9,10 +9,11 @@ use crate::argument::{
     DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, text,
     timeout, write_struct, write_text,
 };
-use crate::boundary::{Failure, guard, guard_or};
+use crate::boundary::{guard, guard_or};
 use crate::device::doorbell_domain;
 use crate::error::doorbell_failure;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use crate::region::access;
 use doorbell_rs::{AbortHandle, Address, Control, Endpoint, EndpointConfig};
 
@@ -40,7 +41,7 @@ pub struct doorbell_endpoint {
     abort: AbortHandle,
 }
 
-impl Handle for doorbell_endpoint {
+impl CObject for doorbell_endpoint {
     const NAME: &'static str = "doorbell_endpoint";
 }
 

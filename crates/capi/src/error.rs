@@ -1,99 +1,12 @@
-//! Codes of errors, and what this thread's last one was about.
+//! What this thread's last error was about, and the names of codes.
 #![allow(unsafe_code)] // exports functions to C, and writes through its pointers
 
-use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 
 use crate::argument::out;
-use crate::boundary::{Failure, guard};
-use doorbell_rs::{Cause, Error, WorkError};
-
-macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $code:literal;)+) => {
-        $($(#[$doc])* pub const $name: c_int = $code;)+
-
-        /// The name of a code, as in the header.
-        fn name(code: c_int) -> &'static std::ffi::CStr {
-            match code {
-                $($name => const {
-                    match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name without a zero inside"),
-                    }
-                },)+
-                _ => c"unknown",
-            }
-        }
-    };
-}
-
-codes! {
-    /// No error.
-    DOORBELL_OK = 0;
-    /// An argument makes no sense.
-    DOORBELL_EINVAL = -1;
-    /// A handle is none, of another kind, or destroyed.
-    DOORBELL_EHANDLE = -2;
-    /// Another thread is using the object.
-    DOORBELL_EBUSY = -3;
-    /// The library panicked.
-    DOORBELL_EPANIC = -4;
-    /// [`Error::Range`] or [`Error::Choice`].
-    DOORBELL_ERANGE = -10;
-    /// [`Error::Alignment`].
-    DOORBELL_EALIGNMENT = -11;
-    /// [`Error::OutOfBounds`].
-    DOORBELL_EBOUNDS = -12;
-    /// [`Error::ProgramFull`].
-    DOORBELL_EPROGRAM = -13;
-    /// [`Error::Foreign`].
-    DOORBELL_EFOREIGN = -14;
-    /// [`Error::QueueFull`].
-    DOORBELL_EFULL = -15;
-    /// [`Error::State`].
-    DOORBELL_ESTATE = -16;
-    /// [`Error::Timeout`].
-    DOORBELL_ETIMEOUT = -17;
-    /// [`Error::Asynchronous`].
-    DOORBELL_EASYNC = -18;
-    /// [`Error::Work`].
-    DOORBELL_EWORK = -19;
-    /// [`Error::System`] or [`Error::Socket`].
-    DOORBELL_ESYSTEM = -20;
-    /// [`Error::Malformed`].
-    DOORBELL_EMALFORMED = -21;
-    /// [`Error::Rank`].
-    DOORBELL_ERANK = -22;
-    /// [`Error::Cuda`].
-    DOORBELL_ECUDA = -23;
-    /// The library was built without what the call needs.
-    DOORBELL_EFEATURE = -24;
-    /// [`Error::Refused`].
-    DOORBELL_EREFUSED = -25;
-}
-
-/// The code of an error of the library.
-pub(super) fn code(error: &Error) -> c_int {
-    match error {
-        Error::Range { .. } | Error::Choice { .. } => DOORBELL_ERANGE,
-        Error::Alignment { .. } => DOORBELL_EALIGNMENT,
-        Error::OutOfBounds { .. } => DOORBELL_EBOUNDS,
-        Error::ProgramFull { .. } => DOORBELL_EPROGRAM,
-        Error::Foreign { .. } => DOORBELL_EFOREIGN,
-        Error::QueueFull { .. } => DOORBELL_EFULL,
-        Error::State { .. } => DOORBELL_ESTATE,
-        Error::Timeout { .. } => DOORBELL_ETIMEOUT,
-        Error::Asynchronous { .. } => DOORBELL_EASYNC,
-        Error::Work(_) => DOORBELL_EWORK,
-        Error::System { .. } | Error::Socket { .. } => DOORBELL_ESYSTEM,
-        Error::Malformed { .. } => DOORBELL_EMALFORMED,
-        Error::Rank { .. } => DOORBELL_ERANK,
-        Error::Cuda { .. } => DOORBELL_ECUDA,
-        Error::Refused { .. } => DOORBELL_EREFUSED,
-        // The two packages have one version: a variant without a code is a bug.
-        _ => DOORBELL_EPANIC,
-    }
-}
+use crate::boundary::guard;
+use crate::last_error;
+use doorbell_rs::{Cause, WorkError};
 
 /// The device completed a work request in error.
 pub const DOORBELL_CAUSE_COMPLETION: u32 = 0;
@@ -160,36 +73,10 @@ impl From<WorkError> for doorbell_failure {
     }
 }
 
-#[derive(Default)]
-struct Last {
-    text: CString,
-    work: Option<WorkError>,
-}
-
-thread_local! {
-    static LAST: RefCell<Last> = RefCell::default();
-}
-
-/// Keeps a failure for [`doorbell_last_error`]; gives its code.
-#[cold]
-pub(super) fn remember(failure: Failure) -> c_int {
-    let code = failure.code();
-    // A text of the application's may have a zero in it; C would not see what is behind.
-    let text = CString::new(failure.to_string().replace('\0', " ")).unwrap_or_default();
-    let work = match failure {
-        Failure::Library(Error::Work(work)) => Some(work),
-        _ => None,
-    };
-    // In a thread that ends there is no place left to keep it, and the code has to do.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Last { text, work });
-    code
-}
-
 /// The text of this thread's last failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().text.as_ptr())
-        .unwrap_or(c"".as_ptr())
+    last_error::text()
 }
 
 /// This thread's last failure, if it was one of work.
@@ -201,7 +88,7 @@ pub unsafe extern "C" fn doorbell_last_failure(failure: *mut doorbell_failure) -
     guard(|| {
         // SAFETY: the caller's promise: null, or room for a failure.
         let failure = unsafe { out(failure, "failure") }?;
-        let work = LAST.try_with(|last| last.borrow().work).ok().flatten();
+        let work = last_error::work();
         if let Some(work) = work {
             failure.write(work.into());
         }
@@ -212,12 +99,16 @@ pub unsafe extern "C" fn doorbell_last_failure(failure: *mut doorbell_failure) -
 /// The name of a code.
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_error_name(code: c_int) -> *const c_char {
-    name(code).as_ptr()
+    crate::code::name(code).as_ptr()
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::code::{DOORBELL_EINVAL, DOORBELL_EWORK};
+    use crate::failure::Failure;
+    use crate::last_error::remember;
+    use doorbell_rs::Error;
     use std::ffi::CStr;
     use std::time::Duration;
 

@@ -5,8 +5,9 @@
 use std::ffi::c_int;
 
 use crate::argument::{out, out_handle, timeout};
-use crate::boundary::{Failure, guard};
-use crate::handle::{Handle, destroy, get};
+use crate::boundary::guard;
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use doorbell_rs::Event;
 
 /// Who waits for the event sleeps, instead of spinning.
@@ -19,7 +20,7 @@ pub struct doorbell_event {
     pub(super) inner: Event,
 }
 
-impl Handle for doorbell_event {
+impl CObject for doorbell_event {
     const NAME: &'static str = "doorbell_event";
 }
 

@@ -7,9 +7,10 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 use crate::argument::{array, out, out_handle, side, timeout};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::{doorbell_endpoint, try_lock};
-use crate::handle::{Handle, destroy, get, take};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get, take};
 use crate::queue::wait_timeout;
 use crate::region::doorbell_region;
 use crate::stream::doorbell_stream;
@@ -41,7 +42,7 @@ unsafe impl Send for doorbell_graph_builder {}
 // SAFETY: as above.
 unsafe impl Sync for doorbell_graph_builder {}
 
-impl Handle for doorbell_graph_builder {
+impl CObject for doorbell_graph_builder {
     const NAME: &'static str = "doorbell_graph_builder";
 }
 
@@ -74,7 +75,7 @@ pub struct doorbell_graph {
     inner: Mutex<GraphExec>,
 }
 
-impl Handle for doorbell_graph {
+impl CObject for doorbell_graph {
     const NAME: &'static str = "doorbell_graph";
 }
 
@@ -525,7 +526,7 @@ mod nothing {
     use std::ffi::c_void;
     use std::time::Duration;
 
-    use crate::boundary::Failure;
+    use crate::failure::Failure;
     use doorbell_rs::{Condition, Endpoint, Region, Result, Side, Slice, Ticket, Work};
 
     pub(super) struct GraphBuilder(Infallible);

@@ -9,12 +9,13 @@ use crate::argument::{
     DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, Growing, array, choice, finite_timeout, out,
     out_handle, out_optional, read_struct, text, write_struct,
 };
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::device::doorbell_domain;
 use crate::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_config};
-use crate::handle::{Handle, destroy, get, take};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get, take};
 use crate::store::{Terms, whole};
-use doorbell_rs::{Error, Group, GroupConfig, Place, Token};
+use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, Token};
 
 /// A job of many processes, as one of them has it.
 pub struct doorbell_group {
@@ -22,7 +23,7 @@ pub struct doorbell_group {
     terms: Terms,
 }
 
-impl Handle for doorbell_group {
+impl CObject for doorbell_group {
     const NAME: &'static str = "doorbell_group";
 }
 
@@ -33,7 +34,7 @@ impl doorbell_group {
     }
 }
 
-/// [`GroupConfig`] and [`Place`] for C.
+/// [`GroupConfig`] and [`LaunchEnvironment`] for C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct doorbell_group_config {
@@ -72,7 +73,7 @@ impl doorbell_group_config {
     ///
     /// # Safety
     /// The pointers are as the header says.
-    pub(super) unsafe fn place(&self) -> Result<Place, Failure> {
+    pub(super) unsafe fn launch_environment(&self) -> Result<LaunchEnvironment, Failure> {
         if self.size == 0 {
             let given = [
                 ("rank", self.rank != 0),
@@ -83,7 +84,7 @@ impl doorbell_group_config {
                 let reason = "with a size of 0 it is the launcher who says so";
                 return Err(Failure::argument(argument, reason));
             }
-            return Ok(Place::from_env()?);
+            return Ok(LaunchEnvironment::from_env()?);
         }
         // SAFETY: the caller's promise.
         let (address, token) = unsafe {
@@ -94,7 +95,7 @@ impl doorbell_group_config {
             )?;
             (text(self.address, "address")?, token)
         };
-        Ok(Place::new(
+        Ok(LaunchEnvironment::new(
             self.rank,
             self.size,
             address,
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn doorbell_group_join(
 ) -> c_int {
     guard(|| {
         // SAFETY: the caller's promise about handles and places for them, structs and their sizes.
-        let (place_for, domain, config, place, endpoint) = unsafe {
+        let (place_for, domain, config, environment, endpoint) = unsafe {
             let place_for = out_handle(group, "group")?;
             let domain = get(domain, "domain")?;
             let config = if config.is_null() {
@@ -152,11 +153,17 @@ pub unsafe extern "C" fn doorbell_group_join(
                 read_struct(config, "config")?
             };
             let endpoint = config_or_default(config.endpoint)?;
-            (place_for, domain, config, config.place()?, endpoint)
+            (
+                place_for,
+                domain,
+                config,
+                config.launch_environment()?,
+                endpoint,
+            )
         };
         let timeout = config.timeout()?;
         let config = GroupConfig { endpoint, timeout };
-        let inner = Group::join(&place, &domain.inner, &config)?;
+        let inner = Group::join(&environment, &domain.inner, &config)?;
         Ok(place_for.set(doorbell_group::new(inner, timeout)))
     })
 }
@@ -170,9 +177,9 @@ pub unsafe extern "C" fn doorbell_group_place_from_env(rank: *mut u32, size: *mu
     guard(|| {
         // SAFETY: the caller's promise about places.
         let (to_rank, to_size) = unsafe { (out(rank, "rank")?, out(size, "size")?) };
-        let place = Place::from_env()?;
-        to_rank.write(place.rank());
-        to_size.write(place.size());
+        let environment = LaunchEnvironment::from_env()?;
+        to_rank.write(environment.rank());
+        to_size.write(environment.size());
         Ok(0)
     })
 }

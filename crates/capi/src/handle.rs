@@ -9,10 +9,10 @@ use std::alloc::{Layout, dealloc};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::boundary::Failure;
+use crate::failure::Failure;
 
 /// An object that C holds by its address. From any thread, hence the bounds.
-pub(super) trait Handle: Send + Sync + Sized {
+pub(super) trait CObject: Send + Sync + Sized {
     /// The name of the type in the header.
     const NAME: &'static str;
 }
@@ -21,23 +21,23 @@ pub(super) trait Handle: Send + Sync + Sized {
 const QUARANTINE: usize = 1024;
 
 #[derive(Default)]
-struct Register {
+struct HandleTable {
     /// What each address is, and whether it still is.
     known: HashMap<usize, (&'static str, bool)>,
     /// Objects at their end, oldest first, whose memory is not given back yet.
     ended: VecDeque<(usize, Layout)>,
 }
 
-fn register() -> MutexGuard<'static, Register> {
-    static REGISTER: OnceLock<Mutex<Register>> = OnceLock::new();
+fn register() -> MutexGuard<'static, HandleTable> {
+    static REGISTER: OnceLock<Mutex<HandleTable>> = OnceLock::new();
     REGISTER
         .get_or_init(Mutex::default)
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Register {
-    fn check<T: Handle>(&self, address: usize, argument: &'static str) -> Result<(), Failure> {
+impl HandleTable {
+    fn check<T: CObject>(&self, address: usize, argument: &'static str) -> Result<(), Failure> {
         let reason = match self.known.get(&address) {
             Some((kind, true)) if *kind == T::NAME => return Ok(()),
             Some((kind, true)) => format!("it is a {kind}, not a {}", T::NAME),
@@ -49,7 +49,7 @@ impl Register {
 }
 
 /// Gives an object to C.
-pub(super) fn create<T: Handle>(object: T) -> *mut T {
+pub(super) fn create<T: CObject>(object: T) -> *mut T {
     let handle = Box::into_raw(Box::new(object));
     if cfg!(debug_assertions) {
         register().known.insert(handle as usize, (T::NAME, true));
@@ -62,7 +62,7 @@ pub(super) fn create<T: Handle>(object: T) -> *mut T {
 /// # Safety
 /// The handle is null, or of [`create`] and not destroyed before the reference is gone. In debug builds it may be anything.
 #[inline]
-pub(super) unsafe fn get<'a, T: Handle>(
+pub(super) unsafe fn get<'a, T: CObject>(
     handle: *const T,
     argument: &'static str,
 ) -> Result<&'a T, Failure> {
@@ -80,7 +80,7 @@ pub(super) unsafe fn get<'a, T: Handle>(
 ///
 /// # Safety
 /// As [`get`], and no other thread uses the handle now or later.
-pub(super) unsafe fn destroy<T: Handle>(
+pub(super) unsafe fn destroy<T: CObject>(
     handle: *mut T,
     argument: &'static str,
 ) -> Result<(), Failure> {
@@ -95,7 +95,10 @@ pub(super) unsafe fn destroy<T: Handle>(
 ///
 /// # Safety
 /// As [`destroy`].
-pub(super) unsafe fn take<T: Handle>(handle: *mut T, argument: &'static str) -> Result<T, Failure> {
+pub(super) unsafe fn take<T: CObject>(
+    handle: *mut T,
+    argument: &'static str,
+) -> Result<T, Failure> {
     if handle.is_null() {
         return Err(Failure::null(argument));
     }
@@ -129,10 +132,10 @@ mod tests {
 
     struct One(#[expect(dead_code)] Arc<()>);
     struct Other(#[expect(dead_code)] u64);
-    impl Handle for One {
+    impl CObject for One {
         const NAME: &'static str = "one";
     }
-    impl Handle for Other {
+    impl CObject for Other {
         const NAME: &'static str = "other";
     }
 

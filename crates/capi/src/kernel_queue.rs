@@ -5,9 +5,10 @@
 use std::ffi::c_int;
 
 use crate::argument::{choice, out, out_handle};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::doorbell_endpoint;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use crate::work::{doorbell_slice, with_slices};
 use doorbell_rs::{KernelQueue, QueueView};
 
@@ -21,7 +22,7 @@ pub struct doorbell_kernel_queue {
     inner: KernelQueue,
 }
 
-impl Handle for doorbell_kernel_queue {
+impl CObject for doorbell_kernel_queue {
     const NAME: &'static str = "doorbell_kernel_queue";
 }
 

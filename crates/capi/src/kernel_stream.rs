@@ -5,7 +5,8 @@
 use std::ffi::{c_char, c_int};
 
 use crate::argument::{out, out_handle, text};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
+use crate::failure::Failure;
 use crate::handle::get;
 use crate::stream::doorbell_stream;
 use doorbell_rs::Error;

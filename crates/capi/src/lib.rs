@@ -3,7 +3,7 @@
 //! It is a user of the crate's public interface like any other, and adds only what C lacks: handles, codes for errors, checks of
 //! pointers, and a boundary that no panic crosses. Names are those of the header, so that a test can compare the two.
 //!
-//! - `boundary` makes codes of results and panics; `handle` hands objects out and knows them again; `argument` reads and
+//! - `boundary` makes codes (`code`) of results (`failure`) and panics, and keeps the text (`last_error`); `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
 //! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
@@ -14,17 +14,20 @@ mod bounce;
 mod boundary;
 mod cache;
 mod cm;
+mod code;
 mod cpu;
 mod cuda;
 mod device;
 mod endpoint;
 mod error;
 mod event;
+mod failure;
 mod graph;
 mod group;
 mod handle;
 mod kernel_queue;
 mod kernel_stream;
+mod last_error;
 mod queue;
 mod region;
 mod rendezvous;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use crate::argument::{
     DOORBELL_DEFAULT_TIMEOUT, array, out_handle, side, timeout, write_bytes, write_text,
 };
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::{doorbell_endpoint, try_lock};
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use crate::stream::doorbell_stream;
 use crate::ticket::{doorbell_ticket, ticket_place};
 use crate::work::{doorbell_slice, doorbell_work, with_slices, with_work};
@@ -23,7 +24,7 @@ pub struct doorbell_prepared {
     inner: Mutex<Option<Prepared>>,
 }
 
-impl Handle for doorbell_prepared {
+impl CObject for doorbell_prepared {
     const NAME: &'static str = "doorbell_prepared";
 }
 

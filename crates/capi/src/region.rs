@@ -7,9 +7,10 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
 use crate::argument::{choice, out, out_handle, write_text};
-use crate::boundary::{Failure, guard, guard_or};
+use crate::boundary::{guard, guard_or};
 use crate::device::doorbell_domain;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use doorbell_rs::{Access, Held, PageSize, ProtectionDomain, Region, RegionKind};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, DeviceBuffer};
@@ -103,7 +104,7 @@ fn lines(refused: &[(RegionKind, doorbell_rs::Error)]) -> String {
         .collect()
 }
 
-impl Handle for doorbell_region {
+impl CObject for doorbell_region {
     const NAME: &'static str = "doorbell_region";
 }
 

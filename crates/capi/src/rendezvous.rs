@@ -6,9 +6,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::try_lock;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 use doorbell_rs::{Channel, Listener};
 
 /// Waits for peers.
@@ -16,7 +17,7 @@ pub struct doorbell_listener {
     inner: Listener,
 }
 
-impl Handle for doorbell_listener {
+impl CObject for doorbell_listener {
     const NAME: &'static str = "doorbell_listener";
 }
 
@@ -25,7 +26,7 @@ pub struct doorbell_channel {
     inner: Mutex<Channel>,
 }
 
-impl Handle for doorbell_channel {
+impl CObject for doorbell_channel {
     const NAME: &'static str = "doorbell_channel";
 }
 

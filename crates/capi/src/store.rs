@@ -11,11 +11,12 @@ use crate::argument::{
     DOORBELL_DEFAULT_TIMEOUT, array, finite_timeout, out_handle, out_optional, read_struct, text,
     write_bytes,
 };
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::endpoint::try_lock;
+use crate::failure::Failure;
 use crate::group::doorbell_group_config;
-use crate::handle::{Handle, destroy, get, take};
-use doorbell_rs::{Error, GroupConfig, Place, Result as LibraryResult, Store};
+use crate::handle::{CObject, destroy, get, take};
+use doorbell_rs::{Error, GroupConfig, LaunchEnvironment, Result as LibraryResult, Store};
 
 /// On what terms one process exchanges: how long it waits, and what it does one at a time.
 pub(super) struct Terms {
@@ -144,7 +145,7 @@ pub struct doorbell_store {
     terms: Terms,
 }
 
-impl Handle for doorbell_store {
+impl CObject for doorbell_store {
     const NAME: &'static str = "doorbell_store";
 }
 
@@ -160,8 +161,11 @@ pub unsafe extern "C" fn doorbell_store_join(
     guard(|| {
         // SAFETY: the caller's promise about places for handles.
         let place_for = unsafe { out_handle(store, "store") }?;
-        let (place, timeout) = if config.is_null() {
-            (Place::from_env()?, GroupConfig::default().timeout)
+        let (environment, timeout) = if config.is_null() {
+            (
+                LaunchEnvironment::from_env()?,
+                GroupConfig::default().timeout,
+            )
         } else {
             // SAFETY: the caller's promise about structs and their sizes.
             let config = unsafe { read_struct(config, "config") }?;
@@ -170,9 +174,9 @@ pub unsafe extern "C" fn doorbell_store_join(
                 return Err(Failure::argument("endpoint", reason));
             }
             // SAFETY: the caller's promise about what is in it.
-            (unsafe { config.place() }?, config.timeout()?)
+            (unsafe { config.launch_environment() }?, config.timeout()?)
         };
-        let inner = Store::join(&place, timeout)?;
+        let inner = Store::join(&environment, timeout)?;
         let terms = Terms::new(timeout);
         Ok(place_for.set(doorbell_store { inner, terms }))
     })

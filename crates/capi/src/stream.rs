@@ -5,9 +5,10 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{Growing, choice, out, out_handle, read_struct, text, timeout, write_struct};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
 use crate::event::doorbell_event;
-use crate::handle::{Handle, destroy, get};
+use crate::failure::Failure;
+use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, CudaStream, Execution, KernelStream};
 use doorbell_rs::{Error, Executor, HostStream};
@@ -33,7 +34,7 @@ pub enum doorbell_stream {
     Kernel(KernelStream),
 }
 
-impl Handle for doorbell_stream {
+impl CObject for doorbell_stream {
     const NAME: &'static str = "doorbell_stream";
 }
 
@@ -93,15 +94,15 @@ const _: () =
     assert!(size_of::<doorbell_cuda_stream_config>() == doorbell_cuda_stream_config::BYTES_FIRST);
 
 /// A kernel with its argument, on its way to the stream's thread.
-struct Call {
+struct QueuedFunction {
     kernel: unsafe extern "C" fn(*mut c_void),
     argument: *mut c_void,
 }
 
 // SAFETY: the header says that the kernel gets its argument in the stream's thread; the caller launched it knowing that.
-unsafe impl Send for Call {}
+unsafe impl Send for QueuedFunction {}
 
-impl Call {
+impl QueuedFunction {
     fn run(self) {
         // SAFETY: the caller's promise at launch: the argument is what the kernel takes, and is there until the kernel has run.
         unsafe { (self.kernel)(self.argument) };
@@ -356,7 +357,7 @@ pub unsafe extern "C" fn doorbell_stream_launch(
         // SAFETY: the caller's promise about handles.
         let stream = unsafe { get(stream, "stream") }?;
         let kernel = kernel.ok_or_else(|| Failure::null("kernel"))?;
-        let call = Call { kernel, argument };
+        let call = QueuedFunction { kernel, argument };
         match stream {
             doorbell_stream::Host(host) => host.launch(move || call.run()),
             #[cfg(feature = "cuda")]
@@ -460,8 +461,8 @@ pub unsafe extern "C" fn doorbell_stream_wait_event(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::{DOORBELL_EASYNC, DOORBELL_OK};
     use crate::error::tests::last_error;
-    use crate::error::{DOORBELL_EASYNC, DOORBELL_OK};
     use crate::handle::create;
 
     #[test]

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use crate::argument::{out, out_optional};
 use crate::boundary::guard;
 use crate::error::doorbell_failure;
-use crate::handle::{Handle, create, destroy, get};
+use crate::handle::{CObject, create, destroy, get};
 use doorbell_rs::{Status, Ticket};
 
 /// Prepared, and not yet given to a stream.
@@ -35,7 +35,7 @@ impl doorbell_ticket {
     }
 }
 
-impl Handle for doorbell_ticket {
+impl CObject for doorbell_ticket {
     const NAME: &'static str = "doorbell_ticket";
 }
 

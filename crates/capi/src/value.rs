@@ -4,7 +4,8 @@
 use std::ffi::c_int;
 
 use crate::argument::{choice, timeout};
-use crate::boundary::{Failure, guard};
+use crate::boundary::guard;
+use crate::failure::Failure;
 use crate::handle::get;
 use crate::region::doorbell_region;
 use crate::stream::doorbell_stream;

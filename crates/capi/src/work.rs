@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 
 use crate::argument::{Growing, array, choice, read_struct};
-use crate::boundary::Failure;
+use crate::failure::Failure;
 use crate::handle::get;
 use crate::region::doorbell_region;
 use doorbell_rs::{Completion, Error, Opcode, Operation, RemoteSlice, Slice, Work};

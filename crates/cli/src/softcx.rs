@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use doorbell_softcx::device;
-use doorbell_softcx::doors::{self, Outcome};
+use doorbell_softcx::doors::{self, ProgramExit};
 
 use crate::environment;
 
@@ -92,7 +92,7 @@ impl RunOptions {
         Ok(found)
     }
 
-    fn device(&self) -> Result<device::Options> {
+    fn device(&self) -> Result<device::DeviceOptions> {
         let mut faults = device::Faults {
             loss: self.loss.unwrap_or(0.0),
             delay_ns: self.delay_us.unwrap_or(0).saturating_mul(1000),
@@ -101,14 +101,14 @@ impl RunOptions {
         if let Some(list) = &self.fault {
             set_faults(&mut faults, list).context("--fault")?;
         }
-        Ok(device::Options {
+        Ok(device::DeviceOptions {
             fabric: match &self.fabric {
                 Some(fabric) => fabric.clone(),
                 None => outer("fabric").unwrap_or_else(|| "default".into()),
             },
             link: match self.link() {
-                LinkLayer::Ib => device::Link::InfiniBand,
-                LinkLayer::Eth => device::Link::Ethernet,
+                LinkLayer::Ib => device::LinkLayer::InfiniBand,
+                LinkLayer::Eth => device::LinkLayer::Ethernet,
             },
             faults,
             trace: self.trace()?,
@@ -140,7 +140,7 @@ impl RunOptions {
     }
 
     /// Passes the options to the program and to runs nested in this one.
-    fn export(&self, command: &mut Command, device: &device::Options) -> Result<()> {
+    fn export(&self, command: &mut Command, device: &device::DeviceOptions) -> Result<()> {
         for (option, value) in self.given()? {
             environment::export(command, option, value.as_deref());
         }
@@ -197,9 +197,9 @@ fn outer(option: &str) -> Option<String> {
 }
 
 /// Replaces this process by the program. Returns only if that fails.
-fn become_program(mut command: Command) -> Outcome {
+fn become_program(mut command: Command) -> ProgramExit {
     let error = command.exec();
-    Outcome::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))
+    ProgramExit::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Runs the program and returns the exit status of this process.
@@ -228,7 +228,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
     };
     let outcome = match outcome {
         // The kernel allows one supervisor. If it belongs to an enclosing run, the program reaches the device already.
-        Ok(Outcome::Supervised) if outer("door").as_deref() == Some("seccomp") => {
+        Ok(ProgramExit::Supervised) if outer("door").as_deref() == Some("seccomp") => {
             if let Some(disagreement) = options.disagreement()? {
                 eprintln!(
                     "error: this run is nested in another, which has {disagreement}; a nested run needs --door preload for its own options"
@@ -241,8 +241,8 @@ pub fn run(options: &RunOptions) -> Result<u8> {
     };
     let name = name.to_string_lossy();
     Ok(match outcome {
-        Ok(Outcome::Exited(code)) => code,
-        Ok(Outcome::NotStarted(errno)) => {
+        Ok(ProgramExit::Exited(code)) => code,
+        Ok(ProgramExit::NotStarted(errno)) => {
             let error = std::io::Error::from_raw_os_error(errno);
             eprintln!("error: {name}: {error}");
             if error.kind() == std::io::ErrorKind::NotFound {
@@ -251,7 +251,7 @@ pub fn run(options: &RunOptions) -> Result<u8> {
                 NOT_EXECUTABLE
             }
         }
-        Ok(Outcome::Supervised) => {
+        Ok(ProgramExit::Supervised) => {
             eprintln!(
                 "error: another seccomp supervisor already controls this process, and the kernel allows only one; use --door preload"
             );

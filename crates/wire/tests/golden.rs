@@ -3,8 +3,8 @@
 mod fixture;
 
 use doorbell_wire::mlx5::{
-    Cqe, CqeOpcode, DataSegment, Datagram, Doorbell, Opcode, Posted, Remote, RemoteAtomic, Segment,
-    SendRequest, WindowOpening, WindowUpdate, Wqe, parse_recv,
+    Cqe, CqeOpcode, DataSegment, Datagram, Doorbell, Opcode, Posted, RemoteAtomic, RemoteSegment,
+    Segment, SendRequest, WindowOpening, WindowUpdate, Wqe, parse_recv,
 };
 use doorbell_wire::peer::{Fence, PeerOp, Program, Role, Targets};
 use doorbell_wire::verbs::WcStatus;
@@ -149,7 +149,7 @@ fn rdma_write() {
     );
     assert_eq!(
         Wqe::parse(&bytes).unwrap().remote,
-        Some(Remote {
+        Some(RemoteSegment {
             addr: REMOTE,
             rkey: RKEY
         })

@@ -22,7 +22,7 @@ use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
 use crate::peer::{Dword, Role, Target, Targets};
-use crate::proxy::{Enlistment, Rounds, drop_elsewhere};
+use crate::proxy::{ProgressThread, Registration, drop_elsewhere};
 use crate::region::ProtectionDomain;
 use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
@@ -68,9 +68,9 @@ pub(super) struct Shared {
     on_streams: InFlight,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
-    watched: Enlistment,
+    watched: Registration,
     last_active_ns: AtomicU64,
-    watchdog: &'static Rounds<dyn Watched>,
+    watchdog: &'static ProgressThread<dyn Watched>,
     weak: Weak<Shared>,
 }
 
@@ -117,8 +117,8 @@ impl Drop for EndpointRef {
             shared.doorbells().map(DoorbellTable::proxy),
         );
         // The handle is given up between their turns, the queue pair destroyed after that: others need not wait for it.
-        let last = watchdog.between_turns(|| match proxy {
-            Some(proxy) => proxy.between_turns(|| Arc::into_inner(shared)),
+        let last = watchdog.between_polls(|| match proxy {
+            Some(proxy) => proxy.between_polls(|| Arc::into_inner(shared)),
             None => Arc::into_inner(shared),
         });
         drop(last);
@@ -252,7 +252,7 @@ impl Shared {
             generations: Mutex::default(),
             on_streams: InFlight::default(),
             closing: AtomicBool::new(false),
-            watched: Enlistment::default(),
+            watched: Registration::default(),
             last_active_ns: AtomicU64::new(0),
             watchdog,
             weak: weak.clone(),

@@ -10,7 +10,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::{QueueState, Reaped, Wait};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
-use crate::proxy::Turn;
+use crate::proxy::PollResult;
 use crate::{Cause, Error, Result, WorkError};
 
 /// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
@@ -214,7 +214,7 @@ impl Shared {
     pub(in crate::endpoint) fn activate(&self) {
         if self.watched.come() {
             self.last_active_ns.store(now_ns(), Ordering::Relaxed);
-            self.watchdog.enlist(self.weak.clone());
+            self.watchdog.register(self.weak.clone());
         }
         self.enlist();
     }
@@ -250,7 +250,7 @@ impl Watched for Shared {
         end_elsewhere(self);
     }
 
-    fn look(&self) -> Turn {
+    fn look(&self) -> PollResult {
         let now = now_ns();
         let _generation = self.hold_generation();
         self.look_for_failure();
@@ -264,10 +264,10 @@ impl Watched for Shared {
         }
         if self.on_streams.any() {
             self.last_active_ns.store(now, Ordering::Relaxed);
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         self.watched.leave(|| {
             let failed =

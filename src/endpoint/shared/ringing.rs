@@ -10,7 +10,7 @@ use crate::endpoint::words::CacheLineStart;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
 use crate::nic::{NicQueuePair, Queues};
-use crate::proxy::{Enlistment, Proxied, Proxy, Turn, proxy_at};
+use crate::proxy::{PollResult, Proxied, Proxy, Registration, proxy_at};
 use crate::region::Device;
 use crate::{Cause, Result};
 
@@ -54,7 +54,7 @@ pub(super) fn choose(
 pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
     /// Whether the proxy serves the endpoint now. Who posts looks at it each time.
-    served: Enlistment,
+    served: Registration,
     _proxy: CacheLineStart,
     last_work_ns: AtomicU64,
     doorbells: [QueueDoorbells; 2],
@@ -93,7 +93,7 @@ impl DoorbellTable {
         let [sends, receives] = [config.send_depth, config.recv_depth].map(u32::next_power_of_two);
         DoorbellTable {
             proxy,
-            served: Enlistment::default(),
+            served: Registration::default(),
             _proxy: CacheLineStart,
             last_work_ns: AtomicU64::new(0),
             doorbells: [bell(sends, sends), bell(receives, 0)],
@@ -144,7 +144,7 @@ impl Shared {
         };
         if doorbells.served.come() {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
-            doorbells.proxy.enlist(self.weak.clone());
+            doorbells.proxy.register(self.weak.clone());
         }
     }
 
@@ -298,29 +298,29 @@ impl Proxied for Shared {
         end_elsewhere(self);
     }
 
-    fn ring_for_streams(&self) -> Turn {
+    fn ring_for_streams(&self) -> PollResult {
         let Some(doorbells) = &self.doorbells else {
-            return Turn::Over;
+            return PollResult::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
         let moved = self.qp.progress();
         if self.reap() | rang | moved {
-            return Turn::Worked;
+            return PollResult::Worked;
         }
         if self.expects_triggers(doorbells) {
             if doorbells.last_work_ns.load(Ordering::Relaxed) != 0 {
                 doorbells.last_work_ns.store(0, Ordering::Relaxed);
             }
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         let now = now_ns();
         let last = doorbells.last_work_ns.load(Ordering::Relaxed);
         if last == 0 {
             doorbells.last_work_ns.store(now, Ordering::Relaxed);
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         if now.saturating_sub(last) < LINGER_NS {
-            return Turn::Waiting;
+            return PollResult::Waiting;
         }
         doorbells.served.leave(|| self.expects_triggers(doorbells))
     }

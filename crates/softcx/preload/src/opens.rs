@@ -134,10 +134,10 @@ macro_rules! streams {
         /// As the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut c_void {
-            type Function = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
+            type OpenStream = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut c_void;
             // SAFETY: the type of the function of this name; the arguments are the caller's, or a terminated path.
             unsafe {
-                let real: Function = next!($symbol, Function, std::ptr::null_mut());
+                let real: OpenStream = next!($symbol, OpenStream, std::ptr::null_mut());
                 let flags = || flags_of(CStr::from_ptr(mode).to_bytes());
                 match &lead(libc::AT_FDCWD, path) {
                     Lead::Node => stream_of(open_node(flags()), mode),
@@ -179,10 +179,10 @@ unsafe fn stream_of(descriptor: c_int, mode: *const c_char) -> *mut c_void {
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn opendir(path: *const c_char) -> *mut c_void {
-    type Function = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+    type OpenDirectory = unsafe extern "C" fn(*const c_char) -> *mut c_void;
     // SAFETY: the type of the function of this name; the arguments are the caller's, or a terminated path.
     unsafe {
-        let real: Function = next!(c"opendir", Function, std::ptr::null_mut());
+        let real: OpenDirectory = next!(c"opendir", OpenDirectory, std::ptr::null_mut());
         match &lead(libc::AT_FDCWD, path) {
             Lead::Node => {
                 fail(libc::ENOTDIR);
@@ -202,10 +202,10 @@ macro_rules! scans {
         /// As the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char, to: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int {
-            type Function = unsafe extern "C" fn(*const c_char, *mut c_void, *mut c_void, *mut c_void) -> c_int;
+            type ScanDirectory = unsafe extern "C" fn(*const c_char, *mut c_void, *mut c_void, *mut c_void) -> c_int;
             // SAFETY: the type of the function of this name; the arguments are the caller's, or a terminated path.
             unsafe {
-                let real: Function = next!($symbol, Function, -1);
+                let real: ScanDirectory = next!($symbol, ScanDirectory, -1);
                 match &lead(libc::AT_FDCWD, path) {
                     Lead::Node => fail(libc::ENOTDIR),
                     Lead::File(file) => real(file.as_ptr(), to, filter, order),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-use softcx::device::{Faults, Link, Options};
+use softcx::device::{DeviceOptions, Faults, LinkLayer};
 use softcx::doors::Local;
 
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
@@ -96,7 +96,7 @@ pub fn option(name: &str) -> Option<OsString> {
 }
 
 /// What `doorbell softcx run` put into the environment. What makes no sense there is taken as absent: it has checked it.
-fn options() -> Options {
+fn options() -> DeviceOptions {
     let text = |name| option(name).and_then(|value| value.into_string().ok());
     let fault = text("FAULT").unwrap_or_default();
     let mut faults = Faults {
@@ -110,11 +110,11 @@ fn options() -> Options {
     for fault in fault.split(',').filter(|fault| !fault.is_empty()) {
         let _ = faults.set(fault);
     }
-    Options {
+    DeviceOptions {
         fabric: text("FABRIC").unwrap_or_else(|| "default".into()),
         link: match text("LINK").as_deref() {
-            Some("eth") => Link::Ethernet,
-            _ => Link::InfiniBand,
+            Some("eth") => LinkLayer::Ethernet,
+            _ => LinkLayer::InfiniBand,
         },
         faults,
         trace: option("TRACE").map(PathBuf::from),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::device::client::{Event, EventSink};
-use crate::device::dma::{RecordWord, Ring};
+use crate::device::client::{DeviceEvent, EventSink};
+use crate::device::dma::{DmaRing, RecordWord};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode};
 
 /// The CQE behind which the driver finds nothing more in a ring that was replaced (mlx5dv.h, `MLX5_CQE_RESIZE_CQ`).
@@ -14,7 +14,7 @@ const ONLY_SOLICITED: u32 = 1 << 24;
 /// Where a completion queue lives.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    ring: Ring,
+    ring: DmaRing,
     cqe_count: u32,
     cqe_bytes: u32,
     padded: bool,
@@ -23,12 +23,12 @@ pub(crate) struct Cq {
     /// What the record said when it was last looked at.
     consumer: u32,
     overrun: bool,
-    owned: Option<Box<Owned>>,
+    owned: Option<Box<CqNotification>>,
 }
 
 /// What the completion queue of a client has besides.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct CqNotification {
     pub(crate) cqn: u32,
     /// The page whose register arms it.
     pub(crate) uar: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Owned {
 
 /// Whether completions are to be told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Waiting {
+enum Arming {
     #[default]
     No,
     Any,
@@ -54,21 +54,21 @@ enum Waiting {
 
 #[derive(Debug)]
 struct Arm {
-    waiting: Waiting,
+    waiting: Arming,
     /// The arm word that was last acted upon. Arms of several queues share a register, so this is how an arm is known.
     seen: u32,
     /// The count behind the last solicited completion, if there was one.
     solicited: Option<u32>,
 }
 
-impl Owned {
+impl CqNotification {
     pub(crate) fn new(
         uar: usize,
         arm_record: RecordWord,
         completions: Option<Arc<dyn EventSink>>,
         events: Arc<dyn EventSink>,
-    ) -> Owned {
-        Owned {
+    ) -> CqNotification {
+        CqNotification {
             cqn: 0,
             uar,
             arm_record,
@@ -77,7 +77,7 @@ impl Owned {
             ignore_overrun: false,
             users: 0,
             arm: Arm {
-                waiting: Waiting::No,
+                waiting: Arming::No,
                 seen: u32::MAX,
                 solicited: None,
             },
@@ -85,15 +85,15 @@ impl Owned {
     }
 
     fn fire(&mut self) {
-        self.arm.waiting = Waiting::No;
+        self.arm.waiting = Arming::No;
         if let Some(events) = &self.completions {
-            events.event(Event::Completion);
+            events.event(DeviceEvent::Completion);
         }
     }
 }
 
 impl Cq {
-    pub(crate) fn new(ring: Ring, cqe_count: u32, record: RecordWord) -> Cq {
+    pub(crate) fn new(ring: DmaRing, cqe_count: u32, record: RecordWord) -> Cq {
         Cq {
             ring,
             cqe_count,
@@ -109,11 +109,11 @@ impl Cq {
 
     /// One of a client, with entries of 64 or 128 bytes.
     pub(crate) fn of_client(
-        ring: Ring,
+        ring: DmaRing,
         cqe_count: u32,
         cqe_bytes: u32,
         record: RecordWord,
-        owned: Owned,
+        owned: CqNotification,
     ) -> Cq {
         Cq {
             cqe_bytes,
@@ -128,7 +128,7 @@ impl Cq {
     }
 
     /// What it has as a client's.
-    pub(crate) fn owned(&mut self) -> Option<&mut Owned> {
+    pub(crate) fn owned(&mut self) -> Option<&mut CqNotification> {
         self.owned.as_deref_mut()
     }
 
@@ -171,8 +171,8 @@ impl Cq {
             if solicited {
                 owned.arm.solicited = Some(self.producer);
             }
-            if owned.arm.waiting == Waiting::Any
-                || (solicited && owned.arm.waiting == Waiting::Solicited)
+            if owned.arm.waiting == Arming::Any
+                || (solicited && owned.arm.waiting == Arming::Solicited)
             {
                 owned.fire();
             }
@@ -198,7 +198,7 @@ impl Cq {
         if !std::mem::replace(&mut self.overrun, true)
             && let Some(owned) = &self.owned
         {
-            owned.events.event(Event::CqError { cqn: owned.cqn });
+            owned.events.event(DeviceEvent::CqError { cqn: owned.cqn });
         }
     }
 
@@ -215,10 +215,10 @@ impl Cq {
             ahead != 0 && ahead < 1 << 23
         };
         let (waiting, come) = if word & ONLY_SOLICITED == 0 {
-            (Waiting::Any, later_than(producer))
+            (Arming::Any, later_than(producer))
         } else {
             (
-                Waiting::Solicited,
+                Arming::Solicited,
                 owned.arm.solicited.is_some_and(later_than),
             )
         };
@@ -230,7 +230,7 @@ impl Cq {
 
     /// Goes on in another ring. The old one ends with a mark, to which the driver copies what it has not consumed; every entry
     /// comes to lie one place later. `false`, and nothing has changed, if one of the rings has no room for all.
-    pub(crate) fn resize(&mut self, ring: Ring, cqe_count: u32, cqe_bytes: u32) -> bool {
+    pub(crate) fn resize(&mut self, ring: DmaRing, cqe_count: u32, cqe_bytes: u32) -> bool {
         if let Ok(consumer) = self.record.load() {
             self.consumer = consumer;
         }

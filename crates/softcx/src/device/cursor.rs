@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A cursor alone on its cache line: its writer does not disturb the other side's.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Line(AtomicU64);
+struct CacheLine(AtomicU64);
 
 /// Running counts of slots written and slots read. Zeroed memory is an empty pair.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Cursors {
-    written: Line,
-    read: Line,
+    written: CacheLine,
+    read: CacheLine,
 }
 
 /// A count that the other side cannot have written honestly.
@@ -26,8 +26,8 @@ impl Cursors {
     #[cfg(any(test, loom))]
     pub(crate) fn new() -> Cursors {
         Cursors {
-            written: Line(AtomicU64::new(0)),
-            read: Line(AtomicU64::new(0)),
+            written: CacheLine(AtomicU64::new(0)),
+            read: CacheLine(AtomicU64::new(0)),
         }
     }
 

@@ -3,24 +3,24 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
-use crate::device::core::Core;
+use crate::device::core::DeviceCore;
 use crate::device::engine::{ANYBODY, Engine, NOBODY, Nic};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::Faults;
-use crate::device::inbox::PortAddress;
+use crate::device::inbox::InboxAddress;
 use crate::device::keys::Access;
-use crate::device::options::{Link, Options};
-use crate::device::pace::Pace;
-use crate::device::qp::{Counters, Status};
+use crate::device::options::{DeviceOptions, LinkLayer};
+use crate::device::pace::EnginePace;
+use crate::device::qp::{Counters, QpStatus};
 use crate::device::{
     foreign::Foothold,
-    space::{Place, Space},
+    space::{Space, SpaceAddress},
 };
 use crate::{Error, Result};
 
 /// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortId(pub(crate) PortAddress);
+pub struct PortId(pub(crate) InboxAddress);
 
 impl PortId {
     /// Length of [`PortId::to_bytes`].
@@ -48,7 +48,7 @@ impl PortId {
                 .first_chunk()
                 .map_or(0, |b| u32::from_le_bytes(*b))
         };
-        PortId(PortAddress {
+        PortId(InboxAddress {
             host: long(0),
             pid: word(8),
             fd: word(12),
@@ -78,19 +78,19 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        Device::with(Core::new()?, None)
+        Device::with(DeviceCore::new()?, None)
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
     ///
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
-    pub fn on_fabric(options: &Options) -> Result<Device> {
-        Device::with(Device::core_of(options)?, Some(Pace::new()))
+    pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
+        Device::with(Device::core_of(options)?, Some(EnginePace::new()))
     }
 
-    fn core_of(options: &Options) -> Result<Core> {
-        let mut core = Core::on_fabric(&options.fabric, options.link)?;
+    fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
+        let mut core = DeviceCore::on_fabric(&options.fabric, options.link)?;
         core.set_faults(options.faults);
         if let Some(path) = &options.trace {
             core.set_trace(path)?;
@@ -98,7 +98,7 @@ impl Device {
         Ok(core)
     }
 
-    fn with(core: Core, pace: Option<Pace>) -> Result<Device> {
+    fn with(core: DeviceCore, pace: Option<EnginePace>) -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::start(core, pace)?),
         })
@@ -106,7 +106,7 @@ impl Device {
 
     /// As [`Device::on_fabric`], without an engine.
     #[cfg(test)]
-    pub(crate) fn on_fabric_without_engine(options: &Options) -> Result<Device> {
+    pub(crate) fn on_fabric_without_engine(options: &DeviceOptions) -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::resting(Device::core_of(options)?)),
         })
@@ -116,7 +116,7 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
         Ok(Device {
-            engine: Arc::new(Engine::resting(Core::new()?)),
+            engine: Arc::new(Engine::resting(DeviceCore::new()?)),
         })
     }
 
@@ -130,7 +130,7 @@ impl Device {
         &self.engine.nic
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceCore> {
         self.nic().lock()
     }
 
@@ -197,9 +197,9 @@ impl Device {
     }
 
     #[inline]
-    pub(crate) fn rung_at(&self, slot: usize, status: &Status) {
+    pub(crate) fn rung_at(&self, slot: usize, status: &QpStatus) {
         let nic = self.nic();
-        // Orders the doorbell before the look at the flag; pairs with the fence in `Core::stop_watching`. Either the device
+        // Orders the doorbell before the look at the flag; pairs with the fence in `DeviceCore::stop_watching`. Either the device
         // sees the doorbell in its last look, or this sees that it does not watch.
         fence(Ordering::SeqCst);
         if !status.watched() {
@@ -217,15 +217,17 @@ impl Device {
     }
 
     /// The kind of its link.
-    pub fn link(&self) -> Link {
-        self.lock().fabric().map_or(Link::default(), Fabric::link)
+    pub fn link(&self) -> LinkLayer {
+        self.lock()
+            .fabric()
+            .map_or(LinkLayer::default(), Fabric::link)
     }
 
     /// Its LID on an InfiniBand link: the number of its node. 0 on Ethernet, which has none.
     pub fn lid(&self) -> u16 {
         match self.link() {
-            Link::InfiniBand => self.node(),
-            Link::Ethernet => 0,
+            LinkLayer::InfiniBand => self.node(),
+            LinkLayer::Ethernet => 0,
         }
     }
 
@@ -300,10 +302,10 @@ impl Device {
         access: Access,
     ) -> Result<u32> {
         let space = Space::of_foreign(foothold);
-        let key = self
-            .lock()
-            .keys
-            .register_foreign(pd, Place { space, addr }, len_bytes, access);
+        let key =
+            self.lock()
+                .keys
+                .register_foreign(pd, SpaceAddress { space, addr }, len_bytes, access);
         key.ok_or_else(table_is_full)
     }
 

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::device::core::Core;
+use crate::device::core::DeviceCore;
 use crate::device::inbox::InboxBell;
-use crate::device::pace::{self, Pace, Rest};
+use crate::device::pace::{self, EnginePace, Rest};
 use crate::{Error, Result};
 
 /// How long the engine spins with nothing to do before it sleeps.
@@ -32,7 +32,7 @@ const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Nic {
-    pub(super) core: Mutex<Core>,
+    pub(super) core: Mutex<DeviceCore>,
     pub(super) bell: InboxBell,
     started: Instant,
     stop: AtomicBool,
@@ -43,7 +43,7 @@ pub(super) struct Nic {
     /// How many wait for the core to do something with it.
     wanted: AtomicU32,
     /// Of a device on a fabric, which programs may ring unheard.
-    pace: Option<Pace>,
+    pace: Option<EnginePace>,
 }
 
 /// Nobody said that a doorbell was rung that no turn looks at.
@@ -54,7 +54,7 @@ pub(super) const ANYBODY: usize = usize::MAX - 1;
 const IDLE_LOOKS: usize = 64;
 
 impl Nic {
-    fn new(core: Core, pace: Option<Pace>) -> Nic {
+    fn new(core: DeviceCore, pace: Option<EnginePace>) -> Nic {
         let bell = core.inbox().bell();
         Nic {
             core: Mutex::new(core),
@@ -73,7 +73,7 @@ impl Nic {
     }
 
     /// The core is plain data: a panic while it was locked (none is known) leaves it as it was at that point.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, DeviceCore> {
         // A busy engine unlocks and locks again faster than a sleeper wakes up. With this word it steps aside.
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let core = self
@@ -84,7 +84,7 @@ impl Nic {
         core
     }
 
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, DeviceCore>> {
         match self.core.try_lock() {
             Ok(core) => Some(core),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -94,7 +94,7 @@ impl Nic {
 
     /// One turn, with a look at what was rung.
     #[inline]
-    pub(super) fn turn(&self, core: &mut Core, now_ns: u64) -> bool {
+    pub(super) fn turn(&self, core: &mut DeviceCore, now_ns: u64) -> bool {
         let mut anybody = false;
         if self.rung.load(Ordering::Relaxed) != NOBODY {
             // Acquire: behind the doorbell that the hint is about.
@@ -113,7 +113,7 @@ impl Nic {
     }
 
     /// The engine of a device that is also rung unheard.
-    fn run_at(&self, pace: Pace) {
+    fn run_at(&self, pace: EnginePace) {
         pace::wake_promptly();
         let pace = pace.calibrated();
         let mut seen = 0;
@@ -263,7 +263,7 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Sets a core to work; at a pace if clients ring it unheard.
-    pub(super) fn start(core: Core, pace: Option<Pace>) -> Result<Engine> {
+    pub(super) fn start(core: DeviceCore, pace: Option<EnginePace>) -> Result<Engine> {
         let nic = Arc::new(Nic::new(core, pace));
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
@@ -281,7 +281,7 @@ impl Engine {
 
     /// A core that nothing moves but its user.
     #[cfg(test)]
-    pub(super) fn resting(core: Core) -> Engine {
+    pub(super) fn resting(core: DeviceCore) -> Engine {
         Engine {
             nic: Arc::new(Nic::new(core, None)),
             thread: None,

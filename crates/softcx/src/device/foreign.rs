@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::space::{Fault, Span};
+use crate::device::space::{AccessFault, Span};
 
 /// Bytes to copy inside of the memory of another device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub unsafe trait Foreign: Send + Sync {
     /// `own` may be written; `theirs` is memory of the device for as long as the call takes.
     ///
     /// # Errors
-    /// [`Fault`] if the device refuses or fails.
-    unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> Result<(), Fault>;
+    /// [`AccessFault`] if the device refuses or fails.
+    unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault>;
 
     /// Copies from `own`, in this process, to `theirs`, in the device's memory: both in their order, and as many bytes.
     ///
@@ -37,8 +37,8 @@ pub unsafe trait Foreign: Send + Sync {
     /// `own` may be read; `theirs` is memory of the device for as long as the call takes.
     ///
     /// # Errors
-    /// [`Fault`] if the device refuses or fails.
-    unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> Result<(), Fault>;
+    /// [`AccessFault`] if the device refuses or fails.
+    unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault>;
 
     /// Copies inside of the device's memory, one after the other. None of them overlaps itself.
     ///
@@ -46,19 +46,19 @@ pub unsafe trait Foreign: Send + Sync {
     /// All of it is memory of the device for as long as the call takes.
     ///
     /// # Errors
-    /// [`Fault`] if the device refuses or fails.
-    unsafe fn shift(&self, moves: &[Move]) -> Result<(), Fault>;
+    /// [`AccessFault`] if the device refuses or fails.
+    unsafe fn shift(&self, moves: &[Move]) -> Result<(), AccessFault>;
 }
 
 /// One memory that copies know by its place in the table, and how many regions are in it.
-struct Entry {
+struct ForeignEntry {
     memory: Arc<dyn Foreign>,
     regions: usize,
 }
 
-static TABLE: Mutex<Vec<Option<Entry>>> = Mutex::new(Vec::new());
+static TABLE: Mutex<Vec<Option<ForeignEntry>>> = Mutex::new(Vec::new());
 
-fn table() -> MutexGuard<'static, Vec<Option<Entry>>> {
+fn table() -> MutexGuard<'static, Vec<Option<ForeignEntry>>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -78,7 +78,7 @@ impl Foothold {
     /// A region in `memory`, which gets a place in the table with its first region.
     pub fn new(memory: &Arc<dyn Foreign>) -> Foothold {
         let mut table = table();
-        let same = |entry: &Option<Entry>| {
+        let same = |entry: &Option<ForeignEntry>| {
             entry.as_ref().is_some_and(|entry| {
                 std::ptr::addr_eq(Arc::as_ptr(&entry.memory), Arc::as_ptr(memory))
             })
@@ -91,7 +91,7 @@ impl Foothold {
                 place: place as u32,
             };
         }
-        let entry = Some(Entry {
+        let entry = Some(ForeignEntry {
             memory: Arc::clone(memory),
             regions: 1,
         });
@@ -145,8 +145,8 @@ impl fmt::Debug for Foothold {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::device::copies::{Cause, Copies};
-    use crate::device::space::{Place, Space};
+    use crate::device::copies::{Copies, CopyOrigin};
+    use crate::device::space::{Space, SpaceAddress};
 
     /// Where its memory begins: nothing is mapped there in this process.
     const START: u64 = 0x7000_0000_0000_0000;
@@ -159,10 +159,12 @@ mod tests {
     }
 
     impl Other {
-        fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Vec<u8>>, Fault> {
+        fn begin(&self, call: &'static str) -> Result<MutexGuard<'_, Vec<u8>>, AccessFault> {
             self.calls.lock().unwrap().push(call);
             let broken = self.broken.load(std::sync::atomic::Ordering::Relaxed);
-            (!broken).then(|| self.bytes.lock().unwrap()).ok_or(Fault)
+            (!broken)
+                .then(|| self.bytes.lock().unwrap())
+                .ok_or(AccessFault)
         }
     }
 
@@ -175,7 +177,7 @@ mod tests {
 
     // SAFETY: what it does is over when it returns.
     unsafe impl Foreign for Other {
-        unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        unsafe fn fetch(&self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
             let bytes = self.begin("fetch")?;
             for (own, their) in bytes_of(own).into_iter().zip(bytes_of(theirs)) {
                 // SAFETY: the caller's promise.
@@ -186,7 +188,7 @@ mod tests {
             Ok(())
         }
 
-        unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+        unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
             let mut bytes = self.begin("put")?;
             for (own, their) in bytes_of(own).into_iter().zip(bytes_of(theirs)) {
                 // SAFETY: the caller's promise.
@@ -195,7 +197,7 @@ mod tests {
             Ok(())
         }
 
-        unsafe fn shift(&self, moves: &[Move]) -> Result<(), Fault> {
+        unsafe fn shift(&self, moves: &[Move]) -> Result<(), AccessFault> {
             let mut bytes = self.begin("shift")?;
             for it in moves {
                 let from = (it.from - START) as usize;
@@ -224,8 +226,8 @@ mod tests {
             }
         }
 
-        fn place(&self, offset: u64) -> Place {
-            Place {
+        fn place(&self, offset: u64) -> SpaceAddress {
+            SpaceAddress {
                 space: Space::of_foreign(&self.foothold),
                 addr: START + offset,
             }
@@ -283,7 +285,11 @@ mod tests {
             assert_eq!((&got[..8], got[8]), (&(1_u64 << 40).to_ne_bytes()[..], 11));
             bench
                 .copies
-                .copy(place, Place::local(got.as_mut_ptr().wrapping_add(5)), 4)
+                .copy(
+                    place,
+                    SpaceAddress::local(got.as_mut_ptr().wrapping_add(5)),
+                    4,
+                )
                 .unwrap();
         }
         bench.copies.settle();
@@ -295,7 +301,7 @@ mod tests {
         let mut bench = Bench::new();
         let mut own = [0_u64; 16];
         let start = own.as_mut_ptr().cast::<u8>();
-        let here = |offset: usize| Place::local(start.wrapping_add(offset));
+        let here = |offset: usize| SpaceAddress::local(start.wrapping_add(offset));
         let bring = |bench: &mut Bench, from: u64, into: usize| {
             // SAFETY: within `own`, and the double checks the range.
             unsafe { bench.copies.copy(bench.place(from), here(into), 8) }.unwrap();
@@ -359,7 +365,7 @@ mod tests {
             .broken
             .store(true, std::sync::atomic::Ordering::Relaxed);
         bench.copies.settle();
-        let cause = Cause {
+        let cause = CopyOrigin {
             qpn: 5,
             request: true,
         };
@@ -367,7 +373,7 @@ mod tests {
         assert_eq!(bench.copies.take_orphan(), None);
         // SAFETY: as above.
         let refused = unsafe { bench.copies.load(place, &mut [0; 4]) };
-        assert_eq!(refused, Err(Fault));
+        assert_eq!(refused, Err(AccessFault));
     }
 
     #[test]

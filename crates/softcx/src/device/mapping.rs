@@ -2,16 +2,21 @@
 
 use std::io::{BufRead, BufReader};
 
-use crate::device::space::{Fault, Space};
+use crate::device::space::{AccessFault, Space};
 
 impl Space {
     /// Whether all of a range is mapped so that it can be read, and written if `writable`. What the process unmaps later is a
     /// fault when it is used.
     ///
     /// # Errors
-    /// [`Fault`] if not, or if the process is gone.
-    pub(crate) fn check(self, addr: u64, len_bytes: u64, writable: bool) -> Result<(), Fault> {
-        let end = addr.checked_add(len_bytes).ok_or(Fault)?;
+    /// [`AccessFault`] if not, or if the process is gone.
+    pub(crate) fn check(
+        self,
+        addr: u64,
+        len_bytes: u64,
+        writable: bool,
+    ) -> Result<(), AccessFault> {
+        let end = addr.checked_add(len_bytes).ok_or(AccessFault)?;
         if len_bytes == 0 {
             return Ok(());
         }
@@ -19,10 +24,11 @@ impl Space {
         let mut byte = [0];
         self.read(addr, &mut byte)?;
         self.read(end - 1, &mut byte)?;
-        let file = std::fs::File::open(format!("/proc/{}/maps", self.pid())).map_err(|_| Fault)?;
+        let file =
+            std::fs::File::open(format!("/proc/{}/maps", self.pid())).map_err(|_| AccessFault)?;
         let mut covered = addr;
         for line in BufReader::new(file).split(b'\n') {
-            let line = line.map_err(|_| Fault)?;
+            let line = line.map_err(|_| AccessFault)?;
             let Some((start, stop, rights)) = parse(&line) else {
                 continue;
             };
@@ -31,14 +37,14 @@ impl Space {
             }
             let allowed = rights[0] == b'r' && (!writable || rights[1] == b'w');
             if start > covered || !allowed {
-                return Err(Fault);
+                return Err(AccessFault);
             }
             covered = stop;
             if covered >= end {
                 return Ok(());
             }
         }
-        Err(Fault)
+        Err(AccessFault)
     }
 }
 
@@ -64,14 +70,14 @@ mod tests {
         let check = |addr, len_bytes, writable| Space::LOCAL.check(addr, len_bytes, writable);
         assert_eq!(check(at, 4 * PAGE_BYTES as u64, true), Ok(()));
         assert_eq!(check(at + 5, 1, false), Ok(()));
-        assert_eq!(check(0, 1, false), Err(Fault));
-        assert_eq!(check(u64::MAX, 2, false), Err(Fault));
-        assert_eq!(check(u64::MAX - 1, 1, false), Err(Fault));
-        assert_eq!(check(at, 1 << 46, false), Err(Fault));
+        assert_eq!(check(0, 1, false), Err(AccessFault));
+        assert_eq!(check(u64::MAX, 2, false), Err(AccessFault));
+        assert_eq!(check(u64::MAX - 1, 1, false), Err(AccessFault));
+        assert_eq!(check(at, 1 << 46, false), Err(AccessFault));
         let constant: &'static str = "not to be written";
         let constant = constant.as_ptr() as u64;
         assert_eq!(check(constant, 8, false), Ok(()));
-        assert_eq!(check(constant, 8, true), Err(Fault));
+        assert_eq!(check(constant, 8, true), Err(AccessFault));
     }
 
     #[test]

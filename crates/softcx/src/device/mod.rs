@@ -8,7 +8,6 @@
 //! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
 //! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
-mod bell;
 pub(crate) mod client;
 mod copies;
 mod core;
@@ -41,6 +40,7 @@ mod srq;
 mod tests;
 mod trace;
 mod transitions;
+mod wake_word;
 mod wire;
 
 pub use device::{Device, PortId};
@@ -49,8 +49,8 @@ pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::Faults;
 pub use foreign::{Foothold, Foreign, Move};
 pub use keys::Access;
-pub use options::{Link, Options};
-pub use packet::{AckCode, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES, Service, flag};
-pub use qp::{Attributes, Counters, State, Status};
+pub use options::{DeviceOptions, LinkLayer};
+pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, Service, flag};
+pub use qp::{Attributes, Counters, QpStatus, State};
 pub use queue_pair::{QueuePair, RemoteQueuePair};
-pub use space::{Fault, Span};
+pub use space::{AccessFault, Span};

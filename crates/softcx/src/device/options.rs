@@ -2,7 +2,7 @@
 
 /// The kind of link that the port shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Link {
+pub enum LinkLayer {
     /// InfiniBand: LIDs route, a GRH is optional.
     #[default]
     InfiniBand,
@@ -12,12 +12,12 @@ pub enum Link {
 
 /// A device on a named fabric.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Options {
+pub struct DeviceOptions {
     /// The fabric: devices with the same name, of the same user on the same host, reach each other. At most 64 bytes of
     /// letters, digits, `-`, `_` and `.`.
     pub fabric: String,
     /// The kind of link.
-    pub link: Link,
+    pub link: LinkLayer,
     /// What happens to packets that the device sends.
     pub faults: super::Faults,
     /// Where every WQE, packet and CQE goes, decoded, a line each.

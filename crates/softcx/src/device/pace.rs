@@ -61,15 +61,15 @@ impl Rest {
 
 /// The pace of a device that clients ring unheard.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct EnginePace {
     spin: Duration,
     shortest: Duration,
 }
 
-impl Pace {
-    pub(super) fn new() -> Pace {
+impl EnginePace {
+    pub(super) fn new() -> EnginePace {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Pace {
+        EnginePace {
             spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
             shortest: SHORTEST,
         }
@@ -78,7 +78,7 @@ impl Pace {
     /// This pace with sleeps that are sleeps, on this machine, for the calling thread. To set a timer and to take its interrupt cost
     /// 20 us on some virtual machines. A timer that is due before the thread has gone to sleep wakes it on the spot, and a client
     /// that waits for the core does not get it: not once, however often that is repeated.
-    pub(super) fn calibrated(self) -> Pace {
+    pub(super) fn calibrated(self) -> EnginePace {
         let nap = |_| {
             let start = Instant::now();
             std::thread::sleep(Duration::from_nanos(1));
@@ -87,7 +87,7 @@ impl Pace {
         let least = (0..NAPS).map(nap).min().unwrap_or_default();
         // Somewhat more than the half of it that comes before the sleep.
         let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
-        Pace { shortest, ..self }
+        EnginePace { shortest, ..self }
     }
 
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
-        let pace = Pace {
+        let pace = EnginePace {
             spin: SPIN,
             shortest: SHORTEST,
         };

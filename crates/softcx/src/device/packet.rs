@@ -16,7 +16,7 @@ pub const MAX_PAYLOAD_BYTES: usize = 4096;
 /// What a packet asks or answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PacketKind {
     /// Payload for the next posted receive.
     Send = 1,
     /// Payload for an address.
@@ -35,24 +35,24 @@ pub enum Kind {
     AtomicResponse = 8,
 }
 
-impl Kind {
-    fn parse(byte: u8) -> Option<Kind> {
+impl PacketKind {
+    fn parse(byte: u8) -> Option<PacketKind> {
         Some(match byte {
-            1 => Kind::Send,
-            2 => Kind::Write,
-            3 => Kind::ReadRequest,
-            4 => Kind::CompareSwap,
-            5 => Kind::FetchAdd,
-            6 => Kind::Ack,
-            7 => Kind::ReadResponse,
-            8 => Kind::AtomicResponse,
+            1 => PacketKind::Send,
+            2 => PacketKind::Write,
+            3 => PacketKind::ReadRequest,
+            4 => PacketKind::CompareSwap,
+            5 => PacketKind::FetchAdd,
+            6 => PacketKind::Ack,
+            7 => PacketKind::ReadResponse,
+            8 => PacketKind::AtomicResponse,
             _ => return None,
         })
     }
 
     /// Whether the packet goes from requester to responder.
     pub fn is_request(self) -> bool {
-        (self as u8) < Kind::Ack as u8
+        (self as u8) < PacketKind::Ack as u8
     }
 }
 
@@ -151,10 +151,10 @@ pub mod flag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// What it is.
-    pub kind: Kind,
+    pub kind: PacketKind,
     /// [`flag`]s.
     pub flags: u8,
-    /// Meaning of an [`Kind::Ack`]; [`AckCode::Ack`] elsewhere.
+    /// Meaning of an [`PacketKind::Ack`]; [`AckCode::Ack`] elsewhere.
     pub code: AckCode,
     /// The queue pair that it is for, 24 bits.
     pub dst_qpn: u32,
@@ -193,7 +193,7 @@ pub struct Header {
 
 impl Header {
     /// A header with nothing but its addressing.
-    pub fn new(kind: Kind, dst_qpn: u32, psn: u32, connection: u32) -> Header {
+    pub fn new(kind: PacketKind, dst_qpn: u32, psn: u32, connection: u32) -> Header {
         Header {
             kind,
             flags: 0,
@@ -241,7 +241,7 @@ impl Header {
     /// What goes out, or comes in, instead of a response whose bytes are no longer registered when the packet leaves.
     pub(crate) fn refused(&self) -> Header {
         Header {
-            kind: Kind::Ack,
+            kind: PacketKind::Ack,
             code: AckCode::AccessError,
             payload_bytes: 0,
             ..*self
@@ -294,7 +294,7 @@ impl Header {
                 .map_or(0, |b| u64::from_le_bytes(*b))
         };
         let header = Header {
-            kind: Kind::parse(bytes[0]).ok_or_else(|| bad("unknown kind"))?,
+            kind: PacketKind::parse(bytes[0]).ok_or_else(|| bad("unknown kind"))?,
             flags: bytes[1],
             code: AckCode::parse(bytes[2]).ok_or_else(|| bad("unknown acknowledgement code"))?,
             dst_qpn: word(4),
@@ -329,7 +329,7 @@ impl Header {
 
 /// A span of registered memory, named by key as in a WQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Span {
+pub struct KeyedSpan {
     /// The local key.
     pub lkey: u32,
     /// Length in bytes.
@@ -347,7 +347,7 @@ pub const INLINE_BYTES: usize = 64;
 /// with the keys checked again, as a card's DMA engine reads them when the packet leaves. The sender may not touch them
 /// before its completion, so the difference cannot be seen, and a 64 KiB transfer is one copy instead of two.
 #[derive(Debug, Clone)]
-pub enum Payload {
+pub enum PacketPayload {
     /// Nothing.
     Empty,
     /// Up to [`INLINE_BYTES`] bytes by value; the header tells how many.
@@ -357,7 +357,7 @@ pub enum Payload {
         /// The sender's protection domain.
         pd: u32,
         /// The spans; the second may be empty.
-        spans: [Span; 2],
+        spans: [KeyedSpan; 2],
     },
     /// Bytes by value.
     Heap(Box<[u8]>),
@@ -369,7 +369,7 @@ pub struct Packet {
     /// The header.
     pub header: Header,
     /// The payload.
-    pub payload: Payload,
+    pub payload: PacketPayload,
 }
 
 /// `a - b` of 24-bit sequence numbers, as a signed distance.
@@ -400,7 +400,7 @@ mod tests {
             sl: 3,
             qkey: 0x8070_6050,
             service: Service::Unreliable,
-            ..Header::new(Kind::Write, 0x00ab_cdef, 0x0012_3456, 0xdead_beef)
+            ..Header::new(PacketKind::Write, 0x00ab_cdef, 0x0012_3456, 0xdead_beef)
         };
         let mut want = [0u8; HEADER_BYTES];
         want[..18].copy_from_slice(&[

@@ -7,9 +7,9 @@ use crate::Result;
 use crate::device::client::Transport;
 use crate::device::cq::Cq;
 use crate::device::device::{Device, PortId};
-use crate::device::dma::{RecordWord, Register, Ring};
+use crate::device::dma::{DmaRing, RecordWord, UarRegister};
 use crate::device::inbox::random;
-use crate::device::qp::{Attributes, Parts, Status};
+use crate::device::qp::{Attributes, QpSetup, QpStatus};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes};
 
 /// What one end of a connection must know of the other.
@@ -31,7 +31,7 @@ pub struct QueuePair {
     device: Device,
     memory: QueuePairMemory,
     pages: Pages,
-    status: Arc<Status>,
+    status: Arc<QpStatus>,
     slot: usize,
     qpn: u32,
     cqs: [usize; 2],
@@ -56,7 +56,7 @@ impl QueuePair {
         // SAFETY: all of it lies in `pages`, aligned by `place` and long enough; `drop` destroys the device's objects, under
         // its lock, before `pages` is freed.
         let (parts, send_cq_parts, recv_cq_parts) = unsafe {
-            let parts = Parts {
+            let parts = QpSetup {
                 qpn,
                 transport: Transport::Rc,
                 pd,
@@ -65,23 +65,23 @@ impl QueuePair {
                 events: None,
                 send_cq: 0,
                 recv_cq: 0,
-                send_ring: Ring::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
+                send_ring: DmaRing::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                 send_record: RecordWord::new(memory.record.add(1)),
-                recv_ring: Ring::new(
+                recv_ring: DmaRing::new(
                     memory.recv_ring,
                     (sizes.recv_wqes * sizes.recv_stride_bytes) as usize,
                 ),
                 recv_wqes: sizes.recv_wqes,
                 recv_stride_bytes: sizes.recv_stride_bytes,
                 recv_record: RecordWord::new(memory.record),
-                uar: Some(memory.uar.map(|register| Register::new(register.cast()))),
+                uar: Some(memory.uar.map(|register| UarRegister::new(register.cast()))),
                 page: 0,
                 blocks_loopback: false,
             };
             let cq = |side: usize| {
                 let count = sizes.cqes[side];
                 Cq::new(
-                    Ring::new(memory.cqs[side], count as usize * 64),
+                    DmaRing::new(memory.cqs[side], count as usize * 64),
                     count,
                     RecordWord::new(memory.cq_records[side]),
                 )
@@ -91,7 +91,7 @@ impl QueuePair {
         let cqs = [core.create_cq(send_cq_parts), core.create_cq(recv_cq_parts)];
         let qp = core.create_qp(
             slot,
-            Parts {
+            QpSetup {
                 send_cq: cqs[0],
                 recv_cq: cqs[1],
                 ..parts
@@ -132,7 +132,7 @@ impl QueuePair {
     }
 
     /// Its state, without the device's lock.
-    pub fn status(&self) -> &Status {
+    pub fn status(&self) -> &QpStatus {
         &self.status
     }
 

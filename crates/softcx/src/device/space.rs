@@ -15,12 +15,12 @@ pub(crate) struct Space(u32);
 
 /// A process, by its number and by that of a thread of it that has its memory: the first one's, which is the same, while that lives.
 #[derive(Debug)]
-struct Process {
+struct ProcessIds {
     pid: AtomicI32,
     thread: AtomicI32,
 }
 
-impl Process {
+impl ProcessIds {
     /// The thread has ended. Takes another one of the process, if there is one: the first need not be the last.
     #[cold]
     fn finds_another_thread(&self) -> bool {
@@ -52,8 +52,8 @@ const FOREIGN: u32 = 1 << 30;
 const NOBODY: libc::pid_t = libc::pid_t::MAX;
 const MAX_PROCESSES: usize = 1 << 14;
 /// Numbers of processes whose end is looked out for. Another process may get the number then, and its memory is not to be touched.
-static PROCESSES: [Process; MAX_PROCESSES] = [const {
-    Process {
+static PROCESSES: [ProcessIds; MAX_PROCESSES] = [const {
+    ProcessIds {
         pid: AtomicI32::new(0),
         thread: AtomicI32::new(0),
     }
@@ -63,7 +63,7 @@ static FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
 
 /// An address in a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SpaceAddress {
     pub(crate) space: Space,
     pub(crate) addr: u64,
 }
@@ -84,10 +84,10 @@ type Transfer = unsafe extern "C" fn(
 /// Spans of one system call (`UIO_MAXIOV`).
 const MAX_SPANS: usize = 1024;
 
-impl Place {
+impl SpaceAddress {
     /// An address of this process.
-    pub(crate) fn local(at: *const u8) -> Place {
-        Place {
+    pub(crate) fn local(at: *const u8) -> SpaceAddress {
+        SpaceAddress {
             space: Space::LOCAL,
             addr: at.expose_provenance() as u64,
         }
@@ -95,8 +95,8 @@ impl Place {
 
     /// The place `bytes` behind this one.
     #[inline]
-    pub(crate) fn behind(self, bytes: u64) -> Place {
-        Place {
+    pub(crate) fn behind(self, bytes: u64) -> SpaceAddress {
+        SpaceAddress {
             addr: self.addr.wrapping_add(bytes),
             ..self
         }
@@ -121,7 +121,7 @@ impl Place {
 
 /// Memory that is not mapped, or not so that the access is allowed; or the process is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault;
+pub struct AccessFault;
 
 impl Space {
     /// This process: addresses are pointers.
@@ -162,9 +162,9 @@ impl Space {
     /// What copies the memory of another device.
     ///
     /// # Errors
-    /// [`Fault`] if nobody has it any more.
-    pub(crate) fn foreign(self) -> Result<Arc<dyn Foreign>, Fault> {
-        foreign::at(self.0 & !FOREIGN).ok_or(Fault)
+    /// [`AccessFault`] if nobody has it any more.
+    pub(crate) fn foreign(self) -> Result<Arc<dyn Foreign>, AccessFault> {
+        foreign::at(self.0 & !FOREIGN).ok_or(AccessFault)
     }
 
     /// The process has died.
@@ -189,7 +189,7 @@ impl Space {
         }
     }
 
-    fn process(self) -> Option<&'static Process> {
+    fn process(self) -> Option<&'static ProcessIds> {
         let place = (self.0 & LIFE != 0).then_some(self.0 & !LIFE)?;
         PROCESSES.get(place as usize)
     }
@@ -201,12 +201,12 @@ impl Space {
     }
 
     /// Reads from a client's memory, also one's own, without trusting the address: the kernel copies, and says if it cannot.
-    pub(crate) fn read(self, addr: u64, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(self, addr: u64, into: &mut [u8]) -> Result<(), AccessFault> {
         self.gather(&mut [(addr, into)])
     }
 
     /// Writes to a client's memory, also one's own, without trusting the address.
-    pub(crate) fn write(self, addr: u64, from: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(self, addr: u64, from: &[u8]) -> Result<(), AccessFault> {
         self.scatter(&[(addr, from)])
     }
 
@@ -215,7 +215,7 @@ impl Space {
     /// # Safety
     /// `own` may be written.
     #[inline]
-    pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+    pub(crate) unsafe fn fetch(self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
         if self.is_foreign() {
             // SAFETY: the caller's promise, and that the memory is there is that of whoever has the region.
             return unsafe { self.foreign()?.fetch(own, theirs) };
@@ -229,7 +229,7 @@ impl Space {
     /// # Safety
     /// `own` may be read; `theirs` may be written, if the space is this process.
     #[inline]
-    pub(crate) unsafe fn put(self, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+    pub(crate) unsafe fn put(self, own: &[Span], theirs: &[Span]) -> Result<(), AccessFault> {
         if self.is_foreign() {
             // SAFETY: as in `fetch`.
             return unsafe { self.foreign()?.put(own, theirs) };
@@ -240,11 +240,16 @@ impl Space {
 
     /// # Safety
     /// What `call` does to `own`, and to `theirs` if the space is this process, may be done.
-    unsafe fn transfer(self, call: Transfer, own: &[Span], theirs: &[Span]) -> Result<(), Fault> {
+    unsafe fn transfer(
+        self,
+        call: Transfer,
+        own: &[Span],
+        theirs: &[Span],
+    ) -> Result<(), AccessFault> {
         count();
         let total: usize = theirs.iter().map(|span| span.len_bytes).sum();
         if own.len().max(theirs.len()) > MAX_SPANS {
-            return Err(Fault);
+            return Err(AccessFault);
         }
         // SAFETY: a span has the form of an `iovec`; the caller's promise; the kernel checks `theirs`.
         let done = unsafe {
@@ -252,14 +257,14 @@ impl Space {
             let (mine, their) = (own.len() as u64, theirs.len() as u64);
             self.reach(|pid| call(pid, o, mine, t, their, 0))
         };
-        (done == total as isize).then_some(()).ok_or(Fault)
+        (done == total as isize).then_some(()).ok_or(AccessFault)
     }
 
     /// Reads several pieces with one system call, one after the other.
     pub(crate) fn gather<const N: usize>(
         self,
         pieces: &mut [(u64, &mut [u8]); N],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AccessFault> {
         let theirs = pieces.each_ref().map(|(addr, into)| Span {
             addr: *addr,
             len_bytes: into.len(),
@@ -273,7 +278,10 @@ impl Space {
     }
 
     /// Writes several pieces with one system call, one after the other.
-    pub(crate) fn scatter<const N: usize>(self, pieces: &[(u64, &[u8]); N]) -> Result<(), Fault> {
+    pub(crate) fn scatter<const N: usize>(
+        self,
+        pieces: &[(u64, &[u8]); N],
+    ) -> Result<(), AccessFault> {
         let theirs = pieces.map(|(addr, from)| Span {
             addr,
             len_bytes: from.len(),
@@ -319,7 +327,7 @@ impl Space {
         }
         let failed = errno();
         let gone = failed == -(libc::ESRCH as isize);
-        if gone && self.process().is_some_and(Process::finds_another_thread) {
+        if gone && self.process().is_some_and(ProcessIds::finds_another_thread) {
             let done = call(self.pid());
             return if done < 0 { errno() } else { done };
         }
@@ -387,7 +395,7 @@ mod tests {
         let _alone = table_alone();
         let me = std::process::id() as libc::pid_t;
         let (value, mut read) = ([7u8; 4], [0; 4]);
-        let at = Place::local(value.as_ptr()).addr;
+        let at = SpaceAddress::local(value.as_ptr()).addr;
         let spaces = [me, me].map(|pid| Space::enter(pid).unwrap());
         assert_ne!(spaces[0], spaces[1]);
         assert!(spaces.iter().all(|space| !space.is_local()));
@@ -395,7 +403,7 @@ mod tests {
         assert_eq!((read, spaces[0].has_ended()), (value, false));
         spaces[0].end();
         assert!(spaces[0].has_ended() && spaces[0].is_gone());
-        assert_eq!(spaces[0].read(at, &mut read), Err(Fault));
+        assert_eq!(spaces[0].read(at, &mut read), Err(AccessFault));
         assert_eq!(spaces[1].read(at, &mut read), Ok(()));
         spaces.into_iter().for_each(Space::leave);
         let places: Vec<_> = (0..).map_while(|_| Space::enter(me)).collect();

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::device::client::{Event, EventSink};
-use crate::device::dma::{RecordWord, Ring};
+use crate::device::client::{DeviceEvent, EventSink};
+use crate::device::dma::{DmaRing, RecordWord};
 use crate::device::gather::Gather;
-use crate::device::space::Fault;
+use crate::device::space::AccessFault;
 
 /// A shared receive queue. Its entries are a chain: each begins with the index of the one that is to be taken after it
 /// (mlx5dv.h, `struct mlx5_wqe_srq_next_seg`), because they come back to the driver in another order than they were taken.
@@ -13,7 +13,7 @@ use crate::device::space::Fault;
 pub(crate) struct Srq {
     pub(crate) srqn: u32,
     pub(crate) pd: u32,
-    pub(crate) ring: Ring,
+    pub(crate) ring: DmaRing,
     pub(crate) wqes: u32,
     pub(crate) stride_bytes: u32,
     pub(crate) record: RecordWord,
@@ -60,8 +60,8 @@ impl Srq {
     /// Reads a taken receive once more: its room in bytes, and the index of the next.
     ///
     /// # Errors
-    /// [`Fault`] if the ring cannot be read.
-    pub(crate) fn load(&self, gather: &mut Gather, index: u16) -> Result<(u64, u16), Fault> {
+    /// [`AccessFault`] if the ring cannot be read.
+    pub(crate) fn load(&self, gather: &mut Gather, index: u16) -> Result<(u64, u16), AccessFault> {
         let slot = (u32::from(index) & self.wqes.wrapping_sub(1)) as usize;
         let offset = slot * self.stride_bytes as usize;
         gather.load_shared_recv(&self.ring, offset, self.stride_bytes)
@@ -92,7 +92,7 @@ impl Srq {
     fn look(&mut self) -> bool {
         match self.record.load() {
             Ok(posted) => self.walk.posted = posted as u16,
-            Err(Fault) => self.walk.broken = true,
+            Err(AccessFault) => self.walk.broken = true,
         }
         !self.walk.broken
     }
@@ -105,7 +105,7 @@ impl Srq {
         {
             self.limit = 0;
             self.events
-                .event(Event::SrqLimitReached { srqn: self.srqn });
+                .event(DeviceEvent::SrqLimitReached { srqn: self.srqn });
         }
     }
 }

@@ -9,9 +9,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::device::gather::{Gather, Request};
-use crate::device::packet::{AckCode, Header, Kind, Service, flag};
-use crate::device::qp::{Parts, State};
+use crate::device::gather::{Gather, WqeRequest};
+use crate::device::packet::{AckCode, Header, PacketKind, Service, flag};
+use crate::device::qp::{QpSetup, State};
 use crate::device::wire::Destination;
 use crate::{Error, Result};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Datagram, Opcode, Syndrome, WindowUpdate};
@@ -70,9 +70,9 @@ impl Trace {
     pub(crate) fn send_wqe(
         &mut self,
         now_ns: u64,
-        parts: &Parts,
+        parts: &QpSetup,
         index: u32,
-        request: &Request,
+        request: &WqeRequest,
         gather: &Gather,
         failed: Option<Syndrome>,
     ) {
@@ -82,7 +82,7 @@ impl Trace {
     }
 
     /// A receive, as it is taken.
-    pub(crate) fn recv_wqe(&mut self, now_ns: u64, parts: &Parts, index: u32, gather: &Gather) {
+    pub(crate) fn recv_wqe(&mut self, now_ns: u64, parts: &QpSetup, index: u32, gather: &Gather) {
         let (qpn, index) = (parts.qpn, index as u16);
         let queue = if parts.srq.is_some() { "srq" } else { "rq" };
         let pieces = gather.describe();
@@ -133,7 +133,7 @@ impl Drop for Trace {
     }
 }
 
-struct SendWqe<'a>(&'a Request, &'a Gather, Option<Syndrome>);
+struct SendWqe<'a>(&'a WqeRequest, &'a Gather, Option<Syndrome>);
 
 impl fmt::Display for SendWqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -165,7 +165,7 @@ impl fmt::Display for SendWqe<'_> {
             _ => {}
         }
         if let Some(to) = &gather.datagram {
-            write!(f, " to {}", Address(to))?;
+            write!(f, " to {}", DatagramAddress(to))?;
         }
         if let Some(window) = &gather.window {
             write!(f, " window {:#x}", window.key)?;
@@ -199,9 +199,9 @@ impl fmt::Display for SendWqe<'_> {
     }
 }
 
-struct Address<'a>(&'a Datagram);
+struct DatagramAddress<'a>(&'a Datagram);
 
-impl fmt::Display for Address<'_> {
+impl fmt::Display for DatagramAddress<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let to = self.0;
         write!(f, "qp {:#08x} qkey {:#x}", to.qpn, to.qkey)?;
@@ -229,14 +229,14 @@ impl fmt::Display for PacketText<'_> {
         let (from, to, psn) = (header.source_qpn, header.dst_qpn, header.psn);
         write!(f, "{service} qp {from:#08x} -> {to:#08x} psn {psn:#08x} ")?;
         match header.kind {
-            Kind::Send => f.write_str("SEND")?,
-            Kind::Write => f.write_str("RDMA_WRITE")?,
-            Kind::ReadRequest => f.write_str("RDMA_READ request")?,
-            Kind::CompareSwap => f.write_str("ATOMIC_CS")?,
-            Kind::FetchAdd => f.write_str("ATOMIC_FA")?,
-            Kind::ReadResponse => f.write_str("RDMA_READ response")?,
-            Kind::AtomicResponse => write!(f, "ATOMIC response {:#x}", header.operand)?,
-            Kind::Ack => match header.code {
+            PacketKind::Send => f.write_str("SEND")?,
+            PacketKind::Write => f.write_str("RDMA_WRITE")?,
+            PacketKind::ReadRequest => f.write_str("RDMA_READ request")?,
+            PacketKind::CompareSwap => f.write_str("ATOMIC_CS")?,
+            PacketKind::FetchAdd => f.write_str("ATOMIC_FA")?,
+            PacketKind::ReadResponse => f.write_str("RDMA_READ response")?,
+            PacketKind::AtomicResponse => write!(f, "ATOMIC response {:#x}", header.operand)?,
+            PacketKind::Ack => match header.code {
                 AckCode::Ack => f.write_str("ACK")?,
                 AckCode::ReceiverNotReady(timer) => write!(f, "RNR NAK timer {timer}")?,
                 AckCode::SequenceError => f.write_str("NAK sequence error")?,
@@ -245,7 +245,7 @@ impl fmt::Display for PacketText<'_> {
                 AckCode::OperationalError => f.write_str("NAK remote operational error")?,
             },
         }
-        if matches!(header.kind, Kind::Send | Kind::Write) {
+        if matches!(header.kind, PacketKind::Send | PacketKind::Write) {
             f.write_str(match (header.has(flag::FIRST), header.has(flag::LAST)) {
                 (true, true) => " only",
                 (true, false) => " first",
@@ -255,8 +255,8 @@ impl fmt::Display for PacketText<'_> {
         }
         let addressed = matches!(
             header.kind,
-            Kind::ReadRequest | Kind::CompareSwap | Kind::FetchAdd
-        ) || (header.kind == Kind::Write && header.has(flag::FIRST));
+            PacketKind::ReadRequest | PacketKind::CompareSwap | PacketKind::FetchAdd
+        ) || (header.kind == PacketKind::Write && header.has(flag::FIRST));
         if addressed {
             let (addr, rkey) = (header.addr, header.rkey);
             write!(f, " {addr:#x} rkey {rkey:#x} of {} B", header.total_bytes)?;

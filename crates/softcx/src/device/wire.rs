@@ -303,12 +303,12 @@ const LANE_BACKLOG: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::packet::{Header, Kind, Payload};
+    use crate::device::packet::{Header, PacketKind, PacketPayload};
 
     fn packet(psn: u32) -> Packet {
         Packet {
-            header: Header::new(Kind::Send, 1, psn, 0),
-            payload: Payload::Empty,
+            header: Header::new(PacketKind::Send, 1, psn, 0),
+            payload: PacketPayload::Empty,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the kernel knows about the thread behind a trapped call: its paths, descriptors and memory.
 //!
 //! Everything here goes by a thread's number, and a number may pass to another thread once its owner is dead: who acts on what
-//! was found asks [`Listener::is_waiting`](super::listener::Listener::is_waiting) first.
+//! was found asks [`CallListener::is_waiting`](super::listener::CallListener::is_waiting) first.
 #![allow(unsafe_code)] // stat of a descriptor of another process
 
 use std::ffi::{CString, OsString};
@@ -9,7 +9,7 @@ use std::mem::zeroed;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use crate::device::space::{Fault, Space};
+use crate::device::space::{AccessFault, Space};
 
 const PAGE: u64 = 4096;
 const PATH_MAX: usize = libc::PATH_MAX as usize;
@@ -64,12 +64,12 @@ impl Caller {
     }
 
     /// Writes to its memory.
-    pub(super) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub(super) fn write(&self, addr: u64, bytes: &[u8]) -> Result<(), AccessFault> {
         self.memory.write(addr, bytes)
     }
 
     /// Reads from its memory.
-    pub(super) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Fault> {
+    pub(super) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), AccessFault> {
         self.memory.read(addr, into)
     }
 

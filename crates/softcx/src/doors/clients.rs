@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::caller::{Caller, Inode};
-use super::context::Context;
-use super::last_close::LastClose;
-use super::process::Process;
+use super::context::DeviceContext;
+use super::descriptor_watch::DescriptorWatch;
+use super::process::ClientProcess;
 use crate::device::Device;
 use crate::device::space::Space;
 
@@ -17,13 +17,13 @@ use crate::device::space::Space;
 #[derive(Debug)]
 pub(super) struct Open {
     // The context goes first: what it holds is in memory of these processes.
-    pub(super) context: Context,
+    pub(super) context: DeviceContext,
     /// Who has called: who has opened it, and who has it by a fork. Also the dead, whose memory is not there any more.
-    processes: Mutex<Vec<Arc<Process>>>,
+    processes: Mutex<Vec<Arc<ClientProcess>>>,
 }
 
 impl Open {
-    fn processes(&self) -> MutexGuard<'_, Vec<Arc<Process>>> {
+    fn processes(&self) -> MutexGuard<'_, Vec<Arc<ClientProcess>>> {
         self.processes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -31,18 +31,18 @@ impl Open {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ClientTable {
     opens: HashMap<Inode, Arc<Open>>,
     /// Who has called and lives.
-    processes: HashMap<libc::pid_t, Arc<Process>>,
+    processes: HashMap<libc::pid_t, Arc<ClientProcess>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Clients {
     device: Device,
-    table: Mutex<Table>,
-    last_close: LastClose,
-    /// What the keeper waits for: the `last_close` as [`CLOSES`], and processes by their numbers.
+    table: Mutex<ClientTable>,
+    descriptor_watch: DescriptorWatch,
+    /// What the keeper waits for: the `descriptor_watch` as [`CLOSES`], and processes by their numbers.
     events: OwnedFd,
 }
 
@@ -59,15 +59,15 @@ impl Clients {
         let clients = Clients {
             device,
             table: Mutex::default(),
-            last_close: LastClose::new(libc::IN_NONBLOCK)?,
+            descriptor_watch: DescriptorWatch::new(libc::IN_NONBLOCK)?,
             // SAFETY: just opened, and nobody else's.
             events: unsafe { OwnedFd::from_raw_fd(events) },
         };
-        clients.wait_for(clients.last_close.as_fd(), CLOSES)?;
+        clients.wait_for(clients.descriptor_watch.as_fd(), CLOSES)?;
         Ok(clients)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ClientTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -89,12 +89,12 @@ impl Clients {
         still_there: impl FnOnce() -> bool,
     ) -> io::Result<OwnedFd> {
         let process = self.process(process, still_there)?;
-        let (context, descriptor) = Context::open(&self.device)?;
+        let (context, descriptor) = DeviceContext::open(&self.device)?;
         let (inode, file) = (context.inode(), context.file()?);
         let processes = Mutex::new(vec![process]);
         let open = Arc::new(Open { context, processes });
         self.table().opens.insert(inode, open);
-        let watched = self.last_close.watch(descriptor.as_fd(), file, inode);
+        let watched = self.descriptor_watch.watch(descriptor.as_fd(), file, inode);
         if watched.is_err() {
             self.release(inode);
         }
@@ -108,7 +108,7 @@ impl Clients {
         open: &Open,
         still_there: impl FnOnce() -> bool,
     ) -> io::Result<Space> {
-        let known = |it: &&Arc<Process>| !it.space.has_ended() && caller.is_of(it.pid);
+        let known = |it: &&Arc<ClientProcess>| !it.space.has_ended() && caller.is_of(it.pid);
         if let Some(process) = open.processes().iter().find(known) {
             return Ok(process.space);
         }
@@ -123,14 +123,14 @@ impl Clients {
         &self,
         pid: libc::pid_t,
         still_there: impl FnOnce() -> bool,
-    ) -> io::Result<Arc<Process>> {
+    ) -> io::Result<Arc<ClientProcess>> {
         let mut table = self.table();
         if let Some(process) = table.processes.get(&pid)
             && !process.is_dead()
         {
             return Ok(Arc::clone(process));
         }
-        let process = Arc::new(Process::of(pid, still_there)?);
+        let process = Arc::new(ClientProcess::of(pid, still_there)?);
         process
             .with_life(|life| self.wait_for(life, pid as u64))
             .transpose()?;
@@ -176,7 +176,7 @@ impl Clients {
                 self.bury(event.u64 as libc::pid_t);
             }
         }
-        for inode in self.last_close.closed() {
+        for inode in self.descriptor_watch.closed() {
             self.release(inode);
         }
     }
@@ -191,7 +191,7 @@ impl Clients {
     }
 
     fn release(&self, inode: Inode) {
-        self.last_close.forget(inode);
+        self.descriptor_watch.forget(inode);
         let open = self.table().opens.remove(&inode);
         // A call may be using a context; then it ends with that call. Not under the lock: that takes the device's time.
         drop(open);

@@ -1,4 +1,4 @@
-//! One open of the device file, and the one call that it takes.
+//! One open of the device file, with everything that was made through it.
 #![allow(unsafe_code)] // shows the device a page
 
 use std::collections::HashSet;
@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::Device;
 use crate::device::client::{Client, Errno};
 use crate::device::space::Space;
-use crate::doors::channel::Channel;
-use crate::doors::events::AsyncEvents;
-use crate::doors::objects::Objects;
+use crate::doors::event_pipe::EventPipe;
+use crate::doors::events::{AsyncEvents, EventSubject};
+use crate::doors::objects::{CqObject, Object, Objects, UarObject};
 use crate::doors::pages::DevicePages;
-use crate::doors::port::Port;
-use crate::doors::uverbs;
+use crate::doors::port::PortIdentity;
 
 /// What the context needs of the process that calls: its memory and its table of descriptors. It need not be the one that has opened
 /// the context, as with a kernel: who has it by a fork calls from its own memory.
@@ -34,12 +33,12 @@ pub(crate) trait Descriptors {
 
 /// A context of a process on the device. Dropping it releases everything that was made in it.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct DeviceContext {
     // The client goes first: the device uses the pages.
     pub(super) client: Client,
     tables: Mutex<Tables>,
     pub(super) events: Arc<AsyncEvents>,
-    pub(super) port: Port,
+    pub(super) port: PortIdentity,
     device: Device,
 }
 
@@ -58,15 +57,15 @@ pub(super) struct Tables {
 /// A completion channel, and its descriptor as it was given, in the process with this memory.
 #[derive(Debug)]
 pub(super) struct CompletionChannel {
-    pub(super) channel: Arc<Channel>,
+    pub(super) channel: Arc<EventPipe>,
     pub(super) number: i32,
     pub(super) space: Space,
 }
 
-impl Context {
+impl DeviceContext {
     /// Opens the device. The descriptor stands for the device file, and is open in a way of
     /// its own: when the process has closed it everywhere, nobody else has it open so. Pages are mapped from it.
-    pub(crate) fn open(device: &Device) -> io::Result<(Context, OwnedFd)> {
+    pub(crate) fn open(device: &Device) -> io::Result<(DeviceContext, OwnedFd)> {
         let failed = io::Error::from_raw_os_error;
         let pages = DevicePages::new().map_err(failed)?;
         let descriptor = pages.descriptor().map_err(failed)?;
@@ -74,7 +73,7 @@ impl Context {
         let client = Client::open(device, Space::LOCAL, events.clone());
         // SAFETY: a page of the mapping, which outlives the client.
         unsafe { client.show_clock(pages.clock()) };
-        let context = Context {
+        let context = DeviceContext {
             client,
             tables: Mutex::new(Tables {
                 objects: Objects::default(),
@@ -84,7 +83,7 @@ impl Context {
                 opened: false,
             }),
             events,
-            port: Port::of(device),
+            port: PortIdentity::of(device),
             device: device.clone(),
         };
         Ok((context, descriptor))
@@ -100,9 +99,45 @@ impl Context {
         self.lock().pages.file()
     }
 
-    /// `RDMA_VERBS_IOCTL`, with its argument: an address in the process that calls.
-    pub(crate) fn ioctl(&self, argument: u64, descriptors: &dyn Descriptors) -> Result<(), Errno> {
-        uverbs::call(self, &mut self.lock(), argument, descriptors)
+    /// Destroys a completion queue: how many events of each kind, of completions and asynchronous, the process has read.
+    pub(super) fn destroy_cq(&self, cq: &CqObject) -> Result<(u32, u32), Errno> {
+        self.client.destroy_cq(cq.cqn)?;
+        let completions = cq.completions.as_ref().map_or(0, |it| it.finish());
+        Ok((completions, self.events.forget(EventSubject::Cq(cq.cqn))))
+    }
+
+    /// Destroys a shared receive queue: how many of its events the process has read.
+    pub(super) fn destroy_srq(&self, srqn: u32) -> Result<u32, Errno> {
+        self.client.destroy_srq(srqn)?;
+        Ok(self.events.forget(EventSubject::Srq(srqn)))
+    }
+
+    /// Destroys a queue pair: how many of its events the process has read.
+    pub(super) fn destroy_qp(&self, qpn: u32) -> Result<u32, Errno> {
+        self.client.destroy_qp(qpn)?;
+        Ok(self.events.forget(EventSubject::Qp(qpn)))
+    }
+
+    /// Frees a UAR and its page.
+    pub(super) fn free_uar(&self, tables: &mut Tables, uar: UarObject) -> Result<(), Errno> {
+        self.client.free_uar(uar.uar)?;
+        tables.pages.release_uar(uar.page);
+        Ok(())
+    }
+
+    /// Takes an object out of the device that nobody has used yet: it cannot be busy.
+    pub(super) fn discard(&self, tables: &mut Tables, object: &Object) {
+        let client = &self.client;
+        let _ = match object {
+            Object::Pd(pd) => client.dealloc_pd(*pd),
+            Object::Mr(mr) => client.dereg_mr(mr.key),
+            Object::Mw(key) => client.dealloc_mw(*key),
+            Object::Cq(it) => self.destroy_cq(it).map(|_| ()),
+            Object::Srq(it) => self.destroy_srq(it.srqn).map(|_| ()),
+            Object::Qp(it) => self.destroy_qp(it.qpn).map(|_| ()),
+            Object::Ah(_) => Ok(()),
+            Object::Uar(it) => self.free_uar(tables, *it),
+        };
     }
 
     /// What the device's clock says, as completions have it.

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device::client::{Event, EventSink};
-use crate::doors::channel::{Channel, Record};
+use crate::device::client::{DeviceEvent, EventSink};
+use crate::doors::event_pipe::{ChannelEvent, EventPipe};
 
 /// `ib_event_type`.
 mod kind {
@@ -29,32 +29,42 @@ const PORT: u64 = 1;
 
 /// What kind of object an asynchronous event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
+pub(super) enum EventSubject {
     Cq(u32),
     Qp(u32),
     Srq(u32),
 }
 
-impl Subject {
-    fn of(event: Event) -> Option<(Subject, u32)> {
+impl EventSubject {
+    fn of(event: DeviceEvent) -> Option<(EventSubject, u32)> {
         match event {
-            Event::CqError { cqn } => Some((Subject::Cq(cqn), kind::CQ_ERR)),
-            Event::QpFatal { qpn } => Some((Subject::Qp(qpn), kind::QP_FATAL)),
-            Event::QpRequestError { qpn } => Some((Subject::Qp(qpn), kind::QP_REQ_ERR)),
-            Event::QpAccessError { qpn } => Some((Subject::Qp(qpn), kind::QP_ACCESS_ERR)),
-            Event::CommunicationEstablished { qpn } => Some((Subject::Qp(qpn), kind::COMM_EST)),
-            Event::SendQueueDrained { qpn } => Some((Subject::Qp(qpn), kind::SQ_DRAINED)),
-            Event::LastWqeReached { qpn } => Some((Subject::Qp(qpn), kind::QP_LAST_WQE_REACHED)),
-            Event::SrqLimitReached { srqn } => Some((Subject::Srq(srqn), kind::SRQ_LIMIT_REACHED)),
-            Event::Completion | Event::Port { .. } | Event::DeviceFatal => None,
+            DeviceEvent::CqError { cqn } => Some((EventSubject::Cq(cqn), kind::CQ_ERR)),
+            DeviceEvent::QpFatal { qpn } => Some((EventSubject::Qp(qpn), kind::QP_FATAL)),
+            DeviceEvent::QpRequestError { qpn } => Some((EventSubject::Qp(qpn), kind::QP_REQ_ERR)),
+            DeviceEvent::QpAccessError { qpn } => {
+                Some((EventSubject::Qp(qpn), kind::QP_ACCESS_ERR))
+            }
+            DeviceEvent::CommunicationEstablished { qpn } => {
+                Some((EventSubject::Qp(qpn), kind::COMM_EST))
+            }
+            DeviceEvent::SendQueueDrained { qpn } => {
+                Some((EventSubject::Qp(qpn), kind::SQ_DRAINED))
+            }
+            DeviceEvent::LastWqeReached { qpn } => {
+                Some((EventSubject::Qp(qpn), kind::QP_LAST_WQE_REACHED))
+            }
+            DeviceEvent::SrqLimitReached { srqn } => {
+                Some((EventSubject::Srq(srqn), kind::SRQ_LIMIT_REACHED))
+            }
+            DeviceEvent::Completion | DeviceEvent::Port { .. } | DeviceEvent::DeviceFatal => None,
         }
     }
 
     fn kinds(self) -> &'static [u32] {
         match self {
-            Subject::Cq(_) => &[kind::CQ_ERR],
-            Subject::Srq(_) => &[kind::SRQ_LIMIT_REACHED],
-            Subject::Qp(_) => &[
+            EventSubject::Cq(_) => &[kind::CQ_ERR],
+            EventSubject::Srq(_) => &[kind::SRQ_LIMIT_REACHED],
+            EventSubject::Qp(_) => &[
                 kind::QP_FATAL,
                 kind::QP_REQ_ERR,
                 kind::QP_ACCESS_ERR,
@@ -69,14 +79,14 @@ impl Subject {
 /// The asynchronous events of a context.
 #[derive(Debug, Default)]
 pub(super) struct AsyncEvents {
-    state: Mutex<State>,
+    state: Mutex<EventTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct EventTable {
     /// All of them hear of the port, the first one of objects that were made without a channel of their own.
-    channels: Vec<Arc<Channel>>,
-    subjects: HashMap<Subject, Named>,
+    channels: Vec<Arc<EventPipe>>,
+    subjects: HashMap<EventSubject, Named>,
 }
 
 #[derive(Debug)]
@@ -84,12 +94,12 @@ struct Named {
     /// By which the process knows the object.
     user_handle: u64,
     /// Where its events go: the channel it was made with, or the first.
-    channel: Option<Arc<Channel>>,
+    channel: Option<Arc<EventPipe>>,
     sent: u32,
 }
 
 impl AsyncEvents {
-    pub(super) fn add_channel(&self, channel: Arc<Channel>) {
+    pub(super) fn add_channel(&self, channel: Arc<EventPipe>) {
         self.lock().channels.push(channel);
     }
 
@@ -102,14 +112,19 @@ impl AsyncEvents {
     }
 
     /// The channel that a process's descriptor is of.
-    pub(super) fn find(&self, inode: (u64, u64)) -> Option<Arc<Channel>> {
+    pub(super) fn find(&self, inode: (u64, u64)) -> Option<Arc<EventPipe>> {
         let state = self.lock();
         let mut channels = state.channels.iter();
         channels.find(|it| it.inode() == inode).cloned()
     }
 
     /// From now on events of the object are told: on that channel, or on the first.
-    pub(super) fn name(&self, subject: Subject, user_handle: u64, channel: Option<Arc<Channel>>) {
+    pub(super) fn name(
+        &self,
+        subject: EventSubject,
+        user_handle: u64,
+        channel: Option<Arc<EventPipe>>,
+    ) {
         let mut state = self.lock();
         let channel = channel.or_else(|| state.channels.first().cloned());
         let named = Named {
@@ -121,7 +136,7 @@ impl AsyncEvents {
     }
 
     /// Takes back what is unread: how many events of the object have been read, for that many the process acknowledges.
-    pub(super) fn forget(&self, subject: Subject) -> u32 {
+    pub(super) fn forget(&self, subject: EventSubject) -> u32 {
         let removed = self.lock().subjects.remove(&subject);
         let Some(named) = removed else {
             return 0;
@@ -136,23 +151,23 @@ impl AsyncEvents {
         named.sent.saturating_sub(unread)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EventTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EventSink for AsyncEvents {
-    fn event(&self, event: Event) {
+    fn event(&self, event: DeviceEvent) {
         let mut state = self.lock();
-        let State { channels, subjects } = &mut *state;
-        if let Some((subject, kind)) = Subject::of(event) {
+        let EventTable { channels, subjects } = &mut *state;
+        if let Some((subject, kind)) = EventSubject::of(event) {
             let Some(named) = subjects.get_mut(&subject) else {
                 return;
             };
             let Some(channel) = &named.channel else {
                 return;
             };
-            let record = Record {
+            let record = ChannelEvent {
                 element: named.user_handle,
                 kind,
             };
@@ -160,13 +175,13 @@ impl EventSink for AsyncEvents {
             return;
         }
         let kind = match event {
-            Event::Port { active: true } => kind::PORT_ACTIVE,
-            Event::Port { active: false } => kind::PORT_ERR,
-            Event::DeviceFatal => kind::DEVICE_FATAL,
+            DeviceEvent::Port { active: true } => kind::PORT_ACTIVE,
+            DeviceEvent::Port { active: false } => kind::PORT_ERR,
+            DeviceEvent::DeviceFatal => kind::DEVICE_FATAL,
             _ => return,
         };
         for channel in channels {
-            channel.push(Record {
+            channel.push(ChannelEvent {
                 element: PORT,
                 kind,
             });
@@ -177,13 +192,13 @@ impl EventSink for AsyncEvents {
 /// The completion events of one queue.
 #[derive(Debug)]
 pub(super) struct Completions {
-    channel: Arc<Channel>,
+    channel: Arc<EventPipe>,
     user_handle: u64,
     sent: AtomicU32,
 }
 
 impl Completions {
-    pub(super) fn new(channel: Arc<Channel>, user_handle: u64) -> Completions {
+    pub(super) fn new(channel: Arc<EventPipe>, user_handle: u64) -> Completions {
         Completions {
             channel,
             user_handle,
@@ -192,7 +207,7 @@ impl Completions {
     }
 
     /// Where they go.
-    pub(super) fn channel(&self) -> &Arc<Channel> {
+    pub(super) fn channel(&self) -> &Arc<EventPipe> {
         &self.channel
     }
 
@@ -208,9 +223,9 @@ impl Completions {
 }
 
 impl EventSink for Completions {
-    fn event(&self, event: Event) {
-        if event == Event::Completion {
-            let record = Record {
+    fn event(&self, event: DeviceEvent) {
+        if event == DeviceEvent::Completion {
+            let record = ChannelEvent {
                 element: self.user_handle,
                 kind: 0,
             };
@@ -227,42 +242,42 @@ mod tests {
     use std::io::Read;
 
     use super::*;
-    use crate::doors::channel::Carries;
+    use crate::doors::event_pipe::Carries;
 
     #[test]
     fn only_what_was_read_is_to_be_acknowledged() {
-        let (channel, theirs) = Channel::new(Carries::AsyncEvents).unwrap();
+        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
         let events = AsyncEvents::default();
         events.add_channel(Arc::new(channel));
-        events.name(Subject::Qp(5), 0xabc, None);
-        events.name(Subject::Cq(5), 0xdef, None);
-        events.event(Event::QpFatal { qpn: 5 });
-        events.event(Event::CqError { cqn: 5 });
-        events.event(Event::QpAccessError { qpn: 5 });
-        events.event(Event::QpFatal { qpn: 6 });
+        events.name(EventSubject::Qp(5), 0xabc, None);
+        events.name(EventSubject::Cq(5), 0xdef, None);
+        events.event(DeviceEvent::QpFatal { qpn: 5 });
+        events.event(DeviceEvent::CqError { cqn: 5 });
+        events.event(DeviceEvent::QpAccessError { qpn: 5 });
+        events.event(DeviceEvent::QpFatal { qpn: 6 });
         let mut file = File::from(theirs);
         let mut bytes = [0; 16];
         file.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes[..12], b"\xbc\x0a\0\0\0\0\0\0\x01\0\0\0");
-        assert_eq!(events.forget(Subject::Qp(5)), 1);
+        assert_eq!(events.forget(EventSubject::Qp(5)), 1);
         file.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes[..12], b"\xef\x0d\0\0\0\0\0\0\0\0\0\0");
-        assert_eq!(events.forget(Subject::Cq(5)), 1);
-        assert_eq!(events.forget(Subject::Cq(5)), 0);
-        events.event(Event::Port { active: false });
+        assert_eq!(events.forget(EventSubject::Cq(5)), 1);
+        assert_eq!(events.forget(EventSubject::Cq(5)), 0);
+        events.event(DeviceEvent::Port { active: false });
         file.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes[..12], b"\x01\0\0\0\0\0\0\0\x0a\0\0\0");
     }
 
     #[test]
     fn completions_are_counted_likewise() {
-        let (channel, theirs) = Channel::new(Carries::Completions).unwrap();
+        let (channel, theirs) = EventPipe::new(Carries::Completions).unwrap();
         let channel = Arc::new(channel);
         let one = Completions::new(Arc::clone(&channel), 1);
         let other = Completions::new(Arc::clone(&channel), 2);
         for _ in 0..3 {
-            one.event(Event::Completion);
-            other.event(Event::Completion);
+            one.event(DeviceEvent::Completion);
+            other.event(DeviceEvent::Completion);
         }
         let mut bytes = [0; 8];
         File::from(theirs).read_exact(&mut bytes).unwrap();

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::device::client::Errno;
 use crate::device::space::Space;
 use crate::doors::abi::*;
-use crate::doors::context::{Context, Descriptors};
+use crate::doors::context::{Descriptors, DeviceContext};
 
 const ARENA: usize = 1 << 20;
 /// Parts of the arena: the call with its requests and answers, doorbell records, queues, and data.
@@ -35,9 +35,9 @@ pub struct Hostile {
 }
 
 /// Descriptors stay in this process; memory is the child's.
-struct Kept(std::sync::Mutex<Vec<OwnedFd>>, Space);
+struct KeptDescriptors(std::sync::Mutex<Vec<OwnedFd>>, Space);
 
-impl Descriptors for Kept {
+impl Descriptors for KeptDescriptors {
     fn space(&self) -> Space {
         self.1
     }
@@ -100,7 +100,7 @@ impl Hostile {
 
     /// One client's life.
     pub fn live(&self, bytes: &[u8]) {
-        let Ok((context, file)) = Context::open(&self.device) else {
+        let Ok((context, file)) = DeviceContext::open(&self.device) else {
             return;
         };
         // SAFETY: pages of a file that is as long; nobody else has the mapping.
@@ -117,11 +117,11 @@ impl Hostile {
         if uars == libc::MAP_FAILED {
             return;
         }
-        let mut life = Life {
+        let mut life = HostileClient {
             arena: self.arena,
             uars: uars.cast(),
             context: &context,
-            kept: Kept(std::sync::Mutex::default(), Space::of(self.child)),
+            kept: KeptDescriptors(std::sync::Mutex::default(), Space::of(self.child)),
             bytes,
             pds: Vec::new(),
             cqs: Vec::new(),
@@ -151,11 +151,11 @@ impl Drop for Hostile {
     }
 }
 
-struct Life<'a> {
+struct HostileClient<'a> {
     arena: *mut u8,
     uars: *mut u8,
-    context: &'a Context,
-    kept: Kept,
+    context: &'a DeviceContext,
+    kept: KeptDescriptors,
     bytes: &'a [u8],
     // Handles that calls gave back; queue pairs with their numbers.
     pds: Vec<u32>,
@@ -165,7 +165,7 @@ struct Life<'a> {
     keys: Vec<u32>,
 }
 
-impl Life<'_> {
+impl HostileClient<'_> {
     fn byte(&mut self) -> u8 {
         let (first, rest) = self.bytes.split_first().unwrap_or((&0, &[]));
         self.bytes = rest;

@@ -19,7 +19,7 @@ const CONTROL_WORDS: usize = 4;
 
 /// How a start went wrong.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum StartFailure {
     /// The filter could not be put on.
     Filter(io::Error),
     /// The program could not be executed.
@@ -31,8 +31,8 @@ pub(super) fn start(
     mut command: Command,
     mask: Mask,
     descriptors: Limit,
-) -> Result<(Child, OwnedFd), Failure> {
-    let (here, there) = UnixStream::pair().map_err(Failure::Filter)?;
+) -> Result<(Child, OwnedFd), StartFailure> {
+    let (here, there) = UnixStream::pair().map_err(StartFailure::Filter)?;
     let program = filter::program();
     let channel = there.as_raw_fd();
     let prepare = move || {
@@ -47,8 +47,8 @@ pub(super) fn start(
     match (spawned, receive(&here)) {
         (Ok(child), Ok(listener)) => Ok((child, listener)),
         // The listener came, so the filter was on when it failed.
-        (Err(error), Ok(_)) => Err(Failure::Program(error)),
-        (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(Failure::Filter(error)),
+        (Err(error), Ok(_)) => Err(StartFailure::Program(error)),
+        (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(StartFailure::Filter(error)),
     }
 }
 

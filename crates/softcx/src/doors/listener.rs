@@ -13,7 +13,7 @@ const FD_SYNC_WAKE_UP: u64 = 1;
 
 /// What a trapped call is to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Reply {
     /// Run the call as if nobody had looked.
     Continue,
     /// Return this.
@@ -26,7 +26,7 @@ pub(super) enum Answer {
 
 /// A system call that waits for its answer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Call {
+pub(super) struct TrappedCall {
     pub(super) id: u64,
     /// The thread that made it.
     pub(super) tid: libc::pid_t,
@@ -35,15 +35,15 @@ pub(super) struct Call {
 }
 
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct CallListener {
     fd: OwnedFd,
     /// Held while waiting for a call, so that of several threads one waits in the kernel and the others behind it: who has
     /// seen that a call is there also gets it.
     turn: Mutex<()>,
 }
 
-impl Listener {
-    pub(super) fn new(fd: OwnedFd) -> Listener {
+impl CallListener {
+    pub(super) fn new(fd: OwnedFd) -> CallListener {
         let flags = FD_SYNC_WAKE_UP;
         // SAFETY: takes no memory. That an older kernel refuses is fine.
         unsafe {
@@ -53,14 +53,14 @@ impl Listener {
                 flags,
             )
         };
-        Listener {
+        CallListener {
             fd,
             turn: Mutex::new(()),
         }
     }
 
     /// The next call; `None` when nobody is left who could make one.
-    pub(super) fn next(&self) -> Option<Call> {
+    pub(super) fn next(&self) -> Option<TrappedCall> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let [ready] = super::poll::wait([(self.fd.as_fd(), libc::POLLIN)], -1).ok()?;
@@ -74,7 +74,7 @@ impl Listener {
         }
     }
 
-    fn receive(&self) -> Option<Call> {
+    fn receive(&self) -> Option<TrappedCall> {
         // SAFETY: plain numbers. The kernel wants them zero, and may know a longer form, which it does not write: the length is
         // part of the ioctl's number.
         let mut notif: seccomp_notif = unsafe { zeroed() };
@@ -87,7 +87,7 @@ impl Listener {
             )
         };
         // ENOENT: the caller died in between. EINTR: look again.
-        (done == 0).then_some(Call {
+        (done == 0).then_some(TrappedCall {
             id: notif.id,
             tid: notif.pid as libc::pid_t,
             number: notif.data.nr.into(),
@@ -96,7 +96,7 @@ impl Listener {
     }
 
     /// Whether the caller still waits: what was read from `/proc` or its memory by its number before was really its own.
-    pub(super) fn is_waiting(&self, call: &Call) -> bool {
+    pub(super) fn is_waiting(&self, call: &TrappedCall) -> bool {
         // SAFETY: the kernel reads the number.
         let done = unsafe {
             libc::ioctl(
@@ -108,12 +108,12 @@ impl Listener {
         done == 0
     }
 
-    pub(super) fn answer(&self, call: &Call, answer: Answer) {
+    pub(super) fn answer(&self, call: &TrappedCall, answer: Reply) {
         let (val, error, flags) = match answer {
-            Answer::Answered => return,
-            Answer::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
-            Answer::Value(value) => (value, 0, 0),
-            Answer::Errno(errno) => (0, -errno, 0),
+            Reply::Answered => return,
+            Reply::Continue => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+            Reply::Value(value) => (value, 0, 0),
+            Reply::Errno(errno) => (0, -errno, 0),
         };
         let response = seccomp_notif_resp {
             id: call.id,
@@ -132,25 +132,25 @@ impl Listener {
     }
 
     /// Puts a descriptor into the caller's table, closed on exec; its number there.
-    pub(super) fn give(&self, call: &Call, descriptor: BorrowedFd<'_>) -> io::Result<i32> {
+    pub(super) fn give(&self, call: &TrappedCall, descriptor: BorrowedFd<'_>) -> io::Result<i32> {
         self.add(call, descriptor, 0, libc::O_CLOEXEC)
     }
 
     /// The same, and the call returns that number. `flags` are those of the open, for `O_CLOEXEC`.
     pub(super) fn answer_with(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         descriptor: BorrowedFd<'_>,
         flags: i32,
-    ) -> io::Result<Answer> {
+    ) -> io::Result<Reply> {
         let send = libc::SECCOMP_ADDFD_FLAG_SEND as u32;
         self.add(call, descriptor, send, flags & libc::O_CLOEXEC)
-            .map(|_| Answer::Answered)
+            .map(|_| Reply::Answered)
     }
 
     fn add(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         descriptor: BorrowedFd<'_>,
         flags: u32,
         newfd_flags: i32,
@@ -177,7 +177,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for CallListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::caller::Caller;
-use super::context::{Context, Descriptors};
-use super::last_close::LastClose;
-use super::node::{self, Place};
+use super::context::{Descriptors, DeviceContext};
+use super::descriptor_watch::DescriptorWatch;
+use super::node::{self, PathTarget};
 use super::scratch::Scratch;
 use super::sysfs;
 use crate::device::client::Errno;
 use crate::device::fabric::{Fabric, Leaver};
 use crate::device::space::Space;
-use crate::device::{Device, Options};
+use crate::device::{Device, DeviceOptions};
 use crate::{Error, Result};
 
 /// What the preload door serves its process with.
@@ -30,10 +30,10 @@ pub struct Local {
     device: Device,
     scratch: Mutex<Option<Scratch>>,
     tree: PathBuf,
-    opens: Mutex<HashMap<(u64, u64), Arc<Context>>>,
+    opens: Mutex<HashMap<(u64, u64), Arc<DeviceContext>>>,
     /// The file system of the device's descriptors: others are told from them without a lock.
     file_system: AtomicU64,
-    last_close: LastClose,
+    descriptor_watch: DescriptorWatch,
     leaver: Option<Leaver>,
 }
 
@@ -42,7 +42,7 @@ impl Local {
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses something that this needs; the errors of [`Device::on_fabric`].
-    pub fn start(options: &Options) -> Result<&'static Local> {
+    pub fn start(options: &DeviceOptions) -> Result<&'static Local> {
         // Signals are for the program's own threads.
         let before = block_all();
         let local = Local::start_blocked(options);
@@ -53,7 +53,7 @@ impl Local {
         local
     }
 
-    fn start_blocked(options: &Options) -> Result<&'static Local> {
+    fn start_blocked(options: &DeviceOptions) -> Result<&'static Local> {
         let system = |operation| {
             move |error: io::Error| Error::System {
                 operation,
@@ -71,7 +71,7 @@ impl Local {
             scratch: Mutex::new(Some(scratch)),
             opens: Mutex::default(),
             file_system: AtomicU64::new(0),
-            last_close: LastClose::new(0).map_err(system("inotify"))?,
+            descriptor_watch: DescriptorWatch::new(0).map_err(system("inotify"))?,
         }));
         std::thread::Builder::new()
             .name("softcx-closes".into())
@@ -93,15 +93,15 @@ impl Local {
 
     /// Whether an absolute path is about RDMA devices, and so worth making one.
     pub fn is_about_devices(path: &Path) -> bool {
-        node::place(path, Path::new("/nonexistent")) != Place::Elsewhere
+        node::place(path, Path::new("/nonexistent")) != PathTarget::Elsewhere
     }
 
     /// Where an absolute path without odd components leads, if it is about the device: [`Redirect`].
     pub fn redirect(&self, path: &Path) -> Redirect {
         match node::place(path, &self.tree) {
-            Place::Node => Redirect::Node,
-            Place::File(file) => Redirect::File(file),
-            Place::Elsewhere => Redirect::Elsewhere,
+            PathTarget::Node => Redirect::Node,
+            PathTarget::File(file) => Redirect::File(file),
+            PathTarget::Elsewhere => Redirect::Elsewhere,
         }
     }
 
@@ -152,10 +152,10 @@ impl Local {
     /// # Errors
     /// Those of the kernel.
     pub fn open(&self) -> io::Result<OwnedFd> {
-        let (context, descriptor) = Context::open(&self.device)?;
+        let (context, descriptor) = DeviceContext::open(&self.device)?;
         let inode = context.inode();
         self.file_system.store(inode.0, Ordering::Relaxed);
-        self.last_close
+        self.descriptor_watch
             .watch(descriptor.as_fd(), context.file()?, inode)?;
         self.opens().insert(inode, Arc::new(context));
         Ok(descriptor)
@@ -221,13 +221,13 @@ impl Local {
         drop(scratch);
     }
 
-    fn opens(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<Context>>> {
+    fn opens(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<DeviceContext>>> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn release_closed(&self) {
         loop {
-            for inode in self.last_close.closed() {
+            for inode in self.descriptor_watch.closed() {
                 let context = self.opens().remove(&inode);
                 // Not under the lock: this takes the device's time.
                 drop(context);

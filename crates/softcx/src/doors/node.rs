@@ -14,7 +14,7 @@ const SYSFS: [&str; 2] = ["class/infiniband", "class/infiniband_verbs"];
 
 /// What a path that a program gave stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PathTarget {
     /// The device.
     Node,
     /// A file or directory of the private tree: where it lies.
@@ -34,27 +34,27 @@ pub(super) fn may_lead_here(path: &Path) -> bool {
 
 /// Where an absolute path without odd components leads; `tree` is the private tree. Who has opened a directory of the tree, and
 /// goes on from there, finds the same.
-pub(super) fn place(path: &Path, tree: &Path) -> Place {
+pub(super) fn place(path: &Path, tree: &Path) -> PathTarget {
     let below = |root: &Path| path.strip_prefix(root).ok();
     let sysfs = [below(Path::new("/sys")), below(tree)];
     for below in sysfs.into_iter().flatten() {
         if SYSFS.iter().any(|folder| below.starts_with(folder)) {
-            return Place::File(tree.join(below));
+            return PathTarget::File(tree.join(below));
         }
     }
     let devices = [below(Path::new("/")), below(tree)];
     for below in devices.into_iter().flatten() {
         if below == Path::new(NODE_IN_TREE) {
-            return Place::Node;
+            return PathTarget::Node;
         }
         if Path::new(NODE_IN_TREE)
             .parent()
             .is_some_and(|folder| below.starts_with(folder))
         {
-            return Place::File(tree.join(below));
+            return PathTarget::File(tree.join(below));
         }
     }
-    Place::Elsewhere
+    PathTarget::Elsewhere
 }
 
 /// Whether the node may be opened so.
@@ -184,16 +184,16 @@ mod tests {
     fn paths_of_the_device_are_told_from_others() {
         let tree = Path::new("/dev/shm/tree");
         let place = |path: &str| place(Path::new(path), tree);
-        assert_eq!(place("/dev/infiniband/uverbs0"), Place::Node);
+        assert_eq!(place("/dev/infiniband/uverbs0"), PathTarget::Node);
         assert_eq!(
             place("/dev/shm/tree/dev/infiniband/uverbs0"),
-            Place::Node,
+            PathTarget::Node,
             "by a descriptor of the directory"
         );
-        let verbs = Place::File("/dev/shm/tree/class/infiniband_verbs".into());
+        let verbs = PathTarget::File("/dev/shm/tree/class/infiniband_verbs".into());
         assert_eq!(place("/sys/class/infiniband_verbs"), verbs);
         for inside in ["class/infiniband/mlx5_0/ports/1/lid", "class/infiniband"] {
-            let found = Place::File(tree.join(inside));
+            let found = PathTarget::File(tree.join(inside));
             assert_eq!(place(&format!("/sys/{inside}")), found);
             assert_eq!(place(&format!("/dev/shm/tree/{inside}")), found);
         }
@@ -203,7 +203,10 @@ mod tests {
             "dev/infiniband/uverbs0/x",
             "dev/infiniband/uverbs01",
         ] {
-            assert_eq!(place(&format!("/{inside}")), Place::File(tree.join(inside)));
+            assert_eq!(
+                place(&format!("/{inside}")),
+                PathTarget::File(tree.join(inside))
+            );
         }
         for other in [
             "/sys/class/infinibandx",
@@ -217,7 +220,7 @@ mod tests {
             "/etc/passwd",
             "",
         ] {
-            assert_eq!(place(other), Place::Elsewhere, "{other}");
+            assert_eq!(place(other), PathTarget::Elsewhere, "{other}");
         }
         let may = |path: &str| may_lead_here(Path::new(path));
         assert!(may("infiniband") && may("./uverbs0") && may("/dev/infiniband/"));

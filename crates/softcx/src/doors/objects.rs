@@ -7,7 +7,7 @@ use crate::doors::events::Completions;
 use crate::doors::limits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mr {
+pub(super) struct MrObject {
     pub(super) key: u32,
     pub(super) pd: u32,
     pub(super) len_bytes: u64,
@@ -15,14 +15,14 @@ pub(super) struct Mr {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Cq {
+pub(super) struct CqObject {
     pub(super) cqn: u32,
     pub(super) cqes: u32,
     pub(super) completions: Option<Arc<Completions>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Srq {
+pub(super) struct SrqObject {
     pub(super) srqn: u32,
     /// Entries, a power of two; one of them is never used.
     pub(super) wqes: u32,
@@ -30,7 +30,7 @@ pub(super) struct Srq {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Qp {
+pub(super) struct QpObject {
     pub(super) qpn: u32,
     pub(super) recv_wqes: u32,
     pub(super) recv_sge: u32,
@@ -38,7 +38,7 @@ pub(super) struct Qp {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Uar {
+pub(super) struct UarObject {
     /// Its number in the device, and that of its page.
     pub(super) uar: u32,
     pub(super) page: u32,
@@ -48,14 +48,14 @@ pub(super) struct Uar {
 #[derive(Debug, Clone)]
 pub(super) enum Object {
     Pd(u32),
-    Mr(Mr),
+    Mr(MrObject),
     Mw(u32),
-    Cq(Cq),
-    Srq(Srq),
-    Qp(Qp),
+    Cq(CqObject),
+    Srq(SrqObject),
+    Qp(QpObject),
     /// The domain it is in; the rest of an address handle is in the process.
     Ah(u32),
-    Uar(Uar),
+    Uar(UarObject),
 }
 
 impl Object {
@@ -149,13 +149,13 @@ macro_rules! lookups {
 }
 lookups! {
     pd: Pd -> u32;
-    mr: Mr -> Mr;
+    mr: Mr -> MrObject;
     mw: Mw -> u32;
-    cq: Cq -> Cq;
-    srq: Srq -> Srq;
-    qp: Qp -> Qp;
+    cq: Cq -> CqObject;
+    srq: Srq -> SrqObject;
+    qp: Qp -> QpObject;
     ah: Ah -> u32;
-    uar: Uar -> Uar;
+    uar: Uar -> UarObject;
 }
 
 #[cfg(all(test, not(loom)))]

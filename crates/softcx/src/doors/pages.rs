@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::device::client::Errno;
 use crate::doors::abi::{Layout, Mlx5ClockInfo};
-use crate::doors::channel::{inode, last_errno, reopen};
+use crate::doors::event_pipe::{inode, last_errno, reopen};
 use crate::doors::limits;
 
 pub(super) const PAGE_BYTES: usize = 4096;

@@ -1,11 +1,11 @@
 //! How the port of the device shows itself.
 
-use crate::device::{Device, Link};
+use crate::device::{Device, LinkLayer};
 
 /// The identity and the link of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Port {
-    pub(super) link: Link,
+pub(super) struct PortIdentity {
+    pub(super) link: LinkLayer,
     /// 0 on Ethernet.
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
@@ -19,9 +19,9 @@ pub(super) const GIDS: u32 = 2;
 /// The identity of node 0; the low bits are the node's number.
 const GUID: u64 = 0x5c0f_7c00_0000_0000;
 
-impl Port {
-    pub(super) fn of(device: &Device) -> Port {
-        Port {
+impl PortIdentity {
+    pub(super) fn of(device: &Device) -> PortIdentity {
+        PortIdentity {
             link: device.link(),
             lid: device.lid(),
             gid: device.gid(),
@@ -30,7 +30,7 @@ impl Port {
     }
 
     pub(super) fn is_ethernet(&self) -> bool {
-        self.link == Link::Ethernet
+        self.link == LinkLayer::Ethernet
     }
 
     /// A station address for a GID: locally administered, the last bytes of the GID.

@@ -9,16 +9,19 @@ use crate::device::space::Space;
 
 /// One process. What was made in its memory refers to its space, so this lives as long as any of that.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ClientProcess {
     pub(super) pid: libc::pid_t,
     pub(super) space: Space,
     /// Readable when it is dead; none from then on.
     life: Mutex<Option<OwnedFd>>,
 }
 
-impl Process {
+impl ClientProcess {
     /// The process of that number; `still_there` says afterwards that it is the one that was meant. EMFILE if there are too many.
-    pub(super) fn of(pid: libc::pid_t, still_there: impl FnOnce() -> bool) -> io::Result<Process> {
+    pub(super) fn of(
+        pid: libc::pid_t,
+        still_there: impl FnOnce() -> bool,
+    ) -> io::Result<ClientProcess> {
         // SAFETY: takes numbers only.
         let life = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         if life < 0 {
@@ -30,7 +33,7 @@ impl Process {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let space = Space::enter(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
-        Ok(Process {
+        Ok(ClientProcess {
             pid,
             space,
             life: Mutex::new(Some(life)),
@@ -57,7 +60,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ClientProcess {
     fn drop(&mut self) {
         self.space.leave();
     }
@@ -75,14 +78,14 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as libc::pid_t;
-        assert!(Process::of(pid, || false).is_err());
-        let process = Process::of(pid, || true).unwrap();
+        assert!(ClientProcess::of(pid, || false).is_err());
+        let process = ClientProcess::of(pid, || true).unwrap();
         assert!(!process.is_dead() && !process.space.is_gone());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(process.is_dead() && process.space.has_ended());
         assert!(process.is_dead() && process.with_life(|_| ()).is_none());
-        let gone = Process::of(pid, || true).unwrap_err();
+        let gone = ClientProcess::of(pid, || true).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
     }
 }

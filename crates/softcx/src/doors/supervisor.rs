@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::call_handler::CallHandler;
 use super::clients::Clients;
 use super::descriptors::Limit;
-use super::install::{self, Failure};
-use super::listener::Listener;
+use super::install::{self, StartFailure};
+use super::listener::CallListener;
 use super::scratch::Scratch;
-use super::service::Service;
 use super::signals::{Signal, Signals};
 use super::sysfs;
-use crate::device::{Device, Options};
+use crate::device::{Device, DeviceOptions};
 use crate::{Error, Result};
 
 /// Threads that answer calls. Commands are short; there are several so that one client whose memory is slow to read (a page
@@ -28,7 +28,7 @@ const LEAVE: Duration = Duration::from_millis(200);
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum ProgramExit {
     /// It ran: its exit code, or 128 and the number of the signal that ended it, as a shell says it.
     Exited(u8),
     /// It could not be executed: the errno.
@@ -48,7 +48,7 @@ pub enum Outcome {
 ///
 /// # Errors
 /// [`Error::System`] if the kernel has no seccomp user notification (Linux 5.14), or refuses something else that this needs.
-pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
+pub fn run(options: &DeviceOptions, mut command: Command) -> Result<ProgramExit> {
     let system = |operation| {
         move |error: io::Error| Error::System {
             operation,
@@ -67,20 +67,20 @@ pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
     command.env("SYSFS_PATH", scratch.path());
     let (child, listener) = match install::start(command, signals.before(), descriptors.before()) {
         Ok(started) => started,
-        Err(Failure::Program(error)) => {
-            return Ok(Outcome::NotStarted(
+        Err(StartFailure::Program(error)) => {
+            return Ok(ProgramExit::NotStarted(
                 error.raw_os_error().unwrap_or(libc::EIO),
             ));
         }
-        Err(Failure::Filter(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
+        Err(StartFailure::Filter(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
             // SAFETY: as above. Whatever this process becomes now, its orphans are the other supervisor's.
             unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) };
-            return Ok(Outcome::Supervised);
+            return Ok(ProgramExit::Supervised);
         }
-        Err(Failure::Filter(error)) => return Err(system("seccomp with a listener")(error)),
+        Err(StartFailure::Filter(error)) => return Err(system("seccomp with a listener")(error)),
     };
-    let service = Arc::new(Service {
-        listener: Listener::new(listener),
+    let service = Arc::new(CallHandler {
+        listener: CallListener::new(listener),
         clients,
         tree: scratch.path().to_owned(),
     });
@@ -101,11 +101,11 @@ pub fn run(options: &Options, mut command: Command) -> Result<Outcome> {
     keep(&service, &signals, &mut family).map_err(system("poll"))?;
     family.wait_for_first();
     leave(threads);
-    Ok(Outcome::Exited(family.exit_code()))
+    Ok(ProgramExit::Exited(family.exit_code()))
 }
 
 /// Looks after signals, children and closed contexts until no process is left that has the filter.
-fn keep(service: &Service, signals: &Signals, family: &mut Family) -> io::Result<()> {
+fn keep(service: &CallHandler, signals: &Signals, family: &mut Family) -> io::Result<()> {
     loop {
         let ready = super::poll::wait(
             [

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use crate::device::Device;
-use crate::doors::port::Port;
+use crate::doors::port::PortIdentity;
 use crate::doors::uverbs::{FIRMWARE, PART};
 
 /// The file that a program opens, without the leading slash: in the tree it is an empty file, so that a program that lists its
@@ -16,7 +16,7 @@ pub(crate) const RDEV: (u32, u32) = (231, 192);
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
 pub(crate) fn write(root: &Path, device: &Device) -> io::Result<()> {
     let node = (NODE_IN_TREE, String::new());
-    for (name, value) in files(&Port::of(device)).into_iter().chain([node]) {
+    for (name, value) in files(&PortIdentity::of(device)).into_iter().chain([node]) {
         let path = root.join(name);
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -26,7 +26,7 @@ pub(crate) fn write(root: &Path, device: &Device) -> io::Result<()> {
     Ok(())
 }
 
-fn files(port: &Port) -> Vec<(&'static str, String)> {
+fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let (major, minor, patch) = FIRMWARE;
     let node = format!("{}:{}", RDEV.0, RDEV.1);
     let guid = groups(&port.guid.to_be_bytes());

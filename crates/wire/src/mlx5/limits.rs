@@ -11,12 +11,12 @@ const HEAD_MAX: u32 = 2;
 
 /// How much a send request may carry.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct RequestLimits {
     max_segments: u32,
     max_inline_bytes: u32,
 }
 
-impl Limits {
+impl RequestLimits {
     pub(super) fn new(max_segments: u32, max_inline_bytes: u32) -> Result<Self> {
         check_range("max_segments", max_segments, 0, DS_MAX - HEAD_MAX)?;
         check_range(

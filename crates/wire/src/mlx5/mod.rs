@@ -33,5 +33,6 @@ pub use shim::layout;
 pub use syndrome::Syndrome;
 pub use window::{WindowOpening, WindowUpdate};
 pub use wqe::{
-    Control, Doorbell, Remote, RemoteAtomic, Segment, Segments, WQEBB_BYTES, Wqe, parse_recv,
+    ControlSegment, Doorbell, PayloadSegments, RemoteAtomic, RemoteSegment, Segment, WQEBB_BYTES,
+    Wqe, parse_recv,
 };

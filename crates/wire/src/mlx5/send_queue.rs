@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::limits::{Limits, check_power_of_two, check_range, check_ring};
+use super::limits::{RequestLimits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
 use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
 use crate::peer::pack::PackedUnit;
@@ -47,7 +47,7 @@ pub struct SendQueue {
     /// Behind the last request released, plus the capacity: how far the producer may go.
     limit: u32,
     qpn: u32,
-    limits: Limits,
+    limits: RequestLimits,
     /// Live commits, plus what [`SendQueue::reset`] skips. The newest commit has this serial, and its lowest bit says which of the two
     /// UAR buffers is next. Rolling back counts down: the serial may come again, because the commit that had it is gone.
     commits: u64,
@@ -86,7 +86,7 @@ impl SendQueue {
         check_power_of_two("wqebb_count", wqebb_count, WQEBBS_MAX)?;
         check_ring(ring, WQEBB_BYTES)?;
         check_range("qpn", qpn, 0, 0xff_ffff)?;
-        let limits = Limits::new(max_segments, max_inline_bytes)?;
+        let limits = RequestLimits::new(max_segments, max_inline_bytes)?;
         check_range(
             "wqebb_count",
             wqebb_count,

@@ -23,7 +23,7 @@ pub(super) fn be64(bytes: &[u8; 16], at: usize) -> u64 {
 
 /// The control segment (mlx5dv.h, `struct mlx5_wqe_ctrl_seg`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Control {
+pub struct ControlSegment {
     /// The opcode's modifier.
     pub opmod: u8,
     /// The WQEBB count at the WQE's start, modulo 2^16.
@@ -48,7 +48,7 @@ pub struct Control {
     pub imm: u32,
 }
 
-impl Control {
+impl ControlSegment {
     fn parse(bytes: &[u8; 16]) -> Self {
         let doorbell = Doorbell::of(be32(bytes, 0), be32(bytes, 4));
         let fm_ce_se = bytes[11];
@@ -106,7 +106,7 @@ impl Doorbell {
 
 /// Remote memory (mlx5dv.h, `struct mlx5_wqe_raddr_seg`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteSegment {
     /// The address.
     pub addr: u64,
     /// The key of the region.
@@ -145,9 +145,9 @@ impl Segment<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wqe<'a> {
     /// The control segment.
-    pub ctrl: Control,
+    pub ctrl: ControlSegment,
     /// The remote memory, for the opcodes that have it.
-    pub remote: Option<Remote>,
+    pub remote: Option<RemoteSegment>,
     /// The operands, for the atomics.
     pub atomic: Option<RemoteAtomic>,
     /// The segments of its address, for a WQE that was read as one of a datagram queue pair.
@@ -162,8 +162,8 @@ pub struct Wqe<'a> {
 
 impl<'a> Wqe<'a> {
     /// Reads the control segment alone: it tells how long the WQE is.
-    pub fn ctrl(bytes: &[u8; 16]) -> Control {
-        Control::parse(bytes)
+    pub fn ctrl(bytes: &[u8; 16]) -> ControlSegment {
+        ControlSegment::parse(bytes)
     }
 
     /// Reads a WQE that lies in one piece. What follows its last segment is not looked at.
@@ -189,7 +189,7 @@ impl<'a> Wqe<'a> {
     #[inline]
     fn parse_of(bytes: &'a [u8], is_datagram: bool) -> Result<Self> {
         let (segments, _) = bytes.as_chunks::<SEGMENT_BYTES>();
-        let Some(control) = segments.first().map(Control::parse) else {
+        let Some(control) = segments.first().map(ControlSegment::parse) else {
             return Err(malformed(format!(
                 "{} bytes hold no control segment",
                 bytes.len()
@@ -241,7 +241,7 @@ impl<'a> Wqe<'a> {
         };
         if opcode.has_remote() {
             let segment = next("a remote address")?;
-            wqe.remote = Some(Remote {
+            wqe.remote = Some(RemoteSegment {
                 addr: be64(segment, 0),
                 rkey: be32(segment, 8),
             });
@@ -279,8 +279,8 @@ impl<'a> Wqe<'a> {
     }
 
     /// The payload in order.
-    pub fn segments(&self) -> Segments<'a> {
-        Segments {
+    pub fn segments(&self) -> PayloadSegments<'a> {
+        PayloadSegments {
             rest: self.payload,
             offset: self.payload_offset,
         }
@@ -294,19 +294,19 @@ impl<'a> Wqe<'a> {
 
 /// The payload of a WQE. See [`Wqe::segments`].
 #[derive(Debug, Clone)]
-pub struct Segments<'a> {
+pub struct PayloadSegments<'a> {
     rest: &'a [[u8; SEGMENT_BYTES]],
     offset: usize,
 }
 
-impl Segments<'_> {
+impl PayloadSegments<'_> {
     /// Where the next segment starts in the WQE, in bytes.
     pub(super) fn offset(&self) -> usize {
         self.offset
     }
 }
 
-impl<'a> Iterator for Segments<'a> {
+impl<'a> Iterator for PayloadSegments<'a> {
     type Item = Segment<'a>;
 
     fn next(&mut self) -> Option<Segment<'a>> {

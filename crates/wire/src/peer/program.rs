@@ -1,7 +1,7 @@
 //! Programs: ops in fixed space, built by queues, run by executors.
 
 use super::ops::{Ops, Units};
-use super::target::Place;
+use super::target::TargetOffset;
 use super::unit::{UNIT_BYTES, bytes_of, head};
 use super::{Block, Dword, Fence, Kind, Qword, Targets};
 use crate::{Error, Result};
@@ -330,7 +330,7 @@ pub(crate) fn fence(fence: Fence) -> PackedUnit {
 }
 
 #[inline]
-fn packed(kind: Kind, len_bytes: u32, place: Place, value: u64) -> PackedUnit {
+fn packed(kind: Kind, len_bytes: u32, place: TargetOffset, value: u64) -> PackedUnit {
     PackedUnit(bytes_of(
         head(kind, len_bytes, place.head),
         place.offset,

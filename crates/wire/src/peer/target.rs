@@ -72,7 +72,7 @@ impl Role {
 /// `head` holds the role in bits 8..16 and the target in bits 32..64, as in a [`super::Unit`]; the rest is zero, so that building
 /// a unit is one OR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TargetOffset {
     pub(super) targets: u64,
     pub(super) head: u64,
     pub(super) offset: u64,
@@ -80,16 +80,16 @@ pub(super) struct Place {
 
 /// The checked address of an aligned 32-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dword(pub(super) Place);
+pub struct Dword(pub(super) TargetOffset);
 
 /// The checked address of an aligned 64-bit word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Qword(pub(super) Place);
+pub struct Qword(pub(super) TargetOffset);
 
 /// The checked address of a run of aligned 64-bit words, at most [`BLOCK_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    pub(super) place: Place,
+    pub(super) place: TargetOffset,
     pub(super) len_bytes: u32,
 }
 
@@ -222,7 +222,7 @@ impl Target {
     }
 
     #[inline]
-    fn place(&self, offset: u64, len_bytes: u64, align: u64) -> Result<Place> {
+    fn place(&self, offset: u64, len_bytes: u64, align: u64) -> Result<TargetOffset> {
         if offset & (align - 1) != 0 {
             return Err(misaligned(offset, align));
         }
@@ -230,7 +230,7 @@ impl Target {
             return Err(self.out_of_bounds(offset, len_bytes));
         }
         let head = u64::from(self.role as u8) << 8 | u64::from(self.id.0) << 32;
-        Ok(Place {
+        Ok(TargetOffset {
             targets: self.targets,
             head,
             offset,

@@ -89,7 +89,7 @@ pub(super) fn bytes_of(head: u64, offset: u64, value: u64) -> [u8; UNIT_BYTES] {
     bytes
 }
 
-/// The first word of a unit: kind and length, over the role and target of an address (see `Place::head`).
+/// The first word of a unit: kind and length, over the role and target of an address (see `TargetOffset::head`).
 #[inline]
 pub(super) const fn head(kind: Kind, len_bytes: u32, place: u64) -> u64 {
     kind as u64 | (len_bytes as u64) << 16 | place

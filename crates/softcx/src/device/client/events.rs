@@ -2,7 +2,7 @@
 
 /// What the device tells asynchronously. Element numbers are those that creation returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum DeviceEvent {
     /// A completion queue that was armed has something new.
     Completion,
     /// A completion queue overran (`IBV_EVENT_CQ_ERR`).
@@ -31,5 +31,5 @@ pub(crate) enum Event {
 /// Takes events. Called under the device's lock: it may neither block nor call the device.
 pub(crate) trait EventSink: Send + Sync + std::fmt::Debug {
     /// One event.
-    fn event(&self, event: Event);
+    fn event(&self, event: DeviceEvent);
 }

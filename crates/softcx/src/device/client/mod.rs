@@ -8,31 +8,29 @@ mod parts;
 
 use std::sync::{Arc, MutexGuard};
 
-pub(crate) use self::events::{Event, EventSink};
+pub(crate) use self::events::{DeviceEvent, EventSink};
 pub(crate) use self::parts::{
-    AddressVector, CqParts, MrChange, MrRange, QpAttributes, QpParts, SrqParts, Transport, mask,
+    AddressVector, CqParts, Errno, MrChange, MrRange, QpAttributes, QpParts, SrqParts, Transport,
+    mask,
 };
 
-use crate::device::core::pages::{ARM, DOORBELLS};
 use crate::device::core::regions::Rights;
-use crate::device::core::{Core, Need};
+use crate::device::core::uar_page::{ARM, DOORBELLS};
+use crate::device::core::{DeviceCore, Need};
 use crate::device::device::Device;
-use crate::device::dma::{ClockWord, Register};
+use crate::device::dma::{ClockWord, UarRegister};
 use crate::device::space::Space;
-
-/// A positive errno.
-pub(crate) type Errno = i32;
 
 /// A context on the device, as one process sees it. Dropping the last of them releases everything that was made in it, while
 /// others go on.
 #[derive(Debug)]
 pub(crate) struct Client {
-    owned: Arc<Owned>,
+    owned: Arc<ClientRegistration>,
     space: Space,
 }
 
 #[derive(Debug)]
-struct Owned {
+struct ClientRegistration {
     device: Device,
     id: u32,
 }
@@ -40,7 +38,7 @@ struct Owned {
 impl Client {
     /// Opens a context for the process whose memory `space` is. `events` hears what the device has to say.
     pub(crate) fn open(device: &Device, space: Space, events: Arc<dyn EventSink>) -> Client {
-        let owned = Owned {
+        let owned = ClientRegistration {
             device: device.clone(),
             id: device.lock().add_client(events),
         };
@@ -58,7 +56,7 @@ impl Client {
         }
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn core(&self) -> MutexGuard<'_, DeviceCore> {
         self.owned.device.lock()
     }
 
@@ -74,7 +72,7 @@ impl Client {
     #[allow(unsafe_code)]
     pub(crate) unsafe fn alloc_uar(&self, page: *mut u8) -> Result<u32, Errno> {
         // SAFETY: within the page, whose life the caller promises.
-        let register = |at: usize| unsafe { Register::new(page.add(at).cast()) };
+        let register = |at: usize| unsafe { UarRegister::new(page.add(at).cast()) };
         self.core()
             .add_uar(self.owned.id, DOORBELLS.map(register), register(ARM))
     }
@@ -267,7 +265,7 @@ impl Client {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ClientRegistration {
     fn drop(&mut self) {
         self.device.lock().remove_client(self.id);
     }

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use super::EventSink;
 
+/// A positive errno.
+pub(crate) type Errno = i32;
+
 /// A range of a client's memory to be registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MrRange {

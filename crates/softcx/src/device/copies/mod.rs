@@ -12,7 +12,7 @@ mod words;
 use self::pieces::{From, Piece};
 use crate::device::dma;
 use crate::device::foreign::Move;
-use crate::device::space::{Fault, Place, Space, Span};
+use crate::device::space::{AccessFault, Space, SpaceAddress, Span};
 
 /// Bytes and pieces that are collected.
 const MAX_BYTES: usize = 256 << 10;
@@ -22,7 +22,7 @@ const MAX_KEPT: usize = 64 << 10;
 
 /// For whom copies are made: a queue pair, and whether a request of its peer is being carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Cause {
+pub(crate) struct CopyOrigin {
     pub(crate) qpn: u32,
     pub(crate) request: bool,
 }
@@ -36,13 +36,13 @@ pub(crate) struct Copies {
     bytes: usize,
     kept: Vec<u8>,
     bounce: Vec<u8>,
-    cause: Cause,
+    cause: CopyOrigin,
     /// For whom a copy failed that was collected.
-    faults: Vec<Cause>,
+    faults: Vec<CopyOrigin>,
     /// Queue pairs for which it failed because the process whose bytes they were has died.
     orphans: Vec<u32>,
     /// What is to be copied out of other processes, while such copies are collected.
-    fetches: Vec<(Place, Span)>,
+    fetches: Vec<(SpaceAddress, Span)>,
     fetching: bool,
     spans: [Vec<Span>; 2],
     moves: Vec<Move>,
@@ -60,7 +60,7 @@ impl Default for Copies {
             bytes: 0,
             kept: Vec::new(),
             bounce: Vec::new(),
-            cause: Cause::default(),
+            cause: CopyOrigin::default(),
             faults: Vec::new(),
             orphans: Vec::new(),
             fetches: Vec::new(),
@@ -77,7 +77,7 @@ impl Copies {
     /// Says for whom the next copies are made.
     #[inline]
     pub(crate) fn work_for(&mut self, qpn: u32, request: bool) {
-        self.cause = Cause { qpn, request };
+        self.cause = CopyOrigin { qpn, request };
     }
 
     /// Makes what was collected. What failed is known by [`Copies::settle_for`] and [`Copies::take_any_fault`].
@@ -128,14 +128,14 @@ impl Copies {
 
     /// For whom a collected copy failed.
     #[inline]
-    pub(crate) fn take_any_fault(&mut self) -> Option<Cause> {
+    pub(crate) fn take_any_fault(&mut self) -> Option<CopyOrigin> {
         self.faults.pop()
     }
 
     /// A sender's bytes could not be read. Another process's are not there any more, and neither is who would be told; another device's are
     /// still registered, and would fail as often as the packet is repeated.
     #[cold]
-    pub(crate) fn lose_source(&mut self, from: Place) {
+    pub(crate) fn lose_source(&mut self, from: SpaceAddress) {
         self.lost_source |= from.space.is_foreign();
     }
 
@@ -150,7 +150,11 @@ impl Copies {
     /// # Safety
     /// `from` was resolved by the key table for `into.len()` bytes, under the lock that deregistration takes.
     #[inline]
-    pub(crate) unsafe fn load(&mut self, from: Place, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) unsafe fn load(
+        &mut self,
+        from: SpaceAddress,
+        into: &mut [u8],
+    ) -> Result<(), AccessFault> {
         match from.pointer() {
             Some(from) => {
                 self.settle_here();
@@ -171,7 +175,11 @@ impl Copies {
     /// # Safety
     /// `into` was resolved by the key table for `from.len()` bytes, under the lock that deregistration takes.
     #[inline]
-    pub(crate) unsafe fn store(&mut self, into: Place, from: &[u8]) -> Result<(), Fault> {
+    pub(crate) unsafe fn store(
+        &mut self,
+        into: SpaceAddress,
+        from: &[u8],
+    ) -> Result<(), AccessFault> {
         match into.pointer() {
             Some(into) => {
                 self.settle_here();
@@ -184,7 +192,7 @@ impl Copies {
         Ok(())
     }
 
-    fn keep(&mut self, into: Place, from: &[u8]) -> Result<(), Fault> {
+    fn keep(&mut self, into: SpaceAddress, from: &[u8]) -> Result<(), AccessFault> {
         if from.len() > MAX_KEPT {
             self.settle();
             return into.space.write(into.addr, from);
@@ -207,10 +215,10 @@ impl Copies {
     #[inline]
     pub(crate) unsafe fn copy(
         &mut self,
-        from: Place,
-        into: Place,
+        from: SpaceAddress,
+        into: SpaceAddress,
         len_bytes: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AccessFault> {
         match (from.pointer(), into.pointer()) {
             (Some(from), Some(into)) => {
                 self.settle_here();
@@ -234,7 +242,12 @@ impl Copies {
         }
     }
 
-    fn fetch(&mut self, from: Place, into: *mut u8, len_bytes: usize) -> Result<(), Fault> {
+    fn fetch(
+        &mut self,
+        from: SpaceAddress,
+        into: *mut u8,
+        len_bytes: usize,
+    ) -> Result<(), AccessFault> {
         self.settle();
         let span = Span {
             addr: into.expose_provenance() as u64,
@@ -266,7 +279,7 @@ impl Copies {
     ///
     /// # Safety
     /// What they were to be copied to is still there.
-    pub(crate) unsafe fn end_fetches(&mut self) -> Result<(), Fault> {
+    pub(crate) unsafe fn end_fetches(&mut self) -> Result<(), AccessFault> {
         self.fetching = false;
         let [own, theirs] = &mut self.spans;
         for run in self.fetches.chunk_by(|(a, _), (b, _)| a.space == b.space) {
@@ -293,7 +306,7 @@ impl Copies {
     }
 
     /// Between two other processes, inside of one, or out of another device.
-    fn collect_far(&mut self, from: Place, into: Place, len_bytes: usize) {
+    fn collect_far(&mut self, from: SpaceAddress, into: SpaceAddress, len_bytes: usize) {
         let mut done = 0;
         while done < len_bytes {
             let piece = (len_bytes - done).min(MAX_BYTES);
@@ -324,7 +337,7 @@ impl Copies {
         }
     }
 
-    fn collect(&mut self, from: From, into: Place, len_bytes: usize) {
+    fn collect(&mut self, from: From, into: SpaceAddress, len_bytes: usize) {
         self.bytes += len_bytes;
         self.brings = into.space.is_local();
         let cause = self.cause;
@@ -365,15 +378,15 @@ mod tests {
     use crate::device::driver::Process;
     use crate::device::space::calls;
 
-    fn place(process: &Process, addr: u64) -> Place {
-        Place {
+    fn place(process: &Process, addr: u64) -> SpaceAddress {
+        SpaceAddress {
             space: process.space,
             addr,
         }
     }
 
     /// SAFETY of all copies here: addresses of mappings that live as long as the test, or of other processes.
-    fn copy(copies: &mut Copies, from: Place, into: Place, len_bytes: usize) {
+    fn copy(copies: &mut Copies, from: SpaceAddress, into: SpaceAddress, len_bytes: usize) {
         // SAFETY: as said.
         unsafe { copies.copy(from, into, len_bytes) }.unwrap();
     }
@@ -469,7 +482,7 @@ mod tests {
         assert_eq!(a.read(good, 4), b"good");
         assert_eq!(a.read(good + 8, 4), b"good");
         assert!(!copies.settle_for(1) && !copies.settle_for(3));
-        let cause = Cause {
+        let cause = CopyOrigin {
             qpn: 2,
             request: true,
         };
@@ -478,6 +491,6 @@ mod tests {
         let mut byte = [0];
         // SAFETY: as said.
         let refused = unsafe { copies.load(place(&a, bad), &mut byte) };
-        assert_eq!(refused, Err(Fault));
+        assert_eq!(refused, Err(AccessFault));
     }
 }

@@ -1,9 +1,9 @@
 //! Pieces: copies into the memory of another process that are collected, and then made together.
 #![allow(unsafe_code)] // copies to and from addresses that the key table resolved
 
-use super::{Cause, Copies, push};
+use super::{Copies, CopyOrigin, push};
 use crate::device::foreign::Move;
-use crate::device::space::{Fault, Place, Span};
+use crate::device::space::{AccessFault, SpaceAddress, Span};
 
 /// Where bytes are until they are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(super) enum From {
     /// In `Copies::kept`.
     Kept(usize),
     /// In another one, or in another device.
-    There(Place),
+    There(SpaceAddress),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ pub(super) struct Piece {
     pub(super) from: From,
     pub(super) into: u64,
     pub(super) len_bytes: usize,
-    pub(super) cause: Cause,
+    pub(super) cause: CopyOrigin,
 }
 
 /// Bytes at the end of a copy that are stored behind all others: one store.
@@ -52,7 +52,7 @@ impl Copies {
         self.brings = false;
     }
 
-    fn make(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+    fn make(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         if self.space.is_local() {
             return self.bring(pieces);
         }
@@ -110,10 +110,10 @@ impl Copies {
     }
 
     /// Copies out of other devices into this process.
-    fn bring(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+    fn bring(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         let from = |piece: &Piece| match piece.from {
             From::There(from) => Ok(from),
-            _ => Err(Fault),
+            _ => Err(AccessFault),
         };
         let [own, theirs] = &mut self.spans;
         for run in pieces.chunk_by(|a, b| from(a).map(|at| at.space) == from(b).map(|at| at.space))
@@ -152,7 +152,7 @@ impl Copies {
         })
     }
 
-    fn shift(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+    fn shift(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         self.moves.clear();
         for piece in pieces {
             if let From::There(from) = piece.from {
@@ -168,7 +168,7 @@ impl Copies {
     }
 
     /// Reads what lies in other processes into the bounce buffer, one after the other.
-    fn read_far(&mut self, pieces: &[Piece]) -> Result<(), Fault> {
+    fn read_far(&mut self, pieces: &[Piece]) -> Result<(), AccessFault> {
         let far = |piece: &Piece| match piece.from {
             From::There(from) => Some((from, piece.len_bytes)),
             _ => None,

@@ -3,7 +3,7 @@
 
 use super::Copies;
 use crate::device::dma;
-use crate::device::space::{Fault, Place};
+use crate::device::space::{AccessFault, SpaceAddress};
 
 impl Copies {
     /// Adds to a word and gives its old value; honours the host's own atomics in this process, but not in another, and not if
@@ -11,7 +11,11 @@ impl Copies {
     ///
     /// # Safety
     /// `at` was resolved by the key table for 8 bytes, under the lock that deregistration takes.
-    pub(crate) unsafe fn fetch_add(&mut self, at: Place, add: u64) -> Result<u64, Fault> {
+    pub(crate) unsafe fn fetch_add(
+        &mut self,
+        at: SpaceAddress,
+        add: u64,
+    ) -> Result<u64, AccessFault> {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
@@ -30,10 +34,10 @@ impl Copies {
     /// As [`Copies::fetch_add`].
     pub(crate) unsafe fn compare_swap(
         &mut self,
-        at: Place,
+        at: SpaceAddress,
         compare: u64,
         swap: u64,
-    ) -> Result<u64, Fault> {
+    ) -> Result<u64, AccessFault> {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(at) = at.pointer().filter(|at| at.addr().is_multiple_of(8)) {
@@ -50,7 +54,7 @@ impl Copies {
 
     /// # Safety
     /// As [`Copies::load`].
-    unsafe fn word(&mut self, at: Place) -> Result<u64, Fault> {
+    unsafe fn word(&mut self, at: SpaceAddress) -> Result<u64, AccessFault> {
         let mut bytes = [0; 8];
         // SAFETY: the caller's promise.
         unsafe { self.load(at, &mut bytes) }?;

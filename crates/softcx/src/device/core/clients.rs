@@ -3,48 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Core;
-use crate::device::client::{Errno, Event, EventSink};
+use super::DeviceCore;
+use super::client_objects::ClientObjects;
+use crate::device::client::{DeviceEvent, Errno, EventSink};
 use crate::device::dma::ClockWord;
 
-/// What one context of a process has.
-#[derive(Debug)]
-pub(super) struct Owner {
-    pub(super) events: Arc<dyn EventSink>,
-    /// Protection domains, with the number of objects in each.
-    pub(super) pds: HashMap<u32, u32>,
-    /// Regions and windows: the domain of each, by the slot of its key.
-    pub(super) keys: HashMap<u32, u32>,
-    /// Queue pairs: slots by number.
-    pub(super) qps: HashMap<u32, usize>,
-    /// Slots of the others. Their numbers are the same.
-    pub(super) cqs: Vec<usize>,
-    pub(super) srqs: Vec<usize>,
-    pub(super) uars: Vec<usize>,
-}
-
-/// The slot of that number in one of an owner's lists.
-pub(super) fn own(list: &[usize], number: u32) -> Result<usize, Errno> {
-    let slot = number as usize;
-    list.contains(&slot).then_some(slot).ok_or(libc::EINVAL)
-}
-
-/// The slot of that number in one of an owner's lists, and what is in it.
-pub(super) fn owned<'a, T>(
-    list: &[usize],
-    slots: &'a mut [Option<T>],
-    number: u32,
-) -> Result<(usize, &'a mut T), Errno> {
-    let slot = own(list, number)?;
-    let object = slots.get_mut(slot).and_then(Option::as_mut);
-    object.map(|object| (slot, object)).ok_or(libc::EINVAL)
-}
-
-impl Core {
+impl DeviceCore {
     /// A new client.
     pub(crate) fn add_client(&mut self, events: Arc<dyn EventSink>) -> u32 {
         self.next_client += 1;
-        let owner = Owner {
+        let owner = ClientObjects {
             events,
             pds: HashMap::new(),
             keys: HashMap::new(),
@@ -58,7 +26,7 @@ impl Core {
     }
 
     /// Tells every client of what concerns the device.
-    pub(super) fn tell_clients(&self, event: Event) {
+    pub(super) fn tell_clients(&self, event: DeviceEvent) {
         for owner in self.clients.values() {
             owner.events.event(event);
         }
@@ -94,11 +62,11 @@ impl Core {
         self.clocks.push((client, clock));
     }
 
-    pub(super) fn owner(&self, client: u32) -> Result<&Owner, Errno> {
+    pub(super) fn owner(&self, client: u32) -> Result<&ClientObjects, Errno> {
         self.clients.get(&client).ok_or(libc::EINVAL)
     }
 
-    pub(super) fn owner_mut(&mut self, client: u32) -> Result<&mut Owner, Errno> {
+    pub(super) fn owner_mut(&mut self, client: u32) -> Result<&mut ClientObjects, Errno> {
         self.clients.get_mut(&client).ok_or(libc::EINVAL)
     }
 

@@ -2,35 +2,16 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::Core;
-use crate::device::dma::Register;
+use super::DeviceCore;
+use super::uar::{HOT_TURNS, Uar};
 use crate::device::qp::{Counters, Qp, State};
 use doorbell_wire::mlx5::Doorbell;
 
-/// Turns without a doorbell after which a register is looked at only now and then.
-const HOT_TURNS: u16 = 2048;
 /// Registers of idle queue pairs looked at in one turn, for doorbells of which nobody told: a thousand idle pairs cost a turn
 /// what one costs.
 const COLD_LOOKS: usize = 1;
 
-/// A queue pair's UAR registers and how long ago they were rung.
-#[derive(Debug)]
-pub(super) struct Uar {
-    pub(super) registers: [Register; 2],
-    quiet_turns: u16,
-}
-
-impl Uar {
-    /// Registers that no turn looks at before somebody rings.
-    pub(super) fn new(registers: [Register; 2]) -> Uar {
-        Uar {
-            registers,
-            quiet_turns: HOT_TURNS,
-        }
-    }
-}
-
-impl Core {
+impl DeviceCore {
     #[inline]
     pub(super) fn look_at_doorbells(&mut self, now_ns: u64) -> bool {
         // A turn of an engine that slept counts for the turns that it did not make: a device that comes to rest with many

@@ -1,5 +1,6 @@
 //! The device itself: its objects, and one turn of its work. It has no clock and no thread; both are given to it.
 
+mod client_objects;
 mod clients;
 mod doorbells;
 mod lanes;
@@ -8,19 +9,22 @@ mod multicast;
 mod needs;
 mod objects;
 mod packets;
-pub(crate) mod pages;
+mod pages;
+mod peer_links;
 mod queues;
 pub(crate) mod regions;
 mod ticks;
+mod uar;
+pub(crate) mod uar_page;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
-use self::clients::Owner;
-use self::doorbells::Uar;
-pub(crate) use self::lanes::Ways;
+use self::client_objects::ClientObjects;
 pub(crate) use self::needs::Need;
-use self::pages::UarPage;
+pub(crate) use self::peer_links::PeerLinks;
+use self::uar::Uar;
+use self::uar_page::UarPage;
 use crate::Result;
 use crate::device::copies::Copies;
 use crate::device::cq::Cq;
@@ -30,9 +34,9 @@ use crate::device::faults::Faults;
 use crate::device::gather::Gather;
 use crate::device::inbox::Inbox;
 use crate::device::keys::Keys;
-use crate::device::options::Link;
-use crate::device::qp::{Context, Counters, Qp, State};
-use crate::device::requester::Pause;
+use crate::device::options::LinkLayer;
+use crate::device::qp::{Counters, DeviceView, Qp, State};
+use crate::device::requester::TransmitStop;
 use crate::device::srq::Srq;
 use crate::device::trace::Trace;
 use crate::device::wire::Wire;
@@ -41,9 +45,9 @@ use crate::device::wire::Wire;
 const LANE_RETRY_NS: u64 = 50_000;
 
 /// Splits the core into the parts that a queue pair works with; the queue pairs themselves stay apart.
-macro_rules! context {
+macro_rules! device_view {
     ($core:ident, $now_ns:expr) => {
-        &mut Context {
+        &mut DeviceView {
             now_ns: $now_ns,
             cqs: &mut $core.cqs,
             srqs: &mut $core.srqs,
@@ -53,16 +57,16 @@ macro_rules! context {
             counters: &mut $core.counters,
             gather: &mut $core.gather,
             fabric: $core.fabric.as_ref(),
-            ways: &mut $core.ways,
+            links: &mut $core.links,
             trace: $core.trace.as_deref_mut(),
             overran: &mut $core.overran,
         }
     };
 }
-use context;
+use device_view;
 
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct DeviceCore {
     qps: Vec<Option<Box<Qp>>>,
     uars: Vec<Option<Uar>>,
     generations: Vec<u8>,
@@ -76,7 +80,7 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     gather: Box<Gather>,
     next_pd: u32,
-    clients: HashMap<u32, Owner>,
+    clients: HashMap<u32, ClientObjects>,
     next_client: u32,
     /// Where clients see the clock.
     clocks: Vec<(u32, ClockWord)>,
@@ -101,7 +105,7 @@ pub(crate) struct Core {
     /// The fabric that the device was made on. It goes before the inbox: nobody is to look for one that is gone.
     fabric: Option<Fabric>,
     inbox: Inbox,
-    ways: Ways,
+    links: PeerLinks,
     next_tick_ns: u64,
     ticks: u32,
     next_sweep_ns: u64,
@@ -112,10 +116,10 @@ pub(crate) struct Core {
     pub(super) gone: bool,
 }
 
-impl Core {
-    pub(crate) fn new() -> Result<Core> {
+impl DeviceCore {
+    pub(crate) fn new() -> Result<DeviceCore> {
         let inbox = Inbox::new()?;
-        Ok(Core {
+        Ok(DeviceCore {
             qps: Vec::new(),
             uars: Vec::new(),
             generations: Vec::new(),
@@ -146,7 +150,7 @@ impl Core {
             held: Vec::new(),
             inbox,
             fabric: None,
-            ways: Ways::default(),
+            links: PeerLinks::default(),
             next_tick_ns: 0,
             ticks: 0,
             next_sweep_ns: 0,
@@ -157,10 +161,10 @@ impl Core {
     }
 
     /// A device with a place on a fabric.
-    pub(crate) fn on_fabric(name: &str, link: Link) -> Result<Core> {
-        let mut core = Core::new()?;
+    pub(crate) fn on_fabric(name: &str, link: LinkLayer) -> Result<DeviceCore> {
+        let mut core = DeviceCore::new()?;
         core.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
-        core.ways = Ways::to_nodes();
+        core.links = PeerLinks::to_nodes();
         // Numbers of the node's last device are not met again at once.
         core.first_generation = core.inbox.address().port as u8;
         Ok(core)
@@ -297,10 +301,10 @@ impl Core {
             };
             let done = |c: &Counters| c.packets_sent + c.completions;
             let before = done(&self.counters);
-            match qp.transmit(context!(self, now_ns)) {
-                Pause::Idle => qp.ready = false,
-                Pause::Burst => self.ready.push_back(slot),
-                Pause::Congested => {
+            match qp.transmit(device_view!(self, now_ns)) {
+                TransmitStop::Idle => qp.ready = false,
+                TransmitStop::Burst => self.ready.push_back(slot),
+                TransmitStop::Congested => {
                     qp.ready = false;
                     qp.held = true;
                     self.held.push(slot);
@@ -312,7 +316,7 @@ impl Core {
         worked
     }
 
-    /// [`Core::enlist`] without the list of those with something to send, from which the caller has just taken it.
+    /// [`DeviceCore::enlist`] without the list of those with something to send, from which the caller has just taken it.
     #[inline]
     fn enlist_others(&mut self, slot: usize) {
         let Some(Some(qp)) = self.qps.get_mut(slot) else {
@@ -337,7 +341,7 @@ impl Core {
             };
             qp.answering = false;
             let before = self.counters.packets_sent;
-            if qp.send_answers(context!(self, now_ns)) && !qp.held {
+            if qp.send_answers(device_view!(self, now_ns)) && !qp.held {
                 let to = qp.remote.map(|remote| remote.to);
                 if to.is_some_and(|to| self.wire.congested(to)) {
                     qp.held = true;

@@ -1,6 +1,6 @@
 //! Changing and asking the state of a client's queue pair.
 
-use super::Core;
+use super::DeviceCore;
 use crate::device::client::{Errno, QpAttributes, Transport, mask};
 use crate::device::keys::Access;
 use crate::device::qp::{Attributes, Qp, State};
@@ -84,7 +84,7 @@ impl QpAttributes {
     }
 }
 
-impl Core {
+impl DeviceCore {
     pub(crate) fn modify_qp(
         &mut self,
         client: u32,

@@ -1,9 +1,9 @@
 //! Multicast groups of this device: which queue pairs are in them.
 
-use super::Core;
+use super::DeviceCore;
 use crate::device::client::{Errno, Transport};
 
-impl Core {
+impl DeviceCore {
     /// Joins a multicast group, as often as it likes.
     pub(crate) fn attach_multicast(
         &mut self,

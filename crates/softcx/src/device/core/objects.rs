@@ -1,10 +1,11 @@
 //! Making, changing and destroying what the device has: queue pairs, their states, completion queues.
 
-use super::doorbells::{Uar, ring};
-use super::{Context, Core, context};
+use super::doorbells::ring;
+use super::uar::Uar;
+use super::{DeviceCore, DeviceView, device_view};
 use crate::device::cq::Cq;
-use crate::device::inbox::PortAddress;
-use crate::device::qp::{Attributes, Parts, Qp, Remote, State};
+use crate::device::inbox::InboxAddress;
+use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
 use crate::{Error, Result};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
@@ -23,7 +24,7 @@ pub(super) fn free_slot<T>(slots: &mut Vec<Option<T>>, first: usize) -> usize {
     slot
 }
 
-impl Core {
+impl DeviceCore {
     pub(crate) fn create_pd(&mut self) -> u32 {
         self.next_pd += 1;
         self.next_pd - 1
@@ -73,7 +74,7 @@ impl Core {
         Ok((slot, qpn | slot as u32))
     }
 
-    pub(crate) fn create_qp(&mut self, slot: usize, parts: Parts) -> &Qp {
+    pub(crate) fn create_qp(&mut self, slot: usize, parts: QpSetup) -> &Qp {
         self.uars[slot] = parts.uar.map(Uar::new);
         self.qps[slot].insert(Box::new(Qp::new(parts)))
     }
@@ -137,7 +138,7 @@ impl Core {
     pub(crate) fn ready_to_receive(
         &mut self,
         slot: usize,
-        port: &PortAddress,
+        port: &InboxAddress,
         qpn: u32,
         own: (u32, u32),
         remote: (u32, u32),
@@ -146,7 +147,7 @@ impl Core {
         let to = self.destination(port)?;
         let (psn, connection) = own;
         let qp = self.qp_mut(slot)?;
-        qp.remote = Some(Remote {
+        qp.remote = Some(RemoteEnd {
             to,
             qpn,
             connection: remote.1,
@@ -195,7 +196,7 @@ impl Core {
             }
         }
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
-            qp.enter_error(context!(self, now_ns));
+            qp.enter_error(device_view!(self, now_ns));
         }
         self.enlist(slot);
     }

@@ -1,8 +1,8 @@
 //! Packets that have come: to whom they go, and what is done behind them.
 
-use super::{Context, Core, context};
+use super::{DeviceCore, DeviceView, device_view};
 use crate::device::gather::Source;
-use crate::device::packet::{Header, Kind, Packet};
+use crate::device::packet::{Header, Packet, PacketKind};
 use crate::device::qp::Qp;
 use doorbell_wire::mlx5::Datagram;
 
@@ -14,7 +14,7 @@ fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Option<&mut Q
         .filter(|qp| qp.parts.qpn == qpn)
 }
 
-impl Core {
+impl DeviceCore {
     #[inline]
     pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
         let packets = self.wire.take_arrived();
@@ -40,7 +40,7 @@ impl Core {
         while let Some(cause) = self.copies.take_any_fault() {
             let slot = self.slot_of(cause.qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, cause.qpn) {
-                qp.lose_data(context!(self, now_ns), cause.request);
+                qp.lose_data(device_view!(self, now_ns), cause.request);
             }
             self.enlist(slot);
         }
@@ -70,13 +70,13 @@ impl Core {
         }
         self.copies
             .work_for(header.dst_qpn, header.kind.is_request());
-        let context = context!(self, now_ns);
+        let view = device_view!(self, now_ns);
         if header.kind.is_request() {
-            qp.on_request(context, header, source);
+            qp.on_request(view, header, source);
         } else if qp.is_sending() {
             match header.kind {
-                Kind::Ack => qp.on_ack(context, header),
-                _ => qp.on_response(context, header, source),
+                PacketKind::Ack => qp.on_ack(view, header),
+                _ => qp.on_response(view, header, source),
             }
         }
         self.enlist(slot);
@@ -94,7 +94,7 @@ impl Core {
         }
         let slot = self.slot_of(header.source_qpn);
         if let Some(qp) = numbered(&mut self.qps, slot, header.source_qpn) {
-            qp.lose_source(context!(self, now_ns), header.psn);
+            qp.lose_source(device_view!(self, now_ns), header.psn);
         }
         self.enlist(slot);
     }
@@ -113,7 +113,7 @@ impl Core {
             {
                 self.counters.packets_received += 1;
                 self.copies.work_for(qp.parts.qpn, true);
-                qp.on_request(context!(self, now_ns), header, source);
+                qp.on_request(device_view!(self, now_ns), header, source);
                 self.enlist(slot);
             }
         }

@@ -1,64 +1,25 @@
 //! UAR pages of clients: one register rings for many queue pairs.
 
-use super::Core;
-use super::clients::own;
+use super::DeviceCore;
+use super::client_objects::own;
 use super::objects::free_slot;
+use super::uar_page::UarPage;
 use crate::device::client::Errno;
-use crate::device::dma::{RecordWord, Register};
+use crate::device::dma::{RecordWord, UarRegister};
 use crate::device::qp::State;
 use doorbell_wire::mlx5::Doorbell;
-
-/// Where the doorbell registers of a page lie: two of libmlx5's, each with the other half of its BlueFlame buffer
-/// (`MLX5_BF_OFFSET` and on, 256 bytes each). What is copied into a buffer begins with the same 8 bytes as a doorbell, and
-/// ends before the next.
-pub(crate) const DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
-/// Where completion queues are armed (`MLX5_CQ_DOORBELL`).
-pub(crate) const ARM: usize = 0x20;
 
 /// Looks without a hit after which a page is looked at only now and then.
 const HOT_LOOKS: u32 = 1 << 14;
 /// How often then: every so many turns.
 const COLD_TURNS: u32 = 8;
 
-/// A page.
-#[derive(Debug)]
-pub(super) struct UarPage {
-    doorbells: [Register; 4],
-    arm: Register,
-    pub(super) qps: Vec<usize>,
-    pub(super) cqs: Vec<usize>,
-    quiet: u32,
-}
-
-/// What was rung since the last look.
-#[derive(Debug, Clone, Copy)]
-struct Rung {
-    doorbells: [Option<u64>; 4],
-    armed: bool,
-}
-
-impl UarPage {
-    #[inline]
-    fn look(&mut self) -> Rung {
-        let rung = Rung {
-            doorbells: self.doorbells.map(Register::take),
-            armed: self.arm.take().is_some(),
-        };
-        self.quiet = if rung.armed || rung.doorbells != [None; 4] {
-            0
-        } else {
-            self.quiet.saturating_add(1)
-        };
-        rung
-    }
-}
-
-impl Core {
+impl DeviceCore {
     pub(crate) fn add_uar(
         &mut self,
         client: u32,
-        doorbells: [Register; 4],
-        arm: Register,
+        doorbells: [UarRegister; 4],
+        arm: UarRegister,
     ) -> Result<u32, Errno> {
         let slot = free_slot(&mut self.pages, 0);
         self.owner_mut(client)?.uars.push(slot);

@@ -1,20 +1,20 @@
 //! Completion queues, shared receive queues and queue pairs of clients.
 #![allow(unsafe_code)] // rings of a client in this process are plain memory
 
-use super::Core;
-use super::clients::{own, owned};
+use super::DeviceCore;
+use super::client_objects::{own, owned};
 use super::objects::free_slot;
 use crate::device::client::{CqParts, Errno, QpParts, SrqParts};
-use crate::device::cq::{Cq, Owned};
-use crate::device::dma::{RecordWord, Ring};
-use crate::device::qp::{Parts, Qp};
-use crate::device::space::{Place, Space};
+use crate::device::cq::{Cq, CqNotification};
+use crate::device::dma::{DmaRing, RecordWord};
+use crate::device::qp::{Qp, QpSetup};
+use crate::device::space::{Space, SpaceAddress};
 use crate::device::srq::Srq;
 
 /// The number of the first queue: to libmlx5 a number of 0 is none.
 const FIRST: usize = 1;
 
-impl Core {
+impl DeviceCore {
     /// The parts were looked at already.
     pub(crate) fn create_client_cq(
         &mut self,
@@ -26,19 +26,19 @@ impl Core {
         let owner = self.owner(client)?;
         let events = owner.events.clone();
         let uar = own(&owner.uars, parts.uar)?;
-        let at = |addr| Place { space, addr };
+        let at = |addr| SpaceAddress { space, addr };
         let seeded = space.write(parts.record.wrapping_add(4), &[0xff; 4]);
         seeded.map_err(|_| libc::EFAULT)?;
         let len_bytes = parts.cqes as usize * parts.cqe_bytes as usize;
         // SAFETY: looked at by the caller; a process that unmaps or frees its rings while they are in use asks for a fault.
         let (ring, record, arm_record) = unsafe {
             (
-                Ring::at(at(parts.ring), len_bytes),
+                DmaRing::at(at(parts.ring), len_bytes),
                 RecordWord::at(at(parts.record)),
                 RecordWord::at(at(parts.record.wrapping_add(4))),
             )
         };
-        let mut owned = Owned::new(uar, arm_record, parts.events, events);
+        let mut owned = CqNotification::new(uar, arm_record, parts.events, events);
         owned.ignore_overrun = parts.ignore_overrun;
         let mut cq = Cq::of_client(ring, parts.cqes, parts.cqe_bytes, record, owned);
         cq.set_padded(parts.padded);
@@ -69,9 +69,9 @@ impl Core {
         cqes: u32,
         cqe_bytes: u32,
     ) -> Result<(), Errno> {
-        let place = Place { space, addr: ring };
+        let place = SpaceAddress { space, addr: ring };
         // SAFETY: as in `create_client_cq`.
-        let ring = unsafe { Ring::at(place, cqes as usize * cqe_bytes as usize) };
+        let ring = unsafe { DmaRing::at(place, cqes as usize * cqe_bytes as usize) };
         let (_, cq) = self.client_cq(client, cqn)?;
         cq.resize(ring, cqes, cqe_bytes)
             .then_some(())
@@ -114,12 +114,12 @@ impl Core {
     ) -> Result<u32, Errno> {
         let events = self.owner(client)?.events.clone();
         self.enter_pd(client, parts.pd)?;
-        let at = |addr| Place { space, addr };
+        let at = |addr| SpaceAddress { space, addr };
         let slot = free_slot(&mut self.srqs, FIRST);
         // SAFETY: as in `create_client_cq`.
         let (ring, record) = unsafe {
             (
-                Ring::at(at(parts.ring), (parts.wqes * parts.stride_bytes) as usize),
+                DmaRing::at(at(parts.ring), (parts.wqes * parts.stride_bytes) as usize),
                 RecordWord::at(at(parts.record)),
             )
         };
@@ -205,11 +205,11 @@ impl Core {
             self.leave_pd(client, parts.pd);
             return Err(libc::ENOMEM);
         };
-        let at = |addr| Place { space, addr };
+        let at = |addr| SpaceAddress { space, addr };
         let recv_bytes = parts.recv_wqes as usize * parts.recv_stride_bytes as usize;
         // SAFETY: as in `create_client_cq`.
         let parts = unsafe {
-            Parts {
+            QpSetup {
                 qpn,
                 transport: parts.transport,
                 pd: parts.pd,
@@ -218,9 +218,9 @@ impl Core {
                 events: Some(events),
                 send_cq,
                 recv_cq,
-                send_ring: Ring::at(at(parts.send_ring), parts.send_wqebbs as usize * 64),
+                send_ring: DmaRing::at(at(parts.send_ring), parts.send_wqebbs as usize * 64),
                 send_record: RecordWord::at(at(parts.record.wrapping_add(4))),
-                recv_ring: Ring::at(at(parts.recv_ring), recv_bytes),
+                recv_ring: DmaRing::at(at(parts.recv_ring), recv_bytes),
                 recv_wqes: parts.recv_wqes,
                 recv_stride_bytes: parts.recv_stride_bytes,
                 recv_record: RecordWord::at(at(parts.record)),

@@ -1,9 +1,9 @@
 //! Registered memory and memory windows of clients.
 
-use super::Core;
+use super::DeviceCore;
 use crate::device::client::{Errno, MrChange, MrRange};
-use crate::device::keys::{Access, Region};
-use crate::device::space::{Place, Space};
+use crate::device::keys::{Access, MemoryRange};
+use crate::device::space::{Space, SpaceAddress};
 
 /// Flags of `ibv_access_flags` besides the rights that [`Access`] has.
 mod flag {
@@ -49,7 +49,7 @@ impl Rights {
     }
 }
 
-impl Core {
+impl DeviceCore {
     /// The range was looked at already.
     pub(crate) fn reg_mr(
         &mut self,
@@ -60,9 +60,9 @@ impl Core {
         rights: Rights,
     ) -> Result<u32, Errno> {
         self.enter_pd(client, pd)?;
-        let key = self.keys.add_region(&Region {
+        let key = self.keys.add_region(&MemoryRange {
             pd,
-            start: Place {
+            start: SpaceAddress {
                 space,
                 addr: range.start,
             },
@@ -90,7 +90,7 @@ impl Core {
     }
 
     /// A region of this client, with its domain.
-    fn client_region(&self, client: u32, key: u32) -> Result<(u32, Region), Errno> {
+    fn client_region(&self, client: u32, key: u32) -> Result<(u32, MemoryRange), Errno> {
         let pd = self.key_pd(client, key)?;
         let region = self.keys.region(key).ok_or(libc::EINVAL)?;
         Ok((pd, region))
@@ -112,7 +112,7 @@ impl Core {
         }
         region.pd = new_pd;
         if let Some(range) = change.range {
-            region.start = Place {
+            region.start = SpaceAddress {
                 space,
                 addr: range.start,
             };

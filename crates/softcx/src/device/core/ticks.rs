@@ -1,7 +1,7 @@
 //! What a turn looks at only now and then.
 
-use super::{Context, Core, context};
-use crate::device::client::Event;
+use super::{DeviceCore, DeviceView, device_view};
+use crate::device::client::DeviceEvent;
 use crate::device::qp::State;
 
 /// Timers and failed queue pairs are looked at this often.
@@ -11,7 +11,7 @@ const FAR_TICKS: u32 = 50;
 /// Lanes are looked over for dead writers this often.
 const SWEEP_NS: u64 = 20_000_000;
 
-impl Core {
+impl DeviceCore {
     /// The device is pulled out: it does nothing from now on.
     fn remove(&mut self) {
         self.gone = true;
@@ -20,7 +20,7 @@ impl Core {
                 qp.set_state(State::Error);
             }
         }
-        self.tell_clients(Event::DeviceFatal);
+        self.tell_clients(DeviceEvent::DeviceFatal);
     }
 
     /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
@@ -34,7 +34,7 @@ impl Core {
                 self.timed.swap_remove(at);
                 continue;
             };
-            worked |= qp.on_timer(context!(self, now_ns));
+            worked |= qp.on_timer(device_view!(self, now_ns));
             if qp.requester.next_timer_ns().is_none() {
                 qp.timed = false;
                 self.timed.swap_remove(at);
@@ -48,7 +48,7 @@ impl Core {
             return true;
         }
         if let Some(active) = self.wire.link_change(now_ns) {
-            self.tell_clients(Event::Port { active });
+            self.tell_clients(DeviceEvent::Port { active });
             worked = true;
         }
         self.ticks = self.ticks.wrapping_add(1);
@@ -62,7 +62,7 @@ impl Core {
                 continue;
             }
             let before = self.counters.completions;
-            qp.flush(context!(self, now_ns));
+            qp.flush(device_view!(self, now_ns));
             worked |= self.counters.completions != before;
         }
         let qps = &self.qps;

@@ -10,8 +10,8 @@ mod words;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-pub(crate) use self::ring::Ring;
-pub(crate) use self::words::{ClockWord, RecordWord, Register};
+pub(crate) use self::ring::DmaRing;
+pub(crate) use self::words::{ClockWord, RecordWord, UarRegister};
 pub use doorbell_wire::memory::{PAGE_BYTES, Pages};
 
 /// Copies from registered memory into a local buffer.

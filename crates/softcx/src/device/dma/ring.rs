@@ -4,12 +4,12 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::device::space::{Fault, Place};
+use crate::device::space::{AccessFault, SpaceAddress};
 
 /// A ring of 64-byte blocks or strides in driver memory, read by the device.
 #[derive(Debug)]
-pub(crate) struct Ring {
-    start: Place,
+pub(crate) struct DmaRing {
+    start: SpaceAddress,
     len_bytes: usize,
     /// What was read ahead of a ring in another process.
     window: RefCell<Window>,
@@ -25,13 +25,13 @@ struct Window {
 /// Bytes that are read ahead at once.
 const WINDOW_BYTES: usize = 1024;
 
-impl Ring {
+impl DmaRing {
     /// # Safety
     /// In the space of this process, `start` is 64-byte aligned and valid for reads and writes of `len_bytes`, a power of two,
     /// until the device object that holds the ring is destroyed.
-    pub(crate) unsafe fn new(start: *mut u8, len_bytes: usize) -> Ring {
-        Ring {
-            start: Place::local(start),
+    pub(crate) unsafe fn new(start: *mut u8, len_bytes: usize) -> DmaRing {
+        DmaRing {
+            start: SpaceAddress::local(start),
             len_bytes,
             window: RefCell::default(),
         }
@@ -40,9 +40,9 @@ impl Ring {
     /// A ring of a client. Nothing is asked of one in another process: what is not mapped is a fault when it is used.
     ///
     /// # Safety
-    /// As for [`Ring::new`] if the place is one of this process.
-    pub(crate) unsafe fn at(start: Place, len_bytes: usize) -> Ring {
-        Ring {
+    /// As for [`DmaRing::new`] if the place is one of this process.
+    pub(crate) unsafe fn at(start: SpaceAddress, len_bytes: usize) -> DmaRing {
+        DmaRing {
             start,
             len_bytes,
             window: RefCell::default(),
@@ -58,11 +58,11 @@ impl Ring {
     /// than one round is copied.
     ///
     /// # Errors
-    /// [`Fault`] if the memory of another process cannot be read, or there is none.
+    /// [`AccessFault`] if the memory of another process cannot be read, or there is none.
     #[inline]
-    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessFault> {
         if self.len_bytes == 0 {
-            return Err(Fault);
+            return Err(AccessFault);
         }
         let offset = offset & (self.len_bytes - 1);
         let total = out.len().min(self.len_bytes);
@@ -80,25 +80,25 @@ impl Ring {
     }
 
     #[cold]
-    fn read_far(&self, offset: usize, out: &mut [u8], head: usize) -> Result<(), Fault> {
+    fn read_far(&self, offset: usize, out: &mut [u8], head: usize) -> Result<(), AccessFault> {
         let (first, rest) = out.split_at_mut(head);
         let at = self.start.behind(offset as u64);
         at.space
             .gather(&mut [(at.addr, first), (self.start.addr, rest)])
     }
 
-    /// [`Ring::read`] of something that does not change any more, as the `valid` bytes from its start on do not: those are read
+    /// [`DmaRing::read`] of something that does not change any more, as the `valid` bytes from its start on do not: those are read
     /// ahead, if it takes a system call. `offset` is a running one.
     ///
     /// # Errors
-    /// As of [`Ring::read`].
+    /// As of [`DmaRing::read`].
     #[inline]
     pub(crate) fn read_ahead(
         &self,
         offset: usize,
         out: &mut [u8],
         valid: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AccessFault> {
         if self.start.space.is_local() {
             return self.read(offset, out);
         }
@@ -106,7 +106,7 @@ impl Ring {
     }
 
     #[cold]
-    fn read_window(&self, offset: usize, out: &mut [u8], valid: usize) -> Result<(), Fault> {
+    fn read_window(&self, offset: usize, out: &mut [u8], valid: usize) -> Result<(), AccessFault> {
         let Ok(mut window) = self.window.try_borrow_mut() else {
             return self.read(offset, out);
         };
@@ -139,11 +139,11 @@ impl Ring {
     /// owner bit sees the rest.
     ///
     /// # Errors
-    /// [`Fault`] if the memory of another process cannot be written, or there is none.
+    /// [`AccessFault`] if the memory of another process cannot be written, or there is none.
     #[inline]
-    pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), Fault> {
+    pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), AccessFault> {
         if self.len_bytes < 64 {
-            return Err(Fault);
+            return Err(AccessFault);
         }
         let offset = offset & (self.len_bytes - 1) & !63;
         let Some(start) = self.start.pointer() else {
@@ -162,11 +162,11 @@ impl Ring {
     }
 }
 
-impl Ring {
+impl DmaRing {
     /// The kernel copies one piece after the other; inside of a piece the order is anybody's. So the byte with the owner bit is
     /// a piece of its own.
     #[cold]
-    fn write_cqe_far(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), Fault> {
+    fn write_cqe_far(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), AccessFault> {
         let at = self.start.behind(offset as u64);
         let (body, owner) = cqe.split_at(63);
         at.space
@@ -187,7 +187,7 @@ mod tests {
             unsafe { *pages.at(i) = i as u8 };
         }
         // SAFETY: 256 bytes of a page that outlives the ring.
-        let ring = unsafe { Ring::new(pages.at(0), 256) };
+        let ring = unsafe { DmaRing::new(pages.at(0), 256) };
         let mut out = [0; 8];
         ring.read(252 + 512, &mut out).unwrap();
         assert_eq!(out, [252, 253, 254, 255, 0, 1, 2, 3]);

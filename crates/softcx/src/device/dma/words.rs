@@ -3,14 +3,14 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::device::space::{Fault, Place, Space};
+use crate::device::space::{AccessFault, Space, SpaceAddress};
 
 /// Words of one system call.
 const WORDS: usize = 512;
 
 /// A 32-bit big-endian word of a doorbell record.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RecordWord(Place);
+pub(crate) struct RecordWord(SpaceAddress);
 
 impl RecordWord {
     /// Whose memory it is.
@@ -19,21 +19,21 @@ impl RecordWord {
     }
 
     /// # Safety
-    /// As for [`Ring::new`](super::Ring::new): aligned, and valid until the device object that holds it is destroyed.
+    /// As for [`DmaRing::new`](super::DmaRing::new): aligned, and valid until the device object that holds it is destroyed.
     pub(crate) unsafe fn new(at: *mut u32) -> RecordWord {
-        RecordWord(Place::local(at.cast()))
+        RecordWord(SpaceAddress::local(at.cast()))
     }
 
     /// A word of a client's record.
     ///
     /// # Safety
     /// As for [`RecordWord::new`] if the place is one of this process.
-    pub(crate) unsafe fn at(place: Place) -> RecordWord {
+    pub(crate) unsafe fn at(place: SpaceAddress) -> RecordWord {
         RecordWord(place)
     }
 
     #[cold]
-    fn load_far(self) -> Result<u32, Fault> {
+    fn load_far(self) -> Result<u32, AccessFault> {
         let mut bytes = [0; 4];
         self.0.space.read(self.0.addr, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
@@ -48,7 +48,7 @@ impl RecordWord {
     ///
     /// # Errors
     /// As of [`RecordWord::load`], for any of them.
-    pub(crate) fn load_all(words: &[RecordWord]) -> Result<Vec<u32>, Fault> {
+    pub(crate) fn load_all(words: &[RecordWord]) -> Result<Vec<u32>, AccessFault> {
         let far = words.first().filter(|first| first.is_far());
         let Some(space) = far.map(|first| first.0.space) else {
             return words.iter().map(|word| word.load()).collect();
@@ -56,7 +56,8 @@ impl RecordWord {
         let mut loaded = vec![[0u8; 4]; words.len()];
         for (words, loaded) in words.chunks(WORDS).zip(loaded.chunks_mut(WORDS)) {
             let theirs: Vec<_> = words.iter().map(|word| word.0.span(4)).collect();
-            let own = Place::local(loaded.as_mut_ptr().cast()).span(loaded.as_flattened().len());
+            let own =
+                SpaceAddress::local(loaded.as_mut_ptr().cast()).span(loaded.as_flattened().len());
             // SAFETY: `own` is what is borrowed here.
             unsafe { space.fetch(&[own], &theirs) }?;
         }
@@ -67,9 +68,9 @@ impl RecordWord {
     /// that the WQEs it counts are visible. (A system call orders as much, and more.)
     ///
     /// # Errors
-    /// [`Fault`] if the memory of another process cannot be read.
+    /// [`AccessFault`] if the memory of another process cannot be read.
     #[inline]
-    pub(crate) fn load(self) -> Result<u32, Fault> {
+    pub(crate) fn load(self) -> Result<u32, AccessFault> {
         let Some(word) = self.0.pointer() else {
             return self.load_far();
         };
@@ -81,17 +82,17 @@ impl RecordWord {
 
 /// A UAR register of 8 bytes: the driver stores into it, the device takes the value out.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Register(*mut u64);
+pub(crate) struct UarRegister(*mut u64);
 
-// SAFETY: the creator promises (`Register::new`) that the memory outlives the device object that holds it; the device only
+// SAFETY: the creator promises (`UarRegister::new`) that the memory outlives the device object that holds it; the device only
 // runs under its core's lock.
-unsafe impl Send for Register {}
+unsafe impl Send for UarRegister {}
 
-impl Register {
+impl UarRegister {
     /// # Safety
-    /// As for [`Ring::new`](super::Ring::new): aligned, and valid until the device object that holds it is destroyed.
-    pub(crate) unsafe fn new(at: *mut u64) -> Register {
-        Register(at)
+    /// As for [`DmaRing::new`](super::DmaRing::new): aligned, and valid until the device object that holds it is destroyed.
+    pub(crate) unsafe fn new(at: *mut u64) -> UarRegister {
+        UarRegister(at)
     }
 
     /// The value stored since the last take, if any. Acquire: pairs with the release fence between the driver's doorbell
@@ -112,12 +113,12 @@ impl Register {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockWord(*mut u64);
 
-// SAFETY: as for `Register`.
+// SAFETY: as for `UarRegister`.
 unsafe impl Send for ClockWord {}
 
 impl ClockWord {
     /// # Safety
-    /// As for [`Register::new`].
+    /// As for [`UarRegister::new`].
     pub(crate) unsafe fn new(at: *mut u64) -> ClockWord {
         ClockWord(at)
     }
@@ -139,7 +140,7 @@ mod tests {
     fn a_register_is_taken_once() {
         let mut word = 0u64;
         // SAFETY: the word outlives the register.
-        let register = unsafe { Register::new(&raw mut word) };
+        let register = unsafe { UarRegister::new(&raw mut word) };
         assert_eq!(register.take(), None);
         // SAFETY: nobody else is there.
         unsafe { AtomicU64::from_ptr(&raw mut word) }.store(5, Ordering::Release);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) use self::process::Process;
 use crate::device::client::{
-    AddressVector, Client, CqParts, Errno, Event, EventSink, MrRange, QpAttributes, QpParts,
+    AddressVector, Client, CqParts, DeviceEvent, Errno, EventSink, MrRange, QpAttributes, QpParts,
     SrqParts, Transport, mask,
 };
 use crate::device::device::Device;
@@ -22,16 +22,16 @@ pub(crate) const ALL: u32 = 15;
 
 /// Events in the order in which they came.
 #[derive(Debug, Default)]
-pub(crate) struct Heard(Mutex<Vec<Event>>);
+pub(crate) struct Heard(Mutex<Vec<DeviceEvent>>);
 
 impl EventSink for Heard {
-    fn event(&self, event: Event) {
+    fn event(&self, event: DeviceEvent) {
         self.0.lock().unwrap().push(event);
     }
 }
 
 impl Heard {
-    pub(crate) fn take(&self) -> Vec<Event> {
+    pub(crate) fn take(&self) -> Vec<DeviceEvent> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
@@ -349,7 +349,7 @@ impl Driver {
     /// Completion events since the last call, which the driver has acknowledged.
     pub(crate) fn events(cq: &mut DriverCq) -> usize {
         let events = cq.heard.take();
-        assert!(events.iter().all(|event| *event == Event::Completion));
+        assert!(events.iter().all(|event| *event == DeviceEvent::Completion));
         cq.arm_sn = (cq.arm_sn + events.len() as u32) & 3;
         events.len()
     }

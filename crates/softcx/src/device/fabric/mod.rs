@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 pub(crate) use self::leaver::Leaver;
-use self::table::{Entry, Shared};
-use crate::device::inbox::{PortAddress, host, started};
-use crate::device::options::Link;
+use self::table::{FabricTable, NodeEntry};
+use crate::device::inbox::{InboxAddress, host, started};
+use crate::device::options::LinkLayer;
 use crate::device::wire::Destination;
 use crate::{Error, Result};
 
@@ -28,10 +28,10 @@ const PORT_GUID: u64 = 0x5c0f_7c00_0000_0000;
 /// A device's place on a fabric.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    table: Shared,
+    table: FabricTable,
     node: u16,
-    link: Link,
-    address: PortAddress,
+    link: LinkLayer,
+    address: InboxAddress,
     path: PathBuf,
     inode: u64,
 }
@@ -42,7 +42,7 @@ impl Fabric {
     /// # Errors
     /// [`Error::State`] if the name is none, or the fabric is full or of another version; [`Error::System`] if the table
     /// cannot be opened.
-    pub(crate) fn join(name: &str, link: Link, address: PortAddress) -> Result<Fabric> {
+    pub(crate) fn join(name: &str, link: LinkLayer, address: InboxAddress) -> Result<Fabric> {
         let no = |reason: String| Error::State {
             operation: "open of a fabric",
             reason,
@@ -64,7 +64,7 @@ impl Fabric {
             inode: locked.inode().unwrap_or(0),
             path,
         };
-        let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(Entry::is_vacant));
+        let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(NodeEntry::is_vacant));
         let Some(node) = node else {
             return Err(no(format!("all {NODES} nodes of `{name}` are taken")));
         };
@@ -81,7 +81,7 @@ impl Fabric {
         Ok(fabric)
     }
 
-    fn entry(&self, node: u16) -> Option<&Entry> {
+    fn entry(&self, node: u16) -> Option<&NodeEntry> {
         self.table.entry(node)
     }
 
@@ -90,7 +90,7 @@ impl Fabric {
         self.node
     }
 
-    pub(crate) fn link(&self) -> Link {
+    pub(crate) fn link(&self) -> LinkLayer {
         self.link
     }
 
@@ -102,10 +102,10 @@ impl Fabric {
     }
 
     /// Where the device of this number is.
-    pub(crate) fn address(&self, node: u16) -> Option<PortAddress> {
+    pub(crate) fn address(&self, node: u16) -> Option<InboxAddress> {
         let entry = self.entry(node)?;
         let port = entry.port.load(Ordering::Acquire);
-        (port != 0).then(|| PortAddress {
+        (port != 0).then(|| InboxAddress {
             host: host(),
             pid: entry.pid.load(Ordering::Relaxed),
             fd: entry.fd.load(Ordering::Relaxed),
@@ -135,7 +135,7 @@ impl Fabric {
 
     /// Whether the device of this number is gone without a word.
     pub(crate) fn is_vacant(&self, node: u16) -> bool {
-        self.entry(node).is_none_or(Entry::is_vacant)
+        self.entry(node).is_none_or(NodeEntry::is_vacant)
     }
 }
 
@@ -175,19 +175,19 @@ impl Drop for Fabric {
 }
 
 /// The GID of a node.
-pub(crate) fn gid_of(link: Link, node: u16) -> [u8; 16] {
+pub(crate) fn gid_of(link: LinkLayer, node: u16) -> [u8; 16] {
     let number = match link {
-        Link::InfiniBand => u128::from(SUBNET) << 64 | u128::from(PORT_GUID | u64::from(node)),
+        LinkLayer::InfiniBand => u128::from(SUBNET) << 64 | u128::from(PORT_GUID | u64::from(node)),
         // IPv4-mapped 127.0.0.NODE (IBTA annex A17: a RoCE v2 GID is an IP address).
-        Link::Ethernet => 0xffff_7f00_0000 | u128::from(node),
+        LinkLayer::Ethernet => 0xffff_7f00_0000 | u128::from(node),
     };
     number.to_be_bytes()
 }
 
 /// The node that a GID names.
-pub(crate) fn node_of(link: Link, gid: &[u8; 16]) -> Option<u16> {
+pub(crate) fn node_of(link: LinkLayer, gid: &[u8; 16]) -> Option<u16> {
     let node = u16::from_be_bytes([gid[14], gid[15]]);
-    let node = if link == Link::Ethernet {
+    let node = if link == LinkLayer::Ethernet {
         node & 0xff
     } else {
         node
@@ -204,7 +204,7 @@ mod tests {
 
     fn fabric(name: &str) -> (Inbox, Fabric) {
         let inbox = Inbox::new().unwrap();
-        let fabric = Fabric::join(name, Link::InfiniBand, inbox.address()).unwrap();
+        let fabric = Fabric::join(name, LinkLayer::InfiniBand, inbox.address()).unwrap();
         (inbox, fabric)
     }
 
@@ -214,7 +214,7 @@ mod tests {
 
     #[track_caller]
     fn is_forgotten(name: &str) {
-        assert!(!table::path(name, Link::InfiniBand).exists());
+        assert!(!table::path(name, LinkLayer::InfiniBand).exists());
     }
 
     #[track_caller]
@@ -281,10 +281,10 @@ mod tests {
         let all: Vec<_> = (0..NODES).map(|_| fabric(&name)).collect();
         assert_eq!(all.last().unwrap().1.node(), NODES);
         let address = all[0].0.address();
-        let refused = Fabric::join(&name, Link::InfiniBand, address);
+        let refused = Fabric::join(&name, LinkLayer::InfiniBand, address);
         assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
         for bad in ["", "a/b", "..\0", &"x".repeat(65), "ä"] {
-            let refused = Fabric::join(bad, Link::InfiniBand, address);
+            let refused = Fabric::join(bad, LinkLayer::InfiniBand, address);
             assert!(matches!(refused, Err(Error::State { .. })), "{bad}");
         }
         drop(all);
@@ -296,7 +296,7 @@ mod tests {
         let (left, other) = (name("left"), name("other"));
         let (inbox, a) = fabric(&left);
         let b = fabric(&other);
-        assert!(table::path(&left, Link::InfiniBand).exists());
+        assert!(table::path(&left, LinkLayer::InfiniBand).exists());
         a.play_dead();
         // The place of a process that was killed is not given back. Kept in sight: to a leak checker it is no leak.
         static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
@@ -305,7 +305,7 @@ mod tests {
         // Who joins passes over a table that somebody else looks at just then.
         until(|| {
             drop(fabric(&other));
-            !table::path(&left, Link::InfiniBand).exists()
+            !table::path(&left, LinkLayer::InfiniBand).exists()
         });
         is_forgotten(&other);
     }
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_place_is_left_without_its_device() {
         let name = name("leavers");
-        let path = table::path(&name, Link::InfiniBand);
+        let path = table::path(&name, LinkLayer::InfiniBand);
         let (_inbox_a, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);
         // Somebody holds the table, and is not waited for.
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn gids_name_nodes() {
-        for link in [Link::InfiniBand, Link::Ethernet] {
+        for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
             for node in [1, 2, NODES] {
                 assert_eq!(node_of(link, &gid_of(link, node)), Some(node));
             }
@@ -360,9 +360,9 @@ mod tests {
             assert_eq!(node_of(link, &gid_of(link, NODES + 1)), None);
             assert_eq!(node_of(link, &[0xff; 16]), None);
         }
-        let mut gid = gid_of(Link::Ethernet, 7);
+        let mut gid = gid_of(LinkLayer::Ethernet, 7);
         assert_eq!(gid[10..], [0xff, 0xff, 127, 0, 0, 7]);
         gid[14] = 1;
-        assert_eq!(node_of(Link::Ethernet, &gid), None);
+        assert_eq!(node_of(LinkLayer::Ethernet, &gid), None);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::NODES;
 use crate::device::inbox::{is_inbox, last_error, started};
-use crate::device::options::Link;
+use crate::device::options::LinkLayer;
 use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorfabr");
@@ -22,16 +22,16 @@ const SWEEP: usize = 64;
 
 /// All of it is atomic: any process of the user may write there at any time.
 #[repr(C)]
-struct Table {
+struct TableLayout {
     magic: AtomicU64,
     version: AtomicU64,
     _pad: [u64; 6],
     /// By node number; the first is never used.
-    entries: [Entry; NODES as usize + 1],
+    entries: [NodeEntry; NODES as usize + 1],
 }
 
 #[repr(C)]
-pub(super) struct Entry {
+pub(super) struct NodeEntry {
     /// The random number of the device's inbox; 0 while there is no device.
     pub(super) port: AtomicU64,
     pub(super) pid: AtomicU32,
@@ -41,9 +41,9 @@ pub(super) struct Entry {
     _pad: [u64; 5],
 }
 
-const _: () = assert!(size_of::<Table>() <= TABLE_BYTES);
+const _: () = assert!(size_of::<TableLayout>() <= TABLE_BYTES);
 
-impl Entry {
+impl NodeEntry {
     /// Whether nobody is there any more. In doubt somebody is.
     pub(super) fn is_vacant(&self) -> bool {
         if self.port.load(Ordering::Acquire) == 0 {
@@ -62,17 +62,17 @@ impl Entry {
 
 /// A table, mapped.
 #[derive(Debug)]
-pub(super) struct Shared(NonNull<Table>);
+pub(super) struct FabricTable(NonNull<TableLayout>);
 
 // SAFETY: the table is plain shared memory, accessed by atomics only.
-unsafe impl Send for Shared {}
+unsafe impl Send for FabricTable {}
 
-impl Shared {
+impl FabricTable {
     /// The table of a file that is long enough.
     ///
     /// # Errors
     /// [`Error::System`] if it cannot be mapped.
-    fn map(file: &File) -> Result<Shared> {
+    fn map(file: &File) -> Result<FabricTable> {
         // SAFETY: a fresh shared mapping of a file of at least this length.
         let start = unsafe {
             libc::mmap(
@@ -88,18 +88,18 @@ impl Shared {
             return Err(last_error("mmap of a fabric"));
         }
         NonNull::new(start.cast())
-            .map(Shared)
+            .map(FabricTable)
             .ok_or_else(|| last_error("mmap of a fabric"))
     }
 
-    fn table(&self) -> &Table {
+    fn table(&self) -> &TableLayout {
         // SAFETY: mapped in `map` for longer than a table and until `drop`; any bytes are a valid table.
         unsafe { self.0.as_ref() }
     }
 
     /// The entry of a node; none for a number that is none.
     #[inline]
-    pub(super) fn entry(&self, node: u16) -> Option<&Entry> {
+    pub(super) fn entry(&self, node: u16) -> Option<&NodeEntry> {
         self.table()
             .entries
             .get(usize::from(node))
@@ -108,7 +108,7 @@ impl Shared {
 
     /// Whether nobody is there any more.
     pub(super) fn is_deserted(&self) -> bool {
-        (1..=NODES).all(|node| self.entry(node).is_none_or(Entry::is_vacant))
+        (1..=NODES).all(|node| self.entry(node).is_none_or(NodeEntry::is_vacant))
     }
 
     /// Whether it is a table of this version; fresh memory becomes one.
@@ -125,7 +125,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for FabricTable {
     fn drop(&mut self) {
         // SAFETY: mapped in `map` with this length; nobody holds a reference into it any more.
         unsafe { libc::munmap(self.0.as_ptr().cast(), TABLE_BYTES) };
@@ -176,10 +176,10 @@ impl Drop for Locked {
 }
 
 /// Where the table of a fabric lies: shared memory of this user on this host.
-pub(super) fn path(name: &str, link: Link) -> PathBuf {
+pub(super) fn path(name: &str, link: LinkLayer) -> PathBuf {
     let link = match link {
-        Link::InfiniBand => "ib",
-        Link::Ethernet => "eth",
+        LinkLayer::InfiniBand => "ib",
+        LinkLayer::Ethernet => "eth",
     };
     Path::new("/dev/shm").join(format!("{}{name}.{link}", prefix()))
 }
@@ -239,12 +239,12 @@ pub(super) fn lock_existing(path: &Path) -> Option<Locked> {
 ///
 /// # Errors
 /// [`Error::State`] if it is of another version, [`Error::System`] if there is no memory for it.
-pub(super) fn map(locked: &Locked, path: &Path) -> Result<Shared> {
+pub(super) fn map(locked: &Locked, path: &Path) -> Result<FabricTable> {
     let len = locked.0.metadata().map_or(0, |meta| meta.len());
     if len < TABLE_BYTES as u64 && locked.0.set_len(TABLE_BYTES as u64).is_err() {
         return Err(last_error("ftruncate of a fabric"));
     }
-    let shared = Shared::map(&locked.0)?;
+    let shared = FabricTable::map(&locked.0)?;
     if shared.is_ours() {
         Ok(shared)
     } else {
@@ -275,7 +275,7 @@ pub(super) fn sweep(but: &Path) {
         // Of another length it is of another version, or being made.
         if len == TABLE_BYTES as u64
             && locked.inode().is_some()
-            && Shared::map(&locked.0).is_ok_and(|shared| shared.is_deserted())
+            && FabricTable::map(&locked.0).is_ok_and(|shared| shared.is_deserted())
         {
             let _ = std::fs::remove_file(&path);
         }

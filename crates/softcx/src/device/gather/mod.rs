@@ -5,11 +5,11 @@ mod source;
 mod wqe;
 
 pub(crate) use self::source::{ScatterError, Source};
-pub(crate) use self::wqe::Request;
+pub(crate) use self::wqe::WqeRequest;
 use crate::device::copies::Copies;
 use crate::device::keys::{Access, Keys, Refused};
-use crate::device::packet::{INLINE_BYTES, Payload, Span};
-use crate::device::space::Fault;
+use crate::device::packet::{INLINE_BYTES, KeyedSpan, PacketPayload};
+use crate::device::space::AccessFault;
 use doorbell_wire::mlx5::{Datagram, WindowUpdate};
 
 /// Largest WQE: a receive of 64 segments of 16 bytes. One of the send ring has 63 at most (`ds` has 6 bits).
@@ -18,16 +18,16 @@ const WQE_BYTES: usize = 1024;
 const MAX_PARTS: usize = 64;
 
 #[derive(Debug, Clone, Copy)]
-enum Part {
-    Memory(Span),
+enum GatherPart {
+    Memory(KeyedSpan),
     Inline { at: u16, len_bytes: u16 },
 }
 
-impl Part {
+impl GatherPart {
     fn len_bytes(&self) -> u32 {
         match self {
-            Part::Memory(span) => span.len_bytes,
-            Part::Inline { len_bytes, .. } => u32::from(*len_bytes),
+            GatherPart::Memory(span) => span.len_bytes,
+            GatherPart::Inline { len_bytes, .. } => u32::from(*len_bytes),
         }
     }
 }
@@ -38,7 +38,7 @@ pub(crate) struct Gather {
     /// Whose WQE this is: queue pair number and running WQEBB count.
     of: Option<(u32, u32)>,
     bytes: [u8; WQE_BYTES],
-    parts: [Part; MAX_PARTS],
+    parts: [GatherPart; MAX_PARTS],
     count: usize,
     /// What it says besides, if it is one of a datagram queue pair, or updates a memory window.
     pub(crate) datagram: Option<Datagram>,
@@ -47,7 +47,7 @@ pub(crate) struct Gather {
 
 impl Default for Gather {
     fn default() -> Gather {
-        let empty = Part::Inline {
+        let empty = GatherPart::Inline {
             at: 0,
             len_bytes: 0,
         };
@@ -72,11 +72,11 @@ impl Gather {
     #[cold]
     pub(crate) fn describe(&self) -> String {
         let parts = self.parts[..self.count].iter().map(|part| match part {
-            Part::Memory(span) => {
+            GatherPart::Memory(span) => {
                 let (addr, len, key) = (span.addr, span.len_bytes, span.lkey);
                 format!(" {addr:#x}+{len} lkey {key:#x}")
             }
-            Part::Inline { len_bytes, .. } => format!(" inline {len_bytes} B"),
+            GatherPart::Inline { len_bytes, .. } => format!(" inline {len_bytes} B"),
         });
         parts.collect()
     }
@@ -84,7 +84,7 @@ impl Gather {
     /// Whether all memory named here may be used so.
     pub(crate) fn check(&self, keys: &Keys, pd: u32, need: Access) -> Result<(), Refused> {
         for part in &self.parts[..self.count] {
-            if let Part::Memory(span) = part {
+            if let GatherPart::Memory(span) = part {
                 keys.resolve_span(span, pd, need)?;
             }
         }
@@ -92,7 +92,7 @@ impl Gather {
     }
 
     /// The payload of one packet: `len_bytes` from `offset` of the message. Short ones by value, others by name; see
-    /// [`Payload::Memory`].
+    /// [`PacketPayload::Memory`].
     #[inline]
     pub(crate) fn payload(
         &self,
@@ -101,17 +101,17 @@ impl Gather {
         pd: u32,
         mut offset: u32,
         len_bytes: u32,
-    ) -> Result<Payload, Refused> {
+    ) -> Result<PacketPayload, Refused> {
         if len_bytes == 0 {
-            return Ok(Payload::Empty);
+            return Ok(PacketPayload::Empty);
         }
         if len_bytes as usize <= INLINE_BYTES {
             let mut bytes = [0; INLINE_BYTES];
             self.copy(keys, copies, pd, offset, &mut bytes[..len_bytes as usize])?;
-            return Ok(Payload::Inline(bytes));
+            return Ok(PacketPayload::Inline(bytes));
         }
         let start = offset;
-        let mut spans = [Span::default(); 2];
+        let mut spans = [KeyedSpan::default(); 2];
         let mut used = 0;
         let mut left = len_bytes;
         for part in &self.parts[..self.count] {
@@ -122,8 +122,8 @@ impl Gather {
             }
             let piece = (part_bytes - offset).min(left);
             match part {
-                Part::Memory(span) if used < 2 => {
-                    spans[used] = Span {
+                GatherPart::Memory(span) if used < 2 => {
+                    spans[used] = KeyedSpan {
                         lkey: span.lkey,
                         len_bytes: piece,
                         addr: span.addr.wrapping_add(offset.into()),
@@ -139,7 +139,7 @@ impl Gather {
                 break;
             }
         }
-        Ok(Payload::Memory { pd, spans })
+        Ok(PacketPayload::Memory { pd, spans })
     }
 
     /// As [`Gather::payload`], all by value: for a sender who may touch its memory as soon as the packet has left.
@@ -150,13 +150,13 @@ impl Gather {
         pd: u32,
         offset: u32,
         len_bytes: u32,
-    ) -> Result<Payload, Refused> {
+    ) -> Result<PacketPayload, Refused> {
         if len_bytes as usize <= INLINE_BYTES {
             return self.payload(keys, copies, pd, offset, len_bytes);
         }
         let mut bytes = vec![0; len_bytes as usize].into_boxed_slice();
         self.copy(keys, copies, pd, offset, &mut bytes)?;
-        Ok(Payload::Heap(bytes))
+        Ok(PacketPayload::Heap(bytes))
     }
 
     fn copy(
@@ -179,14 +179,14 @@ impl Gather {
             let piece = ((part_bytes - offset) as usize).min(into.len());
             let (now, rest) = into.split_at_mut(piece);
             match part {
-                Part::Memory(span) => {
+                GatherPart::Memory(span) => {
                     let addr = span.addr.wrapping_add(offset.into());
                     let from =
                         keys.resolve(span.lkey, pd, addr, piece as u64, Access::LOCAL_READ)?;
                     // SAFETY: resolved for `piece` bytes just above, under the device's lock.
-                    unsafe { copies.load(from, now) }.map_err(|Fault| Refused)?;
+                    unsafe { copies.load(from, now) }.map_err(|AccessFault| Refused)?;
                 }
-                Part::Inline { at, .. } => {
+                GatherPart::Inline { at, .. } => {
                     let at = usize::from(*at) + offset as usize;
                     now.copy_from_slice(&self.bytes[at..at + piece]);
                 }
@@ -218,7 +218,7 @@ impl Gather {
             if piece == 0 {
                 break;
             }
-            let Part::Memory(span) = part else {
+            let GatherPart::Memory(span) = part else {
                 return Err(ScatterError::Target);
             };
             let into = keys

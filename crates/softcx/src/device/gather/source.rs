@@ -3,8 +3,8 @@
 
 use crate::device::copies::Copies;
 use crate::device::keys::{Access, Keys, Refused};
-use crate::device::packet::{INLINE_BYTES, Payload, Span};
-use crate::device::space::{Fault, Place};
+use crate::device::packet::{INLINE_BYTES, KeyedSpan, PacketPayload};
+use crate::device::space::{AccessFault, SpaceAddress};
 
 /// Why a payload did not reach its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,20 +23,20 @@ pub(crate) enum Source<'a> {
     /// In the packet.
     Bytes(&'a [u8]),
     /// In the sender's registered memory, by key.
-    Memory { pd: u32, spans: &'a [Span; 2] },
+    Memory { pd: u32, spans: &'a [KeyedSpan; 2] },
     /// In a slot of a lane, which the sender will not touch before the slot is given back (and if it did: torn bytes).
     Lane { start: *const u8, len_bytes: u32 },
 }
 
 impl<'a> Source<'a> {
-    pub(crate) fn of(payload: &'a Payload, len_bytes: u16) -> Source<'a> {
+    pub(crate) fn of(payload: &'a PacketPayload, len_bytes: u16) -> Source<'a> {
         match payload {
-            Payload::Empty => Source::Bytes(&[]),
-            Payload::Inline(bytes) => {
+            PacketPayload::Empty => Source::Bytes(&[]),
+            PacketPayload::Inline(bytes) => {
                 Source::Bytes(&bytes[..usize::from(len_bytes).min(INLINE_BYTES)])
             }
-            Payload::Heap(bytes) => Source::Bytes(bytes),
-            Payload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
+            PacketPayload::Heap(bytes) => Source::Bytes(bytes),
+            PacketPayload::Memory { pd, spans } => Source::Memory { pd: *pd, spans },
         }
     }
 
@@ -59,11 +59,11 @@ impl<'a> Source<'a> {
         keys: &Keys,
         copies: &mut Copies,
         mut offset: u32,
-        mut into: Place,
+        mut into: SpaceAddress,
         mut len_bytes: u32,
     ) -> Result<(), ScatterError> {
-        let failed = |Fault| ScatterError::Source;
-        let no_target = |Fault| ScatterError::Target;
+        let failed = |AccessFault| ScatterError::Source;
+        let no_target = |AccessFault| ScatterError::Target;
         match self {
             // SAFETY: the caller's promise; slicing checks the source.
             Source::Bytes(bytes) => unsafe {
@@ -72,7 +72,7 @@ impl<'a> Source<'a> {
             },
             // SAFETY: the caller's promise, and that of whoever made the source of a lane's slot.
             Source::Lane { start, .. } => unsafe {
-                let from = Place::local(start.add(offset as usize));
+                let from = SpaceAddress::local(start.add(offset as usize));
                 if len_bytes <= 8 {
                     // By way of a local copy, so that words arrive whole.
                     let mut word = [0; 8];
@@ -102,7 +102,7 @@ impl<'a> Source<'a> {
                         )
                         .map_err(|Refused| ScatterError::Source)?;
                     // SAFETY: the caller's promise for `into`, and resolved just above for `from`.
-                    unsafe { copies.copy(from, into, piece as usize) }.map_err(|Fault| {
+                    unsafe { copies.copy(from, into, piece as usize) }.map_err(|AccessFault| {
                         copies.lose_source(from);
                         ScatterError::Source
                     })?;

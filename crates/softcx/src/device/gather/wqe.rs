@@ -1,16 +1,16 @@
 //! WQEs out of their rings: what a work request asks for, and its segments into the gather.
 
-use super::{Gather, Part, WQE_BYTES};
+use super::{Gather, GatherPart, WQE_BYTES};
 use crate::device::client::Transport;
-use crate::device::dma::Ring;
-use crate::device::packet::Span;
-use crate::device::qp::Parts;
-use crate::device::space::Fault;
+use crate::device::dma::DmaRing;
+use crate::device::packet::KeyedSpan;
+use crate::device::qp::QpSetup;
+use crate::device::space::AccessFault;
 use doorbell_wire::mlx5::{Segment, Syndrome, WindowUpdate, Wqe, parse_recv};
 
 /// What the control, address and atomic segments of a WQE say.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Request {
+pub(crate) struct WqeRequest {
     pub(crate) opcode: u8,
     pub(crate) ds: u8,
     pub(crate) signaled: bool,
@@ -31,10 +31,10 @@ impl Gather {
     /// A WQE that is not one, that belongs to another queue pair, or that is longer than what was announced.
     pub(crate) fn load(
         &mut self,
-        parts: &Parts,
+        parts: &QpSetup,
         index: u32,
         limit_wqebbs: u32,
-    ) -> Result<Request, Syndrome> {
+    ) -> Result<WqeRequest, Syndrome> {
         self.of = None;
         self.count = 0;
         self.datagram = None;
@@ -47,7 +47,7 @@ impl Gather {
             wqebbs => wqebbs as usize * 64,
         };
         ring.read_ahead(start, &mut self.bytes[..64], valid)
-            .map_err(|Fault| Syndrome::LocalQpOp)?;
+            .map_err(|AccessFault| Syndrome::LocalQpOp)?;
         let ds = usize::from(self.bytes[7] & 0x3f);
         if ds == 0 || ds.div_ceil(4) > limit_wqebbs as usize {
             return Err(Syndrome::LocalQpOp);
@@ -56,7 +56,7 @@ impl Gather {
         if len_bytes > 64 {
             let rest = &mut self.bytes[64..len_bytes];
             ring.read_ahead(start + 64, rest, valid.saturating_sub(64))
-                .map_err(|Fault| Syndrome::LocalQpOp)?;
+                .map_err(|AccessFault| Syndrome::LocalQpOp)?;
         }
         let wqe = if parts.transport == Transport::Ud {
             Wqe::parse_datagram(&self.bytes[..len_bytes])
@@ -71,19 +71,19 @@ impl Gather {
         let base = self.bytes.as_ptr() as usize;
         for (part, segment) in self.parts.iter_mut().zip(wqe.segments()) {
             *part = match segment {
-                Segment::Memory(s) => Part::Memory(Span {
+                Segment::Memory(s) => GatherPart::Memory(KeyedSpan {
                     lkey: s.lkey,
                     len_bytes: s.len_bytes,
                     addr: s.addr,
                 }),
-                Segment::Inline(data) => Part::Inline {
+                Segment::Inline(data) => GatherPart::Inline {
                     at: (data.as_ptr() as usize - base) as u16,
                     len_bytes: data.len() as u16,
                 },
             };
             self.count += 1;
         }
-        let request = Request {
+        let request = WqeRequest {
             opcode: wqe.ctrl.opcode_raw,
             ds: ds as u8,
             signaled: wqe.ctrl.signaled,
@@ -109,14 +109,14 @@ impl Gather {
     /// Reads a receive WQE, the one of a running count, behind which `waiting` more are posted. Its capacity in bytes.
     ///
     /// # Errors
-    /// [`Fault`] if the ring cannot be read.
+    /// [`AccessFault`] if the ring cannot be read.
     pub(crate) fn load_recv(
         &mut self,
-        ring: &Ring,
+        ring: &DmaRing,
         index: u32,
         stride_bytes: u32,
         waiting: u16,
-    ) -> Result<u64, Fault> {
+    ) -> Result<u64, AccessFault> {
         let valid = (usize::from(waiting) + 1) * stride_bytes as usize;
         let offset = index as usize * stride_bytes as usize;
         self.read_recv(ring, offset, stride_bytes, valid)
@@ -126,13 +126,13 @@ impl Gather {
     /// Reads a WQE of a shared receive queue: its capacity in bytes, and the index of the next one.
     ///
     /// # Errors
-    /// [`Fault`] if the ring cannot be read.
+    /// [`AccessFault`] if the ring cannot be read.
     pub(crate) fn load_shared_recv(
         &mut self,
-        ring: &Ring,
+        ring: &DmaRing,
         offset: usize,
         stride_bytes: u32,
-    ) -> Result<(u64, u16), Fault> {
+    ) -> Result<(u64, u16), AccessFault> {
         let stride = self.read_recv(ring, offset, stride_bytes, 0)?;
         // The next segment is 16 bytes; its index stands behind two reserved ones.
         let next = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
@@ -141,11 +141,11 @@ impl Gather {
 
     fn read_recv(
         &mut self,
-        ring: &Ring,
+        ring: &DmaRing,
         offset: usize,
         stride_bytes: u32,
         valid: usize,
-    ) -> Result<usize, Fault> {
+    ) -> Result<usize, AccessFault> {
         self.of = None;
         self.count = 0;
         let stride = (stride_bytes as usize).min(WQE_BYTES);
@@ -157,7 +157,7 @@ impl Gather {
         let mut capacity = 0;
         let segments = parse_recv(&self.bytes[start..end]);
         for (part, s) in self.parts.iter_mut().zip(segments) {
-            *part = Part::Memory(Span {
+            *part = GatherPart::Memory(KeyedSpan {
                 lkey: s.lkey,
                 len_bytes: s.len_bytes,
                 addr: s.addr,

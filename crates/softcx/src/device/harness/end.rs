@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::device::client::AddressVector;
 use crate::device::fabric::gid_of;
-use crate::device::{Access, Attributes, Device, Link, Pages, QueuePair, QueuePairSizes, State};
+use crate::device::{
+    Access, Attributes, Device, LinkLayer, Pages, QueuePair, QueuePairSizes, State,
+};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, Cqe, DataSegment, Posted, RecvQueue, RecvQueueConfig, SendQueue,
     SendQueueConfig, SendRequest, Syndrome,
@@ -145,7 +147,7 @@ impl End {
     pub(crate) fn aim(&self, node: u16, qpn: u32) {
         let device = self.qp.device();
         let path = AddressVector {
-            dlid: if device.link() == Link::InfiniBand {
+            dlid: if device.link() == LinkLayer::InfiniBand {
                 node
             } else {
                 0

@@ -4,7 +4,7 @@
 mod end;
 
 pub(crate) use self::end::{End, INLINE, Shape};
-use crate::device::{Device, Faults, Link, Options};
+use crate::device::{Device, DeviceOptions, Faults, LinkLayer};
 
 /// Simulated time of one turn.
 const TURN_NS: u64 = 2_000;
@@ -30,7 +30,7 @@ impl World {
     }
 
     /// Devices on a fabric of their own, which is forgotten again: who has joined stays.
-    pub(crate) fn on_fabric(devices: usize, link: Link) -> World {
+    pub(crate) fn on_fabric(devices: usize, link: LinkLayer) -> World {
         World {
             devices: (0..devices).map(|_| World::node(link)).collect(),
             now_ns: 0,
@@ -38,7 +38,7 @@ impl World {
     }
 
     /// A device on the fabric of this test.
-    pub(crate) fn node(link: Link) -> Device {
+    pub(crate) fn node(link: LinkLayer) -> Device {
         let thread = std::thread::current();
         let test = thread.name().unwrap_or_default().replace(':', "_");
         let fabric = format!(
@@ -46,10 +46,10 @@ impl World {
             std::process::id(),
             &test[test.len().saturating_sub(50)..]
         );
-        let options = Options {
+        let options = DeviceOptions {
             fabric,
             link,
-            ..Options::default()
+            ..DeviceOptions::default()
         };
         Device::on_fabric_without_engine(&options).unwrap()
     }

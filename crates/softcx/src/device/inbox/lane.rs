@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 
 use super::process::{host, last_error};
 use super::{
-    CLOSED, INBOX_BYTES, INBOX_LINK, LANES, MAGIC, Mapping, PortAddress, SLOTS, SWEEPING, VERSION,
+    CLOSED, INBOX_BYTES, INBOX_LINK, InboxAddress, LANES, MAGIC, SLOTS, SWEEPING, SharedMapping,
+    VERSION,
 };
 use crate::device::packet::{HEADER_BYTES, Header};
 use crate::{Error, Result};
@@ -30,20 +31,20 @@ pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
 
 /// The writing end of a lane into another device's inbox.
 #[derive(Debug)]
-pub(crate) struct Lane {
-    pub(super) mapping: Mapping,
+pub(crate) struct LaneWriter {
+    pub(super) mapping: SharedMapping,
     pub(super) lane: usize,
     /// The descriptor by which the peer has its inbox, and device and inode of the inbox.
     path: String,
     file: (u64, u64),
 }
 
-impl Lane {
+impl LaneWriter {
     /// Claims a lane.
     ///
     /// # Errors
     /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
-    pub(crate) fn open(to: &PortAddress) -> Result<Lane> {
+    pub(crate) fn open(to: &InboxAddress) -> Result<LaneWriter> {
         let no = |reason: String| Error::State {
             operation: "connect",
             reason,
@@ -94,7 +95,7 @@ impl Lane {
                 "the peer's inbox has another size: another version of the library".into(),
             ));
         }
-        let mapping = Mapping::new(&file)?;
+        let mapping = SharedMapping::new(&file)?;
         let head = mapping.head();
         if head.magic.load(Ordering::Acquire) != MAGIC
             || head.port.load(Ordering::Relaxed) != to.port
@@ -120,7 +121,7 @@ impl Lane {
             .or_else(|| (0..LANES).find(|&lane| taken_over(lane)));
         if let Some(lane) = lane {
             head.claimed.fetch_or(1u64 << lane, Ordering::AcqRel);
-            return Ok(Lane {
+            return Ok(LaneWriter {
                 mapping,
                 lane,
                 path,
@@ -185,7 +186,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for LaneWriter {
     fn drop(&mut self) {
         self.mapping
             .lane(self.lane)

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Result;
-use crate::device::bell::Bell;
 use crate::device::cursor::{Corrupt, Cursors};
 use crate::device::dma;
 use crate::device::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
+use crate::device::wake_word::WakeWord;
 
-pub(crate) use lane::{Lane, is_inbox};
+pub(crate) use lane::{LaneWriter, is_inbox};
 pub(crate) use process::{host, last_error, random, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
@@ -50,7 +50,7 @@ struct InboxHead {
     version: AtomicU32,
     _reserved: u32,
     port: AtomicU64,
-    bell: Bell,
+    bell: WakeWord,
     /// Bit `i`: lane `i` has a writer, or had one.
     claimed: AtomicU64,
 }
@@ -98,7 +98,7 @@ impl LaneHead {
 
 /// Who an inbox belongs to: what a peer needs to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PortAddress {
+pub(crate) struct InboxAddress {
     /// Which boot of which host.
     pub(crate) host: u64,
     pub(crate) pid: u32,
@@ -109,17 +109,17 @@ pub(crate) struct PortAddress {
 
 /// Shared memory, mapped.
 #[derive(Debug)]
-struct Mapping {
+struct SharedMapping {
     start: NonNull<u8>,
 }
 
 // SAFETY: plain shared memory; access to it is by atomics, and to slots as the cursors allow.
-unsafe impl Send for Mapping {}
+unsafe impl Send for SharedMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for SharedMapping {}
 
-impl Mapping {
-    fn new(file: &OwnedFd) -> Result<Mapping> {
+impl SharedMapping {
+    fn new(file: &OwnedFd) -> Result<SharedMapping> {
         // SAFETY: a fresh shared mapping of a file that is INBOX_BYTES long and sealed against shrinking.
         let start = unsafe {
             libc::mmap(
@@ -135,7 +135,7 @@ impl Mapping {
             return Err(last_error("mmap of an inbox"));
         }
         NonNull::new(start.cast())
-            .map(|start| Mapping { start })
+            .map(|start| SharedMapping { start })
             .ok_or_else(|| last_error("mmap of an inbox"))
     }
 
@@ -162,7 +162,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `new` with this length; nobody holds a reference into it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), INBOX_BYTES) };
@@ -172,8 +172,8 @@ impl Drop for Mapping {
 /// This device's inbox.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    mapping: Arc<Mapping>,
-    address: PortAddress,
+    mapping: Arc<SharedMapping>,
+    address: InboxAddress,
     /// The lane whose writer's life is looked into next.
     next_sweep: Cell<usize>,
     _file: OwnedFd,
@@ -215,8 +215,8 @@ impl Inbox {
         if !sealed {
             return Err(last_error("ftruncate of an inbox"));
         }
-        let mapping = Mapping::new(&file)?;
-        let address = PortAddress {
+        let mapping = SharedMapping::new(&file)?;
+        let address = InboxAddress {
             host: host(),
             pid: std::process::id(),
             fd: fd as u32,
@@ -235,7 +235,7 @@ impl Inbox {
         })
     }
 
-    pub(crate) fn address(&self) -> PortAddress {
+    pub(crate) fn address(&self) -> InboxAddress {
         self.address
     }
 
@@ -312,11 +312,11 @@ impl Inbox {
 
 /// The bell that wakes the engine of an inbox.
 #[derive(Debug, Clone)]
-pub(crate) struct InboxBell(Arc<Mapping>);
+pub(crate) struct InboxBell(Arc<SharedMapping>);
 
 impl std::ops::Deref for InboxBell {
-    type Target = Bell;
-    fn deref(&self) -> &Bell {
+    type Target = WakeWord;
+    fn deref(&self) -> &WakeWord {
         &self.0.head().bell
     }
 }
@@ -325,16 +325,16 @@ impl std::ops::Deref for InboxBell {
 mod tests {
     use super::*;
     use crate::Error;
-    use crate::device::packet::Kind;
+    use crate::device::packet::PacketKind;
 
     fn packet(psn: u32) -> Header {
         Header {
             payload_bytes: 4,
-            ..Header::new(Kind::Send, 1, psn, 0)
+            ..Header::new(PacketKind::Send, 1, psn, 0)
         }
     }
 
-    fn send(lane: &Lane, psn: u32) -> bool {
+    fn send(lane: &LaneWriter, psn: u32) -> bool {
         lane.send(&packet(psn), |at| {
             // SAFETY: a slot has room for 4 bytes.
             unsafe { dma::copy_in(at, &psn.to_le_bytes()) };
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn packets_arrive_in_order_and_a_full_lane_refuses() {
         let inbox = Inbox::new().unwrap();
-        let lane = Lane::open(&inbox.address()).unwrap();
+        let lane = LaneWriter::open(&inbox.address()).unwrap();
         assert_eq!(inbox.claimed(), 1);
         for lap in 0..3 {
             for psn in 0..SLOTS as u32 {
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn a_closed_lane_is_read_empty_and_used_again() {
         let inbox = Inbox::new().unwrap();
-        let lane = Lane::open(&inbox.address()).unwrap();
+        let lane = LaneWriter::open(&inbox.address()).unwrap();
         assert!(send(&lane, 5));
         drop(lane);
         inbox.sweep();
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(receive(&inbox, 0), Some(5));
         inbox.sweep();
         assert_eq!(inbox.claimed(), 0);
-        let again = Lane::open(&inbox.address()).unwrap();
+        let again = LaneWriter::open(&inbox.address()).unwrap();
         assert!(send(&again, 6));
         assert_eq!(receive(&inbox, 0), Some(6));
     }
@@ -391,9 +391,9 @@ mod tests {
     fn lanes_run_out_with_a_word_and_strangers_are_refused() {
         let inbox = Inbox::new().unwrap();
         let lanes: Vec<_> = (0..LANES)
-            .map(|_| Lane::open(&inbox.address()).unwrap())
+            .map(|_| LaneWriter::open(&inbox.address()).unwrap())
             .collect();
-        let reason = |address| match Lane::open(&address) {
+        let reason = |address| match LaneWriter::open(&address) {
             Err(Error::State { reason, .. }) => reason,
             other => panic!("{other:?}"),
         };
@@ -401,28 +401,28 @@ mod tests {
         drop(lanes);
         inbox.sweep();
         assert!(
-            reason(PortAddress {
+            reason(InboxAddress {
                 port: 1,
                 ..inbox.address()
             })
             .contains("gone")
         );
         assert!(
-            reason(PortAddress {
+            reason(InboxAddress {
                 fd: 0,
                 ..inbox.address()
             })
             .contains("gone")
         );
         assert!(
-            reason(PortAddress {
+            reason(InboxAddress {
                 pid: u32::MAX,
                 ..inbox.address()
             })
             .contains("gone")
         );
         assert!(
-            reason(PortAddress {
+            reason(InboxAddress {
                 host: 1,
                 ..inbox.address()
             })
@@ -436,15 +436,15 @@ mod tests {
         const DEAD: u64 = (u32::MAX - 1) as u64;
         let inbox = Inbox::new().unwrap();
         let lanes: Vec<_> = (0..LANES)
-            .map(|_| Lane::open(&inbox.address()).unwrap())
+            .map(|_| LaneWriter::open(&inbox.address()).unwrap())
             .collect();
         assert!(send(&lanes[7], 5));
         let owner = &inbox.mapping.lane(7).owner;
         owner.store(DEAD | SWEEPING, Ordering::Release);
-        assert!(Lane::open(&inbox.address()).is_err());
+        assert!(LaneWriter::open(&inbox.address()).is_err());
         for mark in [0, CLAIMING, CLOSED] {
             owner.store(DEAD | mark, Ordering::Release);
-            let lane = Lane::open(&inbox.address()).unwrap();
+            let lane = LaneWriter::open(&inbox.address()).unwrap();
             assert_eq!(lane.lane, 7);
             assert!(send(&lane, 6));
             // What the dead one had published arrives before.
@@ -455,7 +455,7 @@ mod tests {
         // A process of the same number that started later is another one.
         let owner = &inbox.mapping.lane(9);
         owner.owner_started.fetch_add(1, Ordering::AcqRel);
-        assert_eq!(Lane::open(&inbox.address()).unwrap().lane, 9);
+        assert_eq!(LaneWriter::open(&inbox.address()).unwrap().lane, 9);
     }
 
     #[test]
@@ -468,12 +468,12 @@ mod tests {
             .stdin(file)
             .spawn()
             .unwrap();
-        let of_child = PortAddress {
+        let of_child = InboxAddress {
             pid: child.id(),
             fd: 0,
             ..address
         };
-        let lanes = [address, of_child].map(|address| Lane::open(&address).unwrap());
+        let lanes = [address, of_child].map(|address| LaneWriter::open(&address).unwrap());
         let owned = || [0, 1].map(|lane: usize| lanes[lane].is_owned());
         let alive = owned();
         child.kill().unwrap();
@@ -487,7 +487,7 @@ mod tests {
     #[test]
     fn a_lane_that_is_being_claimed_is_not_swept_while_its_process_lives() {
         let inbox = Inbox::new().unwrap();
-        let lane = Lane::open(&inbox.address()).unwrap();
+        let lane = LaneWriter::open(&inbox.address()).unwrap();
         let head = inbox.mapping.lane(0);
         // The parent: alive, and not this process.
         let claiming = u64::from(std::os::unix::process::parent_id()) | CLAIMING;
@@ -501,7 +501,7 @@ mod tests {
     #[test]
     fn garbage_in_a_slot_is_dropped() {
         let inbox = Inbox::new().unwrap();
-        let lane = Lane::open(&inbox.address()).unwrap();
+        let lane = LaneWriter::open(&inbox.address()).unwrap();
         assert!(send(&lane, 1));
         // SAFETY: the slot of the packet just written.
         unsafe { *inbox.mapping.slot(0, 0) = 0xff };

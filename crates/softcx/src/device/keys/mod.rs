@@ -3,8 +3,8 @@
 mod windows;
 
 pub(crate) use self::windows::Binding;
-use crate::device::packet::Span;
-use crate::device::space::{Place, Space};
+use crate::device::packet::KeyedSpan;
+use crate::device::space::{Space, SpaceAddress};
 pub use doorbell_wire::verbs::Access;
 
 /// Why an access was refused. The requester and the responder see the same refusal under different names.
@@ -13,10 +13,10 @@ pub struct Refused;
 
 /// A range of memory to be registered.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Region {
+pub(crate) struct MemoryRange {
     pub(crate) pd: u32,
     /// Whose memory it is, and where it lies there.
-    pub(crate) start: Place,
+    pub(crate) start: SpaceAddress,
     pub(crate) len_bytes: u64,
     /// The address by which work requests name the first byte.
     pub(crate) iova: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Accessor {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum KeyKind {
     /// With the number of windows that are bound to it.
     Region { bound: u32, windows: bool },
     /// Type 1 or 2, and the slot of the region that it is bound to.
@@ -41,22 +41,22 @@ enum Kind {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct KeyEntry {
     key: u32,
     pd: u32,
-    start: Place,
+    start: SpaceAddress,
     len_bytes: u64,
     iova: u64,
     access: Access,
     /// The only queue pair that may use it, 0 for all.
     qpn: u32,
-    kind: Kind,
+    kind: KeyKind,
 }
 
-impl Entry {
+impl KeyEntry {
     /// A region to which no window is bound.
-    fn of(key: u32, region: &Region) -> Entry {
-        Entry {
+    fn of(key: u32, region: &MemoryRange) -> KeyEntry {
+        KeyEntry {
             key,
             pd: region.pd,
             start: region.start,
@@ -64,7 +64,7 @@ impl Entry {
             iova: region.iova,
             access: region.access,
             qpn: 0,
-            kind: Kind::Region {
+            kind: KeyKind::Region {
                 bound: 0,
                 windows: region.windows,
             },
@@ -72,7 +72,7 @@ impl Entry {
     }
 
     fn is_window(&self) -> bool {
-        matches!(self.kind, Kind::Window { .. })
+        matches!(self.kind, KeyKind::Window { .. })
     }
 }
 
@@ -80,7 +80,7 @@ impl Entry {
 /// its slot was used 255 times more. A window's low 8 bits are the driver's to choose with each binding.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<KeyEntry>>,
     generations: Vec<u8>,
     free: Vec<usize>,
 }
@@ -103,9 +103,9 @@ impl Keys {
         len_bytes: u64,
         access: Access,
     ) -> Option<u32> {
-        self.add_region(&Region {
+        self.add_region(&MemoryRange {
             pd,
-            start: Place {
+            start: SpaceAddress {
                 space: Space::LOCAL,
                 addr: base as u64,
             },
@@ -120,11 +120,11 @@ impl Keys {
     pub(crate) fn register_foreign(
         &mut self,
         pd: u32,
-        start: Place,
+        start: SpaceAddress,
         len_bytes: u64,
         access: Access,
     ) -> Option<u32> {
-        self.add_region(&Region {
+        self.add_region(&MemoryRange {
             pd,
             start,
             len_bytes,
@@ -135,11 +135,11 @@ impl Keys {
     }
 
     /// Registers a region, in whatever space. `None` when the table is full.
-    pub(crate) fn add_region(&mut self, region: &Region) -> Option<u32> {
-        self.add(Entry::of(0, region))
+    pub(crate) fn add_region(&mut self, region: &MemoryRange) -> Option<u32> {
+        self.add(KeyEntry::of(0, region))
     }
 
-    fn add(&mut self, entry: Entry) -> Option<u32> {
+    fn add(&mut self, entry: KeyEntry) -> Option<u32> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < MAX_REGIONS => {
@@ -152,17 +152,17 @@ impl Keys {
         // Generation 0 is skipped, so that no key is ever 0 and a slot's first key is not guessed by a zeroed WQE.
         self.generations[slot] = self.generations[slot].checked_add(1).unwrap_or(1);
         let key = (slot as u32) << 8 | u32::from(self.generations[slot]);
-        self.slots[slot] = Some(Entry { key, ..entry });
+        self.slots[slot] = Some(KeyEntry { key, ..entry });
         Some(key)
     }
 
     /// What has the slot of a key, whatever the key's low 8 bits.
     #[inline]
-    fn at_slot_of(&self, key: u32) -> Option<&Entry> {
+    fn at_slot_of(&self, key: u32) -> Option<&KeyEntry> {
         self.slots.get(slot_of(key))?.as_ref()
     }
 
-    fn at_slot_of_mut(&mut self, key: u32) -> Option<&mut Entry> {
+    fn at_slot_of_mut(&mut self, key: u32) -> Option<&mut KeyEntry> {
         self.slots.get_mut(slot_of(key))?.as_mut()
     }
 
@@ -176,9 +176,9 @@ impl Keys {
     pub(crate) fn deregister(&mut self, key: u32) -> bool {
         let to = match self.at_slot_of_mut(key) {
             Some(entry) if entry.key == key => match entry.kind {
-                Kind::Region { bound: 0, .. } => None,
-                Kind::Region { .. } => return false,
-                Kind::Window { to, .. } => to,
+                KeyKind::Region { bound: 0, .. } => None,
+                KeyKind::Region { .. } => return false,
+                KeyKind::Window { to, .. } => to,
             },
             _ => return false,
         };
@@ -190,12 +190,12 @@ impl Keys {
     }
 
     /// The region of that key.
-    pub(crate) fn region(&self, key: u32) -> Option<Region> {
+    pub(crate) fn region(&self, key: u32) -> Option<MemoryRange> {
         let entry = self.at_slot_of(key)?;
-        let Kind::Region { windows, .. } = entry.kind else {
+        let KeyKind::Region { windows, .. } = entry.kind else {
             return None;
         };
-        (entry.key == key).then_some(Region {
+        (entry.key == key).then_some(MemoryRange {
             pd: entry.pd,
             start: entry.start,
             len_bytes: entry.len_bytes,
@@ -206,14 +206,15 @@ impl Keys {
     }
 
     /// Puts other memory or rights under a key. `false`, and nothing has changed, if windows are bound to the region.
-    pub(crate) fn change_region(&mut self, key: u32, region: &Region) -> bool {
+    pub(crate) fn change_region(&mut self, key: u32, region: &MemoryRange) -> bool {
         let slot = slot_of(key);
-        let free =
-            |entry: &Entry| entry.key == key && matches!(entry.kind, Kind::Region { bound: 0, .. });
+        let free = |entry: &KeyEntry| {
+            entry.key == key && matches!(entry.kind, KeyKind::Region { bound: 0, .. })
+        };
         if !self.at_slot_of(key).is_some_and(free) {
             return false;
         }
-        self.slots[slot] = Some(Entry::of(key, region));
+        self.slots[slot] = Some(KeyEntry::of(key, region));
         true
     }
 
@@ -241,7 +242,7 @@ impl Keys {
         addr: u64,
         len_bytes: u64,
         need: Access,
-    ) -> Result<Place, Refused> {
+    ) -> Result<SpaceAddress, Refused> {
         self.entry(key, pd, addr, len_bytes, need)
             .map(|(place, _)| place)
     }
@@ -254,9 +255,9 @@ impl Keys {
         addr: u64,
         len_bytes: u64,
         need: Access,
-    ) -> Result<(Place, Option<&Entry>), Refused> {
+    ) -> Result<(SpaceAddress, Option<&KeyEntry>), Refused> {
         if len_bytes == 0 {
-            return Ok((Place::local(std::ptr::null()), None));
+            return Ok((SpaceAddress::local(std::ptr::null()), None));
         }
         let entry = self.at_slot_of(key).ok_or(Refused)?;
         let offset = addr.wrapping_sub(entry.iova);
@@ -277,7 +278,7 @@ impl Keys {
         addr: u64,
         len_bytes: u64,
         need: Access,
-    ) -> Result<Place, Refused> {
+    ) -> Result<SpaceAddress, Refused> {
         match self.entry(key, by.pd, addr, len_bytes, need)? {
             (_, Some(entry)) if entry.qpn != 0 && entry.qpn != by.qpn => Err(Refused),
             (place, _) => Ok(place),
@@ -287,10 +288,10 @@ impl Keys {
     /// [`Keys::resolve`] of a span that a work request names: a window is no local key.
     pub(crate) fn resolve_span(
         &self,
-        span: &Span,
+        span: &KeyedSpan,
         pd: u32,
         need: Access,
-    ) -> Result<Place, Refused> {
+    ) -> Result<SpaceAddress, Refused> {
         let len_bytes = u64::from(span.len_bytes);
         match self.entry(span.lkey, pd, span.addr, len_bytes, need)? {
             (_, Some(entry)) if entry.is_window() => Err(Refused),

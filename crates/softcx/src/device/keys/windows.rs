@@ -1,7 +1,7 @@
 //! Memory windows: keys that open a part of a region, for as long as they are bound to it.
 
-use super::{Access, Accessor, Entry, Keys, Kind, Refused, slot_of};
-use crate::device::space::{Place, Space};
+use super::{Access, Accessor, KeyEntry, KeyKind, Keys, Refused, slot_of};
+use crate::device::space::{Space, SpaceAddress};
 
 /// What a memory window opens.
 #[derive(Debug, Clone, Copy)]
@@ -19,10 +19,10 @@ pub(crate) struct Binding {
 impl Keys {
     /// A window of type 1 or 2 that opens nothing yet. `None` when the table is full.
     pub(crate) fn add_window(&mut self, pd: u32, kind: u8) -> Option<u32> {
-        self.add(Entry {
+        self.add(KeyEntry {
             key: 0,
             pd,
-            start: Place {
+            start: SpaceAddress {
                 space: Space::LOCAL,
                 addr: 0,
             },
@@ -30,7 +30,7 @@ impl Keys {
             iova: 0,
             access: Access::LOCAL_READ,
             qpn: 0,
-            kind: Kind::Window { kind, to: None },
+            kind: KeyKind::Window { kind, to: None },
         })
     }
 
@@ -59,18 +59,18 @@ impl Keys {
         binding: &Binding,
     ) -> Result<(), Refused> {
         let window = *self.at_slot_of_mut(key).ok_or(Refused)?;
-        let Kind::Window { kind, to: old } = window.kind else {
+        let KeyKind::Window { kind, to: old } = window.kind else {
             return Err(Refused);
         };
         let same = window.key == key && window.pd == by.pd && key >> 8 == new_key >> 8;
         if !same || (kind == 2 && old.is_some()) {
             return Err(Refused);
         }
-        let mut bound = Entry {
+        let mut bound = KeyEntry {
             key: new_key,
             qpn: if kind == 2 { by.qpn } else { 0 },
             len_bytes: 0,
-            kind: Kind::Window { kind, to: None },
+            kind: KeyKind::Window { kind, to: None },
             ..window
         };
         if binding.len_bytes > 0 {
@@ -89,18 +89,18 @@ impl Keys {
                 return Err(Refused);
             }
             match &mut region.kind {
-                Kind::Region {
+                KeyKind::Region {
                     bound,
                     windows: true,
                 } => *bound += 1,
                 _ => return Err(Refused),
             }
-            bound = Entry {
+            bound = KeyEntry {
                 start,
                 len_bytes: binding.len_bytes,
                 iova: binding.iova,
                 access: binding.access.without(Access::LOCAL_WRITE),
-                kind: Kind::Window {
+                kind: KeyKind::Window {
                     kind,
                     to: Some(slot),
                 },
@@ -120,7 +120,7 @@ impl Keys {
     /// [`Refused`] if the key is not one of a window that this queue pair has bound.
     pub(crate) fn invalidate(&mut self, key: u32, by: Accessor) -> Result<(), Refused> {
         let entry = self.at_slot_of_mut(key).ok_or(Refused)?;
-        let Kind::Window {
+        let KeyKind::Window {
             kind: 2,
             to: to @ Some(_),
         } = entry.kind
@@ -132,14 +132,14 @@ impl Keys {
         }
         entry.len_bytes = 0;
         entry.qpn = 0;
-        entry.kind = Kind::Window { kind: 2, to: None };
+        entry.kind = KeyKind::Window { kind: 2, to: None };
         self.unbind_from(to);
         Ok(())
     }
 
     pub(super) fn unbind_from(&mut self, region: Option<usize>) {
         if let Some(Some(entry)) = region.and_then(|slot| self.slots.get_mut(slot))
-            && let Kind::Region { bound, .. } = &mut entry.kind
+            && let KeyKind::Region { bound, .. } = &mut entry.kind
         {
             *bound = bound.saturating_sub(1);
         }
@@ -148,18 +148,18 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Region;
+    use super::super::MemoryRange;
     use super::*;
-    use crate::device::packet::Span;
+    use crate::device::packet::KeyedSpan;
 
     const OWNER: Accessor = Accessor { pd: 7, qpn: 100 };
 
     fn region_with_windows(keys: &mut Keys, access: Access, windows: bool) -> u32 {
-        let start = Place {
+        let start = SpaceAddress {
             space: Space::LOCAL,
             addr: 0x1000,
         };
-        keys.add_region(&Region {
+        keys.add_region(&MemoryRange {
             pd: 7,
             start,
             len_bytes: 0x100,
@@ -198,7 +198,7 @@ mod tests {
             assert_eq!(write(&keys, window, OWNER, 0), Err(Refused), "the old key");
             let stranger = Accessor { qpn: 101, ..OWNER };
             assert_eq!(write(&keys, key, stranger, 0).is_ok(), kind == 1);
-            let span = Span {
+            let span = KeyedSpan {
                 lkey: key,
                 len_bytes: 8,
                 addr: 0,

@@ -1,20 +1,21 @@
 //! A queue pair in the device: what it is made of, what it sends and completes, and how it ends.
 
 mod completions;
-mod context;
 mod counters;
+mod device_view;
+mod setup;
 mod status;
 
 use std::sync::Arc;
 
-pub(crate) use self::context::Context;
 pub use self::counters::Counters;
-pub use self::status::Status;
-use crate::device::client::{Event, EventSink, QpAttributes, Transport};
-use crate::device::dma::{RecordWord, Register, Ring};
+pub(crate) use self::device_view::DeviceView;
+pub(crate) use self::setup::QpSetup;
+pub use self::status::QpStatus;
+use crate::device::client::{DeviceEvent, QpAttributes, Transport};
 use crate::device::fabric::Fabric;
 use crate::device::keys::Accessor;
-use crate::device::packet::{Header, Kind, Packet, Payload, Service};
+use crate::device::packet::{Header, Packet, PacketKind, PacketPayload, Service};
 use crate::device::requester::Requester;
 use crate::device::responder::Responder;
 use crate::device::wire::{Counted, Destination};
@@ -22,7 +23,7 @@ pub use doorbell_wire::verbs::{Attributes, State};
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteEnd {
     pub(crate) to: Destination,
     pub(crate) qpn: u32,
     /// The connection number that the other end expects.
@@ -33,43 +34,15 @@ pub(crate) struct Remote {
     pub(crate) sl: u8,
 }
 
-/// The memory and the numbers with which a queue pair is created.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) qpn: u32,
-    pub(crate) transport: Transport,
-    pub(crate) pd: u32,
-    /// Put into every CQE.
-    pub(crate) user_index: u32,
-    /// The shared receive queue from which it takes, instead of its own.
-    pub(crate) srq: Option<usize>,
-    /// Who hears what becomes of it. An embedded device's owner looks at its [`Status`].
-    pub(crate) events: Option<Arc<dyn EventSink>>,
-    pub(crate) send_cq: usize,
-    pub(crate) recv_cq: usize,
-    pub(crate) send_ring: Ring,
-    pub(crate) send_record: RecordWord,
-    pub(crate) recv_ring: Ring,
-    pub(crate) recv_wqes: u32,
-    pub(crate) recv_stride_bytes: u32,
-    pub(crate) recv_record: RecordWord,
-    /// Its own registers, or none if it is one of many on a page.
-    pub(crate) uar: Option<[Register; 2]>,
-    /// That page, then.
-    pub(crate) page: usize,
-    /// Its own multicast does not come back to it.
-    pub(crate) blocks_loopback: bool,
-}
-
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    pub(crate) parts: Parts,
-    pub(crate) status: Arc<Status>,
+    pub(crate) parts: QpSetup,
+    pub(crate) status: Arc<QpStatus>,
     pub(crate) attributes: Attributes,
     /// Attributes as a client set them.
     pub(crate) asked: Box<QpAttributes>,
-    pub(crate) remote: Option<Remote>,
+    pub(crate) remote: Option<RemoteEnd>,
     /// The connection number that this end expects in packets.
     pub(crate) connection: u32,
     pub(crate) requester: Requester,
@@ -85,7 +58,7 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    pub(crate) fn new(parts: Parts) -> Qp {
+    pub(crate) fn new(parts: QpSetup) -> Qp {
         Qp {
             parts,
             status: Arc::default(),
@@ -137,10 +110,10 @@ impl Qp {
     #[inline]
     pub(crate) fn send(
         &self,
-        context: &mut Context<'_>,
-        kind: Kind,
+        context: &mut DeviceView<'_>,
+        kind: PacketKind,
         psn: u32,
-        payload: Payload,
+        payload: PacketPayload,
         fill: impl FnOnce(&mut Header),
     ) {
         let Some(remote) = self.remote else { return };
@@ -156,7 +129,12 @@ impl Qp {
     }
 
     #[inline]
-    pub(crate) fn send_to(&self, context: &mut Context<'_>, to: Destination, mut packet: Packet) {
+    pub(crate) fn send_to(
+        &self,
+        context: &mut DeviceView<'_>,
+        to: Destination,
+        mut packet: Packet,
+    ) {
         context.counters.packets_sent += 1;
         if context.wire.is_faulty() {
             garble(context, &mut packet.header);
@@ -201,7 +179,7 @@ impl Qp {
     }
 
     /// Tells its owner.
-    pub(crate) fn notify(&self, event: Event) {
+    pub(crate) fn notify(&self, event: DeviceEvent) {
         if let Some(events) = &self.parts.events {
             events.event(event);
         }
@@ -222,27 +200,27 @@ impl Qp {
     pub(crate) fn fail_by_itself(&mut self) {
         if self.state() != State::Error {
             self.set_state(State::Error);
-            self.notify(Event::QpFatal {
+            self.notify(DeviceEvent::QpFatal {
                 qpn: self.parts.qpn,
             });
         }
     }
 
     /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
-    pub(crate) fn enter_error(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn enter_error(&mut self, context: &mut DeviceView<'_>) {
         self.trace_state(context, State::Error);
         self.set_state(State::Error);
         self.flush(context);
     }
 
-    fn trace_state(&self, context: &mut Context<'_>, to: State) {
+    fn trace_state(&self, context: &mut DeviceView<'_>, to: State) {
         if let Some(trace) = &mut context.trace {
             trace.state(context.now_ns, self.parts.qpn, self.state(), to);
         }
     }
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
-    pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn flush(&mut self, context: &mut DeviceView<'_>) {
         if self.lost {
             return;
         }
@@ -257,7 +235,7 @@ impl Qp {
     }
 
     /// The send queue cannot go on. A reliable queue pair is in error with it; the others go on receiving.
-    pub(crate) fn fail_sends(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn fail_sends(&mut self, context: &mut DeviceView<'_>) {
         if self.parts.transport == Transport::Rc {
             return self.enter_error(context);
         }
@@ -271,10 +249,10 @@ impl Qp {
 
 /// Gives a response the form of the other kind, if a fault picks it.
 #[cold]
-fn garble(context: &mut Context<'_>, header: &mut Header) {
+fn garble(context: &mut DeviceView<'_>, header: &mut Header) {
     let other = match header.kind {
-        Kind::ReadResponse => Kind::AtomicResponse,
-        Kind::AtomicResponse => Kind::ReadResponse,
+        PacketKind::ReadResponse => PacketKind::AtomicResponse,
+        PacketKind::AtomicResponse => PacketKind::ReadResponse,
         _ => return,
     };
     if context.wire.strikes(Counted::Response).is_some() {

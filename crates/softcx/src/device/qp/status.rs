@@ -6,7 +6,7 @@ use crate::device::qp::State;
 
 /// The part of a queue pair that its owner reads without the device's lock: what a card tells by asynchronous events.
 #[derive(Debug, Default)]
-pub struct Status {
+pub struct QpStatus {
     state: AtomicU8,
     overrun: AtomicU8,
     /// Whether the device looks at the registers in every turn. It clears this before a last look, and whoever rings looks
@@ -14,7 +14,7 @@ pub struct Status {
     watched: AtomicBool,
 }
 
-impl Status {
+impl QpStatus {
     pub(crate) fn set_watched(&self, watched: bool) {
         self.watched.store(watched, Ordering::Relaxed);
     }

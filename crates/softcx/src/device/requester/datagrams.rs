@@ -1,12 +1,12 @@
 //! Sending datagrams: each WQE has its own address, is one packet, and is done when that has left.
 
-use super::Pause;
-use super::message::Message;
+use super::TransmitStop;
+use super::message::OutstandingMessage;
 use super::opcode::SEND_IMM;
 use crate::device::fabric::{NODES, node_of};
-use crate::device::options::Link;
-use crate::device::packet::{Header, Kind, Packet, Service, flag, psn_add};
-use crate::device::qp::{Context, Qp};
+use crate::device::options::LinkLayer;
+use crate::device::packet::{Header, Packet, PacketKind, Service, flag, psn_add};
+use crate::device::qp::{DeviceView, Qp};
 use crate::device::wire::Destination;
 use doorbell_wire::mlx5::{Datagram, Syndrome};
 
@@ -15,9 +15,9 @@ const OWN_QKEY: u32 = 0x8000_0000;
 
 impl Qp {
     /// Sends one message of the datagram service, the one at the cursor.
-    pub(super) fn send_datagram(&mut self, context: &mut Context<'_>) -> Option<Pause> {
+    pub(super) fn send_datagram(&mut self, context: &mut DeviceView<'_>) -> Option<TransmitStop> {
         let message = self.requester.messages.get(self.requester.cursor)?;
-        let Message { index, request, .. } = *message;
+        let OutstandingMessage { index, request, .. } = *message;
         let loaded = context.gather.holds(self.parts.qpn, index)
             || context.gather.load(&self.parts, index, u32::MAX).is_ok();
         let Some(to) = context.gather.datagram.filter(|_| loaded) else {
@@ -36,7 +36,7 @@ impl Qp {
         let reached = nodes.filter(|&node| node == own || !to.is_multicast() || there(node));
         let reached: Vec<_> = reached.map(|node| context.route(node)).collect();
         if reached.iter().any(|&to| context.wire.congested(to)) {
-            return Some(Pause::Congested);
+            return Some(TransmitStop::Congested);
         }
         let total = request.total_bytes as u32;
         let payload = {
@@ -54,7 +54,7 @@ impl Qp {
         requester.cursor += 1;
         requester.unsent_psn = psn_add(psn, 1);
         requester.unacked_psn = requester.unsent_psn;
-        let mut header = Header::new(Kind::Send, to.qpn, psn, 0);
+        let mut header = Header::new(PacketKind::Send, to.qpn, psn, 0);
         header.flags = flag::FIRST | flag::LAST;
         if request.opcode == SEND_IMM {
             header.flags |= flag::IMMEDIATE;
@@ -75,10 +75,10 @@ impl Qp {
         };
         let link = context.link();
         header.sl = match link {
-            Link::InfiniBand => to.sl,
-            Link::Ethernet => to.sl >> 1,
+            LinkLayer::InfiniBand => to.sl,
+            LinkLayer::Ethernet => to.sl >> 1,
         };
-        if to.has_grh || link == Link::Ethernet {
+        if to.has_grh || link == LinkLayer::Ethernet {
             header.set_grh(&to);
         }
         if let Some((&last, others)) = reached.split_last() {
@@ -94,20 +94,21 @@ impl Qp {
 }
 
 /// The node that a datagram is for.
-fn node_at(context: &Context<'_>, to: &Datagram) -> Option<u16> {
+fn node_at(context: &DeviceView<'_>, to: &Datagram) -> Option<u16> {
     match context.link() {
-        Link::InfiniBand if (1..=NODES).contains(&to.lid) => Some(to.lid),
-        Link::InfiniBand if !to.has_grh => None,
+        LinkLayer::InfiniBand if (1..=NODES).contains(&to.lid) => Some(to.lid),
+        LinkLayer::InfiniBand if !to.has_grh => None,
         link => node_of(link, &to.gid),
     }
 }
 
-impl Context<'_> {
-    pub(crate) fn link(&self) -> Link {
-        self.fabric.map_or(Link::default(), |fabric| fabric.link())
+impl DeviceView<'_> {
+    pub(crate) fn link(&self) -> LinkLayer {
+        self.fabric
+            .map_or(LinkLayer::default(), |fabric| fabric.link())
     }
 
-    /// Where packets for a node go; see `Core::route`.
+    /// Where packets for a node go; see `DeviceCore::route`.
     pub(crate) fn route(&self, node: u16) -> Destination {
         self.fabric
             .map_or(Destination::Local, |fabric| fabric.route(node))

@@ -5,10 +5,10 @@ use super::opcode::{
     UMR,
 };
 use crate::device::client::Transport;
-use crate::device::gather::Request;
+use crate::device::gather::WqeRequest;
 use crate::device::keys::Access;
 use crate::device::packet::MAX_PAYLOAD_BYTES;
-use crate::device::qp::{Context, Parts};
+use crate::device::qp::{DeviceView, QpSetup};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
 /// The longest message (IBTA: 2^31 bytes).
@@ -19,10 +19,10 @@ pub(super) const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
 
 /// A work request that was begun and is not complete.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct OutstandingMessage {
     /// Running WQEBB count of its WQE.
     pub(super) index: u32,
-    pub(super) request: Request,
+    pub(super) request: WqeRequest,
     /// First PSN, and how many the message takes: of a read, those of its response.
     pub(super) first_psn: u32,
     pub(super) packets: u32,
@@ -34,7 +34,7 @@ pub(super) struct Message {
     pub(super) window: Option<Box<WindowUpdate>>,
 }
 
-impl Message {
+impl OutstandingMessage {
     pub(super) fn wants_response(&self) -> bool {
         matches!(self.request.opcode, RDMA_READ | ATOMIC_CS | ATOMIC_FA)
     }
@@ -50,9 +50,9 @@ impl Message {
 
 /// What can be found wrong before anything is sent.
 pub(super) fn check(
-    request: &Request,
-    context: &Context<'_>,
-    parts: &Parts,
+    request: &WqeRequest,
+    context: &DeviceView<'_>,
+    parts: &QpSetup,
 ) -> Result<(), Syndrome> {
     let opcode = request.opcode;
     let known = match parts.transport {

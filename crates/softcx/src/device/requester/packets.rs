@@ -5,14 +5,16 @@ use super::opcode::{
     ATOMIC_CS, ATOMIC_FA, NOP, RDMA_READ, RDMA_WRITE_IMM, SEND, SEND_IMM, SEND_INVAL, UMR,
 };
 use crate::device::client::Transport;
-use crate::device::gather::Request;
-use crate::device::packet::{Kind, MAX_PAYLOAD_BYTES, Payload, flag, psn_add, psn_distance};
-use crate::device::qp::{Context, Qp};
+use crate::device::gather::WqeRequest;
+use crate::device::packet::{
+    MAX_PAYLOAD_BYTES, PacketKind, PacketPayload, flag, psn_add, psn_distance,
+};
+use crate::device::qp::{DeviceView, Qp};
 use doorbell_wire::mlx5::Syndrome;
 
 impl Qp {
     /// Packets of a message.
-    pub(super) fn packets(&self, request: &Request) -> u32 {
+    pub(super) fn packets(&self, request: &WqeRequest) -> u32 {
         match request.opcode {
             NOP | UMR => 0,
             ATOMIC_CS | ATOMIC_FA => 1,
@@ -24,7 +26,7 @@ impl Qp {
 
     /// Sends the packet at the cursor and moves on.
     #[inline]
-    pub(super) fn send_packet(&mut self, context: &mut Context<'_>, psn: u32) {
+    pub(super) fn send_packet(&mut self, context: &mut DeviceView<'_>, psn: u32) {
         let mtu = self.attributes.mtu_bytes;
         let requester = &mut self.requester;
         let packet = requester.packet;
@@ -46,11 +48,11 @@ impl Qp {
                 requester.unsent_psn = after;
             }
             let kind = match request.opcode {
-                RDMA_READ => Kind::ReadRequest,
-                ATOMIC_CS => Kind::CompareSwap,
-                _ => Kind::FetchAdd,
+                RDMA_READ => PacketKind::ReadRequest,
+                ATOMIC_CS => PacketKind::CompareSwap,
+                _ => PacketKind::FetchAdd,
             };
-            self.send(context, kind, psn, Payload::Empty, |header| {
+            self.send(context, kind, psn, PacketPayload::Empty, |header| {
                 header.flags = flag::FIRST | flag::LAST;
                 header.rkey = request.rkey;
                 header.addr = request.remote_addr.wrapping_add(done.into());
@@ -106,9 +108,9 @@ impl Qp {
             _ => 0,
         };
         let kind = if matches!(request.opcode, SEND | SEND_IMM | SEND_INVAL) {
-            Kind::Send
+            PacketKind::Send
         } else {
-            Kind::Write
+            PacketKind::Write
         };
         self.send(context, kind, psn, payload, |header| {
             header.payload_bytes = payload_bytes as u16;
@@ -139,7 +141,7 @@ impl Qp {
 
     /// Starts the timer, if it does not run.
     #[inline]
-    pub(super) fn arm(&mut self, context: &Context<'_>) {
+    pub(super) fn arm(&mut self, context: &DeviceView<'_>) {
         if self.requester.deadline_ns.is_none() {
             self.requester.deadline_ns =
                 Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));

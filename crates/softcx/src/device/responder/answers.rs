@@ -1,28 +1,14 @@
 //! What the responder owes: responses to reads and atomics, acknowledgements and refusals, in the order of their requests.
 
-use crate::device::packet::{AckCode, Header, Kind, Payload, psn_add};
-use crate::device::qp::{Context, Qp};
+use super::state::Response;
+use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, psn_add};
+use crate::device::qp::{DeviceView, Qp};
 
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
 
-/// An answer that is still to be sent.
-#[derive(Debug)]
-pub(super) enum Answer {
-    /// Response packets of a read; `done_bytes` have been sent.
-    Read {
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        total: u32,
-        done_bytes: u32,
-    },
-    /// Anything of one packet.
-    Packet(Kind, u32, AckCode, u64),
-}
-
 impl Qp {
-    pub(super) fn answer(&mut self, kind: Kind, psn: u32, code: AckCode, operand: u64) {
+    pub(super) fn answer(&mut self, kind: PacketKind, psn: u32, code: AckCode, operand: u64) {
         let refused = matches!(code, AckCode::AccessError | AckCode::OperationalError);
         // The memory of a process that dies goes before its queue pairs do. To its peers it is dead, not at fault: silence.
         if refused && self.parts.send_record.space().is_gone() {
@@ -30,7 +16,7 @@ impl Qp {
         }
         self.responder
             .answers
-            .push_back(Answer::Packet(kind, psn, code, operand));
+            .push_back(Response::Packet(kind, psn, code, operand));
     }
 
     /// Whether an answer or an acknowledgement is to be sent.
@@ -41,7 +27,7 @@ impl Qp {
 
     /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
     #[inline]
-    pub(crate) fn send_answers(&mut self, context: &mut Context<'_>) -> bool {
+    pub(crate) fn send_answers(&mut self, context: &mut DeviceView<'_>) -> bool {
         let Some(remote) = self.remote else {
             self.responder.answers.clear();
             self.responder.owes_ack = false;
@@ -55,13 +41,13 @@ impl Qp {
             }
             sent += 1;
             match answer {
-                Answer::Packet(kind, psn, code, operand) => {
-                    self.send(context, kind, psn, Payload::Empty, |header| {
+                Response::Packet(kind, psn, code, operand) => {
+                    self.send(context, kind, psn, PacketPayload::Empty, |header| {
                         header.code = code;
                         header.operand = operand;
                     });
                 }
-                Answer::Read {
+                Response::Read {
                     psn,
                     addr,
                     rkey,
@@ -74,14 +60,14 @@ impl Qp {
         }
         if std::mem::take(&mut self.responder.owes_ack) {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.send(context, Kind::Ack, psn, Payload::Empty, |_| {});
+            self.send(context, PacketKind::Ack, psn, PacketPayload::Empty, |_| {});
         }
         false
     }
 
     fn send_read_packet(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         psn: u32,
         addr: u64,
         rkey: u32,
@@ -93,16 +79,16 @@ impl Qp {
         let Ok(payload) = self.remote_payload(context, rkey, at, payload_bytes) else {
             // The region went away in the middle of a read; what would have come behind it has no meaning any more.
             self.responder.answers.clear();
-            self.answer(Kind::Ack, psn, AckCode::AccessError, 0);
+            self.answer(PacketKind::Ack, psn, AckCode::AccessError, 0);
             return self.enter_error(context);
         };
-        self.send(context, Kind::ReadResponse, psn, payload, |header| {
+        self.send(context, PacketKind::ReadResponse, psn, payload, |header| {
             header.payload_bytes = payload_bytes as u16
         });
         let done_bytes = done_bytes + payload_bytes;
         if done_bytes < total {
             let psn = psn_add(psn, 1);
-            self.responder.answers.push_front(Answer::Read {
+            self.responder.answers.push_front(Response::Read {
                 psn,
                 addr,
                 rkey,
@@ -113,8 +99,8 @@ impl Qp {
     }
 }
 
-pub(super) fn read_answer(header: &Header) -> Answer {
-    Answer::Read {
+pub(super) fn read_answer(header: &Header) -> Response {
+    Response::Read {
         psn: header.psn,
         addr: header.addr,
         rkey: header.rkey,

@@ -3,9 +3,9 @@
 use super::messages::send_opcode;
 use crate::device::fabric::gid_of;
 use crate::device::gather::Source;
-use crate::device::options::Link;
-use crate::device::packet::{Header, Kind, flag};
-use crate::device::qp::{Context, Qp};
+use crate::device::options::LinkLayer;
+use crate::device::packet::{Header, PacketKind, flag};
+use crate::device::qp::{DeviceView, Qp};
 use doorbell_wire::mlx5::Cqe;
 
 /// Room for a GRH (IBTA 8.3), or for an IPv4 header in its second half (annex A17.4.5.2).
@@ -22,12 +22,12 @@ const IPV4: u8 = 2;
 impl Qp {
     pub(super) fn on_datagram(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
         // A wrong key is answered by silence (IBTA 9.8.3).
-        if header.kind != Kind::Send || header.qkey != self.asked.qkey {
+        if header.kind != PacketKind::Send || header.qkey != self.asked.qkey {
             context.counters.packets_dropped += 1;
             return;
         }
@@ -54,13 +54,13 @@ impl Qp {
             solicited: header.has(flag::SOLICITED),
             source_qpn: header.source_qpn,
             source_lid: match link {
-                Link::InfiniBand => header.source_lid,
-                Link::Ethernet => 0,
+                LinkLayer::InfiniBand => header.source_lid,
+                LinkLayer::Ethernet => 0,
             },
             sl: match (link, is_ipv4(&header.grh_gid())) {
-                (Link::InfiniBand, _) => header.sl,
-                (Link::Ethernet, true) => IPV4,
-                (Link::Ethernet, false) => IPV6,
+                (LinkLayer::InfiniBand, _) => header.sl,
+                (LinkLayer::Ethernet, true) => IPV4,
+                (LinkLayer::Ethernet, false) => IPV6,
             },
             grh: if grh.is_some() { HAS_GRH } else { 0 },
             ..Cqe::default()
@@ -74,7 +74,7 @@ fn is_ipv4(gid: &[u8; 16]) -> bool {
 }
 
 /// The bytes in front of the payload.
-fn grh(header: &Header, link: Link, source: &Source<'_>) -> [u8; GRH_BYTES] {
+fn grh(header: &Header, link: LinkLayer, source: &Source<'_>) -> [u8; GRH_BYTES] {
     let [traffic_class, hop_limit] = [(header.addr >> 40) as u8, (header.addr >> 32) as u8];
     let flow = u32::from(traffic_class) << 20 | header.addr as u32 & 0xf_ffff;
     let (from, to) = (gid_of(link, header.source_lid), header.grh_gid());
@@ -86,7 +86,7 @@ fn grh(header: &Header, link: Link, source: &Source<'_>) -> [u8; GRH_BYTES] {
     let payload = source.len_bytes() as usize + imm;
     let mut bytes = [0; GRH_BYTES];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    if link == Link::Ethernet && is_ipv4(&to) {
+    if link == LinkLayer::Ethernet && is_ipv4(&to) {
         let len = (20 + ROCE_BYTES + payload) as u16;
         put(20, &[0x45, traffic_class]);
         put(22, &len.to_be_bytes());
@@ -100,8 +100,8 @@ fn grh(header: &Header, link: Link, source: &Source<'_>) -> [u8; GRH_BYTES] {
     }
     let (next, len) = match link {
         // The payload length of a GRH counts from behind it to the ICRC (IBTA 8.3.3): BTH, DETH, payload, padding, ICRC.
-        Link::InfiniBand => (0x1b, (12 + 8 + payload).next_multiple_of(4) + 4),
-        Link::Ethernet => (17, ROCE_BYTES + payload),
+        LinkLayer::InfiniBand => (0x1b, (12 + 8 + payload).next_multiple_of(4) + 4),
+        LinkLayer::Ethernet => (17, ROCE_BYTES + payload),
     };
     put(0, &(6 << 28 | flow).to_be_bytes());
     put(4, &(len as u16).to_be_bytes());

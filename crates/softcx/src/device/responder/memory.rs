@@ -3,18 +3,18 @@
 
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::{Access, Refused};
-use crate::device::packet::{Header, INLINE_BYTES, Kind, Payload, Span};
-use crate::device::qp::{Context, Qp};
-use crate::device::space::{Fault, Place};
+use crate::device::packet::{Header, INLINE_BYTES, KeyedSpan, PacketKind, PacketPayload};
+use crate::device::qp::{DeviceView, Qp};
+use crate::device::space::{AccessFault, SpaceAddress};
 
 impl Qp {
     /// Stores a packet's payload at a resolved address.
     #[inline]
     pub(super) fn store(
         &self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         source: &Source<'_>,
-        target: Place,
+        target: SpaceAddress,
     ) -> Result<(), ScatterError> {
         let len_bytes = source.len_bytes();
         // SAFETY: `target` was resolved for at least the payload, under the device's lock, which is still held.
@@ -24,11 +24,11 @@ impl Qp {
     /// The payload of a read's response.
     pub(super) fn remote_payload(
         &self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         rkey: u32,
         addr: u64,
         len_bytes: u32,
-    ) -> Result<Payload, Refused> {
+    ) -> Result<PacketPayload, Refused> {
         let from = context.keys.resolve_remote(
             rkey,
             self.accessor(),
@@ -37,41 +37,41 @@ impl Qp {
             Access::REMOTE_READ,
         )?;
         if len_bytes as usize > INLINE_BYTES {
-            let span = Span {
+            let span = KeyedSpan {
                 lkey: rkey,
                 len_bytes,
                 addr,
             };
-            return Ok(Payload::Memory {
+            return Ok(PacketPayload::Memory {
                 pd: self.parts.pd,
-                spans: [span, Span::default()],
+                spans: [span, KeyedSpan::default()],
             });
         }
         let mut bytes = [0; INLINE_BYTES];
         // SAFETY: resolved for this length just above, under the device's lock.
         unsafe { context.copies.load(from, &mut bytes[..len_bytes as usize]) }
-            .map_err(|Fault| Refused)?;
+            .map_err(|AccessFault| Refused)?;
         Ok(if len_bytes == 0 {
-            Payload::Empty
+            PacketPayload::Empty
         } else {
-            Payload::Inline(bytes)
+            PacketPayload::Inline(bytes)
         })
     }
 }
 
 /// Carries out an atomic; `target` was resolved for 8 bytes and is aligned.
 pub(super) fn apply_atomic(
-    context: &mut Context<'_>,
+    context: &mut DeviceView<'_>,
     header: &Header,
-    target: Place,
-) -> Result<u64, Fault> {
+    target: SpaceAddress,
+) -> Result<u64, AccessFault> {
     let Header {
         compare, operand, ..
     } = *header;
     // SAFETY: the address was checked for its alignment and resolved by the caller, under the device's lock.
     unsafe {
         match header.kind {
-            Kind::CompareSwap => context.copies.compare_swap(target, compare, operand),
+            PacketKind::CompareSwap => context.copies.compare_swap(target, compare, operand),
             _ => context.copies.fetch_add(target, operand),
         }
     }

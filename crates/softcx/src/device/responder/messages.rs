@@ -1,37 +1,20 @@
 //! Sends and writes: messages of one packet or several, whose bytes are stored as they arrive.
 
 use super::receives::receive_error;
+use super::state::Arriving;
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, flag};
-use crate::device::qp::{Context, Qp};
+use crate::device::qp::{DeviceView, Qp};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 /// Sequence numbers of one message after which it is acknowledged so far: well within a requester's window.
 const ACK_EVERY: u32 = 64;
 
-/// A message that arrives in several packets.
-#[derive(Debug)]
-pub(super) enum Arriving {
-    /// A send: bytes written so far into the receive at `index`, whose room is `capacity`.
-    Send {
-        index: u32,
-        done: u32,
-        capacity: u64,
-    },
-    /// A write: where the next packet's payload goes, and what is still to come.
-    Write {
-        addr: u64,
-        rkey: u32,
-        missing: u32,
-        total: u32,
-    },
-}
-
 impl Qp {
     pub(super) fn on_send(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -112,7 +95,7 @@ impl Qp {
     #[inline]
     pub(super) fn on_write(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -192,7 +175,7 @@ impl Qp {
 
     /// A write that the key does not allow. The packet with the immediate is about a receive, which fails with it if there is one.
     #[cold]
-    fn refuse_write(&mut self, context: &mut Context<'_>, immediate: bool) {
+    fn refuse_write(&mut self, context: &mut DeviceView<'_>, immediate: bool) {
         if immediate && let Some((index, _)) = self.take_receive(context) {
             self.complete_recv(context, receive_error(index, Syndrome::LocalAccess));
         }
@@ -204,7 +187,7 @@ impl Qp {
 
     pub(super) fn complete_message(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         opcode: CqeOpcode,
         index: u32,

@@ -6,54 +6,22 @@ mod memory;
 mod messages;
 mod reads;
 mod receives;
+mod state;
 mod unreliable;
 
-use std::collections::VecDeque;
-
-use self::answers::Answer;
-use self::messages::Arriving;
-use crate::device::client::{Event, Transport};
+pub(crate) use self::state::Responder;
+use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::Source;
-use crate::device::packet::{AckCode, Header, Kind, psn_add, psn_distance};
-use crate::device::qp::{Context, Qp, State};
+use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
+use crate::device::qp::{DeviceView, Qp, State};
 use crate::device::wire::Counted;
-
-/// The state of one receive queue and of the peer's requests in the device.
-#[derive(Debug, Default)]
-pub(crate) struct Responder {
-    expected_psn: u32,
-    /// A negative answer is out: what comes before the expected packet is dropped without another one.
-    refused: bool,
-    arriving: Option<Arriving>,
-    /// Running count of receives taken, and how many the record told of, modulo 2^16.
-    taken: u32,
-    posted: u16,
-    answers: VecDeque<Answer>,
-    /// Results of atomics, by PSN, oldest first.
-    results: VecDeque<(u32, u64)>,
-    /// An acknowledgement is owed.
-    owes_ack: bool,
-    /// A receive that was taken for a message that broke: the next message gets it.
-    kept: Option<u32>,
-    /// The owner knows that packets come, and that no receive is taken any more.
-    established: bool,
-    told_last: bool,
-    /// The sender died in the middle of a message.
-    orphaned: bool,
-}
-
-impl Responder {
-    pub(crate) fn connect(&mut self, psn: u32) {
-        self.expected_psn = psn;
-    }
-}
 
 impl Qp {
     /// A request has arrived. Afterwards the queue pair belongs on the list of those that owe an answer.
     #[inline]
     pub(crate) fn on_request(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -71,7 +39,7 @@ impl Qp {
             if !self.responder.refused {
                 self.responder.refused = true;
                 self.answer(
-                    Kind::Ack,
+                    PacketKind::Ack,
                     self.responder.expected_psn,
                     AckCode::SequenceError,
                     0,
@@ -87,20 +55,20 @@ impl Qp {
             return self.refuse_by_fault(context, code);
         }
         match header.kind {
-            Kind::Send => self.on_send(context, header, source),
-            Kind::Write => self.on_write(context, header, source),
-            Kind::ReadRequest => self.on_read(context, header),
+            PacketKind::Send => self.on_send(context, header, source),
+            PacketKind::Write => self.on_write(context, header, source),
+            PacketKind::ReadRequest => self.on_read(context, header),
             _ => self.on_atomic(context, header),
         }
     }
 
     #[cold]
-    fn refuse_by_fault(&mut self, context: &mut Context<'_>, code: u8) {
+    fn refuse_by_fault(&mut self, context: &mut DeviceView<'_>, code: u8) {
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
                 self.responder.refused = true;
-                self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+                self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
             }
             Some(code) => self.refuse(context, code),
         }
@@ -114,13 +82,13 @@ impl Qp {
     fn tell_established(&mut self) {
         if self.state() == State::ReadyToReceive && !self.responder.established {
             self.responder.established = true;
-            self.notify(Event::CommunicationEstablished {
+            self.notify(DeviceEvent::CommunicationEstablished {
                 qpn: self.parts.qpn,
             });
         }
     }
 
-    fn not_ready(&mut self, context: &mut Context<'_>) {
+    fn not_ready(&mut self, context: &mut DeviceView<'_>) {
         if !self.is_receiving() {
             // The queue itself was at fault.
             return;
@@ -128,16 +96,16 @@ impl Qp {
         context.counters.rnr_naks += 1;
         self.responder.refused = true;
         let code = AckCode::ReceiverNotReady(self.attributes.min_rnr_timer);
-        self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
-    fn refuse(&mut self, context: &mut Context<'_>, code: AckCode) {
-        self.answer(Kind::Ack, self.responder.expected_psn, code, 0);
+    fn refuse(&mut self, context: &mut DeviceView<'_>, code: AckCode) {
+        self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
         let qpn = self.parts.qpn;
         match code {
-            AckCode::InvalidRequest => self.notify(Event::QpRequestError { qpn }),
-            AckCode::AccessError => self.notify(Event::QpAccessError { qpn }),
+            AckCode::InvalidRequest => self.notify(DeviceEvent::QpRequestError { qpn }),
+            AckCode::AccessError => self.notify(DeviceEvent::QpAccessError { qpn }),
             _ => {}
         }
         self.enter_error(context);
@@ -149,11 +117,11 @@ impl Qp {
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.
-    pub(crate) fn refuse_done(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn refuse_done(&mut self, context: &mut DeviceView<'_>) {
         self.responder.owes_ack = false;
         if self.parts.transport == Transport::Rc {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.answer(Kind::Ack, psn, AckCode::OperationalError, 0);
+            self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
         }
         self.enter_error(context);
     }

@@ -3,8 +3,8 @@
 use super::answers::read_answer;
 use super::memory::apply_atomic;
 use crate::device::keys::Access;
-use crate::device::packet::{AckCode, Header, Kind, psn_add, psn_distance};
-use crate::device::qp::{Context, Qp};
+use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
+use crate::device::qp::{DeviceView, Qp};
 
 /// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
 /// most that a requester may have on their way.
@@ -14,10 +14,10 @@ const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
 
 impl Qp {
     /// A request that was carried out before: only its answer is given again.
-    pub(super) fn repeat(&mut self, context: &Context<'_>, header: &Header) {
+    pub(super) fn repeat(&mut self, context: &DeviceView<'_>, header: &Header) {
         match header.kind {
-            Kind::Send | Kind::Write => self.responder.owes_ack = true,
-            Kind::ReadRequest => {
+            PacketKind::Send | PacketKind::Write => self.responder.owes_ack = true,
+            PacketKind::ReadRequest => {
                 let known = psn_distance(
                     self.responder.expected_psn,
                     psn_add(header.psn, self.response_packets(header.total_bytes)),
@@ -30,7 +30,7 @@ impl Qp {
                 } else {
                     // The region went away since. It may have done so because the read is long complete and this is a
                     // late copy of the request: then nobody minds the answer, so it must not end the connection here.
-                    self.answer(Kind::Ack, header.psn, AckCode::AccessError, 0);
+                    self.answer(PacketKind::Ack, header.psn, AckCode::AccessError, 0);
                 }
             }
             _ => {
@@ -42,13 +42,13 @@ impl Qp {
                 if let Some(&(psn, value)) = kept
                     && self.responder.answers.len() < QUEUED_ANSWERS / 2
                 {
-                    self.answer(Kind::AtomicResponse, psn, AckCode::Ack, value);
+                    self.answer(PacketKind::AtomicResponse, psn, AckCode::Ack, value);
                 }
             }
         }
     }
 
-    pub(super) fn on_read(&mut self, context: &mut Context<'_>, header: &Header) {
+    pub(super) fn on_read(&mut self, context: &mut DeviceView<'_>, header: &Header) {
         if self.responder.arriving.is_some() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
@@ -63,7 +63,7 @@ impl Qp {
         self.advance(self.response_packets(header.total_bytes));
     }
 
-    pub(super) fn on_atomic(&mut self, context: &mut Context<'_>, header: &Header) {
+    pub(super) fn on_atomic(&mut self, context: &mut DeviceView<'_>, header: &Header) {
         if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
             return self.refuse(context, AckCode::InvalidRequest);
         }
@@ -89,7 +89,7 @@ impl Qp {
             self.responder.results.pop_front();
         }
         self.responder.results.push_back((header.psn, old));
-        self.answer(Kind::AtomicResponse, header.psn, AckCode::Ack, old);
+        self.answer(PacketKind::AtomicResponse, header.psn, AckCode::Ack, old);
         self.advance(1);
     }
 
@@ -97,7 +97,7 @@ impl Qp {
         total_bytes.div_ceil(self.attributes.mtu_bytes).max(1)
     }
 
-    fn readable(&self, context: &Context<'_>, header: &Header) -> bool {
+    fn readable(&self, context: &DeviceView<'_>, header: &Header) -> bool {
         let allowed =
             self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
         let range = context.keys.resolve_remote(

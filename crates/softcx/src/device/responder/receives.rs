@@ -1,18 +1,18 @@
 //! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
 
-use super::messages::Arriving;
-use crate::device::client::{Event, Transport};
+use super::state::Arriving;
+use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{ScatterError, Source};
-use crate::device::packet::{AckCode, Kind};
-use crate::device::qp::{Context, Qp};
-use crate::device::space::Fault;
+use crate::device::packet::{AckCode, PacketKind};
+use crate::device::qp::{DeviceView, Qp};
+use crate::device::space::AccessFault;
 use crate::device::wire::Counted;
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 impl Qp {
     /// Takes the next posted receive: its running count, or its index if it is of a shared queue, and its room in bytes. Its
     /// segments are in the gather afterwards.
-    pub(super) fn take_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+    pub(super) fn take_receive(&mut self, context: &mut DeviceView<'_>) -> Option<(u32, u64)> {
         let mut taken = self.find_receive(context);
         if let Some((index, _)) = taken
             && let Some(syndrome) = context.wire.strikes(Counted::Recv)
@@ -21,7 +21,7 @@ impl Qp {
             self.complete_recv(context, receive_error(index, syndrome));
             if self.parts.transport == Transport::Rc {
                 let psn = self.responder.expected_psn;
-                self.answer(Kind::Ack, psn, AckCode::OperationalError, 0);
+                self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
             }
             self.enter_error(context);
             taken = None;
@@ -32,11 +32,11 @@ impl Qp {
         taken
     }
 
-    fn find_receive(&mut self, context: &mut Context<'_>) -> Option<(u32, u64)> {
+    fn find_receive(&mut self, context: &mut DeviceView<'_>) -> Option<(u32, u64)> {
         if let Some(index) = self.responder.kept.take() {
             return match self.load_receive(context, index) {
                 Ok(capacity) => Some((index, capacity)),
-                Err(Fault) => {
+                Err(AccessFault) => {
                     self.lose_queue();
                     None
                 }
@@ -67,7 +67,7 @@ impl Qp {
         self.responder.taken = index.wrapping_add(1);
         match self.load_receive(context, index) {
             Ok(capacity) => Some((index, capacity)),
-            Err(Fault) => {
+            Err(AccessFault) => {
                 self.lose_queue();
                 None
             }
@@ -75,7 +75,7 @@ impl Qp {
     }
 
     /// Gives back a receive that was just taken.
-    pub(super) fn put_back(&mut self, context: &mut Context<'_>, index: u32) {
+    pub(super) fn put_back(&mut self, context: &mut DeviceView<'_>, index: u32) {
         match self.parts.srq {
             None => self.responder.taken = self.responder.taken.wrapping_sub(1),
             Some(srq) => {
@@ -86,13 +86,17 @@ impl Qp {
         }
     }
 
-    pub(super) fn load_receive(&self, context: &mut Context<'_>, index: u32) -> Result<u64, Fault> {
+    pub(super) fn load_receive(
+        &self,
+        context: &mut DeviceView<'_>,
+        index: u32,
+    ) -> Result<u64, AccessFault> {
         if let Some(srq) = self.parts.srq {
             let srq = context
                 .srqs
                 .get(srq)
                 .and_then(Option::as_ref)
-                .ok_or(Fault)?;
+                .ok_or(AccessFault)?;
             return Ok(srq.load(context.gather, index as u16)?.0);
         }
         let stride = self.parts.recv_stride_bytes;
@@ -108,7 +112,7 @@ impl Qp {
     /// Puts a payload into the receive at hand, `done` bytes behind its start.
     pub(super) fn scatter(
         &self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         source: &Source<'_>,
         done: u32,
         capacity: u64,
@@ -127,7 +131,7 @@ impl Qp {
     }
 
     /// Completes in error the receives that are posted.
-    pub(crate) fn flush_receives(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn flush_receives(&mut self, context: &mut DeviceView<'_>) {
         if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
@@ -137,7 +141,7 @@ impl Qp {
         if self.parts.srq.is_some() {
             // What is posted to a shared queue belongs to the others.
             if !std::mem::replace(&mut self.responder.told_last, true) {
-                self.notify(Event::LastWqeReached {
+                self.notify(DeviceEvent::LastWqeReached {
                     qpn: self.parts.qpn,
                 });
             }

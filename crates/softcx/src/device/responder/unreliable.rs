@@ -1,18 +1,19 @@
 //! The responder of an unreliable connection: a message whose packets do not all come, in order, is as if it had never been
 //! sent. Its receive is there for the next one (IBTA 9.8.2.2).
 
-use super::messages::{Arriving, send_opcode};
+use super::messages::send_opcode;
 use super::receives::receive_error;
+use super::state::Arriving;
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
-use crate::device::packet::{Header, Kind, flag, psn_add};
-use crate::device::qp::{Context, Qp};
+use crate::device::packet::{Header, PacketKind, flag, psn_add};
+use crate::device::qp::{DeviceView, Qp};
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 impl Qp {
     pub(super) fn on_unreliable(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -23,8 +24,8 @@ impl Qp {
             self.drop_message();
         }
         match header.kind {
-            Kind::Send => self.on_unreliable_send(context, header, source),
-            Kind::Write => self.on_unreliable_write(context, header, source),
+            PacketKind::Send => self.on_unreliable_send(context, header, source),
+            PacketKind::Write => self.on_unreliable_write(context, header, source),
             // Reads and atomics need answers.
             _ => self.drop_message(),
         }
@@ -39,7 +40,7 @@ impl Qp {
 
     fn on_unreliable_send(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -76,7 +77,7 @@ impl Qp {
 
     fn on_unreliable_write(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -130,7 +131,7 @@ impl Qp {
     /// error.
     pub(super) fn end_receive(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DeviceView<'_>,
         index: u32,
         error: ScatterError,
     ) {

@@ -4,7 +4,7 @@ use crate::device::client::Transport;
 use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data};
 use crate::device::fabric::gid_of;
 use crate::device::harness::{World, pattern};
-use crate::device::{Faults, Link};
+use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 const SEND: u8 = 0x0a;
@@ -23,10 +23,10 @@ pub(super) fn address(node: u16, qpn: u32, qkey: u32) -> [[u8; 16]; 3] {
 }
 
 /// The same with a GRH: traffic class 0xa5, hop limit 9, flow label 0x12345.
-fn global(link: Link, gid: [u8; 16], node: u16, qpn: u32, qkey: u32) -> [[u8; 16]; 3] {
+fn global(link: LinkLayer, gid: [u8; 16], node: u16, qpn: u32, qkey: u32) -> [[u8; 16]; 3] {
     let mut segments = address(node, qpn, qkey);
     segments[1][10..12].copy_from_slice(&[0xa5, 9]);
-    let flag = u32::from(link == Link::InfiniBand) << 30;
+    let flag = u32::from(link == LinkLayer::InfiniBand) << 30;
     segments[1][12..].copy_from_slice(&(flag | 0x1_2345).to_be_bytes());
     segments[2] = gid;
     segments
@@ -47,7 +47,7 @@ struct End {
 }
 
 impl Ends {
-    fn new(devices: usize, link: Link, process: fn(usize) -> Process) -> Ends {
+    fn new(devices: usize, link: LinkLayer, process: fn(usize) -> Process) -> Ends {
         let world = World::on_fabric(devices, link);
         let ends = world.devices.iter().map(|device| {
             let mut driver = Driver::new(device, process(1 << 20));
@@ -98,12 +98,12 @@ impl End {
 #[test]
 fn every_length_with_and_without_a_grh() {
     for process in [Process::local as fn(usize) -> Process, Process::other] {
-        for link in [Link::InfiniBand, Link::Ethernet] {
+        for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
             let mut ends = Ends::new(2, link, process);
             let mut counter = 0;
             for len in [0, 1, 64, 65, 1000, 4096] {
                 for has_grh in [false, true] {
-                    if !has_grh && link == Link::Ethernet {
+                    if !has_grh && link == LinkLayer::Ethernet {
                         continue;
                     }
                     let [a, b] = &mut ends.ends[..] else { panic!() };
@@ -113,7 +113,11 @@ fn every_length_with_and_without_a_grh() {
                     b.receive(0, 8192);
                     let gid = gid_of(link, 2);
                     let to = if has_grh {
-                        let node = if link == Link::InfiniBand { 2 } else { 0xc000 };
+                        let node = if link == LinkLayer::InfiniBand {
+                            2
+                        } else {
+                            0xc000
+                        };
                         global(link, gid, node, b.qp.qpn, QKEY)
                     } else {
                         address(2, b.qp.qpn, QKEY)
@@ -134,8 +138,8 @@ fn every_length_with_and_without_a_grh() {
                     assert_eq!(b.read(GRH, len), bytes);
                     let head = b.read(0, GRH);
                     match (link, has_grh) {
-                        (Link::InfiniBand, false) => assert_eq!(head, [0xee; GRH]),
-                        (Link::InfiniBand, true) => {
+                        (LinkLayer::InfiniBand, false) => assert_eq!(head, [0xee; GRH]),
+                        (LinkLayer::InfiniBand, true) => {
                             assert_eq!(head[..4], [0x6a, 0x51, 0x23, 0x45]);
                             let len = (12 + 8 + 4 + len).next_multiple_of(4) + 4;
                             assert_eq!(head[4..6], (len as u16).to_be_bytes());
@@ -144,7 +148,7 @@ fn every_length_with_and_without_a_grh() {
                             assert_eq!(head[24..], gid);
                             assert_eq!(cqe.source_lid, 1);
                         }
-                        (Link::Ethernet, _) => {
+                        (LinkLayer::Ethernet, _) => {
                             assert_eq!(head[..20], [0; 20]);
                             assert_eq!(head[20..22], [0x45, 0xa5]);
                             assert_eq!(head[28..30], [9, 17]);
@@ -160,7 +164,7 @@ fn every_length_with_and_without_a_grh() {
 
 #[test]
 fn a_queue_key_opens_or_there_is_silence() {
-    let mut ends = Ends::new(1, Link::InfiniBand, Process::local);
+    let mut ends = Ends::new(1, LinkLayer::InfiniBand, Process::local);
     let qpn = ends.ends[0].qp.qpn;
     ends.ends[0].receive(1024, 1024);
     for (qkey, opens) in [(0x1112, false), (0, false), (0x8000_0000, true)] {
@@ -180,7 +184,7 @@ fn a_queue_key_opens_or_there_is_silence() {
 
 #[test]
 fn what_is_longer_than_a_packet_or_its_receive_fails() {
-    let mut ends = Ends::new(1, Link::InfiniBand, Process::local);
+    let mut ends = Ends::new(1, LinkLayer::InfiniBand, Process::local);
     let qpn = ends.ends[0].qp.qpn;
     ends.ends[0].receive(8192, 8192);
     ends.ends[0].send(SEND, address(1, qpn, QKEY), 4097);
@@ -191,7 +195,7 @@ fn what_is_longer_than_a_packet_or_its_receive_fails() {
     assert_eq!(end.driver.state(&end.qp), 5);
     drop(ends);
     for room in [GRH + 99, GRH, 10] {
-        let mut ends = Ends::new(2, Link::InfiniBand, Process::local);
+        let mut ends = Ends::new(2, LinkLayer::InfiniBand, Process::local);
         let qpn = ends.ends[1].qp.qpn;
         ends.ends[1].receive(0, room);
         ends.ends[0].send(SEND, address(2, qpn, QKEY), 100);
@@ -208,7 +212,7 @@ fn what_is_longer_than_a_packet_or_its_receive_fails() {
 
 #[test]
 fn a_group_s_members_all_get_it_wherever_they_are() {
-    for link in [Link::InfiniBand, Link::Ethernet] {
+    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut ends = Ends::new(4, link, Process::local);
         let mut gid = [0; 16];
         gid[0] = 0xff;
@@ -255,7 +259,7 @@ fn a_group_s_members_all_get_it_wherever_they_are() {
 
 #[test]
 fn who_blocks_its_own_does_not_hear_itself_but_others() {
-    let mut ends = Ends::new(2, Link::InfiniBand, Process::local);
+    let mut ends = Ends::new(2, LinkLayer::InfiniBand, Process::local);
     let mut gid = [0; 16];
     gid[0] = 0xff;
     let end = &mut ends.ends[0];
@@ -269,7 +273,7 @@ fn who_blocks_its_own_does_not_hear_itself_but_others() {
         end.receive(0, 1000);
     }
     for from in 0..2 {
-        let to = global(Link::InfiniBand, gid, 0xc000, 0xff_ffff, QKEY);
+        let to = global(LinkLayer::InfiniBand, gid, 0xc000, 0xff_ffff, QKEY);
         ends.ends[from].send(SEND, to, 8);
         let received = |cqes: Vec<Cqe>| cqes.iter().filter(|cqe| cqe.opcode.is_receive()).count();
         let counts = [received(ends.polled(0)), received(ends.polled(1))];
@@ -281,7 +285,7 @@ fn who_blocks_its_own_does_not_hear_itself_but_others() {
 #[test]
 fn datagrams_over_a_bad_wire_come_whole_or_not() {
     for seed in 0..20 {
-        let mut ends = Ends::new(2, Link::Ethernet, Process::local);
+        let mut ends = Ends::new(2, LinkLayer::Ethernet, Process::local);
         ends.world.set_faults(Faults {
             loss: 0.2,
             duplicate: 0.1,
@@ -297,7 +301,13 @@ fn datagrams_over_a_bad_wire_come_whole_or_not() {
                 b.receive(0, 2048);
             }
             a.driver.process.write(a.at, &pattern(number, 777));
-            let to = global(Link::Ethernet, gid_of(Link::Ethernet, 2), 0, b.qp.qpn, QKEY);
+            let to = global(
+                LinkLayer::Ethernet,
+                gid_of(LinkLayer::Ethernet, 2),
+                0,
+                b.qp.qpn,
+                QKEY,
+            );
             a.send(SEND, to, 777);
             assert_eq!(ends.polled(0).len(), 1);
             for cqe in ends.polled(1) {

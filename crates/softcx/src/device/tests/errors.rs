@@ -1,7 +1,7 @@
 //! Every syndrome, raised and looked at on both sides.
 
 use crate::device::harness::{End, Shape, World, pattern};
-use crate::device::packet::{Header, Kind, psn_add};
+use crate::device::packet::{Header, PacketKind, psn_add};
 use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
 
@@ -320,7 +320,12 @@ fn bad_response() {
         ..Default::default()
     });
     case.world.turn();
-    let header = Header::new(Kind::AtomicResponse, local.qpn, local.psn, local.connection);
+    let header = Header::new(
+        PacketKind::AtomicResponse,
+        local.qpn,
+        local.psn,
+        local.connection,
+    );
     case.world.devices[0].lock().inject(&header, &[]);
     case.world.settle();
     assert_eq!(case.a.all_sent(), [(0, Some(Syndrome::BadResp))]);
@@ -332,7 +337,11 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
     let mut case = case();
     let local = case.a.qp.local();
     // Nothing is outstanding: responses and acknowledgements out of the blue.
-    for kind in [Kind::ReadResponse, Kind::AtomicResponse, Kind::Ack] {
+    for kind in [
+        PacketKind::ReadResponse,
+        PacketKind::AtomicResponse,
+        PacketKind::Ack,
+    ] {
         for psn in [
             local.psn,
             psn_add(local.psn, 5),
@@ -356,11 +365,11 @@ fn a_response_of_the_wrong_length_or_time_changes_nothing_that_was_not_asked_for
 fn packets_that_make_no_sense_to_a_responder_are_refused() {
     use crate::device::packet::flag;
     // Middle of a message that never began; a last packet of a write that claims more than it has.
-    let middle = |kind: Kind| (kind, 0, 0);
+    let middle = |kind: PacketKind| (kind, 0, 0);
     for (kind, flags, total) in [
-        middle(Kind::Send),
-        middle(Kind::Write),
-        (Kind::Write, flag::FIRST | flag::LAST, 4),
+        middle(PacketKind::Send),
+        middle(PacketKind::Write),
+        (PacketKind::Write, flag::FIRST | flag::LAST, 4),
     ] {
         let mut case = case();
         let (local, remote) = (case.b.qp.local(), case.a.qp.local());

@@ -1,7 +1,7 @@
 //! Devices that find each other by number.
 
 use crate::device::harness::{End, Shape, World, pattern};
-use crate::device::{Attributes, Device, Link, State};
+use crate::device::{Attributes, Device, LinkLayer, State};
 use doorbell_wire::mlx5::{SendRequest, Syndrome};
 
 fn write_all_over(world: &mut World, a: &mut End, b: &End) {
@@ -30,14 +30,14 @@ fn meet(world: &mut World) {
 
 #[test]
 fn nodes_reach_each_other_and_themselves() {
-    for link in [Link::InfiniBand, Link::Ethernet] {
+    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut world = World::on_fabric(3, link);
         let nodes: Vec<_> = world.devices.iter().map(Device::node).collect();
         assert_eq!(nodes, [1, 2, 3]);
         assert_eq!(world.devices[1].link(), link);
         assert_eq!(
             world.devices[1].lid(),
-            if link == Link::InfiniBand { 2 } else { 0 }
+            if link == LinkLayer::InfiniBand { 2 } else { 0 }
         );
         meet(&mut world);
     }
@@ -45,13 +45,13 @@ fn nodes_reach_each_other_and_themselves() {
 
 #[test]
 fn a_full_fabric_reaches_all_of_it() {
-    let mut world = World::on_fabric(63, Link::InfiniBand);
+    let mut world = World::on_fabric(63, LinkLayer::InfiniBand);
     meet(&mut world);
 }
 
 #[test]
 fn numbers_of_queue_pairs_name_their_node() {
-    let world = World::on_fabric(2, Link::InfiniBand);
+    let world = World::on_fabric(2, LinkLayer::InfiniBand);
     let mut seen = Vec::new();
     for device in &world.devices {
         for _ in 0..3 {
@@ -76,7 +76,7 @@ fn patient() -> Shape {
 
 #[test]
 fn nobody_there_is_found_out_by_retrying() {
-    for link in [Link::InfiniBand, Link::Ethernet] {
+    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let mut world = World::on_fabric(1, link);
         // A node that never was, and numbers that no node can have.
         for node in [2, 63, 64, 0] {
@@ -93,16 +93,16 @@ fn nobody_there_is_found_out_by_retrying() {
 
 #[test]
 fn a_peer_that_comes_late_is_found() {
-    let mut world = World::on_fabric(1, Link::Ethernet);
+    let mut world = World::on_fabric(1, LinkLayer::Ethernet);
     let mut a = End::new(&world.devices[0], patient());
     // The number that the first queue pair of the second node will have.
-    let probe = World::node(Link::Ethernet);
+    let probe = World::node(LinkLayer::Ethernet);
     let node = probe.node();
     drop(probe);
     a.write(0, &pattern(3, 64));
     let device = loop {
         // Generations begin at random.
-        let device = World::node(Link::Ethernet);
+        let device = World::node(LinkLayer::Ethernet);
         let b = End::new(&device, patient());
         if b.qp.qpn() >> 14 & 0xf == 9 {
             break device;
@@ -132,11 +132,11 @@ fn a_peer_that_comes_late_is_found() {
 
 #[test]
 fn the_lane_to_a_node_follows_its_number() {
-    let mut world = World::on_fabric(2, Link::InfiniBand);
+    let mut world = World::on_fabric(2, LinkLayer::InfiniBand);
     meet(&mut world);
     for _ in 0..3 {
         world.devices.pop();
-        let device = World::node(Link::InfiniBand);
+        let device = World::node(LinkLayer::InfiniBand);
         assert_eq!(device.node(), 2);
         world.devices.push(device);
         meet(&mut world);
@@ -145,7 +145,7 @@ fn the_lane_to_a_node_follows_its_number() {
 
 #[test]
 fn a_node_that_died_in_silence_does_not_hold_the_others_up() {
-    let mut world = World::on_fabric(3, Link::InfiniBand);
+    let mut world = World::on_fabric(3, LinkLayer::InfiniBand);
     meet(&mut world);
     // Its inbox is not read any more, and its entry stays.
     let dead = world.devices.remove(1);

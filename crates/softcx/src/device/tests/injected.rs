@@ -1,9 +1,9 @@
 //! Faults by number, and the trace.
 
-use crate::device::client::{Event, Transport};
+use crate::device::client::{DeviceEvent, Transport};
 use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
 use crate::device::harness::World;
-use crate::device::{Faults, Link};
+use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, Syndrome};
 
 const WRITE: u8 = 0x08;
@@ -21,7 +21,7 @@ struct Pair {
 
 impl Pair {
     fn new(faults: Faults) -> Pair {
-        let world = World::on_fabric(1, Link::InfiniBand);
+        let world = World::on_fabric(1, LinkLayer::InfiniBand);
         let mut driver = Driver::new(&world.devices[0], Process::local(1 << 20));
         driver.dlid = world.devices[0].node();
         let cqs = [driver.cq(64, 64), driver.cq(64, 64)];
@@ -109,8 +109,8 @@ fn a_request_is_refused_as_asked() {
         assert_eq!(received, [0, FLUSH, FLUSH]);
         let qpn = pair.qps[1].qpn;
         let event = match code {
-            0x61 => vec![Event::QpRequestError { qpn }],
-            0x62 => vec![Event::QpAccessError { qpn }],
+            0x61 => vec![DeviceEvent::QpRequestError { qpn }],
+            0x62 => vec![DeviceEvent::QpAccessError { qpn }],
             _ => vec![],
         };
         assert_eq!(pair.driver.heard.take(), event);
@@ -151,8 +151,8 @@ fn a_completion_without_room_fails_its_queue() {
     assert_eq!((sent, received), (vec![], vec![]));
     let heard = pair.driver.heard.take();
     let cqn = pair.cqs[0].cqn;
-    assert_eq!(heard[0], Event::CqError { cqn });
-    assert!(heard.contains(&Event::QpFatal {
+    assert_eq!(heard[0], DeviceEvent::CqError { cqn });
+    assert!(heard.contains(&DeviceEvent::QpFatal {
         qpn: pair.qps[0].qpn
     }));
 }
@@ -173,12 +173,18 @@ fn the_link_goes_down_and_comes_back() {
     until(&mut pair, 500_000);
     assert_eq!(pair.driver.heard.take(), []);
     until(&mut pair, 1_200_000);
-    assert_eq!(pair.driver.heard.take(), [Event::Port { active: false }]);
+    assert_eq!(
+        pair.driver.heard.take(),
+        [DeviceEvent::Port { active: false }]
+    );
     pair.driver.send(&mut pair.qps[0], &write);
     until(&mut pair, 2_500_000);
     assert_eq!(pair.polled(0), []);
     until(&mut pair, 9_000_000);
-    assert_eq!(pair.driver.heard.take(), [Event::Port { active: true }]);
+    assert_eq!(
+        pair.driver.heard.take(),
+        [DeviceEvent::Port { active: true }]
+    );
     assert_eq!(pair.polled(0), [0]);
 }
 
@@ -199,7 +205,7 @@ fn a_device_that_is_pulled_out_does_nothing_more_and_says_so_once() {
     while pair.world.now_ns < 1_200_000 {
         pair.world.turn();
     }
-    assert_eq!(pair.driver.heard.take(), [Event::DeviceFatal]);
+    assert_eq!(pair.driver.heard.take(), [DeviceEvent::DeviceFatal]);
     pair.driver.send(&mut pair.qps[0], &write);
     while pair.world.now_ns < 9_000_000 {
         pair.world.turn();

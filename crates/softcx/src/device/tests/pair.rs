@@ -1,6 +1,6 @@
 //! One connection between two clients, on one device or on two.
 
-use crate::device::Link;
+use crate::device::LinkLayer;
 use crate::device::client::Transport;
 use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
 use crate::device::harness::World;
@@ -21,7 +21,7 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(transport: Transport, devices: usize, process: fn(usize) -> Process) -> Pair {
-        let world = World::on_fabric(devices, Link::InfiniBand);
+        let world = World::on_fabric(devices, LinkLayer::InfiniBand);
         let [first, last] = [&world.devices[0], &world.devices[devices - 1]];
         let mut a = Driver::new(first, process(4 << 20));
         let mut b = Driver::new(last, process(4 << 20));

@@ -1,11 +1,11 @@
 //! Receives that queue pairs share.
 
-use crate::device::client::{Event, QpParts, Transport};
+use crate::device::client::{DeviceEvent, QpParts, Transport};
 use crate::device::driver::{
     ALL, Driver, DriverCq, DriverQp, DriverSrq, Process, Work, data, remote,
 };
 use crate::device::harness::{World, pattern};
-use crate::device::{Faults, Link};
+use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 const WRITE_IMM: u8 = 0x09;
@@ -30,7 +30,7 @@ struct Shared {
 
 impl Shared {
     fn new(transport: Transport, wqes: u32, process: fn(usize) -> Process) -> Shared {
-        let world = World::on_fabric(2, Link::InfiniBand);
+        let world = World::on_fabric(2, LinkLayer::InfiniBand);
         let mut a = Driver::new(&world.devices[0], process(1 << 20));
         let mut b = Driver::new(&world.devices[1], process(1 << 20));
         (a.dlid, b.dlid) = (world.devices[1].node(), world.devices[0].node());
@@ -233,7 +233,7 @@ fn a_failed_queue_pair_flushes_only_what_it_had_taken_and_says_that_it_is_done()
         }
         shared.b.to_state(&shared.into[0], ERROR).unwrap();
         let qpn = shared.into[0].qpn;
-        assert_eq!(shared.b.heard.take(), [Event::LastWqeReached { qpn }]);
+        assert_eq!(shared.b.heard.take(), [DeviceEvent::LastWqeReached { qpn }]);
         assert_eq!(shared.polled(1), []);
         // The others go on.
         shared.send(1, 8, SEND);
@@ -271,7 +271,7 @@ fn the_limit_is_told_once() {
     let srqn = shared.srq.srqn;
     for (sent, expected) in [
         (1, vec![]),
-        (2, vec![Event::SrqLimitReached { srqn }]),
+        (2, vec![DeviceEvent::SrqLimitReached { srqn }]),
         (3, vec![]),
     ] {
         shared.send(0, 8, SEND);

@@ -4,7 +4,7 @@
 use crate::device::client::Transport;
 use crate::device::driver::{ALL, Driver, Process, Work, data, remote};
 use crate::device::harness::World;
-use crate::device::options::Link;
+use crate::device::options::LinkLayer;
 use crate::device::space::calls;
 
 fn cpu_ns() -> u64 {
@@ -19,7 +19,7 @@ fn cpu_ns() -> u64 {
 
 /// Messages of one size from one client to another, with so many on their way.
 fn measure(devices: usize, process: fn(usize) -> Process, bytes: u32, depth: u16, send: bool) {
-    let mut world = World::on_fabric(devices, Link::InfiniBand);
+    let mut world = World::on_fabric(devices, LinkLayer::InfiniBand);
     let (first, last) = (world.devices[0].clone(), world.devices[devices - 1].clone());
     let mut a = Driver::new(&first, process(4 << 20));
     let mut b = Driver::new(&last, process(4 << 20));

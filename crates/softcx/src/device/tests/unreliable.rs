@@ -2,7 +2,7 @@
 
 use super::pair::{Pair, ROOM};
 use crate::device::Faults;
-use crate::device::client::{Event, QpAttributes, Transport, mask};
+use crate::device::client::{DeviceEvent, QpAttributes, Transport, mask};
 use crate::device::driver::{Process, Work, data, remote};
 use crate::device::harness::pattern;
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
@@ -260,7 +260,7 @@ fn a_drained_queue_finishes_what_it_began_and_tells() {
     assert_eq!(pair.sent(), [(0, 0)]);
     assert!(!query(&pair).sq_draining);
     let qpn = pair.qps[0].qpn;
-    assert_eq!(pair.a.heard.take(), [Event::SendQueueDrained { qpn }]);
+    assert_eq!(pair.a.heard.take(), [DeviceEvent::SendQueueDrained { qpn }]);
     pair.a.to_state(&pair.qps[0], READY_TO_SEND).unwrap();
     assert_eq!(pair.sent(), [(next, 0)]);
     assert_eq!(pair.a.heard.take(), []);
@@ -283,7 +283,7 @@ fn the_first_packet_before_the_last_transition_is_told_of() {
         let qpn = qp.qpn;
         assert_eq!(
             pair.b.heard.take(),
-            [Event::CommunicationEstablished { qpn }]
+            [DeviceEvent::CommunicationEstablished { qpn }]
         );
     }
 }

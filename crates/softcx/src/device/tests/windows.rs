@@ -1,6 +1,6 @@
 //! Memory windows: opened, used, closed from both sides.
 
-use crate::device::client::{Event, MrRange, Transport};
+use crate::device::client::{DeviceEvent, MrRange, Transport};
 use crate::device::driver::{Driver, DriverCq, DriverQp, Process, Work, data, remote};
 use crate::device::harness::World;
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
@@ -176,7 +176,7 @@ fn a_window_opens_what_it_was_bound_to_and_nothing_else() {
                 let (opcode, key, addr, len) = case(start(&pair), new, old);
                 assert_eq!(pair.access(opcode, key, addr, len), DENIED);
                 let qpn = pair.qps[1].qpn;
-                assert_eq!(pair.b.heard.take(), [Event::QpAccessError { qpn }]);
+                assert_eq!(pair.b.heard.take(), [DeviceEvent::QpAccessError { qpn }]);
             }
         }
     }

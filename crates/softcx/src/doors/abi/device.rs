@@ -1,6 +1,6 @@
 //! Contexts, the device and its port, and the frame of every call.
 
-use super::layouts;
+use super::layout::layouts;
 
 layouts! {
     IoctlHeader = "struct ib_uverbs_ioctl_hdr" {

@@ -1,6 +1,6 @@
 //! What libmlx5 adds to the calls: mlx5-abi.h.
 
-use super::layouts;
+use super::layout::layouts;
 
 layouts! {
     Mlx5AllocContext = "struct mlx5_ib_alloc_ucontext_req_v2" {

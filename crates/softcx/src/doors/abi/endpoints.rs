@@ -1,6 +1,6 @@
 //! Queue pairs, their paths, address handles and multicast groups.
 
-use super::layouts;
+use super::layout::layouts;
 
 layouts! {
     CreateQp = "struct ib_uverbs_create_qp" {

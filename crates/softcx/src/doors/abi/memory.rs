@@ -1,6 +1,6 @@
 //! Protection domains, memory regions and memory windows.
 
-use super::layouts;
+use super::layout::layouts;
 
 layouts! {
     AllocPd = "struct ib_uverbs_alloc_pd" { response: u64 }

@@ -6,142 +6,16 @@
 mod device;
 mod driver;
 mod endpoints;
+mod layout;
 mod memory;
 mod queues;
 
 pub(super) use device::*;
 pub(super) use driver::*;
 pub(super) use endpoints::*;
+pub(super) use layout::Layout;
 pub(super) use memory::*;
 pub(super) use queues::*;
-
-/// A structure of the interface.
-pub(super) trait Layout: Sized {
-    /// Its size.
-    const BYTES: usize;
-
-    /// Reads one; what the bytes lack is zero, as the kernel has it for callers that know a shorter form.
-    fn read(bytes: &[u8]) -> Self;
-
-    /// Its bytes, padding zero.
-    fn to_bytes(self) -> Vec<u8>;
-}
-
-/// A member of one.
-trait Field: Sized {
-    fn get(bytes: &[u8]) -> Self;
-    fn put(&self, bytes: &mut [u8]);
-}
-
-macro_rules! number_fields {
-    ($($number:ty),*) => {$(
-        impl Field for $number {
-            fn get(bytes: &[u8]) -> Self {
-                bytes.first_chunk().map_or(0, |bytes| Self::from_ne_bytes(*bytes))
-            }
-
-            fn put(&self, bytes: &mut [u8]) {
-                if let Some(bytes) = bytes.first_chunk_mut() {
-                    *bytes = self.to_ne_bytes();
-                }
-            }
-        }
-    )*};
-}
-number_fields!(u8, u16, u32, u64, i32);
-
-impl<const N: usize> Field for [u8; N] {
-    fn get(bytes: &[u8]) -> Self {
-        bytes.first_chunk().copied().unwrap_or([0; N])
-    }
-
-    fn put(&self, bytes: &mut [u8]) {
-        if let Some(bytes) = bytes.first_chunk_mut() {
-            *bytes = *self;
-        }
-    }
-}
-
-/// One structure of a table: its name in C, its size, and name, offset and size of each member.
-#[cfg(test)]
-type Row = (&'static str, usize, Vec<(&'static str, usize, usize)>);
-
-macro_rules! layouts {
-    ($($name:ident = $c:literal { $($field:ident: $kind:ty),* $(,)? })*) => {
-        $(
-            #[doc = concat!("`", $c, "`")]
-            #[repr(C)]
-            #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-            pub(in crate::doors) struct $name {
-                $(pub(in crate::doors) $field: $kind),*
-            }
-
-            impl $crate::doors::abi::Layout for $name {
-                const BYTES: usize = size_of::<$name>();
-
-                fn read(bytes: &[u8]) -> Self {
-                    let mut whole = [0; size_of::<$name>()];
-                    for (to, from) in whole.iter_mut().zip(bytes) {
-                        *to = *from;
-                    }
-                    $name {
-                        $($field: $crate::doors::abi::Field::get(
-                            whole.get(std::mem::offset_of!($name, $field)..).unwrap_or_default(),
-                        )),*
-                    }
-                }
-
-                fn to_bytes(self) -> Vec<u8> {
-                    let mut bytes = vec![0; size_of::<$name>()];
-                    $(
-                        let member = bytes
-                            .get_mut(std::mem::offset_of!($name, $field)..)
-                            .unwrap_or_default();
-                        $crate::doors::abi::Field::put(&self.$field, member);
-                    )*
-                    bytes
-                }
-            }
-
-            impl $crate::doors::abi::Field for $name {
-                fn get(bytes: &[u8]) -> Self {
-                    $crate::doors::abi::Layout::read(bytes)
-                }
-
-                fn put(&self, bytes: &mut [u8]) {
-                    for (to, from) in bytes.iter_mut().zip($crate::doors::abi::Layout::to_bytes(*self)) {
-                        *to = from;
-                    }
-                }
-            }
-
-            impl Default for $name {
-                fn default() -> Self {
-                    $crate::doors::abi::Layout::read(&[])
-                }
-            }
-        )*
-
-        #[cfg(test)]
-        pub(super) fn rows() -> Vec<$crate::doors::abi::Row> {
-            vec![$((
-                $c,
-                size_of::<$name>(),
-                vec![$((
-                    stringify!($field),
-                    std::mem::offset_of!($name, $field),
-                    $crate::doors::abi::size_of_field(|it: &$name| it.$field),
-                )),*],
-            )),*]
-        }
-    };
-}
-use layouts;
-
-#[cfg(test)]
-fn size_of_field<S, F>(_: fn(&S) -> F) -> usize {
-    size_of::<F>()
-}
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -150,6 +24,7 @@ mod tests {
     use std::io::Write as _;
     use std::process::Command;
 
+    use super::layout::Row;
     use super::*;
 
     /// Says that this machine cannot run a test, as `tests/waived` does.

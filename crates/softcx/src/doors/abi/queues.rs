@@ -1,6 +1,6 @@
 //! Completion channels, completion queues and shared receive queues.
 
-use super::layouts;
+use super::layout::layouts;
 
 layouts! {
     CreateCompChannel = "struct ib_uverbs_create_comp_channel" { response: u64 }

@@ -1,12 +1,12 @@
 //! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
 
-use super::Call;
+use super::UverbsCall;
 use crate::device::client::Errno;
 use crate::doors::abi::{CreateAh, CreateAhResp, DestroyAh, Mlx5CreateAhResp};
 use crate::doors::objects::Object;
-use crate::doors::port::{GIDS, Port};
+use crate::doors::port::{GIDS, PortIdentity};
 
-pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateAh = call.request()?;
     let (attributes, route) = (request.attr, request.attr.grh);
     let global = attributes.is_global != 0;
@@ -23,7 +23,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     if port.is_ethernet() {
         let response = Mlx5CreateAhResp {
             response_length: call.driver_room::<Mlx5CreateAhResp>(),
-            dmac: Port::mac_of(&route.dgid),
+            dmac: PortIdentity::mac_of(&route.dgid),
             reserved: [0; 6],
         };
         call.driver_respond(response);
@@ -31,7 +31,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DestroyAh = call.request()?;
     call.tables.objects.ah(request.ah_handle)?;
     call.tables.objects.remove(request.ah_handle);

@@ -17,7 +17,7 @@ const DATA_AT: u64 = 8;
 
 /// What an attribute of a method is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AttributeKind {
     /// Bytes for the method, at least and at most so many; up to 8 lie in the attribute itself.
     In(u16, u16),
     /// Room for bytes, at least so many.
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 }
 
 /// An attribute of a method: its number, what it is, and whether it has to be there.
-pub(super) type Spec = (u16, Kind, bool);
+pub(super) type Spec = (u16, AttributeKind, bool);
 
 /// The attributes of a call, checked against those of its method.
 #[derive(Debug)]
@@ -38,11 +38,11 @@ pub(super) struct Arguments {
     /// Address of the first attribute.
     list_at: u64,
     list: Vec<IoctlAttribute>,
-    outputs: Vec<Output>,
+    outputs: Vec<AttributeOutput>,
 }
 
 #[derive(Debug)]
-enum Output {
+enum AttributeOutput {
     Bytes { index: usize, bytes: Vec<u8> },
     Handle { index: usize, value: u64 },
     Valid { index: usize },
@@ -94,9 +94,9 @@ impl Arguments {
                 continue;
             };
             let fits = match kind {
-                Kind::In(least, most) => (*least..=*most).contains(&attribute.len),
-                Kind::Out(least) => attribute.len >= *least,
-                Kind::Handle | Kind::New => attribute.len == 0,
+                AttributeKind::In(least, most) => (*least..=*most).contains(&attribute.len),
+                AttributeKind::Out(least) => attribute.len >= *least,
+                AttributeKind::Handle | AttributeKind::New => attribute.len == 0,
             };
             if !fits || attribute.attr_data != 0 || seen.contains(&attribute.attr_id) {
                 return Err(libc::EINVAL);
@@ -206,7 +206,7 @@ impl Arguments {
         if let Some((index, attribute)) = self.find(id) {
             let bytes = bytes.iter().take(usize::from(attribute.len)).copied();
             let bytes = bytes.collect();
-            self.outputs.push(Output::Bytes { index, bytes });
+            self.outputs.push(AttributeOutput::Bytes { index, bytes });
         }
     }
 
@@ -220,14 +220,14 @@ impl Arguments {
     /// Says that an output is valid, whether or not something was written.
     pub(super) fn mark_valid(&mut self, id: u16) {
         if let Some((index, _)) = self.find(id) {
-            self.outputs.push(Output::Valid { index });
+            self.outputs.push(AttributeOutput::Valid { index });
         }
     }
 
     /// The handle of what was made.
     pub(super) fn answer_handle(&mut self, id: u16, value: u64) {
         if let Some((index, _)) = self.find(id) {
-            self.outputs.push(Output::Handle { index, value });
+            self.outputs.push(AttributeOutput::Handle { index, value });
         }
     }
 
@@ -244,9 +244,9 @@ impl Arguments {
     /// Writes the answers into the process.
     pub(super) fn write_answers(&self) -> Result<(), Errno> {
         for output in &self.outputs {
-            let (Output::Bytes { index, .. }
-            | Output::Handle { index, .. }
-            | Output::Valid { index }) = *output;
+            let (AttributeOutput::Bytes { index, .. }
+            | AttributeOutput::Handle { index, .. }
+            | AttributeOutput::Valid { index }) = *output;
             let Some(attribute) = self.list.get(index) else {
                 continue;
             };
@@ -254,10 +254,10 @@ impl Arguments {
                 .list_at
                 .wrapping_add((index * IoctlAttribute::BYTES) as u64);
             match output {
-                Output::Bytes { bytes, .. } if !bytes.is_empty() => {
+                AttributeOutput::Bytes { bytes, .. } if !bytes.is_empty() => {
                     self.write(attribute.data, bytes)?;
                 }
-                Output::Handle { value, .. } => {
+                AttributeOutput::Handle { value, .. } => {
                     self.write(at.wrapping_add(DATA_AT), &value.to_ne_bytes())?;
                     continue;
                 }

@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use super::arguments::{Kind, Spec};
-use super::{Call, Made};
+use super::arguments::{AttributeKind, Spec};
+use super::{Made, UverbsCall};
 use crate::device::client::Errno;
-use crate::doors::channel::{Carries, Channel};
+use crate::doors::event_pipe::{Carries, EventPipe};
 use crate::doors::limits;
 
-pub(super) const ATTRIBUTES: &[Spec] = &[(0, Kind::New, true)];
+pub(super) const ATTRIBUTES: &[Spec] = &[(0, AttributeKind::New, true)];
 
-pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn allocate(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.context.events.channels() >= limits::ASYNC_CHANNELS {
         return Err(libc::EMFILE);
     }
-    let (channel, descriptor) = Channel::new(Carries::AsyncEvents)?;
+    let (channel, descriptor) = EventPipe::new(Carries::AsyncEvents)?;
     call.made.push(Made::AsyncChannel(channel.inode()));
     call.context.events.add_channel(Arc::new(channel));
     call.give(descriptor, |call, number| {
@@ -25,7 +25,7 @@ pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 /// The channel that an attribute names by its descriptor, if the attribute is there.
-pub(super) fn find(call: &Call<'_>, id: u16) -> Result<Option<Arc<Channel>>, Errno> {
+pub(super) fn find(call: &UverbsCall<'_>, id: u16) -> Result<Option<Arc<EventPipe>>, Errno> {
     if !call.arguments.has(id) {
         return Ok(None);
     }

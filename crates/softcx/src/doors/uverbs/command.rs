@@ -1,7 +1,7 @@
 //! The commands of the older interface, which the method INVOKE_WRITE carries.
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER_IN, DRIVER_OUT, UverbsCall};
 use super::{ah, completion_channel, cq, device, mr, multicast, mw, pd, qp, srq};
 use crate::device::client::Errno;
 use crate::doors::abi::*;
@@ -12,9 +12,9 @@ const OUT: u16 = 1;
 const NUMBER: u16 = 2;
 
 pub(super) const ATTRIBUTES: &[Spec] = &[
-    (IN, Kind::In(4, u16::MAX), false),
-    (OUT, Kind::Out(0), false),
-    (NUMBER, Kind::In(8, 8), true),
+    (IN, AttributeKind::In(4, u16::MAX), false),
+    (OUT, AttributeKind::Out(0), false),
+    (NUMBER, AttributeKind::In(8, 8), true),
     DRIVER_IN,
     DRIVER_OUT,
 ];
@@ -24,94 +24,99 @@ const EXTENDED: u32 = 1 << 31;
 const NUMBER_MASK: u32 = 0xff;
 
 /// A command: number, least sizes of request and response, and what it does.
-struct Command(u32, usize, usize, fn(&mut Call<'_>) -> Result<(), Errno>);
+struct UverbsCommand(
+    u32,
+    usize,
+    usize,
+    fn(&mut UverbsCall<'_>) -> Result<(), Errno>,
+);
 
 /// In the order of `ib_uverbs_write_cmds`. An extended response may end with `response_length`.
-const COMMANDS: &[Command] = &[
-    Command(
+const COMMANDS: &[UverbsCommand] = &[
+    UverbsCommand(
         0,
         GetContext::BYTES,
         GetContextResp::BYTES,
         device::get_context,
     ),
-    Command(1, QueryDevice::BYTES, QueryDeviceResp::BYTES, device::query),
-    Command(
+    UverbsCommand(1, QueryDevice::BYTES, QueryDeviceResp::BYTES, device::query),
+    UverbsCommand(
         2,
         QueryPort::BYTES,
         QueryPortResp::BYTES,
         device::query_port,
     ),
-    Command(3, AllocPd::BYTES, AllocPdResp::BYTES, pd::alloc),
-    Command(4, DeallocPd::BYTES, 0, pd::dealloc),
-    Command(5, CreateAh::BYTES, CreateAhResp::BYTES, ah::create),
-    Command(8, DestroyAh::BYTES, 0, ah::destroy),
-    Command(9, RegMr::BYTES, RegMrResp::BYTES, mr::reg),
-    Command(11, ReregMr::BYTES, ReregMrResp::BYTES, mr::rereg),
-    Command(13, DeregMr::BYTES, 0, mr::dereg),
-    Command(14, AllocMw::BYTES, AllocMwResp::BYTES, mw::alloc),
-    Command(16, DeallocMw::BYTES, 0, mw::dealloc),
-    Command(
+    UverbsCommand(3, AllocPd::BYTES, AllocPdResp::BYTES, pd::alloc),
+    UverbsCommand(4, DeallocPd::BYTES, 0, pd::dealloc),
+    UverbsCommand(5, CreateAh::BYTES, CreateAhResp::BYTES, ah::create),
+    UverbsCommand(8, DestroyAh::BYTES, 0, ah::destroy),
+    UverbsCommand(9, RegMr::BYTES, RegMrResp::BYTES, mr::reg),
+    UverbsCommand(11, ReregMr::BYTES, ReregMrResp::BYTES, mr::rereg),
+    UverbsCommand(13, DeregMr::BYTES, 0, mr::dereg),
+    UverbsCommand(14, AllocMw::BYTES, AllocMwResp::BYTES, mw::alloc),
+    UverbsCommand(16, DeallocMw::BYTES, 0, mw::dealloc),
+    UverbsCommand(
         17,
         CreateCompChannel::BYTES,
         CreateCompChannelResp::BYTES,
         completion_channel::create,
     ),
-    Command(18, CreateCq::BYTES, CreateCqResp::BYTES, cq::create),
-    Command(19, ResizeCq::BYTES, ResizeCqResp::BYTES, cq::resize),
-    Command(20, DestroyCq::BYTES, DestroyCqResp::BYTES, cq::destroy),
-    Command(24, CreateQp::BYTES, CreateQpResp::BYTES, qp::create),
-    Command(25, QueryQp::BYTES, QueryQpResp::BYTES, qp::query),
-    Command(26, ModifyQp::BYTES, 0, qp::modify),
-    Command(27, DestroyQp::BYTES, DestroyQpResp::BYTES, qp::destroy),
-    Command(30, Multicast::BYTES, 0, multicast::attach),
-    Command(31, Multicast::BYTES, 0, multicast::detach),
-    Command(32, CreateSrq::BYTES, CreateSrqResp::BYTES, srq::create),
-    Command(33, ModifySrq::BYTES, 0, srq::modify),
-    Command(34, QuerySrq::BYTES, QuerySrqResp::BYTES, srq::query),
-    Command(35, DestroySrq::BYTES, DestroySrqResp::BYTES, srq::destroy),
-    Command(
+    UverbsCommand(18, CreateCq::BYTES, CreateCqResp::BYTES, cq::create),
+    UverbsCommand(19, ResizeCq::BYTES, ResizeCqResp::BYTES, cq::resize),
+    UverbsCommand(20, DestroyCq::BYTES, DestroyCqResp::BYTES, cq::destroy),
+    UverbsCommand(24, CreateQp::BYTES, CreateQpResp::BYTES, qp::create),
+    UverbsCommand(25, QueryQp::BYTES, QueryQpResp::BYTES, qp::query),
+    UverbsCommand(26, ModifyQp::BYTES, 0, qp::modify),
+    UverbsCommand(27, DestroyQp::BYTES, DestroyQpResp::BYTES, qp::destroy),
+    UverbsCommand(30, Multicast::BYTES, 0, multicast::attach),
+    UverbsCommand(31, Multicast::BYTES, 0, multicast::detach),
+    UverbsCommand(32, CreateSrq::BYTES, CreateSrqResp::BYTES, srq::create),
+    UverbsCommand(33, ModifySrq::BYTES, 0, srq::modify),
+    UverbsCommand(34, QuerySrq::BYTES, QuerySrqResp::BYTES, srq::query),
+    UverbsCommand(35, DestroySrq::BYTES, DestroySrqResp::BYTES, srq::destroy),
+    UverbsCommand(
         39,
         CreateXsrq::BYTES,
         CreateSrqResp::BYTES,
         srq::create_extended,
     ),
-    Command(
+    UverbsCommand(
         EXTENDED | 1,
         ExQueryDevice::BYTES,
         QueryDeviceResp::BYTES + 8,
         device::query_extended,
     ),
-    Command(
+    UverbsCommand(
         EXTENDED | 18,
         ExCreateCq::BYTES,
         ExCreateCqResp::BYTES,
         cq::create_extended,
     ),
     // As far as `comp_mask`.
-    Command(
+    UverbsCommand(
         EXTENDED | 24,
         ExCreateQp::BYTES - 12,
         ExCreateQpResp::BYTES,
         qp::create_extended,
     ),
     // As far as `base`.
-    Command(
+    UverbsCommand(
         EXTENDED | 26,
         ModifyQp::BYTES,
         ExModifyQpResp::BYTES,
         qp::modify_extended,
     ),
-    Command(EXTENDED | 57, ExModifyCq::BYTES, 0, cq::modify),
+    UverbsCommand(EXTENDED | 57, ExModifyCq::BYTES, 0, cq::modify),
 ];
 
 /// INVOKE_WRITE.
-pub(super) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn invoke(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let number = call.arguments.number(NUMBER, u64::from(u32::MAX))? as u32;
     if number & !(EXTENDED | NUMBER_MASK) != 0 {
         return Err(libc::EINVAL);
     }
     let command = COMMANDS.iter().find(|command| command.0 == number);
-    let Some(Command(_, request, response, run)) = command else {
+    let Some(UverbsCommand(_, request, response, run)) = command else {
         return Err(libc::EOPNOTSUPP);
     };
     if call.arguments.length(IN) < *request || call.arguments.length(OUT) < *response {
@@ -125,7 +130,7 @@ pub(super) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-impl Call<'_> {
+impl UverbsCall<'_> {
     pub(super) fn request<T: Layout>(&self) -> Result<T, Errno> {
         Ok(T::read(&self.arguments.bytes(IN)?))
     }

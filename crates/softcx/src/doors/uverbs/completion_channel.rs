@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use super::{Call, Made};
+use super::{Made, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::{CreateCompChannel, CreateCompChannelResp};
-use crate::doors::channel::{Carries, Channel};
 use crate::doors::context::CompletionChannel;
+use crate::doors::event_pipe::{Carries, EventPipe};
 use crate::doors::limits;
 use crate::doors::objects::Object;
 
-pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let _: CreateCompChannel = call.request()?;
     forget_closed(call);
     if call.tables.channels.len() >= limits::CHANNELS {
         return Err(libc::EMFILE);
     }
-    let (channel, descriptor) = Channel::new(Carries::Completions)?;
+    let (channel, descriptor) = EventPipe::new(Carries::Completions)?;
     let inode = channel.inode();
     let number = call.give(descriptor, |call, number| {
         call.respond(CreateCompChannelResp { fd: number as u32 });
@@ -31,7 +31,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 /// No command says that a process has closed a channel; so it is looked for before another is made. What queues use stays.
-fn forget_closed(call: &mut Call<'_>) {
+fn forget_closed(call: &mut UverbsCall<'_>) {
     let open = |it: &CompletionChannel| {
         it.space != call.descriptors.space()
             || call.descriptors.inode(it.number) == Some(it.channel.inode())
@@ -49,7 +49,7 @@ fn forget_closed(call: &mut Call<'_>) {
 }
 
 /// The channel that a process names by its descriptor.
-pub(super) fn find(call: &Call<'_>, number: i32) -> Result<Arc<Channel>, Errno> {
+pub(super) fn find(call: &UverbsCall<'_>, number: i32) -> Result<Arc<EventPipe>, Errno> {
     let inode = call.descriptors.inode(number).ok_or(libc::EBADF)?;
     call.tables
         .channels

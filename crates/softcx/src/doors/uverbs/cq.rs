@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, completion_channel, uar};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, completion_channel, uar};
 use crate::device::client::{CqParts, Errno, EventSink};
 use crate::doors::abi::*;
-use crate::doors::channel::Channel;
-use crate::doors::context::Context;
-use crate::doors::events::{Completions, Subject};
+use crate::doors::event_pipe::EventPipe;
+use crate::doors::events::{Completions, EventSubject};
 use crate::doors::limits;
-use crate::doors::objects::{Cq, Object};
+use crate::doors::objects::{CqObject, Object};
 
 /// `uverbs_attrs_create_cq_cmd_attr_ids`.
 const HANDLE: u16 = 0;
@@ -30,7 +29,7 @@ const UAR_PAGE_INDEX: u16 = 1 << 1;
 /// `IB_CQ_MODERATE`.
 const MODERATE: u32 = 1;
 
-pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateCq = call.request()?;
     let response = make(
         call,
@@ -47,7 +46,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ExCreateCq = call.extended_request()?;
     if request.comp_mask != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
@@ -63,20 +62,20 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
-    (HANDLE, Kind::New, true),
-    (CQE, Kind::In(4, 4), true),
-    (USER_HANDLE, Kind::In(8, 8), true),
-    (COMP_CHANNEL, Kind::Handle, false),
-    (COMP_VECTOR, Kind::In(4, 4), true),
-    (FLAGS, Kind::In(4, 8), false),
-    (RESP_CQE, Kind::Out(4), true),
-    (EVENT_FD, Kind::Handle, false),
+    (HANDLE, AttributeKind::New, true),
+    (CQE, AttributeKind::In(4, 4), true),
+    (USER_HANDLE, AttributeKind::In(8, 8), true),
+    (COMP_CHANNEL, AttributeKind::Handle, false),
+    (COMP_VECTOR, AttributeKind::In(4, 4), true),
+    (FLAGS, AttributeKind::In(4, 8), false),
+    (RESP_CQE, AttributeKind::Out(4), true),
+    (EVENT_FD, AttributeKind::Handle, false),
     DRIVER_IN,
     DRIVER_OUT,
 ];
 
 /// The method, which also says where asynchronous events of the queue go.
-pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let comp_channel = if call.arguments.has(COMP_CHANNEL) {
         let number = call.arguments.descriptor(COMP_CHANNEL)?;
@@ -105,9 +104,9 @@ pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn make(
-    call: &mut Call<'_>,
+    call: &mut UverbsCall<'_>,
     request: ExCreateCq,
-    events: Option<Arc<Channel>>,
+    events: Option<Arc<EventPipe>>,
 ) -> Result<CreateCqResp, Errno> {
     let driver: Mlx5CreateCq = call.driver_request()?;
     if request.comp_vector >= limits::COMPLETION_VECTORS {
@@ -144,8 +143,8 @@ fn make(
     })?;
     call.context
         .events
-        .name(Subject::Cq(cqn), request.user_handle, events);
-    let cq = Cq {
+        .name(EventSubject::Cq(cqn), request.user_handle, events);
+    let cq = CqObject {
         cqn,
         cqes,
         completions,
@@ -166,7 +165,7 @@ fn entries(cqe: u32, wrong: u32) -> Result<u32, Errno> {
     Ok((cqe + 1).next_power_of_two())
 }
 
-pub(super) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn resize(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ResizeCq = call.request()?;
     let driver: Mlx5ResizeCq = call.driver_request()?;
     let cq = call.tables.objects.cq(request.cq_handle)?;
@@ -188,7 +187,7 @@ pub(super) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn modify(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ExModifyCq = call.extended_request()?;
     if request.attr_mask == 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
@@ -203,21 +202,14 @@ pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
         .modify_cq(cq.cqn, attributes.cq_count, attributes.cq_period)
 }
 
-pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DestroyCq = call.request()?;
     let cq = call.tables.objects.cq(request.cq_handle)?;
-    let (comp_events_reported, async_events_reported) = remove(call.context, &cq)?;
+    let (comp_events_reported, async_events_reported) = call.context.destroy_cq(&cq)?;
     call.tables.objects.remove(request.cq_handle);
     call.respond(DestroyCqResp {
         comp_events_reported,
         async_events_reported,
     });
     Ok(())
-}
-
-/// How many events of each kind the process has read.
-pub(super) fn remove(context: &Context, cq: &Cq) -> Result<(u32, u32), Errno> {
-    context.client.destroy_cq(cq.cqn)?;
-    let completions = cq.completions.as_ref().map_or(0, |it| it.finish());
-    Ok((completions, context.events.forget(Subject::Cq(cq.cqn))))
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER, DRIVER_IN, DRIVER_OUT, Made};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER, DRIVER_IN, DRIVER_OUT, Made, UverbsCall};
 use crate::device::client::Errno;
 use crate::doors::abi::*;
-use crate::doors::channel::{Carries, Channel};
+use crate::doors::event_pipe::{Carries, EventPipe};
 use crate::doors::limits;
-use crate::doors::port::{GIDS, Port};
+use crate::doors::port::{GIDS, PortIdentity};
 
 /// `MLX5_IB_ALLOC_UCTX_DEVX`: raw commands to the firmware, of which there is none.
 const DEVX: u32 = 1;
@@ -52,9 +52,9 @@ pub(in crate::doors) const FIRMWARE: (u16, u16, u16) = (28, 39, 1002);
 const MELLANOX: u32 = 0x2c9;
 
 /// The older form, which makes the channel of asynchronous events, too.
-pub(super) fn get_context(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn get_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     open_context(call)?;
-    let (channel, descriptor) = Channel::new(Carries::AsyncEvents)?;
+    let (channel, descriptor) = EventPipe::new(Carries::AsyncEvents)?;
     call.made.push(Made::AsyncChannel(channel.inode()));
     call.context.events.add_channel(Arc::new(channel));
     call.give(descriptor, |call, number| {
@@ -67,14 +67,14 @@ pub(super) fn get_context(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const GET_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::Out(4), false),
-    (1, Kind::Out(8), false),
+    (0, AttributeKind::Out(4), false),
+    (1, AttributeKind::Out(8), false),
     DRIVER_IN,
     DRIVER_OUT,
 ];
 
 /// The newer form: the channel of asynchronous events is made by another method.
-pub(super) fn get_context_method(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn get_context_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     open_context(call)?;
     answer_numbers(call);
     call.arguments.mark_valid(DRIVER_OUT.0);
@@ -82,13 +82,13 @@ pub(super) fn get_context_method(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::Out(4), false),
-    (1, Kind::Out(8), false),
-    (DRIVER, Kind::Out(4), false),
+    (0, AttributeKind::Out(4), false),
+    (1, AttributeKind::Out(8), false),
+    (DRIVER, AttributeKind::Out(4), false),
 ];
 
 /// What a process that was given an open descriptor asks.
-pub(super) fn query_context(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     answer_numbers(call);
     call.arguments
@@ -96,13 +96,13 @@ pub(super) fn query_context(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn answer_numbers(call: &mut Call<'_>) {
+fn answer_numbers(call: &mut UverbsCall<'_>) {
     call.arguments
         .answer(0, &limits::COMPLETION_VECTORS.to_ne_bytes());
     call.arguments.answer(1, &CORE_SUPPORT.to_ne_bytes());
 }
 
-fn open_context(call: &mut Call<'_>) -> Result<(), Errno> {
+fn open_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if call.tables.opened {
         return Err(libc::EINVAL);
     }
@@ -151,13 +151,13 @@ fn context_response() -> Mlx5AllocContextResp {
     }
 }
 
-pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let response = device(&call.context.port);
     call.respond(response);
     Ok(())
 }
 
-pub(super) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ExQueryDevice = call.extended_request()?;
     if request.comp_mask != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
@@ -187,7 +187,7 @@ pub(super) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn device(port: &Port) -> QueryDeviceResp {
+fn device(port: &PortIdentity) -> QueryDeviceResp {
     let (major, minor, patch) = FIRMWARE;
     QueryDeviceResp {
         fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(patch),
@@ -226,7 +226,7 @@ fn device(port: &Port) -> QueryDeviceResp {
     }
 }
 
-pub(super) fn query_port(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: QueryPort = call.request()?;
     if request.port_num != 1 {
         return Err(libc::EINVAL);
@@ -237,12 +237,12 @@ pub(super) fn query_port(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const PORT_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::In(8, 8), true),
+    (0, AttributeKind::In(8, 8), true),
     // As far as `port_cap_flags2`.
-    (1, Kind::Out(QueryPortResp::BYTES as u16 + 2), true),
+    (1, AttributeKind::Out(QueryPortResp::BYTES as u16 + 2), true),
 ];
 
-pub(super) fn query_port_method(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_port_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.arguments.number(0, u64::from(u8::MAX))? != 1 {
         return Err(libc::EINVAL);
@@ -256,12 +256,12 @@ pub(super) fn query_port_method(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const DRIVER_PORT_ATTRIBUTES: &[Spec] = &[
-    (DRIVER, Kind::In(4, 4), true),
-    (DRIVER + 1, Kind::Out(8), true),
+    (DRIVER, AttributeKind::In(4, 4), true),
+    (DRIVER + 1, AttributeKind::Out(8), true),
 ];
 
 /// What the driver asks about the port inside of a switch: it is in none, so that nothing is valid of what it asks.
-pub(super) fn query_driver_port(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_driver_port(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     if call.arguments.word(DRIVER)? != 1 {
         return Err(libc::EINVAL);
@@ -270,7 +270,7 @@ pub(super) fn query_driver_port(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn port(port: &Port) -> QueryPortResp {
+fn port(port: &PortIdentity) -> QueryPortResp {
     let ethernet = port.is_ethernet();
     QueryPortResp {
         port_cap_flags: if ethernet {

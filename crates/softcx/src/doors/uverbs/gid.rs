@@ -1,10 +1,10 @@
 //! The table of GIDs.
 
-use super::Call;
-use super::arguments::{Kind, Spec};
+use super::UverbsCall;
+use super::arguments::{AttributeKind, Spec};
 use crate::device::client::Errno;
 use crate::doors::abi::{GidEntry, Layout};
-use crate::doors::port::{GIDS, Port};
+use crate::doors::port::{GIDS, PortIdentity};
 
 /// `IB_UVERBS_GID_TYPE_IB` and `_ROCE_V2`.
 const IB: u32 = 0;
@@ -13,13 +13,13 @@ const ROCE_V2: u32 = 2;
 const LOOPBACK: u32 = 1;
 
 pub(super) const TABLE_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::In(8, 8), true),
-    (1, Kind::In(4, 8), false),
-    (2, Kind::Out(0), true),
-    (3, Kind::Out(8), true),
+    (0, AttributeKind::In(8, 8), true),
+    (1, AttributeKind::In(4, 8), false),
+    (2, AttributeKind::Out(0), true),
+    (3, AttributeKind::Out(8), true),
 ];
 
-pub(super) fn query_table(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_table(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let entry_bytes = call.arguments.number(0, u64::from(u16::MAX))? as usize;
     call.arguments.no_flags(1)?;
@@ -34,13 +34,13 @@ pub(super) fn query_table(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const ENTRY_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::In(8, 8), true),
-    (1, Kind::In(8, 8), true),
-    (2, Kind::In(4, 8), true),
-    (3, Kind::Out(GidEntry::BYTES as u16), true),
+    (0, AttributeKind::In(8, 8), true),
+    (1, AttributeKind::In(8, 8), true),
+    (2, AttributeKind::In(4, 8), true),
+    (3, AttributeKind::Out(GidEntry::BYTES as u16), true),
 ];
 
-pub(super) fn query_entry(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query_entry(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     call.arguments.no_flags(2)?;
     let port = call.arguments.number(0, u64::from(u32::MAX))?;
@@ -56,7 +56,7 @@ pub(super) fn query_entry(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn entry(port: &Port) -> GidEntry {
+fn entry(port: &PortIdentity) -> GidEntry {
     GidEntry {
         gid: port.gid,
         gid_index: 0,

@@ -1,10 +1,10 @@
 //! Memory regions.
 
-use super::Call;
-use super::arguments::{Kind, Spec};
+use super::UverbsCall;
+use super::arguments::{AttributeKind, Spec};
 use crate::device::client::{Errno, MrChange, MrRange};
 use crate::doors::abi::{DeregMr, RegMr, RegMrResp, ReregMr, ReregMrResp};
-use crate::doors::objects::{Mr, Object};
+use crate::doors::objects::{MrObject, Object};
 use crate::doors::pages::PAGE_BYTES;
 
 /// `ib_uverbs_access_flags`.
@@ -21,13 +21,13 @@ const CHANGE_TRANSLATION: u32 = 1;
 const CHANGE_PD: u32 = 1 << 1;
 const CHANGE_ACCESS: u32 = 1 << 2;
 
-pub(super) fn reg(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn reg(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: RegMr = call.request()?;
     let range = range(request.start, request.length, request.hca_va)?;
     let access = checked(request.access_flags)?;
     let pd = call.tables.objects.pd(request.pd_handle)?;
     let key = call.client().reg_mr(pd, range, access)?;
-    let mr = Mr {
+    let mr = MrObject {
         key,
         pd,
         len_bytes: range.len_bytes,
@@ -42,7 +42,7 @@ pub(super) fn reg(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn rereg(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn rereg(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ReregMr = call.request()?;
     if request.flags == 0 {
         return Err(libc::EINVAL);
@@ -76,7 +76,7 @@ pub(super) fn rereg(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn dereg(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn dereg(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DeregMr = call.request()?;
     let mr = call.tables.objects.mr(request.mr_handle)?;
     call.context.client.dereg_mr(mr.key)?;
@@ -85,15 +85,15 @@ pub(super) fn dereg(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
-    (0, Kind::Handle, true),
-    (1, Kind::Out(4), true),
-    (2, Kind::Out(4), true),
-    (3, Kind::Out(8), true),
-    (4, Kind::Out(8), false),
+    (0, AttributeKind::Handle, true),
+    (1, AttributeKind::Out(4), true),
+    (2, AttributeKind::Out(4), true),
+    (3, AttributeKind::Out(8), true),
+    (4, AttributeKind::Out(8), false),
 ];
 
 /// What a process asks that imports a region by its handle.
-pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(0)?;
     let mr = call.tables.objects.mr(handle).map_err(|_| libc::ENOENT)?;
     call.arguments.answer(1, &mr.key.to_ne_bytes());

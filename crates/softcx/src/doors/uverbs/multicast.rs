@@ -1,11 +1,11 @@
 //! Multicast groups of queue pairs.
 
-use super::Call;
+use super::UverbsCall;
 use crate::device::client::Errno;
 use crate::doors::abi::Multicast;
 use crate::doors::limits;
 
-pub(super) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn attach(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: Multicast = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let member = (qp.qpn, request.gid);
@@ -19,7 +19,7 @@ pub(super) fn attach(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn detach(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn detach(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: Multicast = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let client = &call.context.client;

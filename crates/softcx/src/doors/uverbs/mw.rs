@@ -1,11 +1,11 @@
 //! Memory windows.
 
-use super::Call;
+use super::UverbsCall;
 use crate::device::client::Errno;
 use crate::doors::abi::{AllocMw, AllocMwResp, DeallocMw};
 use crate::doors::objects::Object;
 
-pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn alloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: AllocMw = call.request()?;
     if !(1..=2).contains(&request.mw_type) {
         return Err(libc::EINVAL);
@@ -17,7 +17,7 @@ pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn dealloc(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn dealloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DeallocMw = call.request()?;
     let key = call.tables.objects.mw(request.mw_handle)?;
     call.context.client.dealloc_mw(key)?;

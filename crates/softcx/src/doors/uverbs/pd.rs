@@ -1,13 +1,13 @@
 //! Protection domains.
 
-use super::Call;
 use super::DRIVER;
-use super::arguments::{Kind, Spec};
+use super::UverbsCall;
+use super::arguments::{AttributeKind, Spec};
 use crate::device::client::Errno;
 use crate::doors::abi::{AllocPd, AllocPdResp, DeallocPd, Layout, Mlx5AllocPdResp};
 use crate::doors::objects::Object;
 
-pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn alloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let _: AllocPd = call.request()?;
     let pd = call.context.client.alloc_pd()?;
     let pd_handle = call.insert(Object::Pd(pd))?;
@@ -16,7 +16,7 @@ pub(super) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn dealloc(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn dealloc(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DeallocPd = call.request()?;
     let pd = call.tables.objects.pd(request.pd_handle)?;
     // Of address handles the device knows nothing.
@@ -30,12 +30,16 @@ pub(super) fn dealloc(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const QUERY_ATTRIBUTES: &[Spec] = &[
-    (DRIVER, Kind::Handle, true),
-    (DRIVER + 1, Kind::Out(Mlx5AllocPdResp::BYTES as u16), true),
+    (DRIVER, AttributeKind::Handle, true),
+    (
+        DRIVER + 1,
+        AttributeKind::Out(Mlx5AllocPdResp::BYTES as u16),
+        true,
+    ),
 ];
 
 /// What a process asks that imports a domain by its handle.
-pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(DRIVER)?;
     let pdn = call.tables.objects.pd(handle).map_err(|_| libc::ENOENT)?;
     call.arguments.answer(DRIVER + 1, &pdn.to_ne_bytes());

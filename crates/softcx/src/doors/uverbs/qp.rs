@@ -4,15 +4,14 @@ pub(super) use super::qp_attributes::{modify, modify_extended, query};
 
 use std::sync::Arc;
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event, uar};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event, uar};
 use crate::device::client::{Errno, QpParts, Transport};
 use crate::doors::abi::*;
-use crate::doors::channel::Channel;
-use crate::doors::context::Context;
-use crate::doors::events::Subject;
+use crate::doors::event_pipe::EventPipe;
+use crate::doors::events::EventSubject;
 use crate::doors::limits;
-use crate::doors::objects::{Object, Qp};
+use crate::doors::objects::{Object, QpObject};
 
 /// `uverbs_attrs_create_qp_cmd_attr_ids`.
 const HANDLE: u16 = 0;
@@ -46,7 +45,7 @@ const NO_BFREG: u32 = 1 << 31;
 /// `ib_qp_type` of what exists, but not here: raw packets, XRC, and driver's own ones such as DC.
 const NOT_EMULATED: [u8; 4] = [8, 9, 10, 0xff];
 
-pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateQp = call.request()?;
     let response = make(
         call,
@@ -72,7 +71,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ExCreateQp = call.extended_request()?;
     if request.comp_mask & !INDIRECTION_TABLE != 0 || request.reserved != 0 {
         return Err(libc::EINVAL);
@@ -91,31 +90,31 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
-    (HANDLE, Kind::New, true),
-    (XRCD, Kind::Handle, false),
-    (PD, Kind::Handle, false),
-    (SRQ, Kind::Handle, false),
-    (SEND_CQ, Kind::Handle, false),
-    (RECV_CQ, Kind::Handle, false),
-    (IND_TABLE, Kind::Handle, false),
-    (USER_HANDLE, Kind::In(8, 8), true),
+    (HANDLE, AttributeKind::New, true),
+    (XRCD, AttributeKind::Handle, false),
+    (PD, AttributeKind::Handle, false),
+    (SRQ, AttributeKind::Handle, false),
+    (SEND_CQ, AttributeKind::Handle, false),
+    (RECV_CQ, AttributeKind::Handle, false),
+    (IND_TABLE, AttributeKind::Handle, false),
+    (USER_HANDLE, AttributeKind::In(8, 8), true),
     (
         CAP,
-        Kind::In(QpCap::BYTES as u16, QpCap::BYTES as u16),
+        AttributeKind::In(QpCap::BYTES as u16, QpCap::BYTES as u16),
         true,
     ),
-    (TYPE, Kind::In(8, 8), true),
-    (FLAGS, Kind::In(4, 8), false),
-    (SOURCE_QPN, Kind::In(4, 4), false),
-    (EVENT_FD, Kind::Handle, false),
-    (RESP_CAP, Kind::Out(QpCap::BYTES as u16), true),
-    (RESP_QP_NUM, Kind::Out(4), true),
+    (TYPE, AttributeKind::In(8, 8), true),
+    (FLAGS, AttributeKind::In(4, 8), false),
+    (SOURCE_QPN, AttributeKind::In(4, 4), false),
+    (EVENT_FD, AttributeKind::Handle, false),
+    (RESP_CAP, AttributeKind::Out(QpCap::BYTES as u16), true),
+    (RESP_QP_NUM, AttributeKind::Out(4), true),
     DRIVER_IN,
     DRIVER_OUT,
 ];
 
 /// The method, which also says where asynchronous events of the queue pair go.
-pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let arguments = &call.arguments;
     let flags = arguments.flags(FLAGS)?;
@@ -161,9 +160,9 @@ pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn make(
-    call: &mut Call<'_>,
+    call: &mut UverbsCall<'_>,
     request: ExCreateQp,
-    events: Option<Arc<Channel>>,
+    events: Option<Arc<EventPipe>>,
 ) -> Result<CreateQpResp, Errno> {
     let driver: Mlx5CreateQp = call.driver_request()?;
     let transport = match request.qp_type {
@@ -233,13 +232,13 @@ fn make(
     })?;
     call.context
         .events
-        .name(Subject::Qp(qpn), request.user_handle, events);
+        .name(EventSubject::Qp(qpn), request.user_handle, events);
     let recv_sge = if recv_wqes == 0 {
         0
     } else {
         recv_stride_bytes / 16
     };
-    let qp = Qp {
+    let qp = QpObject {
         qpn,
         recv_wqes,
         recv_sge,
@@ -262,18 +261,12 @@ fn make(
     })
 }
 
-pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DestroyQp = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
-    let events_reported = remove(call.context, qp.qpn)?;
+    let events_reported = call.context.destroy_qp(qp.qpn)?;
     call.tables.groups.retain(|(qpn, _)| *qpn != qp.qpn);
     call.tables.objects.remove(request.qp_handle);
     call.respond(DestroyQpResp { events_reported });
     Ok(())
-}
-
-/// How many of its events the process has read.
-pub(super) fn remove(context: &Context, qpn: u32) -> Result<u32, Errno> {
-    context.client.destroy_qp(qpn)?;
-    Ok(context.events.forget(Subject::Qp(qpn)))
 }

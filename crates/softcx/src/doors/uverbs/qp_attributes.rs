@@ -1,6 +1,6 @@
 //! Attributes of queue pairs: modify and query.
 
-use super::Call;
+use super::UverbsCall;
 use crate::device::client::{AddressVector, Errno, QpAttributes, mask};
 use crate::doors::abi::*;
 use crate::doors::limits;
@@ -11,7 +11,7 @@ const STANDARD: u32 = (1 << 21) - 1;
 /// IB_QPS_ERR, the last state.
 const LAST_STATE: u8 = 6;
 
-pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn modify(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let base: ModifyQp = call.request()?;
     let request = ExModifyQp {
         base,
@@ -20,7 +20,7 @@ pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     change(call, &request, STANDARD)
 }
 
-pub(super) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn modify_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ExModifyQp = call.extended_request()?;
     change(call, &request, STANDARD | mask::RATE_LIMIT)?;
     let response = ExModifyQpResp {
@@ -36,7 +36,7 @@ pub(super) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-fn change(call: &mut Call<'_>, request: &ExModifyQp, known: u32) -> Result<(), Errno> {
+fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result<(), Errno> {
     let base = &request.base;
     if base.attr_mask & !known != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -112,7 +112,7 @@ fn check(request: &ModifyQp) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: QueryQp = call.request()?;
     let qp = call.tables.objects.qp(request.qp_handle)?;
     let it = call.context.client.query_qp(qp.qpn)?;

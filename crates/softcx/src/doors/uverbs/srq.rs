@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER_IN, DRIVER_OUT, async_event};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER_IN, DRIVER_OUT, UverbsCall, async_event};
 use crate::device::client::{Errno, SrqParts};
 use crate::doors::abi::*;
-use crate::doors::channel::Channel;
-use crate::doors::context::Context;
-use crate::doors::events::Subject;
+use crate::doors::event_pipe::EventPipe;
+use crate::doors::events::EventSubject;
 use crate::doors::limits;
-use crate::doors::objects::{Object, Srq};
+use crate::doors::objects::{Object, SrqObject};
 
 /// `uverbs_attrs_create_srq_cmd_attr_ids`.
 const HANDLE: u16 = 0;
@@ -34,7 +33,7 @@ const LEAST_STRIDE_BYTES: u32 = 32;
 const MAX_WR: u32 = 1;
 const LIMIT: u32 = 1 << 1;
 
-pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateSrq = call.request()?;
     let response = make(
         call,
@@ -53,7 +52,7 @@ pub(super) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 /// The same with a type, of which only the basic one is emulated: no XRC, no tag matching.
-pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_extended(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: CreateXsrq = call.request()?;
     let response = make(call, request, None)?;
     call.respond(response);
@@ -61,26 +60,26 @@ pub(super) fn create_extended(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 pub(super) const CREATE_ATTRIBUTES: &[Spec] = &[
-    (HANDLE, Kind::New, true),
-    (PD, Kind::Handle, false),
-    (XRCD, Kind::Handle, false),
-    (CQ, Kind::Handle, false),
-    (USER_HANDLE, Kind::In(8, 8), true),
-    (MAX_WR_IN, Kind::In(4, 4), true),
-    (MAX_SGE_IN, Kind::In(4, 4), true),
-    (LIMIT_IN, Kind::In(4, 4), true),
-    (MAX_NUM_TAGS, Kind::In(4, 4), false),
-    (TYPE, Kind::In(8, 8), true),
-    (EVENT_FD, Kind::Handle, false),
-    (RESP_MAX_WR, Kind::Out(4), true),
-    (RESP_MAX_SGE, Kind::Out(4), true),
-    (RESP_SRQ_NUM, Kind::Out(4), false),
+    (HANDLE, AttributeKind::New, true),
+    (PD, AttributeKind::Handle, false),
+    (XRCD, AttributeKind::Handle, false),
+    (CQ, AttributeKind::Handle, false),
+    (USER_HANDLE, AttributeKind::In(8, 8), true),
+    (MAX_WR_IN, AttributeKind::In(4, 4), true),
+    (MAX_SGE_IN, AttributeKind::In(4, 4), true),
+    (LIMIT_IN, AttributeKind::In(4, 4), true),
+    (MAX_NUM_TAGS, AttributeKind::In(4, 4), false),
+    (TYPE, AttributeKind::In(8, 8), true),
+    (EVENT_FD, AttributeKind::Handle, false),
+    (RESP_MAX_WR, AttributeKind::Out(4), true),
+    (RESP_MAX_SGE, AttributeKind::Out(4), true),
+    (RESP_SRQ_NUM, AttributeKind::Out(4), false),
     DRIVER_IN,
     DRIVER_OUT,
 ];
 
 /// The method, which also says where asynchronous events of the queue go.
-pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create_method(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     let request = CreateXsrq {
         user_handle: call.arguments.long(USER_HANDLE),
@@ -103,9 +102,9 @@ pub(super) fn create_method(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 fn make(
-    call: &mut Call<'_>,
+    call: &mut UverbsCall<'_>,
     request: CreateXsrq,
-    events: Option<Arc<Channel>>,
+    events: Option<Arc<EventPipe>>,
 ) -> Result<CreateSrqResp, Errno> {
     match request.srq_type {
         0 => {}
@@ -139,8 +138,8 @@ fn make(
     })?;
     call.context
         .events
-        .name(Subject::Srq(srqn), request.user_handle, events);
-    let srq = Srq {
+        .name(EventSubject::Srq(srqn), request.user_handle, events);
+    let srq = SrqObject {
         srqn,
         wqes,
         max_sge: request.max_sge,
@@ -155,7 +154,7 @@ fn make(
     })
 }
 
-pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn modify(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: ModifySrq = call.request()?;
     let srq = call.tables.objects.srq(request.srq_handle)?;
     if request.attr_mask & !(MAX_WR | LIMIT) != 0 {
@@ -175,7 +174,7 @@ pub(super) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     client.set_srq_limit(srq.srqn, request.srq_limit)
 }
 
-pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn query(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: QuerySrq = call.request()?;
     let srq = call.tables.objects.srq(request.srq_handle)?;
     let srq_limit = call.context.client.srq_limit(srq.srqn)?;
@@ -188,17 +187,11 @@ pub(super) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let request: DestroySrq = call.request()?;
     let srq = call.tables.objects.srq(request.srq_handle)?;
-    let events_reported = remove(call.context, srq.srqn)?;
+    let events_reported = call.context.destroy_srq(srq.srqn)?;
     call.tables.objects.remove(request.srq_handle);
     call.respond(DestroySrqResp { events_reported });
     Ok(())
-}
-
-/// How many of its events the process has read.
-pub(super) fn remove(context: &Context, srqn: u32) -> Result<u32, Errno> {
-    context.client.destroy_srq(srqn)?;
-    Ok(context.events.forget(Subject::Srq(srqn)))
 }

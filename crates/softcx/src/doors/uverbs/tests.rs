@@ -14,7 +14,7 @@ use super::*;
 use crate::device::Device;
 use crate::device::space::Space;
 use crate::doors::abi::*;
-use crate::doors::channel::inode;
+use crate::doors::event_pipe::inode;
 
 const ARENA_BYTES: usize = 1 << 20;
 /// Where in the arena calls, requests and answers lie, and from where on there is room for rings.
@@ -116,7 +116,7 @@ impl Descriptors for Process {
 
 struct Client {
     // Before the process: its memory is in use until then.
-    context: Context,
+    context: DeviceContext,
     process: Process,
 }
 
@@ -125,7 +125,7 @@ impl Client {
     fn unopened() -> Client {
         let process = Process::new();
         let device = Device::open();
-        let (context, _) = Context::open(&device.unwrap()).unwrap();
+        let (context, _) = DeviceContext::open(&device.unwrap()).unwrap();
         Client { context, process }
     }
 

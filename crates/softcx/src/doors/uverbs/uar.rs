@@ -1,22 +1,21 @@
 //! UAR pages.
 
-use super::arguments::{Kind, Spec};
-use super::{Call, DRIVER};
+use super::arguments::{AttributeKind, Spec};
+use super::{DRIVER, UverbsCall};
 use crate::device::client::Errno;
-use crate::doors::context::{Context, Tables};
-use crate::doors::objects::{Object, Uar};
+use crate::doors::objects::{Object, UarObject};
 use crate::doors::pages::PAGE_BYTES;
 
 pub(super) const ALLOC_ATTRIBUTES: &[Spec] = &[
-    (DRIVER, Kind::New, true),
-    (DRIVER + 1, Kind::In(8, 8), true),
-    (DRIVER + 2, Kind::Out(8), true),
-    (DRIVER + 3, Kind::Out(4), true),
-    (DRIVER + 4, Kind::Out(4), true),
+    (DRIVER, AttributeKind::New, true),
+    (DRIVER + 1, AttributeKind::In(8, 8), true),
+    (DRIVER + 2, AttributeKind::Out(8), true),
+    (DRIVER + 3, AttributeKind::Out(4), true),
+    (DRIVER + 4, AttributeKind::Out(4), true),
 ];
 
 #[allow(unsafe_code)] // hands the device a page of the file
-pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn allocate(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     // MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF or _NC: both kinds of register are alike here.
     call.arguments.number(DRIVER + 1, 1)?;
@@ -30,7 +29,7 @@ pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
             return Err(errno);
         }
     };
-    let handle = call.insert(Object::Uar(Uar { uar, page }))?;
+    let handle = call.insert(Object::Uar(UarObject { uar, page }))?;
     let offset = u64::from(page) * PAGE_BYTES as u64;
     call.arguments.answer_handle(DRIVER, u64::from(handle));
     call.arguments.answer(DRIVER + 2, &offset.to_ne_bytes());
@@ -40,24 +39,18 @@ pub(super) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub(super) const DESTROY_ATTRIBUTES: &[Spec] = &[(DRIVER, Kind::Handle, true)];
+pub(super) const DESTROY_ATTRIBUTES: &[Spec] = &[(DRIVER, AttributeKind::Handle, true)];
 
-pub(super) fn destroy(call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn destroy(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let handle = call.arguments.handle(DRIVER)?;
     let uar = call.tables.objects.uar(handle).map_err(|_| libc::ENOENT)?;
-    remove(call.context, call.tables, uar)?;
+    call.context.free_uar(call.tables, uar)?;
     call.tables.objects.remove(handle);
     Ok(())
 }
 
-pub(super) fn remove(context: &Context, tables: &mut Tables, uar: Uar) -> Result<(), Errno> {
-    context.client.free_uar(uar.uar)?;
-    tables.pages.release_uar(uar.page);
-    Ok(())
-}
-
 /// The device's number of the page that a queue names.
-pub(super) fn find(call: &Call<'_>, page: u32) -> Result<u32, Errno> {
+pub(super) fn find(call: &UverbsCall<'_>, page: u32) -> Result<u32, Errno> {
     let of_page = |object: &Object| match object {
         Object::Uar(uar) if uar.page == page => Some(uar.uar),
         _ => None,

@@ -1,7 +1,7 @@
 //! Completion queues of clients: arms, overruns, other sizes.
 
 use super::{Pair, SEND, WRITE, each_kind};
-use crate::device::client::{Event, Transport};
+use crate::device::client::{DeviceEvent, Transport};
 use crate::device::driver::{ALL, Driver, DriverCq, Process, Work, data, remote};
 
 #[test]
@@ -142,8 +142,8 @@ fn a_full_queue_fails_everybody_who_completes_to_it() {
         assert_eq!(pair.a.state(&pair.qps[0]), 6);
         assert_eq!(pair.a.state(&bystander), 6);
         let events = pair.a.heard.take();
-        let failed = |qpn| Event::QpFatal { qpn };
-        assert!(events.contains(&Event::CqError {
+        let failed = |qpn| DeviceEvent::QpFatal { qpn };
+        assert!(events.contains(&DeviceEvent::CqError {
             cqn: pair.cqs[0].cqn
         }));
         assert!(

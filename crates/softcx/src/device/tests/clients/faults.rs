@@ -1,7 +1,7 @@
 //! What clients do wrong, and how they end.
 
 use super::{MEMORY, Pair, READ, SEND, WRITE, each_kind};
-use crate::device::client::{CqParts, Event, QpParts, SrqParts, Transport};
+use crate::device::client::{CqParts, DeviceEvent, QpParts, SrqParts, Transport};
 use crate::device::driver::{ALL, Driver, Process, Work, data, remote};
 use crate::device::harness::World;
 use doorbell_wire::mlx5::CqeOpcode;
@@ -157,7 +157,7 @@ fn garbage_in_rings_and_records_harms_its_owner_only() {
                 .heard
                 .take()
                 .iter()
-                .any(|event| matches!(event, Event::CqError { .. }))
+                .any(|event| matches!(event, DeviceEvent::CqError { .. }))
             {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Objects of clients: what can be made, changed and named.
 
 use super::{MEMORY, Pair, WRITE, each_kind};
-use crate::device::client::{Event, MrChange, MrRange, QpAttributes, Transport, mask};
+use crate::device::client::{DeviceEvent, MrChange, MrRange, QpAttributes, Transport, mask};
 use crate::device::driver::{ALL, Driver, DriverSrq, Process, Work, data, remote};
 use crate::device::gather::Gather;
 use crate::device::harness::World;
@@ -288,7 +288,7 @@ fn a_shared_receive_queue_is_a_chain() {
         for &index in &posted[..3] {
             assert_eq!(take(&srq, &mut gather), Some((index, 100)));
         }
-        let limit = Event::SrqLimitReached { srqn: srq.srqn };
+        let limit = DeviceEvent::SrqLimitReached { srqn: srq.srqn };
         assert_eq!(driver.heard.take(), [limit]);
         assert_eq!(driver.client.srq_limit(srq.srqn), Ok(0));
         // Back in another order.

@@ -17,7 +17,7 @@ pub(super) type Parcel = (u32, Arc<[u8]>);
 
 /// How a rank stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum RankState {
     /// It has not come yet.
     Absent,
     /// It is connected.
@@ -32,8 +32,8 @@ pub(super) enum Standing {
 type Collective = BTreeMap<u32, (u32, Vec<u8>)>;
 
 #[derive(Debug)]
-pub(super) struct Board {
-    standings: Vec<Standing>,
+pub(super) struct KeyValueStore {
+    rank_states: Vec<RankState>,
     values: BTreeMap<Vec<u8>, Arc<[u8]>>,
     bytes: usize,
     /// Who waits for a value that is not there yet: rank and request.
@@ -46,10 +46,10 @@ pub(super) struct Board {
     out: Vec<Parcel>,
 }
 
-impl Board {
-    pub(super) fn new(size: u32) -> Board {
-        Board {
-            standings: vec![Standing::Absent; size as usize],
+impl KeyValueStore {
+    pub(super) fn new(size: u32) -> KeyValueStore {
+        KeyValueStore {
+            rank_states: vec![RankState::Absent; size as usize],
             values: BTreeMap::new(),
             bytes: 0,
             waiting: BTreeMap::new(),
@@ -62,11 +62,11 @@ impl Board {
     }
 
     pub(super) fn size(&self) -> u32 {
-        self.standings.len() as u32
+        self.rank_states.len() as u32
     }
 
-    pub(super) fn standing(&self, rank: u32) -> Option<Standing> {
-        self.standings.get(rank as usize).copied()
+    pub(super) fn rank_state(&self, rank: u32) -> Option<RankState> {
+        self.rank_states.get(rank as usize).copied()
     }
 
     /// What is to be sent, in order.
@@ -76,9 +76,9 @@ impl Board {
 
     /// A rank has come; what was lost before is told to it.
     pub(super) fn join(&mut self, rank: u32) {
-        self.standings[rank as usize] = Standing::Here;
+        self.rank_states[rank as usize] = RankState::Here;
         let lost: Vec<u32> = (0..self.size())
-            .filter(|&other| self.standings[other as usize] == Standing::Lost)
+            .filter(|&other| self.rank_states[other as usize] == RankState::Lost)
             .collect();
         for other in lost {
             self.send(rank, &Message::Lost { rank: other });
@@ -87,11 +87,11 @@ impl Board {
 
     /// The connection of a rank has ended. Whether that was a failure: the others are told then.
     pub(super) fn end(&mut self, rank: u32) -> bool {
-        let failed = self.standings[rank as usize] == Standing::Here;
+        let failed = self.rank_states[rank as usize] == RankState::Here;
         if failed {
-            self.standings[rank as usize] = Standing::Lost;
+            self.rank_states[rank as usize] = RankState::Lost;
             for other in 0..self.size() {
-                if self.standings[other as usize] == Standing::Here {
+                if self.rank_states[other as usize] == RankState::Here {
                     self.send(other, &Message::Lost { rank });
                 }
             }
@@ -103,7 +103,7 @@ impl Board {
 
     /// A rank that has not come is not waited for any longer.
     pub(super) fn give_up(&mut self, rank: u32) {
-        self.standings[rank as usize] = Standing::Here;
+        self.rank_states[rank as usize] = RankState::Here;
         self.end(rank);
     }
 
@@ -118,8 +118,8 @@ impl Board {
             Message::Barrier { id } => return self.collect(rank, id, None),
             Message::Gather { id, value } => return self.collect(rank, id, Some(value)),
             Message::Cancel { id } => self.cancel(rank, id),
-            Message::Mail { to, bytes } => match self.standing(to) {
-                Some(Standing::Absent | Standing::Here) => {
+            Message::Mail { to, bytes } => match self.rank_state(to) {
+                Some(RankState::Absent | RankState::Here) => {
                     self.send(to, &Message::Delivery { from: rank, bytes });
                 }
                 // Who lost or left it is told otherwise.
@@ -185,7 +185,7 @@ impl Board {
             return Ok(());
         }
         collective.insert(rank, (id, value.unwrap_or_default().to_vec()));
-        if collective.len() < self.standings.len() {
+        if collective.len() < self.rank_states.len() {
             return Ok(());
         }
         let came = std::mem::take(self.collective(is_barrier));
@@ -215,7 +215,7 @@ impl Board {
     }
 
     fn first_left(&self) -> Option<u32> {
-        let left = self.standings.iter().position(|&s| s == Standing::Left);
+        let left = self.rank_states.iter().position(|&s| s == RankState::Left);
         left.map(|rank| rank as u32)
     }
 
@@ -237,7 +237,7 @@ impl Board {
         if rank == 0 {
             self.host_leaves = Some(id);
         } else {
-            self.standings[rank as usize] = Standing::Left;
+            self.rank_states[rank as usize] = RankState::Left;
             self.send(rank, &Message::Done { id });
             for is_barrier in [true, false] {
                 for (other, (id, _)) in std::mem::take(self.collective(is_barrier)) {
@@ -271,12 +271,12 @@ impl Board {
 
     /// Answers rank 0's wish to leave once nobody else is here or still to come.
     fn let_host_go(&mut self) {
-        let others = self.standings.iter().skip(1);
+        let others = self.rank_states.iter().skip(1);
         let over = others
             .clone()
-            .all(|s| matches!(s, Standing::Left | Standing::Lost));
+            .all(|s| matches!(s, RankState::Left | RankState::Lost));
         if let Some(id) = self.host_leaves.take_if(|_| over) {
-            self.standings[0] = Standing::Left;
+            self.rank_states[0] = RankState::Left;
             self.send(0, &Message::Done { id });
         }
     }
@@ -286,25 +286,25 @@ impl Board {
 mod tests {
     use super::*;
 
-    fn board(size: u32) -> Board {
-        let mut board = Board::new(size);
-        (0..size).for_each(|rank| board.join(rank));
-        board
+    fn store(size: u32) -> KeyValueStore {
+        let mut store = KeyValueStore::new(size);
+        (0..size).for_each(|rank| store.join(rank));
+        store
     }
 
     /// What comes of a message: each answer with its rank.
-    fn answers(board: &mut Board, rank: u32, message: &Message<'_>) -> Vec<(u32, String)> {
-        board.take(rank, message).unwrap();
-        sent(board)
+    fn answers(store: &mut KeyValueStore, rank: u32, message: &Message<'_>) -> Vec<(u32, String)> {
+        store.take(rank, message).unwrap();
+        sent(store)
     }
 
-    fn sent(board: &mut Board) -> Vec<(u32, String)> {
+    fn sent(store: &mut KeyValueStore) -> Vec<(u32, String)> {
         let read = |(to, bytes): &Parcel| {
             let (message, len) = Message::parse(bytes).unwrap().unwrap();
             assert_eq!(len, bytes.len());
             (*to, format!("{message:?}"))
         };
-        board.take_out().iter().map(read).collect()
+        store.take_out().iter().map(read).collect()
     }
 
     fn text(to: u32, message: Message<'_>) -> (u32, String) {
@@ -313,25 +313,25 @@ mod tests {
 
     #[test]
     fn values_are_waited_for_replaced_and_counted() {
-        let mut board = board(3);
+        let mut store = store(3);
         let (key, value) = (&b"k"[..], &b"one"[..]);
         for rank in 1..3 {
-            let none = answers(&mut board, rank, &Message::Get { id: 10 + rank, key });
+            let none = answers(&mut store, rank, &Message::Get { id: 10 + rank, key });
             assert_eq!(none, []);
         }
-        assert_eq!(answers(&mut board, 2, &Message::Cancel { id: 12 }), []);
+        assert_eq!(answers(&mut store, 2, &Message::Cancel { id: 12 }), []);
         assert_eq!(
-            answers(&mut board, 0, &Message::Set { id: 1, key, value }),
+            answers(&mut store, 0, &Message::Set { id: 1, key, value }),
             [
                 text(0, Message::Done { id: 1 }),
                 text(1, Message::Value { id: 11, value })
             ]
         );
-        assert_eq!(board.waits, [0, 0, 0]);
-        let bytes = board.bytes;
+        assert_eq!(store.waits, [0, 0, 0]);
+        let bytes = store.bytes;
         let two = &b"two"[..];
         answers(
-            &mut board,
+            &mut store,
             0,
             &Message::Set {
                 id: 2,
@@ -339,16 +339,16 @@ mod tests {
                 value: two,
             },
         );
-        assert_eq!(board.bytes, bytes);
+        assert_eq!(store.bytes, bytes);
         assert_eq!(
-            answers(&mut board, 2, &Message::Get { id: 3, key }),
+            answers(&mut store, 2, &Message::Get { id: 3, key }),
             [text(2, Message::Value { id: 3, value: two })]
         );
     }
 
     #[test]
     fn what_is_held_is_bounded() {
-        let mut board = board(2);
+        let mut store = store(2);
         let value = vec![0; 64 << 10];
         let mut full = false;
         for number in 0..5000_u32 {
@@ -358,34 +358,34 @@ mod tests {
                 key,
                 value: &value,
             };
-            full = answers(&mut board, 1, &set) == [text(1, Message::Full { id: 1 })];
-            assert!(board.bytes <= BYTES_MAX);
+            full = answers(&mut store, 1, &set) == [text(1, Message::Full { id: 1 })];
+            assert!(store.bytes <= BYTES_MAX);
             if full {
                 break;
             }
         }
         assert!(full);
         for id in 0..WAITING_MAX as u32 {
-            assert_eq!(answers(&mut board, 0, &Message::Get { id, key: b"?" }), []);
+            assert_eq!(answers(&mut store, 0, &Message::Get { id, key: b"?" }), []);
         }
-        assert!(board.take(0, &Message::Get { id: 0, key: b"?" }).is_err());
-        board.end(0);
-        assert_eq!((board.waits[0], board.waiting.len()), (0, 0));
+        assert!(store.take(0, &Message::Get { id: 0, key: b"?" }).is_err());
+        store.end(0);
+        assert_eq!((store.waits[0], store.waiting.len()), (0, 0));
     }
 
     #[test]
     fn barriers_and_gatherings_end_together_and_again() {
-        let mut board = board(2);
+        let mut store = store(2);
         for round in 0..3 {
             let id = round;
-            assert_eq!(answers(&mut board, 1, &Message::Barrier { id }), []);
+            assert_eq!(answers(&mut store, 1, &Message::Barrier { id }), []);
             // The two kinds are apart.
             assert_eq!(
-                answers(&mut board, 0, &Message::Gather { id, value: b"a" }),
+                answers(&mut store, 0, &Message::Gather { id, value: b"a" }),
                 []
             );
-            assert!(board.take(1, &Message::Barrier { id }).is_err());
-            let done = answers(&mut board, 0, &Message::Barrier { id: 7 });
+            assert!(store.take(1, &Message::Barrier { id }).is_err());
+            let done = answers(&mut store, 0, &Message::Barrier { id: 7 });
             assert_eq!(
                 done,
                 [
@@ -396,73 +396,73 @@ mod tests {
             let values = b"\x01\0\0\0a\0\0\0\0";
             let list = |id| Message::List { id, values };
             assert_eq!(
-                answers(&mut board, 1, &Message::Gather { id: 9, value: b"" }),
+                answers(&mut store, 1, &Message::Gather { id: 9, value: b"" }),
                 [text(0, list(id)), text(1, list(9))]
             );
         }
         // Who takes its request back is not counted.
-        answers(&mut board, 0, &Message::Barrier { id: 1 });
-        answers(&mut board, 0, &Message::Cancel { id: 1 });
-        assert_eq!(answers(&mut board, 1, &Message::Barrier { id: 2 }), []);
+        answers(&mut store, 0, &Message::Barrier { id: 1 });
+        answers(&mut store, 0, &Message::Cancel { id: 1 });
+        assert_eq!(answers(&mut store, 1, &Message::Barrier { id: 2 }), []);
     }
 
     #[test]
     fn a_rank_that_ends_is_told_to_all_and_to_who_comes_later() {
-        let mut board = Board::new(4);
-        (0..3).for_each(|rank| board.join(rank));
-        assert!(board.end(1));
+        let mut store = KeyValueStore::new(4);
+        (0..3).for_each(|rank| store.join(rank));
+        assert!(store.end(1));
         let lost = Message::Lost { rank: 1 };
-        assert_eq!(sent(&mut board), [text(0, lost), text(2, lost)]);
-        board.join(3);
-        assert_eq!(sent(&mut board), [text(3, lost)]);
-        assert_eq!(board.standing(1), Some(Standing::Lost));
-        assert_eq!(board.standing(4), None);
+        assert_eq!(sent(&mut store), [text(0, lost), text(2, lost)]);
+        store.join(3);
+        assert_eq!(sent(&mut store), [text(3, lost)]);
+        assert_eq!(store.rank_state(1), Some(RankState::Lost));
+        assert_eq!(store.rank_state(4), None);
     }
 
     #[test]
     fn who_has_left_is_no_failure_and_is_not_waited_for() {
-        let mut board = board(3);
-        answers(&mut board, 1, &Message::Barrier { id: 5 });
+        let mut store = store(3);
+        answers(&mut store, 1, &Message::Barrier { id: 5 });
         assert_eq!(
-            answers(&mut board, 2, &Message::Leave { id: 6 }),
+            answers(&mut store, 2, &Message::Leave { id: 6 }),
             [
                 text(2, Message::Done { id: 6 }),
                 text(1, Message::Left { id: 5, rank: 2 })
             ]
         );
-        assert!(!board.end(2));
-        let late = answers(&mut board, 0, &Message::Gather { id: 8, value: b"" });
+        assert!(!store.end(2));
+        let late = answers(&mut store, 0, &Message::Gather { id: 8, value: b"" });
         assert_eq!(late, [text(0, Message::Left { id: 8, rank: 2 })]);
         // The host of the store goes last.
-        assert_eq!(answers(&mut board, 0, &Message::Leave { id: 9 }), []);
+        assert_eq!(answers(&mut store, 0, &Message::Leave { id: 9 }), []);
         assert_eq!(
-            answers(&mut board, 1, &Message::Leave { id: 1 }),
+            answers(&mut store, 1, &Message::Leave { id: 1 }),
             [
                 text(1, Message::Done { id: 1 }),
                 text(0, Message::Done { id: 9 })
             ]
         );
-        assert!(!board.end(0));
+        assert!(!store.end(0));
     }
 
     #[test]
     fn mail_goes_to_ranks_that_are_or_will_be() {
-        let mut board = Board::new(3);
-        (0..2).for_each(|rank| board.join(rank));
+        let mut store = KeyValueStore::new(3);
+        (0..2).for_each(|rank| store.join(rank));
         for to in [1, 2] {
             let mail = Message::Mail { to, bytes: b"hi" };
             let delivery = Message::Delivery {
                 from: 0,
                 bytes: b"hi",
             };
-            assert_eq!(answers(&mut board, 0, &mail), [text(to, delivery)]);
+            assert_eq!(answers(&mut store, 0, &mail), [text(to, delivery)]);
         }
-        assert!(board.take(0, &Message::Mail { to: 3, bytes: b"" }).is_err());
-        assert!(board.take(0, &Message::Lost { rank: 1 }).is_err());
-        board.end(1);
-        sent(&mut board);
+        assert!(store.take(0, &Message::Mail { to: 3, bytes: b"" }).is_err());
+        assert!(store.take(0, &Message::Lost { rank: 1 }).is_err());
+        store.end(1);
+        sent(&mut store);
         assert_eq!(
-            answers(&mut board, 0, &Message::Mail { to: 1, bytes: b"" }),
+            answers(&mut store, 0, &Message::Mail { to: 1, bytes: b"" }),
             []
         );
     }

@@ -1,8 +1,18 @@
-//! Imports between rooms point down only. This test holds the table of allowed edges and reads every source file against it.
+//! The structure of the sources: which room may import from which (here), circles of files (`circles`), names of types (`names`).
+//!
+//! Imports between rooms point down only. The table below has the allowed edges; every source file is read against it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+mod circles;
+mod files;
+mod names;
+mod tokens;
+
+use files::{module_of, use_tree};
+use tokens::{Token, tokens};
 
 /// A room with the rooms that it may name.
 type Edges = (&'static str, &'static [&'static str]);
@@ -13,6 +23,16 @@ const CRATES: &[(&str, &[Edges])] = &[
     ("src", LIBRARY),
     ("crates/wire/src", WIRE),
     ("crates/softcx/src", SOFTCX),
+];
+
+/// The folders of sources of all crates that are products; tools stand apart.
+const SOURCES: &[&str] = &[
+    "src",
+    "crates/wire/src",
+    "crates/softcx/src",
+    "crates/softcx/preload/src",
+    "crates/capi/src",
+    "crates/cli/src",
 ];
 
 const WIRE: &[Edges] = &[
@@ -67,6 +87,16 @@ fn imports_point_down_only() {
         let found = violations(&sources, table);
         assert!(found.is_empty(), "{folder}\n{}", found.join("\n"));
     }
+}
+
+/// The sources of one of [`SOURCES`].
+fn sources_of(folder: &str) -> BTreeMap<String, String> {
+    let sources = read_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+    assert!(
+        sources.contains_key("lib.rs") || sources.contains_key("main.rs"),
+        "{folder} was not read"
+    );
+    sources
 }
 
 /// Every Rust file under `src`, by its path there.
@@ -155,22 +185,6 @@ fn detours(file: &str, tokens: &[Token]) -> Vec<String> {
         .collect()
 }
 
-/// The module that a file is: `mlx5/wqe.rs` is `mlx5::wqe`.
-fn module_of(file: &str) -> Vec<String> {
-    let mut parts: Vec<String> = file
-        .trim_end_matches(".rs")
-        .split('/')
-        .map(str::to_owned)
-        .collect();
-    if parts
-        .last()
-        .is_some_and(|last| ["mod", "lib", "main"].contains(&last.as_str()))
-    {
-        parts.pop();
-    }
-    parts
-}
-
 /// The names that `lib.rs` re-exports with `pub use`, and the room that each is from.
 fn exports(lib: &str) -> BTreeMap<String, String> {
     let tokens = tokens(lib);
@@ -179,20 +193,11 @@ fn exports(lib: &str) -> BTreeMap<String, String> {
         if tokens[at].text == "pub" && tokens.get(at + 1).is_some_and(|next| next.text == "use") {
             let mut paths = Vec::new();
             use_tree(&tokens, at + 2, &[], &mut paths);
-            for path in paths {
-                let path: Vec<_> = path.into_iter().filter(|part| part != "crate").collect();
-                if let (Some(room), Some(name)) = (path.first(), path.last()) {
-                    exports.insert(name.clone(), room.clone());
+            for (path, name) in paths {
+                if let Some(room) = path.into_iter().find(|part| part != "crate") {
+                    exports.insert(name, room);
                 }
             }
-        }
-    }
-    // Those that the root gives another name.
-    for at in 1..tokens.len().saturating_sub(1) {
-        if tokens[at].text == "as"
-            && let Some(room) = exports.remove(&tokens[at - 1].text)
-        {
-            exports.insert(tokens[at + 1].text.clone(), room);
         }
     }
     exports
@@ -220,7 +225,7 @@ fn root_names(tokens: &[Token], module: &[String]) -> Vec<(usize, String)> {
             "crate" | "super" | "self" if next(1) == Some("::") => {
                 let mut paths = Vec::new();
                 let end = use_tree(tokens, at, &[], &mut paths);
-                for path in paths {
+                for (path, _) in paths {
                     let here = module
                         .iter()
                         .cloned()
@@ -257,155 +262,6 @@ fn from_root(mut here: Vec<String>, path: &[String]) -> Option<String> {
         }
     }
     None
-}
-
-/// Reads a path or a use tree from `at` on: adds each path of it, and returns where it ends.
-fn use_tree(
-    tokens: &[Token],
-    mut at: usize,
-    prefix: &[String],
-    paths: &mut Vec<Vec<String>>,
-) -> usize {
-    let mut path = prefix.to_vec();
-    let text = |at: usize| tokens.get(at).map(|token| token.text.as_str());
-    loop {
-        match text(at) {
-            Some("{") => {
-                at += 1;
-                while text(at).is_some_and(|text| text != "}") {
-                    let end = use_tree(tokens, at, &path, paths);
-                    // Whatever stands there, the reading goes on.
-                    at = end.max(at + 1);
-                    while text(at).is_some_and(|text| text != "," && text != "}") {
-                        at += 1;
-                    }
-                    if text(at) == Some(",") {
-                        at += 1;
-                    }
-                }
-                return at + 1;
-            }
-            Some(name)
-                if name == "*" || name.starts_with(|c: char| c.is_alphabetic() || c == '_') =>
-            {
-                path.push(name.to_owned());
-                at += 1;
-            }
-            _ => break,
-        }
-        if text(at) != Some("::") {
-            break;
-        }
-        at += 1;
-    }
-    if path.len() > prefix.len() {
-        paths.push(path);
-    }
-    at
-}
-
-#[derive(Debug)]
-struct Token {
-    text: String,
-    line: usize,
-}
-
-/// Words, `::` and single signs of Rust text, without comments, strings, characters and lifetimes.
-fn tokens(source: &str) -> Vec<Token> {
-    let chars: Vec<char> = source.chars().collect();
-    let at_is = |at: usize, c: char| chars.get(at) == Some(&c);
-    let (mut tokens, mut at, mut line) = (Vec::new(), 0, 1);
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    while at < chars.len() {
-        let (c, start) = (chars[at], at);
-        if c == '/' && at_is(at + 1, '/') {
-            while at < chars.len() && chars[at] != '\n' {
-                at += 1;
-            }
-        } else if c == '/' && at_is(at + 1, '*') {
-            let mut depth = 0;
-            loop {
-                if at_is(at, '/') && at_is(at + 1, '*') {
-                    depth += 1;
-                    at += 2;
-                } else if at_is(at, '*') && at_is(at + 1, '/') {
-                    depth -= 1;
-                    at += 2;
-                } else {
-                    at += 1;
-                }
-                if depth == 0 || at >= chars.len() {
-                    break;
-                }
-            }
-        } else if c == '"' {
-            at = after_string(&chars, at);
-        } else if c == '\'' {
-            // A character ends with a quote, after one sign or an escape; a lifetime does not.
-            if at_is(at + 1, '\\') {
-                at += 3;
-                while at < chars.len() && chars[at] != '\'' {
-                    at += 1;
-                }
-                at += 1;
-            } else if at_is(at + 2, '\'') {
-                at += 3;
-            } else {
-                at += 1;
-                while at < chars.len() && is_word(chars[at]) {
-                    at += 1;
-                }
-            }
-        } else if is_word(c) {
-            while at < chars.len() && is_word(chars[at]) {
-                at += 1;
-            }
-            let text: String = chars[start..at].iter().collect();
-            let mut hashes = 0;
-            while at_is(at + hashes, '#') {
-                hashes += 1;
-            }
-            if ["r", "br", "cr"].contains(&text.as_str()) && at_is(at + hashes, '"') {
-                at += hashes + 1;
-                let end: Vec<char> = std::iter::once('"')
-                    .chain(std::iter::repeat_n('#', hashes))
-                    .collect();
-                while at < chars.len() && !chars[at..].starts_with(&end) {
-                    at += 1;
-                }
-                at += end.len();
-            } else {
-                tokens.push(Token { text, line });
-            }
-        } else if c == ':' && at_is(at + 1, ':') {
-            tokens.push(Token {
-                text: "::".to_owned(),
-                line,
-            });
-            at += 2;
-        } else {
-            if !c.is_whitespace() {
-                tokens.push(Token {
-                    text: c.to_string(),
-                    line,
-                });
-            }
-            at += 1;
-        }
-        line += chars[start..at.min(chars.len())]
-            .iter()
-            .filter(|&&c| c == '\n')
-            .count();
-    }
-    tokens
-}
-
-fn after_string(chars: &[char], quote: usize) -> usize {
-    let mut at = quote + 1;
-    while at < chars.len() && chars[at] != '"' {
-        at += if chars[at] == '\\' { 2 } else { 1 };
-    }
-    at + 1
 }
 
 /// The verdict on one file beside a root with two exports.

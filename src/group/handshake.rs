@@ -1,8 +1,8 @@
 //! How a rank and the store come to trust each other: each proves the token over numbers that both chose.
 //!
-//! The rank says [`Hello`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`Verdict`] and its
+//! The rank says [`Handshake`], the store sends a [`Challenge`], the rank proves that it has the token, and the store ends with a [`Verdict`] and its
 //! own proof. The first eight bytes are the same in every version, so that two versions can say that they are two. Bound to the proofs are all fields
-//! of the greeting; a label keeps one side's proof from being the other's.
+//! of the handshake; a label keeps one side's proof from being the other's.
 
 use crate::group::Token;
 use crate::{Error, Result};
@@ -45,17 +45,17 @@ fn bad(reason: String) -> Error {
 
 /// What a rank says first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct Handshake {
     pub(super) size: u32,
     pub(super) rank: u32,
     pub(super) nonce: [u8; 32],
 }
 
-impl Hello {
+impl Handshake {
     pub(super) const BYTES: usize = 48;
 
-    pub(super) fn to_bytes(self) -> [u8; Hello::BYTES] {
-        let mut bytes = [0; Hello::BYTES];
+    pub(super) fn to_bytes(self) -> [u8; Handshake::BYTES] {
+        let mut bytes = [0; Handshake::BYTES];
         bytes[..8].copy_from_slice(&head());
         bytes[8..12].copy_from_slice(&self.size.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.rank.to_le_bytes());
@@ -63,7 +63,7 @@ impl Hello {
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; Hello::BYTES]) -> Result<Hello> {
+    pub(super) fn from_bytes(bytes: &[u8; Handshake::BYTES]) -> Result<Handshake> {
         let field = |at: usize| {
             let mut number = [0; 4];
             number.copy_from_slice(&bytes[at..at + 4]);
@@ -73,7 +73,7 @@ impl Hello {
         head.copy_from_slice(&bytes[..8]);
         nonce.copy_from_slice(&bytes[16..]);
         check_head(&head)?;
-        Ok(Hello {
+        Ok(Handshake {
             size: field(8),
             rank: field(12),
             nonce,
@@ -137,14 +137,14 @@ impl Verdict {
     pub(super) fn to_bytes(
         self,
         token: &Token,
-        hello: &Hello,
+        handshake: &Handshake,
         challenge: &[u8; 32],
     ) -> [u8; Verdict::BYTES] {
         let mut bytes = [0; Verdict::BYTES];
         let numbers = self.numbers();
         bytes[..8].copy_from_slice(&numbers);
         if self != Verdict::Token {
-            let proof = token.proof(&[b"store", &hello.to_bytes(), challenge, &numbers]);
+            let proof = token.proof(&[b"store", &handshake.to_bytes(), challenge, &numbers]);
             bytes[8..].copy_from_slice(&proof);
         }
         bytes
@@ -154,7 +154,7 @@ impl Verdict {
     pub(super) fn from_bytes(
         bytes: &[u8; Verdict::BYTES],
         token: &Token,
-        hello: &Hello,
+        handshake: &Handshake,
         challenge: &[u8; 32],
     ) -> Result<Verdict> {
         let (mut numbers, mut proof) = ([0; 8], [0; 32]);
@@ -169,7 +169,7 @@ impl Verdict {
             4 => Verdict::NoRank,
             code => return Err(bad(format!("it has no verdict {code}"))),
         };
-        let parts: [&[u8]; 4] = [b"store", &hello.to_bytes(), challenge, &numbers];
+        let parts: [&[u8]; 4] = [b"store", &handshake.to_bytes(), challenge, &numbers];
         // That the tokens differ is the one thing that cannot be proven.
         if verdict != Verdict::Token && !token.is_proof(&parts, &proof) {
             return Err(bad("it has not the token of the group".into()));
@@ -182,7 +182,7 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    const HELLO: Hello = Hello {
+    const HELLO: Handshake = Handshake {
         size: 4,
         rank: 2,
         nonce: [7; 32],
@@ -192,13 +192,13 @@ mod tests {
     fn a_hello_reads_back_and_another_version_is_named() {
         let bytes = HELLO.to_bytes();
         assert_eq!(&bytes[..16], b"DBGS\x02\0\0\0\x04\0\0\0\x02\0\0\0");
-        assert_eq!(Hello::from_bytes(&bytes), Ok(HELLO));
+        assert_eq!(Handshake::from_bytes(&bytes), Ok(HELLO));
         let mut other = bytes;
         other[4] = 9;
-        let error = Hello::from_bytes(&other).unwrap_err().to_string();
+        let error = Handshake::from_bytes(&other).unwrap_err().to_string();
         assert!(error.contains("version 9"), "{error}");
         other[0] = 0;
-        let error = Hello::from_bytes(&other).unwrap_err().to_string();
+        let error = Handshake::from_bytes(&other).unwrap_err().to_string();
         assert!(error.contains("no store"), "{error}");
     }
 
@@ -208,7 +208,7 @@ mod tests {
         let proof = HELLO.proof(&token, &challenge);
         assert!(HELLO.is_proof(&token, &challenge, &proof));
         assert!(!HELLO.is_proof(&token, &[8; 32], &proof));
-        assert!(!Hello { rank: 3, ..HELLO }.is_proof(&token, &challenge, &proof));
+        assert!(!Handshake { rank: 3, ..HELLO }.is_proof(&token, &challenge, &proof));
         assert!(!HELLO.is_proof(&Token::new("b"), &challenge, &proof));
         let mut reflected = Verdict::Welcome.to_bytes(&token, &HELLO, &challenge);
         reflected[8..].copy_from_slice(&proof);

@@ -9,7 +9,7 @@ type Storage = MaybeUninit<[u64; 8]>;
 
 /// A closure to be run at most once. One that captures no more than eight words lies in here and costs no allocation, neither
 /// when it is queued nor, in another thread, when it is done.
-pub(super) struct Kernel {
+pub(super) struct HostClosure {
     closure: Storage,
     calls: &'static Calls,
 }
@@ -36,7 +36,7 @@ impl<F: FnOnce()> CallsOf<F> {
     };
 }
 
-impl Kernel {
+impl HostClosure {
     /// `Send`, because another thread runs or drops it; `'static`, because nobody knows when.
     pub(super) fn new<F: FnOnce() + Send + 'static>(closure: F) -> Self {
         if size_of::<F>() > size_of::<Storage>() || align_of::<F>() > align_of::<Storage>() {
@@ -61,7 +61,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for HostClosure {
     fn drop(&mut self) {
         // SAFETY: as in `run`.
         unsafe { (self.calls.discard)(&raw mut self.closure) };
@@ -75,21 +75,21 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Adds the sum of what it captured to the count, and holds a reference to it until it is gone.
-    fn kernel<const N: usize>(count: &Arc<AtomicU64>) -> Kernel {
+    fn kernel<const N: usize>(count: &Arc<AtomicU64>) -> HostClosure {
         let (held, words) = (Arc::clone(count), [1u64; N]);
-        Kernel::new(move || _ = held.fetch_add(words.iter().sum(), Ordering::Relaxed))
+        HostClosure::new(move || _ = held.fetch_add(words.iter().sum(), Ordering::Relaxed))
     }
 
     #[test]
     fn runs_once_or_is_dropped_in_place_or_in_a_box() {
         let count = Arc::new(AtomicU64::new(0));
         // 7 words and the reference are the most that fit.
-        let makers: [fn(&Arc<AtomicU64>) -> Kernel; 4] =
+        let makers: [fn(&Arc<AtomicU64>) -> HostClosure; 4] =
             [kernel::<0>, kernel::<7>, kernel::<8>, kernel::<100>];
         for (make, sum) in makers.into_iter().zip([0, 7, 15, 115]) {
             let moved = vec![make(&count)];
             assert_eq!(Arc::strong_count(&count), 2);
-            moved.into_iter().for_each(Kernel::run);
+            moved.into_iter().for_each(HostClosure::run);
             assert_eq!(count.load(Ordering::Relaxed), sum);
             assert_eq!(Arc::strong_count(&count), 1);
             drop(make(&count));
@@ -104,7 +104,7 @@ mod tests {
         struct Wide(Arc<AtomicU64>);
         let wide = Wide(Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&wide.0);
-        Kernel::new(move || {
+        HostClosure::new(move || {
             let wide = wide;
             assert!((&raw const wide).addr().is_multiple_of(64));
             wide.0.store(1, Ordering::Relaxed);
@@ -117,7 +117,7 @@ mod tests {
     fn a_panic_drops_what_was_captured() {
         let held = Arc::new(());
         let captured = Arc::clone(&held);
-        let kernel = Kernel::new(move || {
+        let kernel = HostClosure::new(move || {
             let _captured = captured;
             panic!("in the kernel");
         });

@@ -15,17 +15,17 @@ const NOTE_BYTES_MAX: u64 = 256;
 
 /// Where rank 0 is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Meeting {
+pub(super) enum Rendezvous {
     /// It listens there.
     Address(String),
     /// It is on this host, and writes there where it listens, and a secret. The folder is the user's own.
     File(PathBuf),
 }
 
-impl Meeting {
+impl Rendezvous {
     /// # Errors
     /// [`Error::Malformed`] for a text that is no host and port.
-    pub(super) fn address(address: String) -> Result<Meeting> {
+    pub(super) fn address(address: String) -> Result<Rendezvous> {
         let port = address
             .rsplit_once(':')
             .filter(|(host, _)| !host.is_empty())
@@ -36,7 +36,7 @@ impl Meeting {
                 reason: format!("`{address}` is not `host:port`"),
             });
         }
-        Ok(Meeting::Address(address))
+        Ok(Rendezvous::Address(address))
     }
 
     /// Rank 0 listens: the socket, the token that counts, and the note if one was written.
@@ -45,7 +45,7 @@ impl Meeting {
     /// [`Error::System`] if the address is taken or not of this host; [`Error::State`] if the folder for the note is open to others.
     pub(super) fn listen(&self, token: &Token) -> Result<(TcpListener, Token, Option<Note>)> {
         match self {
-            Meeting::Address(address) => {
+            Rendezvous::Address(address) => {
                 let bound = match address.parse::<SocketAddr>() {
                     Ok(address) => TcpListener::bind(address),
                     Err(_) => bind_all(address),
@@ -54,7 +54,7 @@ impl Meeting {
                     bound.map_err(|error| system("bind for the group's store", &error))?;
                 Ok((listener, token.clone(), None))
             }
-            Meeting::File(path) => {
+            Rendezvous::File(path) => {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
                     .map_err(|error| system("bind for the group's store", &error))?;
                 let address = listener
@@ -73,7 +73,7 @@ impl Meeting {
     /// [`Error::Malformed`] for a name that is none, at least not yet; [`Error::System`].
     pub(super) fn find(&self, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
         match self {
-            Meeting::Address(address) => {
+            Rendezvous::Address(address) => {
                 let found = address
                     .to_socket_addrs()
                     .map_err(|error| Error::Malformed {
@@ -82,7 +82,7 @@ impl Meeting {
                     })?;
                 Ok((found.collect(), token.clone()))
             }
-            Meeting::File(path) => Ok(match Note::read(path)? {
+            Rendezvous::File(path) => Ok(match Note::read(path)? {
                 Some((address, token)) => (vec![address], token),
                 None => (Vec::new(), token.clone()),
             }),
@@ -91,7 +91,7 @@ impl Meeting {
 
     /// Whether what is found may be of an earlier group, whose rank 0 was killed.
     pub(super) fn may_be_stale(&self) -> bool {
-        matches!(self, Meeting::File(_))
+        matches!(self, Rendezvous::File(_))
     }
 }
 
@@ -208,34 +208,37 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("doorbell-note-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
-        let meeting = Meeting::File(folder.join("note"));
+        let rendezvous = Rendezvous::File(folder.join("note"));
         let unused = Token::new("unused");
         let nobody = Ok((Vec::new(), unused.clone()));
-        assert_eq!(meeting.find(&unused), nobody);
-        let (listener, token, note) = meeting.listen(&unused).unwrap();
+        assert_eq!(rendezvous.find(&unused), nobody);
+        let (listener, token, note) = rendezvous.listen(&unused).unwrap();
         let address = listener.local_addr().unwrap();
         assert_ne!(token, unused);
-        assert_eq!(meeting.find(&unused), Ok((vec![address], token)));
+        assert_eq!(rendezvous.find(&unused), Ok((vec![address], token)));
         let mode = fs::metadata(folder.join("note")).unwrap().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(note);
-        assert_eq!(meeting.find(&unused), nobody);
+        assert_eq!(rendezvous.find(&unused), nobody);
         fs::write(folder.join("note"), "127.0.0.1:1\nshort\n").unwrap();
         assert!(matches!(
-            meeting.find(&unused),
+            rendezvous.find(&unused),
             Err(Error::Malformed { .. })
         ));
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(meeting.find(&unused), Err(Error::State { .. })));
-        assert!(matches!(meeting.listen(&unused), Err(Error::State { .. })));
+        assert!(matches!(rendezvous.find(&unused), Err(Error::State { .. })));
+        assert!(matches!(
+            rendezvous.listen(&unused),
+            Err(Error::State { .. })
+        ));
         fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_name_listens_everywhere_and_a_number_there() {
         let listen = |address: &str| {
-            let meeting = Meeting::address(address.into()).unwrap();
-            let (listener, ..) = meeting.listen(&Token::new("")).unwrap();
+            let rendezvous = Rendezvous::address(address.into()).unwrap();
+            let (listener, ..) = rendezvous.listen(&Token::new("")).unwrap();
             listener.local_addr().unwrap().ip()
         };
         assert!(listen("localhost:0").is_unspecified());

@@ -1,8 +1,8 @@
-//! A process's place in its job, as the launchers tell it.
+//! The launch environment: rank and size of this process in its job, and where rank 0 is, as the launchers say it.
 
 use std::path::PathBuf;
 
-use crate::group::meeting::Meeting;
+use crate::group::rendezvous::Rendezvous;
 use crate::group::{SIZE_MAX, Token};
 use crate::{Error, Result};
 
@@ -13,22 +13,22 @@ const PORTS: std::ops::Range<u32> = 20_000..32_000;
 
 /// Which rank of how many this process is, where rank 0 is to be found, and the token of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LaunchEnvironment {
     pub(super) rank: u32,
     pub(super) size: u32,
-    pub(super) meeting: Meeting,
+    pub(super) rendezvous: Rendezvous,
     pub(super) token: Token,
 }
 
-impl Place {
-    /// A place that the caller knows: rank 0 listens at `address`, such as `10.0.0.1:7471`. If its host is a number, rank 0 listens
+impl LaunchEnvironment {
+    /// A launch environment from values that the caller knows: rank 0 listens at `address`, such as `10.0.0.1:7471`. If its host is a number, rank 0 listens
     /// at that one address; if it is a name, at all of its own, because a host often knows its own name as a loopback address.
     ///
     /// # Errors
     /// [`Error::Range`] for a size that is not 1 to 65536, or a rank beyond it; [`Error::Malformed`] for an address without a port.
-    pub fn new(rank: u32, size: u32, address: &str, token: Token) -> Result<Place> {
+    pub fn new(rank: u32, size: u32, address: &str, token: Token) -> Result<LaunchEnvironment> {
         let address = address.to_owned();
-        Place::at(rank, size, Meeting::address(address)?, token)
+        LaunchEnvironment::at(rank, size, Rendezvous::address(address)?, token)
     }
 
     /// What the launcher says, in the first of these that is there:
@@ -50,25 +50,25 @@ impl Place {
     /// meet at one port by mistake, and is no secret to anyone who can find it out or guess it.
     ///
     /// # Errors
-    /// [`Error::State`] saying which variable is missing; [`Error::Malformed`] naming one that makes no sense; [`Error::Range`] as [`Place::new`].
-    pub fn from_env() -> Result<Place> {
-        Place::from_vars(&|name| std::env::var(name).ok())
+    /// [`Error::State`] saying which variable is missing; [`Error::Malformed`] naming one that makes no sense; [`Error::Range`] as [`LaunchEnvironment::new`].
+    pub fn from_env() -> Result<LaunchEnvironment> {
+        LaunchEnvironment::from_vars(&|name| std::env::var(name).ok())
     }
 
-    /// [`Place::from_env`] of another environment than the process's.
+    /// [`LaunchEnvironment::from_env`] of another environment than the process's.
     ///
     /// # Errors
-    /// As [`Place::from_env`].
-    pub fn from_vars(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Place> {
+    /// As [`LaunchEnvironment::from_env`].
+    pub fn from_vars(lookup: &dyn Fn(&str) -> Option<String>) -> Result<LaunchEnvironment> {
         let vars = Vars(lookup);
         let launched = Launched::find(&vars)?;
         let job = launched.job.clone();
         let token = Token::new(vars.text("DOORBELL_TOKEN").unwrap_or(job));
-        let meeting = launched.meeting(&vars)?;
-        Place::at(launched.rank, launched.size, meeting, token)
+        let rendezvous = launched.rendezvous(&vars)?;
+        LaunchEnvironment::at(launched.rank, launched.size, rendezvous, token)
     }
 
-    fn at(rank: u32, size: u32, meeting: Meeting, token: Token) -> Result<Place> {
+    fn at(rank: u32, size: u32, rendezvous: Rendezvous, token: Token) -> Result<LaunchEnvironment> {
         let range = |argument, value: u32, min: u32, max: u32| {
             if (min..=max).contains(&value) {
                 return Ok(());
@@ -82,10 +82,10 @@ impl Place {
         };
         range("size", size, 1, SIZE_MAX)?;
         range("rank", rank, 0, size - 1)?;
-        Ok(Place {
+        Ok(LaunchEnvironment {
             rank,
             size,
-            meeting,
+            rendezvous,
             token,
         })
     }
@@ -254,7 +254,7 @@ impl Launched {
         }))
     }
 
-    fn meeting(&self, vars: &Vars<'_>) -> Result<Meeting> {
+    fn rendezvous(&self, vars: &Vars<'_>) -> Result<Rendezvous> {
         let missing = |name: &str, why: &str| Error::State {
             operation: "search for rank 0",
             reason: format!("{why}; set `{name}`"),
@@ -262,7 +262,9 @@ impl Launched {
         let given = vars.text("DOORBELL_MASTER_ADDR");
         let port = vars.number("DOORBELL_MASTER_PORT")?;
         if let (Some(folder), None, None) = (&self.folder, &given, port) {
-            return Ok(Meeting::File(folder.join(format!("doorbell-{}", self.job))));
+            return Ok(Rendezvous::File(
+                folder.join(format!("doorbell-{}", self.job)),
+            ));
         }
         let host = match given {
             Some(host) => host,
@@ -288,7 +290,7 @@ impl Launched {
             })?;
         // A bare IPv6 address needs brackets before a port.
         let brackets = host.contains(':') && !host.starts_with('[');
-        Meeting::address(if brackets {
+        Rendezvous::address(if brackets {
             format!("[{host}]:{port}")
         } else {
             format!("{host}:{port}")
@@ -340,20 +342,20 @@ fn first_host(list: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn place(vars: &[(&str, &str)]) -> Result<Place> {
-        Place::from_vars(&|name| {
+    fn environment(vars: &[(&str, &str)]) -> Result<LaunchEnvironment> {
+        LaunchEnvironment::from_vars(&|name| {
             let found = vars.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         })
     }
 
     fn found(vars: &[(&str, &str)]) -> (u32, u32, String) {
-        let place = place(vars).unwrap();
-        let at = match place.meeting {
-            Meeting::Address(address) => address,
-            Meeting::File(path) => path.display().to_string(),
+        let environment = environment(vars).unwrap();
+        let at = match environment.rendezvous {
+            Rendezvous::Address(address) => address,
+            Rendezvous::File(path) => path.display().to_string(),
         };
-        (place.rank, place.size, at)
+        (environment.rank, environment.size, at)
     }
 
     const OPEN_MPI: [(&str, &str); 5] = [
@@ -423,12 +425,12 @@ mod tests {
         let own = [("PMI_RANK", "3"), ("PMI_SIZE", "8")];
         assert_eq!(found(&[&own[..], &SLURM].concat()), found(&SLURM));
         let inner = [("PMI_RANK", "3"), ("PMI_SIZE", "16")];
-        assert!(place(&[&inner[..], &SLURM].concat()).is_err());
+        assert!(environment(&[&inner[..], &SLURM].concat()).is_err());
     }
 
     #[test]
     fn what_is_missing_is_named() {
-        let reason = |vars: &[(&str, &str)]| place(vars).unwrap_err().to_string();
+        let reason = |vars: &[(&str, &str)]| environment(vars).unwrap_err().to_string();
         for (vars, expected) in [
             (&[][..], "DOORBELL_RANK"),
             (&[("RANK", "1"), ("WORLD_SIZE", "2")], "MASTER_ADDR"),
@@ -469,15 +471,15 @@ mod tests {
             assert!(reason.contains(expected), "{vars:?}: {reason}");
         }
         let token = Token::new("");
-        assert!(Place::new(0, 0, "a:1", token.clone()).is_err());
-        assert!(Place::new(0, SIZE_MAX + 1, "a:1", token.clone()).is_err());
-        assert!(Place::new(0, 1, "no port", token).is_err());
+        assert!(LaunchEnvironment::new(0, 0, "a:1", token.clone()).is_err());
+        assert!(LaunchEnvironment::new(0, SIZE_MAX + 1, "a:1", token.clone()).is_err());
+        assert!(LaunchEnvironment::new(0, 1, "no port", token).is_err());
     }
 
     #[test]
     fn the_token_is_the_secret_or_the_job() {
         let with = |extra: &[(&'static str, &'static str)]| {
-            place(&[&OPEN_MPI[..], extra].concat()).unwrap().token
+            environment(&[&OPEN_MPI[..], extra].concat()).unwrap().token
         };
         assert_eq!(with(&[]), Token::new("77"));
         assert_eq!(with(&[("DOORBELL_TOKEN", "s")]), Token::new("s"));

@@ -5,7 +5,7 @@ use crate::Result;
 
 /// The two stages of every chunk, first to last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ChunkStage {
     First,
     Second,
 }
@@ -13,15 +13,15 @@ pub(super) enum Stage {
 /// What the line is made of: a stage of one chunk.
 pub(super) trait Stages {
     /// Begins a stage of a chunk. `false` if there is no room for it now.
-    fn begin(&mut self, stage: Stage, chunk: u64) -> Result<bool>;
+    fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
 
     /// Whether that stage of a chunk is over; asked for the oldest one that is not.
-    fn is_over(&mut self, stage: Stage, chunk: u64) -> Result<bool>;
+    fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
 }
 
 /// Counts of chunks: each is at most the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct ChunkCounts {
     chunks: u64,
     slots: u64,
     begun_first: u64,
@@ -30,9 +30,9 @@ pub(super) struct Line {
     over_second: u64,
 }
 
-impl Line {
-    pub(super) fn new(chunks: u64, slots: u64) -> Line {
-        Line {
+impl ChunkCounts {
+    pub(super) fn new(chunks: u64, slots: u64) -> ChunkCounts {
+        ChunkCounts {
             chunks,
             slots,
             begun_first: 0,
@@ -54,30 +54,32 @@ impl Line {
         let before = *self;
         // A stage that was begun is asked about before the next one begins, so that a slot is free as soon as it can be.
         while self.over_second < self.begun_second
-            && stages.is_over(Stage::Second, self.over_second)?
+            && stages.is_over(ChunkStage::Second, self.over_second)?
         {
             self.over_second += 1;
         }
-        while self.over_first < self.begun_first && stages.is_over(Stage::First, self.over_first)? {
+        while self.over_first < self.begun_first
+            && stages.is_over(ChunkStage::First, self.over_first)?
+        {
             self.over_first += 1;
         }
         while self.begun_second < self.over_first
-            && stages.begin(Stage::Second, self.begun_second)?
+            && stages.begin(ChunkStage::Second, self.begun_second)?
         {
             self.begun_second += 1;
         }
         while self.begun_first < self.chunks
             && self.begun_first - self.over_second < self.slots
-            && stages.begin(Stage::First, self.begun_first)?
+            && stages.begin(ChunkStage::First, self.begun_first)?
         {
             self.begun_first += 1;
             // One at a time: an engine that copies in the call would fill all slots before anything is on the wire.
             if self.over_first < self.begun_first
-                && stages.is_over(Stage::First, self.over_first)?
+                && stages.is_over(ChunkStage::First, self.over_first)?
             {
                 self.over_first += 1;
                 if self.begun_second < self.over_first
-                    && stages.begin(Stage::Second, self.begun_second)?
+                    && stages.begin(ChunkStage::Second, self.begun_second)?
                 {
                     self.begun_second += 1;
                 }
@@ -146,12 +148,12 @@ mod tests {
     }
 
     impl Stages for Strict {
-        fn begin(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
-            self.step(chunk, if stage == Stage::First { 0 } else { 2 })
+        fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+            self.step(chunk, if stage == ChunkStage::First { 0 } else { 2 })
         }
 
-        fn is_over(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
-            self.step(chunk, if stage == Stage::First { 1 } else { 3 })
+        fn is_over(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
+            self.step(chunk, if stage == ChunkStage::First { 1 } else { 3 })
         }
     }
 
@@ -163,7 +165,7 @@ mod tests {
             moods in proptest::collection::vec(any::<bool>(), 1..50),
             fail_at in proptest::option::of(1..200usize),
         ) {
-            let mut line = Line::new(chunks, slots);
+            let mut line = ChunkCounts::new(chunks, slots);
             let mut stages = Strict { slots, state: BTreeMap::new(), moods, at: 0, fail_at, most: 0 };
             let mut turns = 0;
             while !line.is_done() {
@@ -181,20 +183,21 @@ mod tests {
 
     #[test]
     fn the_next_chunk_is_in_the_first_stage_while_one_is_in_the_second() {
-        struct Log(Vec<(Stage, u64)>);
+        struct Log(Vec<(ChunkStage, u64)>);
         impl Stages for Log {
-            fn begin(&mut self, stage: Stage, chunk: u64) -> Result<bool> {
+            fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool> {
                 self.0.push((stage, chunk));
                 Ok(true)
             }
-            fn is_over(&mut self, stage: Stage, _: u64) -> Result<bool> {
-                Ok(stage == Stage::First)
+            fn is_over(&mut self, stage: ChunkStage, _: u64) -> Result<bool> {
+                Ok(stage == ChunkStage::First)
             }
         }
         let mut log = Log(Vec::new());
-        let mut line = Line::new(9, 3);
+        let mut line = ChunkCounts::new(9, 3);
         line.turn(&mut log).unwrap();
-        let expected = [0, 1, 2].map(|chunk| [(Stage::First, chunk), (Stage::Second, chunk)]);
+        let expected =
+            [0, 1, 2].map(|chunk| [(ChunkStage::First, chunk), (ChunkStage::Second, chunk)]);
         assert_eq!(log.0, expected.concat());
     }
 }

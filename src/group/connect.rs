@@ -4,39 +4,39 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::endpoint::{Deadline, system};
-use crate::group::greeting::{self, CHALLENGE_BYTES, Hello, Verdict};
+use crate::group::handshake::{self, CHALLENGE_BYTES, Handshake, Verdict};
 use crate::group::socket::watch_over;
 use crate::group::token::nonce;
-use crate::group::{Place, Token};
+use crate::group::{LaunchEnvironment, Token};
 use crate::{Error, Result};
 
 /// How long one attempt to reach an address may take: the next address may be the right one.
 const ATTEMPT: Duration = Duration::from_secs(5);
-const GREETING: &str = "greeting of the group's store";
+const HANDSHAKE: &str = "greeting of the group's store";
 
 /// Tries to reach the store until the deadline.
-pub(super) fn go(place: &Place, deadline: &Deadline) -> Result<TcpStream> {
+pub(super) fn connect(environment: &LaunchEnvironment, deadline: &Deadline) -> Result<TcpStream> {
     // What to say at the deadline: that nobody answered, unless there was something better.
     let mut last = None;
     loop {
-        let found = place.meeting.find(&place.token);
+        let found = environment.rendezvous.find(&environment.token);
         let (addresses, token) = found.unwrap_or_else(|error| {
             // A name may be known a little later, as those of containers are.
             last = Some(error);
-            (Vec::new(), place.token.clone())
+            (Vec::new(), environment.token.clone())
         });
         for address in addresses {
-            match attempt(place, address, &token, deadline) {
+            match attempt(environment, address, &token, deadline) {
                 Ok(stream) => return Ok(stream),
                 // It does not listen yet, or went before it had answered.
                 Err(Error::System { .. } | Error::Timeout { .. }) => {}
                 Err(
                     error @ Error::State {
-                        operation: GREETING,
+                        operation: HANDSHAKE,
                         ..
                     },
                 ) => last = Some(error),
-                Err(error) if place.meeting.may_be_stale() => last = Some(error),
+                Err(error) if environment.rendezvous.may_be_stale() => last = Some(error),
                 Err(error) => return Err(error),
             }
         }
@@ -48,7 +48,7 @@ pub(super) fn go(place: &Place, deadline: &Deadline) -> Result<TcpStream> {
 
 /// Reaches one address and is greeted there.
 pub(super) fn attempt(
-    place: &Place,
+    environment: &LaunchEnvironment,
     address: SocketAddr,
     token: &Token,
     deadline: &Deadline,
@@ -56,31 +56,34 @@ pub(super) fn attempt(
     let stream = TcpStream::connect_timeout(&address, deadline.left()?.min(ATTEMPT))
         .map_err(|error| system("connect to the group's store", &error))?;
     watch_over(&stream)?;
-    let hello = Hello {
-        size: place.size,
-        rank: place.rank,
+    let handshake = Handshake {
+        size: environment.size,
+        rank: environment.rank,
         nonce: nonce()?,
     };
-    deadline.write_all(&stream, &hello.to_bytes(), GREETING)?;
+    deadline.write_all(&stream, &handshake.to_bytes(), HANDSHAKE)?;
     let mut challenge = [0; CHALLENGE_BYTES];
     let (head, number) = challenge.split_at_mut(8);
-    deadline.read_exact(&stream, head, GREETING)?;
+    deadline.read_exact(&stream, head, HANDSHAKE)?;
     let mut theirs = [0; 8];
     theirs.copy_from_slice(head);
     // Another version says no more than this.
-    greeting::check_head(&theirs)?;
-    deadline.read_exact(&stream, number, GREETING)?;
+    handshake::check_head(&theirs)?;
+    deadline.read_exact(&stream, number, HANDSHAKE)?;
     let mut challenge = [0; 32];
     challenge.copy_from_slice(number);
-    deadline.write_all(&stream, &hello.proof(token, &challenge), GREETING)?;
+    deadline.write_all(&stream, &handshake.proof(token, &challenge), HANDSHAKE)?;
     let mut verdict = [0; Verdict::BYTES];
-    deadline.read_exact(&stream, &mut verdict, GREETING)?;
-    let reason = match Verdict::from_bytes(&verdict, token, &hello, &challenge)? {
+    deadline.read_exact(&stream, &mut verdict, HANDSHAKE)?;
+    let reason = match Verdict::from_bytes(&verdict, token, &handshake, &challenge)? {
         Verdict::Welcome => return Ok(stream),
         Verdict::Token => "it has another token; is it of another job?".into(),
-        Verdict::Size(size) => format!("its group has {size} ranks, this process's {}", place.size),
-        Verdict::Twice => format!("rank {} has come already", place.rank),
-        Verdict::NoRank => format!("it knows no rank {}", place.rank),
+        Verdict::Size(size) => format!(
+            "its group has {size} ranks, this process's {}",
+            environment.size
+        ),
+        Verdict::Twice => format!("rank {} has come already", environment.rank),
+        Verdict::NoRank => format!("it knows no rank {}", environment.rank),
     };
     Err(Error::State {
         operation: "join of the group's store",

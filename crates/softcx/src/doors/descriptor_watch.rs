@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::caller::Inode;
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedDescriptor {
     inode: Inode,
     /// The file under the other description.
     file: OwnedFd,
@@ -28,7 +28,7 @@ struct Watched {
 /// stranger close his; in case that it was not one, the file is tried again with every later event.
 const PAUSES_MS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 
-impl Watched {
+impl WatchedDescriptor {
     fn is_closed(&self) -> bool {
         lock(self.file.as_fd(), libc::LOCK_EX | libc::LOCK_NB).is_ok()
     }
@@ -49,20 +49,20 @@ fn lock(descriptor: BorrowedFd<'_>, how: i32) -> io::Result<()> {
 
 /// Watches descriptors.
 #[derive(Debug)]
-pub(super) struct LastClose {
+pub(super) struct DescriptorWatch {
     inotify: OwnedFd,
-    watched: Mutex<HashMap<i32, Watched>>,
+    watched: Mutex<HashMap<i32, WatchedDescriptor>>,
 }
 
-impl LastClose {
+impl DescriptorWatch {
     /// `flags`: `IN_NONBLOCK`, or 0 for a reader that waits.
-    pub(super) fn new(flags: i32) -> io::Result<LastClose> {
+    pub(super) fn new(flags: i32) -> io::Result<DescriptorWatch> {
         // SAFETY: takes flags only.
         let fd = unsafe { libc::inotify_init1(libc::IN_CLOEXEC | flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(LastClose {
+        Ok(DescriptorWatch {
             // SAFETY: just opened, and nobody else's.
             inotify: unsafe { OwnedFd::from_raw_fd(fd) },
             watched: Mutex::default(),
@@ -88,7 +88,7 @@ impl LastClose {
         }
         watched.insert(
             watch,
-            Watched {
+            WatchedDescriptor {
                 inode,
                 file,
                 in_doubt: false,
@@ -103,7 +103,7 @@ impl LastClose {
         watched.retain(|_, entry| entry.inode != inode);
     }
 
-    /// Takes what has happened; blocks until something has, unless told not to by [`LastClose::new`]. The descriptors whose last
+    /// Takes what has happened; blocks until something has, unless told not to by [`DescriptorWatch::new`]. The descriptors whose last
     /// reference is gone.
     pub(super) fn closed(&self) -> Vec<Inode> {
         let mut bytes = [0u8; 1 << 14];
@@ -133,7 +133,7 @@ impl LastClose {
         }
         let mut closed = Vec::new();
         for pause_ms in PAUSES_MS {
-            let is_over = |it: &Watched| it.in_doubt && it.is_closed();
+            let is_over = |it: &WatchedDescriptor| it.in_doubt && it.is_closed();
             closed.extend(self.watched().extract_if(|_, it| is_over(it)));
             if fresh
                 .iter()
@@ -146,7 +146,7 @@ impl LastClose {
         closed.into_iter().map(|(_, it)| it.inode).collect()
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<i32, Watched>> {
+    fn watched(&self) -> MutexGuard<'_, HashMap<i32, WatchedDescriptor>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -165,7 +165,7 @@ fn event(bytes: &[u8]) -> Option<(i32, u32, &[u8])> {
     Some((watch, word(offset_of!(libc::inotify_event, mask))?, rest))
 }
 
-impl AsFd for LastClose {
+impl AsFd for DescriptorWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
@@ -177,7 +177,7 @@ mod tests {
     use std::fs::{self, File};
     use std::os::unix::fs::MetadataExt;
 
-    impl LastClose {
+    impl DescriptorWatch {
         fn is_idle(&self) -> bool {
             crate::doors::poll::wait([(self.as_fd(), libc::POLLIN)], 0).unwrap() == [0]
         }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// What is closed, as soon as something is: a test in another thread that forks holds every descriptor until its child has begun.
-    fn soon_closed(watch: &LastClose) -> Vec<Inode> {
+    fn soon_closed(watch: &DescriptorWatch) -> Vec<Inode> {
         let started = std::time::Instant::now();
         loop {
             let closed = watch.closed();
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn only_the_last_reference_counts() {
-        let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
+        let watch = DescriptorWatch::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
         watch
             .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn lost_events_lose_nothing() {
-        let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
+        let watch = DescriptorWatch::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
         watch
             .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_one_is_not_reported() {
-        let watch = LastClose::new(libc::IN_NONBLOCK).unwrap();
+        let watch = DescriptorWatch::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
         watch
             .watch(given.as_fd(), kept.try_clone().unwrap().into(), inode)

@@ -6,18 +6,21 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::group::greeting::Hello;
+use crate::group::handshake::Handshake;
 
 /// What is read of a connection before others have their turn.
 const TURN_BYTES: usize = 256 << 10;
 
 /// How far a connection has come.
 #[derive(Debug)]
-pub(super) enum Stage {
-    /// It is to say hello.
-    Hello,
+pub(super) enum ConnectionStage {
+    /// The peer has not sent its handshake yet.
+    Handshake,
     /// It is to prove the token.
-    Proof { hello: Hello, challenge: [u8; 32] },
+    Proof {
+        handshake: Handshake,
+        challenge: [u8; 32],
+    },
     /// It is this rank.
     Rank(u32),
     /// It is to go once it has what is written to it.
@@ -25,9 +28,9 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct Connection {
     pub(super) stream: TcpStream,
-    pub(super) stage: Stage,
+    pub(super) stage: ConnectionStage,
     pub(super) came: Instant,
     pub(super) input: Vec<u8>,
     pub(super) output: VecDeque<Arc<[u8]>>,
@@ -36,11 +39,11 @@ pub(super) struct Guest {
     pub(super) backlog_bytes: usize,
 }
 
-impl Guest {
-    pub(super) fn new(stream: TcpStream) -> Guest {
-        Guest {
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> Connection {
+        Connection {
             stream,
-            stage: Stage::Hello,
+            stage: ConnectionStage::Handshake,
             came: Instant::now(),
             input: Vec::new(),
             output: VecDeque::new(),
@@ -51,7 +54,7 @@ impl Guest {
 
     /// Whether it has not proven anything.
     pub(super) fn is_stranger(&self) -> bool {
-        !matches!(self.stage, Stage::Rank(_))
+        !matches!(self.stage, ConnectionStage::Rank(_))
     }
 
     /// Takes something to be written.
@@ -78,7 +81,7 @@ impl Guest {
                 Err(_) => return false,
             }
         }
-        !matches!(self.stage, Stage::Going)
+        !matches!(self.stage, ConnectionStage::Going)
     }
 
     /// Reads what is there, within a turn. Whether there may be more, later.
@@ -90,7 +93,7 @@ impl Guest {
                 Ok(count) => {
                     taken += count;
                     // What comes behind a refusal is for nobody.
-                    if !matches!(self.stage, Stage::Going) {
+                    if !matches!(self.stage, ConnectionStage::Going) {
                         self.input.extend_from_slice(&scratch[..count]);
                     }
                 }

@@ -18,7 +18,7 @@ const CROWD: usize = 1024;
 
 /// An event as it is read: a word that names the object, and a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct ChannelEvent {
     pub(super) element: u64,
     pub(super) kind: u32,
 }
@@ -43,26 +43,26 @@ impl Carries {
 
 /// One channel.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(super) struct EventPipe {
     carries: Carries,
     inode: (u64, u64),
-    queue: Mutex<Queue>,
+    queue: Mutex<ChannelQueue>,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct ChannelQueue {
     write: OwnedFd,
     /// A description of its own of the end that the process reads: non-blocking, whatever the process made of its one.
     read: OwnedFd,
     /// At least what is unread in the pipe, oldest first.
-    sent: VecDeque<Record>,
+    sent: VecDeque<ChannelEvent>,
     /// What found no room.
-    backlog: VecDeque<Record>,
+    backlog: VecDeque<ChannelEvent>,
 }
 
-impl Channel {
+impl EventPipe {
     /// Makes one: the second is the descriptor for the process.
-    pub(super) fn new(carries: Carries) -> Result<(Channel, OwnedFd), Errno> {
+    pub(super) fn new(carries: Carries) -> Result<(EventPipe, OwnedFd), Errno> {
         let mut ends = [0; 2];
         // SAFETY: the array has room for the two descriptors.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
@@ -76,10 +76,10 @@ impl Channel {
             return Err(last_errno());
         }
         let read = reopen(&theirs, libc::O_RDONLY | libc::O_NONBLOCK)?;
-        let channel = Channel {
+        let channel = EventPipe {
             carries,
             inode: inode(&theirs)?,
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(ChannelQueue {
                 write,
                 read,
                 sent: VecDeque::new(),
@@ -95,7 +95,7 @@ impl Channel {
     }
 
     /// Puts an event in. False if nothing was added, because the reader has that very event and much else to read. Never blocks.
-    pub(super) fn push(&self, record: Record) -> bool {
+    pub(super) fn push(&self, record: ChannelEvent) -> bool {
         let mut queue = self.lock();
         queue.flush(self.carries);
         if queue.sent.len() >= CROWD {
@@ -114,7 +114,7 @@ impl Channel {
     }
 
     /// Takes out the events that `which` names: how many there were.
-    pub(super) fn purge(&self, which: impl Fn(&Record) -> bool) -> u32 {
+    pub(super) fn purge(&self, which: impl Fn(&ChannelEvent) -> bool) -> u32 {
         let mut queue = self.lock();
         let before = queue.backlog.len();
         queue.backlog.retain(|record| !which(record));
@@ -135,14 +135,14 @@ impl Channel {
         removed as u32
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, ChannelQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
+impl ChannelQueue {
     /// Writes one event; false if there is no room.
-    fn write(&mut self, carries: Carries, record: Record) -> bool {
+    fn write(&mut self, carries: Carries, record: ChannelEvent) -> bool {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&record.element.to_ne_bytes());
         bytes[8..12].copy_from_slice(&record.kind.to_ne_bytes());
@@ -179,7 +179,7 @@ impl Queue {
     }
 
     /// Everything that is unread, out of the pipe.
-    fn take_all(&mut self, carries: Carries) -> Vec<Record> {
+    fn take_all(&mut self, carries: Carries) -> Vec<ChannelEvent> {
         let mut records = Vec::new();
         let mut bytes = [0u8; 4096];
         loop {
@@ -196,13 +196,13 @@ impl Queue {
             };
             for record in bytes[..read.min(bytes.len())].chunks_exact(carries.bytes()) {
                 records.push(match carries {
-                    Carries::Completions => Record {
+                    Carries::Completions => ChannelEvent {
                         element: CompEventDesc::read(record).cq_handle,
                         kind: 0,
                     },
                     Carries::AsyncEvents => {
                         let event = AsyncEventDesc::read(record);
-                        Record {
+                        ChannelEvent {
                             element: event.element,
                             kind: event.event_type,
                         }
@@ -251,8 +251,8 @@ mod tests {
 
     use super::*;
 
-    fn record(element: u64) -> Record {
-        Record { element, kind: 0 }
+    fn record(element: u64) -> ChannelEvent {
+        ChannelEvent { element, kind: 0 }
     }
 
     fn next(file: &mut File) -> u64 {
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn events_come_in_order_and_what_is_purged_does_not() {
-        let (channel, theirs) = Channel::new(Carries::Completions).unwrap();
+        let (channel, theirs) = EventPipe::new(Carries::Completions).unwrap();
         assert_eq!(inode(&theirs).unwrap(), channel.inode());
         let mut file = File::from(theirs);
         for element in [1, 2, 1, 3, 1] {
@@ -279,13 +279,13 @@ mod tests {
 
     #[test]
     fn asynchronous_events_have_a_type() {
-        let (channel, theirs) = Channel::new(Carries::AsyncEvents).unwrap();
+        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
         let mut file = File::from(theirs);
-        assert!(channel.push(Record {
+        assert!(channel.push(ChannelEvent {
             element: 7,
             kind: 3
         }));
-        assert!(channel.push(Record {
+        assert!(channel.push(ChannelEvent {
             element: 7,
             kind: 4
         }));
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn who_does_not_read_loses_no_wake_up_and_costs_no_memory() {
-        let (channel, theirs) = Channel::new(Carries::AsyncEvents).unwrap();
+        let (channel, theirs) = EventPipe::new(Carries::AsyncEvents).unwrap();
         let mut pushed = 0;
         for element in 0..100_000 {
             pushed += u32::from(channel.push(record(element % 6_000)));

@@ -10,10 +10,10 @@ use std::time::Duration;
 /// Zeroed memory is a bell whose engine is awake.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct Bell {
+pub(crate) struct WakeWord {
     word: AtomicU32,
     #[cfg(loom)]
-    kernel: model::Kernel,
+    kernel: model::FutexModel,
 }
 
 const AWAKE: u32 = 0;
@@ -21,7 +21,7 @@ const ASLEEP: u32 = 1;
 /// The engine sleeps, and somebody does its work meanwhile: no need to wake it.
 const STOOD_IN: u32 = 2;
 
-impl Bell {
+impl WakeWord {
     /// Wakes the engine if it sleeps. What it is to find must have been stored before.
     #[inline]
     pub(crate) fn ring(&self) {
@@ -78,7 +78,7 @@ impl Bell {
 }
 
 #[cfg(not(loom))]
-impl Bell {
+impl WakeWord {
     fn futex_wait(&self, word: u32, timeout: Duration) {
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
@@ -109,12 +109,12 @@ mod model {
     use loom::sync::{Condvar, Mutex};
 
     #[derive(Debug, Default)]
-    pub(super) struct Kernel {
+    pub(super) struct FutexModel {
         lock: Mutex<()>,
         woken: Condvar,
     }
 
-    impl Bell {
+    impl WakeWord {
         /// As the kernel does it: looks at the word and goes to sleep in one step. Without the time-out, which would hide a
         /// lost ring.
         pub(super) fn futex_wait(&self, word: u32, _timeout: Duration) {
@@ -135,7 +135,7 @@ mod model {
     fn loom_no_ring_is_lost() {
         use loom::sync::Arc;
         loom::model(|| {
-            let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
+            let shared = Arc::new((WakeWord::default(), AtomicU32::new(0)));
             let ringers: Vec<_> = (0..2)
                 .map(|_| {
                     let shared = Arc::clone(&shared);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn no_ring_is_needed_while_somebody_stands_in() {
-        let bell = Bell::default();
+        let bell = WakeWord::default();
         assert!(!bell.stand_down(), "nobody stood in");
         bell.stand_in();
         bell.sleep(Duration::from_millis(1), || {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_ring_wakes_and_work_found_in_the_last_look_does_not_sleep() {
-        let bell = Bell::default();
+        let bell = WakeWord::default();
         let start = Instant::now();
         bell.sleep(Duration::from_secs(60), || true);
         let flag = AtomicBool::new(false);

@@ -12,15 +12,15 @@ use super::caller::{Caller, Inode};
 use super::clients::Clients;
 use super::context::Descriptors;
 use super::filter::RDMA_VERBS_IOCTL;
-use super::listener::{Answer, Call, Listener};
-use super::node::{self, Place};
+use super::listener::{CallListener, Reply, TrappedCall};
+use super::node::{self, PathTarget};
 use crate::device::client::Errno;
 use crate::device::space::Space;
 
 /// What the threads that answer share.
 #[derive(Debug)]
-pub(super) struct Service {
-    pub(super) listener: Listener,
+pub(super) struct CallHandler {
+    pub(super) listener: CallListener,
     pub(super) clients: Clients,
     /// The private sysfs tree.
     pub(super) tree: PathBuf,
@@ -29,21 +29,21 @@ pub(super) struct Service {
 /// An errno that the call returns, as for a kernel that has the device.
 type Refusal = Errno;
 
-impl Service {
+impl CallHandler {
     /// Answers calls until nobody is left who could make one.
     pub(super) fn run(&self) {
         while let Some(call) = self.listener.next() {
             // A call without an answer would wait for ever, and this thread be missing for the others.
             let served = catch_unwind(AssertUnwindSafe(|| self.serve(&call)));
-            let answer = served.unwrap_or(Answer::Errno(libc::EIO));
+            let answer = served.unwrap_or(Reply::Errno(libc::EIO));
             self.listener.answer(&call, answer);
         }
     }
 
-    fn serve(&self, call: &Call) -> Answer {
+    fn serve(&self, call: &TrappedCall) -> Reply {
         // A process that has no number here is out of reach. The number that it has instead would mean this process.
         if call.tid <= 0 {
-            return Answer::Continue;
+            return Reply::Continue;
         }
         let caller = Caller::new(call.tid);
         let [a, b, c, d, e, _] = call.args;
@@ -80,23 +80,23 @@ impl Service {
             libc::SYS_access => self.access(call, &caller, here, a, b as i32),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_readlink => self.read_link(call, &caller, here, a),
-            _ => Ok(Answer::Continue),
+            _ => Ok(Reply::Continue),
         };
-        served.unwrap_or_else(Answer::Errno)
+        served.unwrap_or_else(Reply::Errno)
     }
 
     fn ioctl(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         descriptor: i32,
         argument: u64,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         let open = caller
             .inode(descriptor)
             .and_then(|at| self.clients.find(at));
         let Some(open) = open else {
-            return Ok(Answer::Continue);
+            return Ok(Reply::Continue);
         };
         let waiting = || self.listener.is_waiting(call);
         let space = self.clients.space_of(caller, &open, waiting);
@@ -112,41 +112,41 @@ impl Service {
             caller,
         };
         open.context.ioctl(argument, &hands)?;
-        Ok(Answer::Value(0))
+        Ok(Reply::Value(0))
     }
 
     /// The place that a path leads to, and that it was really the caller's.
-    fn place(&self, call: &Call, caller: &Caller, directory: i32, path: u64) -> Place {
+    fn place(&self, call: &TrappedCall, caller: &Caller, directory: i32, path: u64) -> PathTarget {
         let found = caller
             .path(path)
             .filter(|path| node::may_lead_here(path))
             .and_then(|path| caller.absolute(directory, &path))
-            .map_or(Place::Elsewhere, |path| node::place(&path, &self.tree));
-        if found == Place::Elsewhere || self.listener.is_waiting(call) {
+            .map_or(PathTarget::Elsewhere, |path| node::place(&path, &self.tree));
+        if found == PathTarget::Elsewhere || self.listener.is_waiting(call) {
             found
         } else {
-            Place::Elsewhere
+            PathTarget::Elsewhere
         }
     }
 
     fn open(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         directory: i32,
         path: u64,
         flags: i32,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         let descriptor = match self.place(call, caller, directory, path) {
-            Place::Elsewhere => return Ok(Answer::Continue),
-            Place::Node => {
+            PathTarget::Elsewhere => return Ok(Reply::Continue),
+            PathTarget::Node => {
                 node::check_open(flags)?;
                 let process = caller.process().ok_or(libc::ESRCH)?;
                 let waiting = || self.listener.is_waiting(call);
                 self.clients.open(process, waiting).map_err(failed)?
             }
-            Place::File(file) => open_for_reading(&file, flags)?,
+            PathTarget::File(file) => open_for_reading(&file, flags)?,
         };
         // If it does not get there, the drop of this descriptor is the last close of the context.
         self.listener
@@ -156,16 +156,16 @@ impl Service {
 
     fn openat2(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         directory: i32,
         path: u64,
         how: u64,
         how_bytes: u64,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         let mut flags = [0; 8];
         if how_bytes < flags.len() as u64 || caller.read(how, &mut flags).is_err() {
-            return Ok(Answer::Continue);
+            return Ok(Reply::Continue);
         }
         let flags = u64::from_ne_bytes(flags) as i32;
         self.open(call, caller, directory, path, flags)
@@ -174,14 +174,14 @@ impl Service {
     #[allow(clippy::too_many_arguments)] // those of the system call
     fn stat_at(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         directory: i32,
         path: u64,
         to: u64,
         flags: i32,
         form: Form,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         // Both spellings of "this descriptor": an empty path and, since Linux 6.11, none.
         let empty = || {
             path == 0
@@ -193,73 +193,73 @@ impl Service {
             return self.stat_open(call, caller, directory, to, form);
         }
         let stat = match self.place(call, caller, directory, path) {
-            Place::Elsewhere => return Ok(Answer::Continue),
-            Place::Node => node::stat(),
-            Place::File(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
+            PathTarget::Elsewhere => return Ok(Reply::Continue),
+            PathTarget::Node => node::stat(),
+            PathTarget::File(file) => stat(&file, flags & libc::AT_SYMLINK_NOFOLLOW)?,
         };
         put(caller, to, &stat, form)
     }
 
     fn access(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         directory: i32,
         path: u64,
         mode: i32,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         match self.place(call, caller, directory, path) {
-            Place::Elsewhere => return Ok(Answer::Continue),
-            Place::Node => node::check_access(mode)?,
-            Place::File(file) => node::check_file_access(&file, mode)?,
+            PathTarget::Elsewhere => return Ok(Reply::Continue),
+            PathTarget::Node => node::check_access(mode)?,
+            PathTarget::File(file) => node::check_file_access(&file, mode)?,
         }
-        Ok(Answer::Value(0))
+        Ok(Reply::Value(0))
     }
 
     fn read_link(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         directory: i32,
         path: u64,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         match self.place(call, caller, directory, path) {
-            Place::Elsewhere => Ok(Answer::Continue),
-            Place::Node => Err(libc::EINVAL),
-            Place::File(file) => Err(node::no_link(&file)),
+            PathTarget::Elsewhere => Ok(Reply::Continue),
+            PathTarget::Node => Err(libc::EINVAL),
+            PathTarget::File(file) => Err(node::no_link(&file)),
         }
     }
 
     fn extended_attributes(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         path: u64,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         match self.place(call, caller, libc::AT_FDCWD, path) {
-            Place::Elsewhere => Ok(Answer::Continue),
-            Place::Node => Err(libc::EOPNOTSUPP),
-            Place::File(file) => Err(node::no_extended_attributes(&file)),
+            PathTarget::Elsewhere => Ok(Reply::Continue),
+            PathTarget::Node => Err(libc::EOPNOTSUPP),
+            PathTarget::File(file) => Err(node::no_extended_attributes(&file)),
         }
     }
 
     fn stat_open(
         &self,
-        call: &Call,
+        call: &TrappedCall,
         caller: &Caller,
         descriptor: i32,
         to: u64,
         form: Form,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Reply, Refusal> {
         if self.clients.is_empty() {
-            return Ok(Answer::Continue);
+            return Ok(Reply::Continue);
         }
         let Some(mut stat) = caller.stat(descriptor) else {
-            return Ok(Answer::Continue);
+            return Ok(Reply::Continue);
         };
         let known = self.clients.find((stat.st_dev, stat.st_ino)).is_some();
         if !known || !self.listener.is_waiting(call) {
-            return Ok(Answer::Continue);
+            return Ok(Reply::Continue);
         }
         node::disguise(&mut stat);
         put(caller, to, &stat, form)
@@ -273,7 +273,7 @@ enum Form {
     Statx,
 }
 
-fn put(caller: &Caller, to: u64, stat: &libc::stat, form: Form) -> Result<Answer, Refusal> {
+fn put(caller: &Caller, to: u64, stat: &libc::stat, form: Form) -> Result<Reply, Refusal> {
     let written = match form {
         // SAFETY: all `stat` here began as zeros, or were written by the kernel.
         Form::Stat => caller.write(to, unsafe { node::bytes(stat) }),
@@ -283,7 +283,7 @@ fn put(caller: &Caller, to: u64, stat: &libc::stat, form: Form) -> Result<Answer
             caller.write(to, unsafe { node::bytes(&statx) })
         }
     };
-    written.map(|()| Answer::Value(0)).map_err(|_| libc::EFAULT)
+    written.map(|()| Reply::Value(0)).map_err(|_| libc::EFAULT)
 }
 
 fn last_errno() -> Errno {
@@ -330,8 +330,8 @@ fn stat(file: &Path, flags: i32) -> Result<libc::stat, Refusal> {
 /// The caller's memory, and its descriptors for a command that gives it one.
 struct Hands<'a> {
     space: Space,
-    listener: &'a Listener,
-    call: &'a Call,
+    listener: &'a CallListener,
+    call: &'a TrappedCall,
     caller: &'a Caller,
 }
 

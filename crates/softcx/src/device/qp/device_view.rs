@@ -2,7 +2,7 @@
 
 use super::Counters;
 use crate::device::copies::Copies;
-use crate::device::core::Ways;
+use crate::device::core::PeerLinks;
 use crate::device::cq::Cq;
 use crate::device::fabric::Fabric;
 use crate::device::gather::Gather;
@@ -13,7 +13,7 @@ use crate::device::wire::{Counted, Wire};
 use doorbell_wire::mlx5::Cqe;
 
 /// What a queue pair needs of the rest of the device while it works.
-pub(crate) struct Context<'a> {
+pub(crate) struct DeviceView<'a> {
     pub(crate) now_ns: u64,
     pub(crate) cqs: &'a mut [Option<Cq>],
     pub(crate) srqs: &'a mut [Option<Srq>],
@@ -23,13 +23,13 @@ pub(crate) struct Context<'a> {
     pub(crate) counters: &'a mut Counters,
     pub(crate) gather: &'a mut Gather,
     pub(crate) fabric: Option<&'a Fabric>,
-    pub(crate) ways: &'a mut Ways,
+    pub(crate) links: &'a mut PeerLinks,
     pub(crate) trace: Option<&'a mut Trace>,
     /// Set when a completion queue lost a completion.
     pub(crate) overran: &'a mut bool,
 }
 
-impl Context<'_> {
+impl DeviceView<'_> {
     /// Whether nobody wants to see single packets, or to have them lost: then there may be fewer.
     #[inline]
     pub(crate) fn is_unseen(&self) -> bool {

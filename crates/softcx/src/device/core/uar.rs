@@ -1,0 +1,23 @@
+//! The UAR registers of one queue pair.
+
+use crate::device::dma::UarRegister;
+
+/// Turns without a doorbell after which a register is looked at only now and then.
+pub(super) const HOT_TURNS: u16 = 2048;
+
+/// A queue pair's UAR registers and how long ago they were rung.
+#[derive(Debug)]
+pub(super) struct Uar {
+    pub(super) registers: [UarRegister; 2],
+    pub(super) quiet_turns: u16,
+}
+
+impl Uar {
+    /// Registers that no turn looks at before somebody rings.
+    pub(super) fn new(registers: [UarRegister; 2]) -> Uar {
+        Uar {
+            registers,
+            quiet_turns: HOT_TURNS,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The state of a requester.
+
+use std::collections::VecDeque;
+
+use super::message::OutstandingMessage;
+use crate::device::packet::psn_distance;
+
+/// The state of one send queue in the device.
+#[derive(Debug, Default)]
+pub(crate) struct Requester {
+    /// Running count of WQEBBs that doorbells announced.
+    pub(super) announced: u32,
+    /// Running count of WQEBBs taken into `messages`.
+    pub(super) begun: u32,
+    pub(super) messages: VecDeque<OutstandingMessage>,
+    pub(super) cursor: usize,
+    pub(super) packet: u32,
+    pub(super) next_psn: u32,
+    /// The oldest PSN without acknowledgement, and the one after the highest that was sent.
+    pub(super) unacked_psn: u32,
+    pub(super) unsent_psn: u32,
+    /// Reads and atomics before the cursor that are not answered: those on their way.
+    pub(super) reads: u32,
+    /// Reads and atomics in `messages` that are not answered.
+    pub(super) unanswered: u32,
+    /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
+    pub(super) asked_again: bool,
+    pub(super) retries: u8,
+    pub(super) rnr_retries: u8,
+    /// When to send again without having heard anything; `None` while nothing is outstanding.
+    pub(super) deadline_ns: Option<u64>,
+    /// Until when a peer is waited for that has not read its packets.
+    pub(super) patient_until_ns: Option<u64>,
+    /// Not before this time, because the receiver was not ready.
+    pub(super) wait_until_ns: u64,
+    /// The owner knows that the queue is drained.
+    pub(crate) told_drained: bool,
+}
+
+impl Requester {
+    /// Starts a connection.
+    pub(crate) fn connect(&mut self, psn: u32) {
+        self.next_psn = psn;
+        self.unacked_psn = psn;
+        self.unsent_psn = psn;
+    }
+
+    /// A doorbell: `index` is the WQE's 16-bit count and `wqebbs` its length, `recorded` the doorbell record's count, and
+    /// `ring_wqebbs` the length of the ring, which bounds how far one count can be ahead of another. Whether the record was
+    /// behind.
+    pub(crate) fn announce(
+        &mut self,
+        index: u16,
+        wqebbs: u16,
+        recorded: u16,
+        ring_wqebbs: u32,
+    ) -> bool {
+        let told = index.wrapping_add(wqebbs);
+        // Half of the 16-bit space is the longest ring: a sign bit would take one that was filled at once for one gone back.
+        let behind = u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
+        // A card works up to the record; a store that came too early waits for the next one.
+        let upto = if behind { recorded } else { told };
+        let ahead = upto.wrapping_sub(self.announced as u16);
+        if u32::from(ahead) <= ring_wqebbs {
+            self.announced = self.announced.wrapping_add(ahead.into());
+        }
+        behind
+    }
+
+    /// A doorbell of which only the record tells. Whether it announces anything.
+    pub(crate) fn announce_recorded(&mut self, recorded: u16, ring_wqebbs: u32) -> bool {
+        let before = self.announced;
+        self.announce(recorded, 0, recorded, ring_wqebbs);
+        self.announced != before
+    }
+
+    /// Whether work requests were begun that are not complete.
+    pub(crate) fn is_sending(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    /// Whether there is something that could be sent, were it not for windows and waits.
+    pub(crate) fn has_work(&self) -> bool {
+        self.cursor < self.messages.len() || self.begun != self.announced
+    }
+
+    /// Moves the cursor over what was acknowledged after the requester had gone back: sent once more, it would be a message
+    /// for which no new acknowledgement can come.
+    pub(super) fn catch_up(&mut self) {
+        while let Some(message) = self.messages.get(self.cursor) {
+            let arrived = psn_distance(self.unacked_psn, message.first_psn);
+            if message.window.is_some() {
+                // It takes no packets and is still to be done.
+                return;
+            }
+            if message.wants_response() || arrived < message.packets as i32 {
+                if !message.wants_response() && arrived > self.packet as i32 {
+                    self.packet = arrived as u32;
+                }
+                return;
+            }
+            self.cursor += 1;
+            self.packet = 0;
+        }
+    }
+
+    /// When the requester wants to be called again though nothing arrived.
+    pub(crate) fn next_timer_ns(&self) -> Option<u64> {
+        let waiting = (self.wait_until_ns > 0).then_some(self.wait_until_ns);
+        match (self.deadline_ns, waiting) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}

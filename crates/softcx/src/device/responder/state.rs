@@ -1,0 +1,68 @@
+//! The state of a responder.
+
+use std::collections::VecDeque;
+
+use crate::device::packet::{AckCode, PacketKind};
+
+/// The state of one receive queue and of the peer's requests in the device.
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    pub(super) expected_psn: u32,
+    /// A negative answer is out: what comes before the expected packet is dropped without another one.
+    pub(super) refused: bool,
+    pub(super) arriving: Option<Arriving>,
+    /// Running count of receives taken, and how many the record told of, modulo 2^16.
+    pub(super) taken: u32,
+    pub(super) posted: u16,
+    pub(super) answers: VecDeque<Response>,
+    /// Results of atomics, by PSN, oldest first.
+    pub(super) results: VecDeque<(u32, u64)>,
+    /// An acknowledgement is owed.
+    pub(super) owes_ack: bool,
+    /// A receive that was taken for a message that broke: the next message gets it.
+    pub(super) kept: Option<u32>,
+    /// The owner knows that packets come, and that no receive is taken any more.
+    pub(super) established: bool,
+    pub(super) told_last: bool,
+    /// The sender died in the middle of a message.
+    pub(super) orphaned: bool,
+}
+
+impl Responder {
+    pub(crate) fn connect(&mut self, psn: u32) {
+        self.expected_psn = psn;
+    }
+}
+
+/// An answer that is still to be sent.
+#[derive(Debug)]
+pub(super) enum Response {
+    /// Response packets of a read; `done_bytes` have been sent.
+    Read {
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        total: u32,
+        done_bytes: u32,
+    },
+    /// Anything of one packet.
+    Packet(PacketKind, u32, AckCode, u64),
+}
+
+/// A message that arrives in several packets.
+#[derive(Debug)]
+pub(super) enum Arriving {
+    /// A send: bytes written so far into the receive at `index`, whose room is `capacity`.
+    Send {
+        index: u32,
+        done: u32,
+        capacity: u64,
+    },
+    /// A write: where the next packet's payload goes, and what is still to come.
+    Write {
+        addr: u64,
+        rkey: u32,
+        missing: u32,
+        total: u32,
+    },
+}

@@ -1,0 +1,194 @@
+//! No name stands for two types, but for a few on purpose.
+
+use std::collections::BTreeMap;
+
+use crate::files::production_files;
+use crate::tokens::Token;
+use crate::{SOURCES, sources_of};
+
+/// Names that stand more than once on purpose, how often, and why.
+const ON_PURPOSE: &[(&str, usize, &str)] = &[
+    (
+        "CmConnection",
+        2,
+        "capi: without the feature `verbs`, a type without values stands for the library's",
+    ),
+    ("CmListener", 2, "capi: likewise"),
+    ("CmRequest", 2, "capi: likewise"),
+    (
+        "GraphBuilder",
+        2,
+        "capi: without the feature `cuda`, likewise",
+    ),
+    ("GraphExec", 2, "capi: likewise"),
+    ("Clock", 2, "cli: with the feature `cuda`, and without"),
+    ("Graph", 2, "cli: likewise"),
+    (
+        "Error",
+        2,
+        "the library's, and that of the formats, which converts to it",
+    ),
+    ("Result", 2, "with each of the two"),
+    (
+        "UnsafeCell",
+        2,
+        "the interface of loom's, over that of the standard library",
+    ),
+];
+
+/// Names that stand more than once as yet, in `endpoint`, `cuda`, `nic`, `verbs` and the command, and how often at most. The numbers can only go
+/// down, and each line is to go.
+const LEFT: &[(&str, usize)] = &[
+    ("Abilities", 2),
+    ("Batch", 2),
+    ("Bench", 2),
+    ("Completion", 2),
+    ("Control", 3),
+    ("Cursor", 2),
+    ("Device", 4),
+    ("Domain", 2),
+    ("Entered", 2),
+    ("Found", 3),
+    ("Held", 2),
+    ("Inner", 2),
+    ("Kind", 3),
+    ("Line", 5),
+    ("Link", 3),
+    ("Mark", 2),
+    ("MemoryRegion", 2),
+    ("Operation", 2),
+    ("Options", 4),
+    ("Outcome", 3),
+    ("Owner", 2),
+    ("Page", 2),
+    ("Part", 2),
+    ("Payload", 2),
+    ("Progress", 2),
+    ("Qp", 2),
+    ("Queue", 2),
+    ("QueuePair", 3),
+    ("QueuePairConfig", 2),
+    ("Reach", 2),
+    ("Record", 2),
+    ("RemoteQueuePair", 3),
+    ("Shared", 2),
+    ("Staging", 2),
+    ("Status", 2),
+    ("Step", 2),
+    ("Trigger", 3),
+    ("Words", 2),
+    ("Work", 2),
+];
+
+/// How many names may stand more than once on purpose.
+const MOST: usize = 20;
+
+#[test]
+fn type_names_stand_once() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for folder in SOURCES {
+        for (name, files) in type_names(&sources_of(folder)) {
+            let files = files.iter().map(|file| format!("{folder}/{file}"));
+            places.entry(name).or_default().extend(files);
+        }
+    }
+    places.retain(|_, files| files.len() > 1);
+    assert!(ON_PURPOSE.len() <= MOST);
+    let on_purpose = ON_PURPOSE.iter().map(|(name, most, _)| (*name, *most));
+    let mut listed: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, most) in on_purpose.chain(LEFT.iter().copied()) {
+        assert_eq!(listed.insert(name, most), None, "`{name}` is listed twice");
+    }
+    let mut found = Vec::new();
+    for (name, files) in &places {
+        if files.len() > listed.get(name.as_str()).copied().unwrap_or(1) {
+            found.push(format!("`{name}`: {}", files.join(", ")));
+        }
+    }
+    for name in listed.keys().filter(|name| !places.contains_key(**name)) {
+        found.push(format!("`{name}` stands once now: take it off the list"));
+    }
+    assert!(
+        found.is_empty(),
+        "names of several types:\n{}",
+        found.join("\n")
+    );
+}
+
+/// For each type name, the files that define it; a file that defines it twice stands there twice.
+pub fn type_names(sources: &BTreeMap<String, String>) -> BTreeMap<String, Vec<String>> {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, tokens) in production_files(sources) {
+        for name in defined(&tokens) {
+            found.entry(name).or_default().push(file.clone());
+        }
+    }
+    found
+}
+
+/// The structs, enums, unions, traits and type aliases of a file; not the associated types of traits and impls.
+fn defined(tokens: &[Token]) -> Vec<String> {
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
+    let mut found = Vec::new();
+    // Of each open brace, whether it is that of a trait or of an impl.
+    let mut open: Vec<bool> = Vec::new();
+    let mut is_associating = false;
+    for at in 0..tokens.len() {
+        let before = if at == 0 { "" } else { text(at - 1) };
+        let name = text(at + 1);
+        match text(at) {
+            "{" => open.push(std::mem::take(&mut is_associating)),
+            "}" => {
+                open.pop();
+            }
+            "impl" if ["", "{", "}", ";", "]", "unsafe"].contains(&before) => is_associating = true,
+            "type" if open.last() == Some(&true) => {}
+            kind @ ("struct" | "enum" | "union" | "trait" | "type")
+                if name.starts_with(char::is_alphabetic) && ![".", "::"].contains(&before) =>
+            {
+                is_associating |= kind == "trait";
+                // `union` is a name like any other but before a type.
+                if kind != "union" || name.starts_with(char::is_uppercase) {
+                    found.push(name.to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn types_are_found() {
+    let source = "pub struct A; pub(crate) enum B<T> { X(T) } trait C { type Assoc; fn f(); } type D = u8; union E { a: u8 }
+        impl C for A { type Assoc = u8; fn f() { struct Local; type Alias = u8; } }
+        fn g(it: impl Fn()) -> impl Iterator { type InFunction = u8; it.union; let union = 1; }
+        macro_rules! m { ($name:ident) => { struct $name; } }
+        #[cfg(test)] struct OnlyInTests; #[cfg(test)] mod tests { struct Inside; } // struct Comment;
+        const TEXT: &str = \"struct Text;\"; mod inline { pub struct Inline; }";
+    let sources = BTreeMap::from([
+        ("lib.rs".to_owned(), source.to_owned()),
+        (
+            "a/mod.rs".to_owned(),
+            "struct A; #[cfg(test)] mod tests;".to_owned(),
+        ),
+        ("a/tests.rs".to_owned(), "struct A;".to_owned()),
+    ]);
+    let found = type_names(&sources);
+    let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    assert_eq!(
+        names,
+        [
+            "A",
+            "Alias",
+            "B",
+            "C",
+            "D",
+            "E",
+            "InFunction",
+            "Inline",
+            "Local"
+        ]
+    );
+    assert_eq!(found["A"], ["a/mod.rs", "lib.rs"]);
+}
