@@ -13,13 +13,13 @@ use super::watch::{release, start};
 use crate::Result;
 
 /// Keeps the state of a stream until it is dropped, and after that as long as the stream has work.
-pub(super) struct StreamHandle {
+pub(super) struct CudaStreamHandle {
     state: ManuallyDrop<Arc<StreamState>>,
 }
 
-impl StreamHandle {
+impl CudaStreamHandle {
     /// A new stream of that context, which does not synchronize with the legacy default stream.
-    pub(super) fn new(context: &CudaContext, name: String) -> Result<StreamHandle> {
+    pub(super) fn new(context: &CudaContext, name: String) -> Result<CudaStreamHandle> {
         start()?;
         let entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -32,7 +32,11 @@ impl StreamHandle {
     }
 
     /// A stream that the application has created, and destroys.
-    pub(super) fn lent(context: &CudaContext, raw: CUstream, name: String) -> Result<StreamHandle> {
+    pub(super) fn lent(
+        context: &CudaContext,
+        raw: CUstream,
+        name: String,
+    ) -> Result<CudaStreamHandle> {
         start()?;
         Self::over(context, raw, false, name)
     }
@@ -42,9 +46,9 @@ impl StreamHandle {
         raw: CUstream,
         owned: bool,
         name: String,
-    ) -> Result<StreamHandle> {
+    ) -> Result<CudaStreamHandle> {
         let state = ManuallyDrop::new(StreamState::new(context, raw, owned, name)?);
-        Ok(StreamHandle { state })
+        Ok(CudaStreamHandle { state })
     }
 
     pub(super) fn state(&self) -> &StreamState {
@@ -52,7 +56,7 @@ impl StreamHandle {
     }
 }
 
-impl Drop for StreamHandle {
+impl Drop for CudaStreamHandle {
     fn drop(&mut self) {
         // SAFETY: taken once, in here, and not used after it.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUstream};
 use super::driver::check;
 use crate::Error;
 
-pub(super) type HostClosure = Box<dyn FnOnce() + Send>;
+pub(super) type HostFunction = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -29,8 +29,8 @@ pub(super) fn in_host_function() -> bool {
 /// `stream` is a stream that lives.
 pub(super) unsafe fn launch(
     stream: CUstream,
-    function: HostClosure,
-) -> std::result::Result<(), (Error, HostClosure)> {
+    function: HostFunction,
+) -> std::result::Result<(), (Error, HostFunction)> {
     let data = Box::into_raw(Box::new(function));
     // SAFETY: the driver calls `call` once, with `data`, which then belongs to that call.
     let launched = check("cuLaunchHostFunc", unsafe {
@@ -42,7 +42,7 @@ pub(super) unsafe fn launch(
 
 unsafe extern "C" fn call(data: *mut c_void) {
     // SAFETY: `launch` gave it, and the driver calls once.
-    let function = unsafe { Box::from_raw(data.cast::<HostClosure>()) };
+    let function = unsafe { Box::from_raw(data.cast::<HostFunction>()) };
     INSIDE.set(true);
     function();
     INSIDE.set(false);

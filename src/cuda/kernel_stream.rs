@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::call_queue::{CallData, DriverCall};
 use super::context::CudaContext;
-use super::handle::StreamHandle;
+use super::handle::CudaStreamHandle;
 use super::kernel_words::TRIGGER_WORDS;
 use super::memory::DeviceBuffer;
 use super::stream_words::STATUS_WORK;
@@ -50,7 +50,7 @@ pub struct KernelStream {
 }
 
 struct KernelStreamInner {
-    handle: StreamHandle,
+    handle: CudaStreamHandle,
     /// The turn word, in device memory, where a GPU has atomic operations. Queued work keeps it, for triggers that are executed after the last handle
     /// was dropped.
     turn: Arc<DeviceBuffer>,
@@ -75,7 +75,7 @@ impl KernelStream {
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<KernelStream> {
-        let handle = StreamHandle::new(context, name.into())?;
+        let handle = CudaStreamHandle::new(context, name.into())?;
         let turn = Arc::new(context.alloc(8)?);
         turn.copy_from_host(0, &0_u64.to_ne_bytes())?;
         let mut queue = handle.state().queue.lock();

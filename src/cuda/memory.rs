@@ -49,12 +49,12 @@ const PAGE: u64 = 4096;
 pub struct DeviceBuffer {
     /// Before the memory.
     copier: Arc<Copier>,
-    memory: Arc<DeviceMemory>,
+    memory: Arc<GpuAllocation>,
     ptr: CUdeviceptr,
     len_bytes: u64,
 }
 
-struct DeviceMemory {
+struct GpuAllocation {
     context: CudaContext,
     /// The start of the allocation that it is part of.
     start: CUdeviceptr,
@@ -70,7 +70,7 @@ enum FreedBy {
     Checkpoint(Box<dyn Any + Send + Sync>),
 }
 
-impl Drop for DeviceMemory {
+impl Drop for GpuAllocation {
     fn drop(&mut self) {
         match &self.owner {
             // A context that was destroyed has freed its memory.
@@ -95,11 +95,11 @@ impl CudaContext {
         let copier = Copier::of(self)?;
         let entered = self.enter_relaxed()?;
         let mut start = 0;
-        // SAFETY: writes one address; the memory is freed by `DeviceMemory`, which is made next.
+        // SAFETY: writes one address; the memory is freed by `GpuAllocation`, which is made next.
         check("cuMemAlloc", unsafe {
             sys::cuMemAlloc_v2(&mut start, len_bytes as usize)
         })?;
-        let memory = DeviceMemory {
+        let memory = GpuAllocation {
             context: self.clone(),
             start,
             len_bytes,
@@ -162,7 +162,7 @@ impl DeviceBuffer {
         let found = look(context, ptr, len_bytes)?;
         sync_operations(ptr);
         drop(entered);
-        let memory = DeviceMemory {
+        let memory = GpuAllocation {
             context: context.clone(),
             start: found.start,
             len_bytes: found.len_bytes,
@@ -305,7 +305,7 @@ impl DeviceBuffer {
             ptr,
             len_bytes,
         };
-        let is = |memory: &DeviceMemory| matches!(&memory.owner, FreedBy::Checkpoint(owner) if owner.is::<T>());
+        let is = |memory: &GpuAllocation| matches!(&memory.owner, FreedBy::Checkpoint(owner) if owner.is::<T>());
         if !is(&memory) {
             return Err(again(memory));
         }

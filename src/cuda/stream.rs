@@ -14,7 +14,7 @@ use super::capture::is_captured;
 use super::context::CudaContext;
 use super::exec::InstantiatedGraph;
 use super::execution::Execution;
-use super::handle::StreamHandle;
+use super::handle::CudaStreamHandle;
 use super::host_call;
 use super::memops::MemOp;
 use super::module::KernelModule;
@@ -47,7 +47,7 @@ use crate::{Error, Result};
 ///   [`Outcome::Discarded`](crate::stream::Outcome::Discarded), and every later call reports the error.
 #[derive(Clone)]
 pub struct CudaStream {
-    handle: Arc<StreamHandle>,
+    handle: Arc<CudaStreamHandle>,
 }
 
 impl CudaStream {
@@ -56,7 +56,7 @@ impl CudaStream {
     /// # Errors
     /// [`Error::Cuda`]; [`Error::System`] if the watching thread cannot be started.
     pub fn new(context: &CudaContext, name: impl Into<String>) -> Result<CudaStream> {
-        let handle = Arc::new(StreamHandle::new(context, name.into())?);
+        let handle = Arc::new(CudaStreamHandle::new(context, name.into())?);
         Ok(CudaStream { handle })
     }
 
@@ -72,7 +72,7 @@ impl CudaStream {
         raw: CUstream,
         name: impl Into<String>,
     ) -> Result<CudaStream> {
-        let handle = Arc::new(StreamHandle::lent(context, raw, name.into())?);
+        let handle = Arc::new(CudaStreamHandle::lent(context, raw, name.into())?);
         Ok(CudaStream { handle })
     }
 
@@ -82,7 +82,7 @@ impl CudaStream {
         stream: &Arc<cudarc::driver::CudaStream>,
         name: String,
     ) -> Result<CudaStream> {
-        let handle = StreamHandle::lent(context, stream.cu_stream(), name)?;
+        let handle = CudaStreamHandle::lent(context, stream.cu_stream(), name)?;
         let _ = handle.state().lender.set(Arc::clone(stream));
         let handle = Arc::new(handle);
         Ok(CudaStream { handle })

@@ -15,6 +15,7 @@ mod config;
 mod connection;
 mod deadline;
 mod device_queue;
+mod device_queue_state;
 mod ledger;
 mod path;
 mod post;
@@ -42,7 +43,7 @@ pub(crate) use deadline::Deadline;
 pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
-pub(crate) use device_queue::fresh_mark;
+pub(crate) use device_queue_state::fresh_mark;
 pub use path::Path;
 pub use post::Endpoint;
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use crate::region::Control;
 use crate::{Error, Result};
 
 /// What each way found when it was tried: why it can be gone, or why not.
-type Reaped = std::result::Result<String, String>;
+type Choice = std::result::Result<String, String>;
 
 /// The control path in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Path {
     /// [`Error::State`] if the way asked for cannot be gone, or none can, with the reasons.
     pub(super) fn choose(
         asked: Option<Control>,
-        mut try_way: impl FnMut(Control) -> Reaped,
+        mut try_way: impl FnMut(Control) -> Choice,
     ) -> Result<Path> {
         let mut better: Vec<(Control, String)> = Vec::new();
         for control in Control::ALL {
@@ -80,7 +80,7 @@ impl Path {
 mod tests {
     use super::*;
 
-    fn only(possible: &'static [Control]) -> impl FnMut(Control) -> Reaped {
+    fn only(possible: &'static [Control]) -> impl FnMut(Control) -> Choice {
         move |control| {
             if possible.contains(&control) {
                 Ok(format!("{control} can be"))

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// What is to happen to the queue when a prepared operation is dropped.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum OperationKind {
     /// A work request of the send queue: the device skips it.
     Send { posted: Posted, signaled: bool },
     /// A receive: those behind it must go as well.
@@ -27,18 +27,18 @@ pub(super) enum Kind {
 
 /// What an operation is, apart from whose it is and its program, which is long to move.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operation {
+pub(super) struct PreparedOperation {
     pub(super) side: Side,
-    pub(super) kind: Kind,
+    pub(super) kind: OperationKind,
     /// Running count of the work request, or running index of the completion.
     pub(super) count: u32,
     pub(super) serial: u32,
     pub(super) epoch: u32,
 }
 
-impl Operation {
+impl PreparedOperation {
     pub(super) fn is_wait(&self) -> bool {
-        matches!(self.kind, Kind::Wait)
+        matches!(self.kind, OperationKind::Wait)
     }
 }
 
@@ -52,7 +52,7 @@ impl Operation {
 pub struct Prepared {
     pub(super) shared: Arc<Shared>,
     pub(super) program: Program,
-    pub(super) operation: Operation,
+    pub(super) operation: PreparedOperation,
     pub(super) live: bool,
 }
 
@@ -75,7 +75,7 @@ impl Prepared {
     pub fn wqe(&self) -> Option<Vec<u8>> {
         let _generation = self.shared.hold_generation();
         match self.operation.kind {
-            Kind::Send { posted, .. }
+            OperationKind::Send { posted, .. }
                 if self.shared.epoch.load(Ordering::Acquire) == self.operation.epoch =>
             {
                 Some(self.shared.wqe(posted))
@@ -121,7 +121,7 @@ impl Prepared {
 pub(super) struct Parts<'a> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) program: &'a Program,
-    pub(super) operation: Operation,
+    pub(super) operation: PreparedOperation,
 }
 
 impl Parts<'_> {
@@ -136,7 +136,7 @@ impl Parts<'_> {
     /// Fails unless the endpoint still is what it was, and this operation is the next of its queue.
     pub(super) fn check_turn(&self) -> Result<()> {
         self.shared.check_alive()?;
-        let Operation {
+        let PreparedOperation {
             side, count, epoch, ..
         } = self.operation;
         let no = |reason: String| {
@@ -325,18 +325,18 @@ impl Parts<'_> {
     pub(super) fn cancel(&self) {
         // Held, so that no reset in another thread begins a new generation while this one's ring is written.
         let _generation = self.shared.hold_generation();
-        let Operation { kind, count, .. } = self.operation;
+        let PreparedOperation { kind, count, .. } = self.operation;
         if self.shared.epoch.load(Ordering::Acquire) != self.operation.epoch {
             return;
         }
         let queue = self.queue();
         match kind {
-            Kind::Send { posted, signaled } => {
+            OperationKind::Send { posted, signaled } => {
                 self.shared.nop_over(posted, signaled);
                 queue.cancel(count);
             }
-            Kind::Recv => queue.cancel(count),
-            Kind::Wait => {
+            OperationKind::Recv => queue.cancel(count),
+            OperationKind::Wait => {
                 queue.set_wait(count, Wait::Cancelled);
                 queue.cq.abort_peek(count);
             }

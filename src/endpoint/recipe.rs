@@ -24,7 +24,7 @@ pub(crate) enum Recipe {
 
 /// A [`Work`] that owns what it names.
 pub(crate) struct Request {
-    payload: Payload,
+    payload: OwnedPayload,
     opcode: Opcode,
     wr_id: u64,
     signaled: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Request {
     compare: u64,
 }
 
-enum Payload {
+enum OwnedPayload {
     Slices(Vec<Part>),
     Inline(Vec<u8>),
 }
@@ -52,8 +52,8 @@ impl Recipe {
     pub(crate) fn send(work: &Work<'_>) -> Recipe {
         Recipe::Send(Box::new(Request {
             payload: match work.data {
-                Data::Slices(slices) => Payload::Slices(parts(slices)),
-                Data::Inline(bytes) => Payload::Inline(bytes.to_vec()),
+                Data::Slices(slices) => OwnedPayload::Slices(parts(slices)),
+                Data::Inline(bytes) => OwnedPayload::Inline(bytes.to_vec()),
             },
             opcode: work.opcode,
             wr_id: work.wr_id,
@@ -81,10 +81,12 @@ impl Recipe {
     pub(crate) fn prepare(&self, endpoint: &mut Endpoint) -> Result<Prepared> {
         match self {
             Recipe::Send(request) => match &request.payload {
-                Payload::Slices(parts) => with_slices(parts, |slices| {
+                OwnedPayload::Slices(parts) => with_slices(parts, |slices| {
                     endpoint.prepare_send(&request.with(Data::Slices(slices)))
                 }),
-                Payload::Inline(bytes) => endpoint.prepare_send(&request.with(Data::Inline(bytes))),
+                OwnedPayload::Inline(bytes) => {
+                    endpoint.prepare_send(&request.with(Data::Inline(bytes)))
+                }
             },
             Recipe::Recv { wr_id, parts } => {
                 with_slices(parts, |slices| endpoint.prepare_recv(*wr_id, slices))

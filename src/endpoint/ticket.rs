@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::endpoint::Side;
-use crate::endpoint::prepared::Operation;
+use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::queue::OpStatus;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::value::ValueWait;
@@ -49,7 +49,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn of_operation(shared: &Arc<Shared>, operation: Operation) -> Ticket {
+    pub(super) fn of_operation(shared: &Arc<Shared>, operation: PreparedOperation) -> Ticket {
         Ticket {
             subject: Subject::Operation {
                 shared: Arc::clone(shared),

@@ -26,7 +26,12 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Those of the device's calls.
-    fn register(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Registration>;
+    fn register(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<RegisteredMemory>;
 
     /// Registers memory by its address in another device. A card's driver asks the kernel's modules whose it is. The caller keeps it valid as
     /// for [`NicDomain::register`].
@@ -38,7 +43,7 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-    ) -> Result<Registration>;
+    ) -> Result<RegisteredMemory>;
 
     /// Registers `len_bytes` of a dmabuf from `offset` on, under the address `iova`.
     ///
@@ -51,7 +56,7 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
         len_bytes: u64,
         iova: u64,
         access: Access,
-    ) -> Result<Registration>;
+    ) -> Result<RegisteredMemory>;
 
     /// Registers memory of another device, which `memory` copies; `None` for a NIC that reaches such memory by itself or not at all. The
     /// caller keeps the memory until the registration ends.
@@ -62,14 +67,14 @@ pub(crate) trait NicDomain: fmt::Debug + Send + Sync {
         _addr: u64,
         _len_bytes: u64,
         _access: Access,
-    ) -> Option<Result<Registration>> {
+    ) -> Option<Result<RegisteredMemory>> {
         None
     }
 }
 
-/// Registered memory, until [`Registration::deregister`].
+/// Registered memory, until [`RegisteredMemory::deregister`].
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct RegisteredMemory {
     lkey: u32,
     rkey: u32,
     on_device: Box<dyn Deregister>,
@@ -77,13 +82,17 @@ pub(crate) struct Registration {
 
 /// A registration as its device has it.
 pub(super) trait Deregister: fmt::Debug + Send + Sync {
-    /// As [`Registration::deregister`].
+    /// As [`RegisteredMemory::deregister`].
     fn deregister(&self) -> bool;
 }
 
-impl Registration {
-    pub(super) fn new(lkey: u32, rkey: u32, on_device: impl Deregister + 'static) -> Registration {
-        Registration {
+impl RegisteredMemory {
+    pub(super) fn new(
+        lkey: u32,
+        rkey: u32,
+        on_device: impl Deregister + 'static,
+    ) -> RegisteredMemory {
+        RegisteredMemory {
             lkey,
             rkey,
             on_device: Box::new(on_device),

@@ -10,7 +10,7 @@ use doorbell_wire::memory::QueuePairSizes;
 
 #[derive(Debug)]
 pub(super) struct Mlx5QueuePair {
-    pair: verbs::QueuePair,
+    pair: verbs::VerbsQueuePair,
     memory: QueuePairMemory,
     /// The marks of both completion queues.
     marks: Pages,
@@ -18,7 +18,7 @@ pub(super) struct Mlx5QueuePair {
 
 impl Mlx5QueuePair {
     pub(super) fn new(domain: &Arc<verbs::Domain>, capacity: &Capacity) -> Result<Mlx5QueuePair> {
-        let pair = verbs::QueuePair::new(domain, &QueuePairSizes::of(capacity))?;
+        let pair = verbs::VerbsQueuePair::new(domain, &QueuePairSizes::of(capacity))?;
         let queues = pair.queues();
         let cqes = [queues.send_cqes, queues.recv_cqes];
         let marks = Pages::new(4 * (cqes[0] + cqes[1]) as usize)?;

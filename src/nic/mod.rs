@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | [`Nic`] | an open device | [`open`] |
 //! | [`NicDomain`] | a protection domain | [`Nic::domain`] |
-//! | [`Registration`] | registered memory, by its keys | [`NicDomain::register`] and its siblings |
+//! | [`RegisteredMemory`] | registered memory, by its keys | [`NicDomain::register`] and its siblings |
 //! | [`NicQueuePair`] | a queue pair with two completion queues | [`NicDomain::queue_pair`] |
 //!
 //! | | [`Nic`], [`NicDomain`] | [`NicQueuePair`] |
@@ -48,7 +48,7 @@ mod verbs;
 #[cfg(feature = "verbs")]
 pub(crate) use crate::verbs::{Step, Steps};
 pub(crate) use device::{Nic, list, open};
-pub(crate) use domain::{NicDomain, Registration};
+pub(crate) use domain::{NicDomain, RegisteredMemory};
 #[cfg(all(feature = "cuda", feature = "softcx"))]
 pub(crate) use doorbell_softcx::device::Foreign;
 #[cfg(feature = "softcx")]

@@ -116,8 +116,8 @@ impl PeerQueuePair {
 }
 
 #[cfg(feature = "verbs")]
-impl From<verbs::RemoteQueuePair> for PeerQueuePair {
-    fn from(pair: verbs::RemoteQueuePair) -> PeerQueuePair {
+impl From<verbs::VerbsRemote> for PeerQueuePair {
+    fn from(pair: verbs::VerbsRemote) -> PeerQueuePair {
         let mut port = [0; 24];
         port[..16].copy_from_slice(&pair.port.gid);
         port[16..18].copy_from_slice(&pair.port.lid.to_le_bytes());
@@ -139,7 +139,7 @@ impl PeerQueuePair {
     ///
     /// # Errors
     /// [`Error::Foreign`] if it is on a device of another kind.
-    pub(super) fn verbs(&self) -> Result<verbs::RemoteQueuePair> {
+    pub(super) fn verbs(&self) -> Result<verbs::VerbsRemote> {
         self.of(PeerKind::Verbs)?
             .read_verbs()
             .ok_or_else(|| Error::Malformed {
@@ -148,7 +148,7 @@ impl PeerQueuePair {
             })
     }
 
-    fn read_verbs(&self) -> Option<verbs::RemoteQueuePair> {
+    fn read_verbs(&self) -> Option<verbs::VerbsRemote> {
         let [low, high, link, reads, nothing @ ..] = *self.port.last_chunk::<8>()?;
         if nothing != [0; 4] || self.connection != 0 {
             return None;
@@ -158,7 +158,7 @@ impl PeerQueuePair {
             lid: u16::from_le_bytes([low, high]),
             gid: *self.port.first_chunk()?,
         };
-        Some(verbs::RemoteQueuePair {
+        Some(verbs::VerbsRemote {
             port,
             qpn: self.qpn,
             psn: self.psn,
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_verbs_queue_pair_comes_back_and_what_is_out_of_range_does_not() {
-        let pair = verbs::RemoteQueuePair {
+        let pair = verbs::VerbsRemote {
             port: PortAddress {
                 link: Link::Ethernet,
                 lid: 0x1234,

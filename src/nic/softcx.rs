@@ -12,7 +12,7 @@ use super::domain::Deregister;
 use super::peer::{PeerKind, PeerQueuePair};
 use super::{
     Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair, Queues,
-    Registration, State,
+    RegisteredMemory, State,
 };
 use crate::{Error, Result};
 #[cfg(feature = "cuda")]
@@ -74,7 +74,7 @@ struct SoftcxDomain {
 }
 
 /// It loads and stores; of another device's memory it knows by what copies it.
-fn only_mapped(what: &str) -> Result<Registration> {
+fn only_mapped(what: &str) -> Result<RegisteredMemory> {
     Err(Error::State {
         operation: "registration",
         reason: format!("softcx reaches memory that its process has mapped, and not {what}"),
@@ -92,14 +92,19 @@ impl NicDomain for SoftcxDomain {
         Ok(Box::new(SoftcxQueuePair(pair)))
     }
 
-    fn register(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Registration> {
+    fn register(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<RegisteredMemory> {
         let device = self.device.clone();
         // SAFETY: the caller's promise.
         let key = unsafe { device.register(self.number, start.as_ptr(), len_bytes, access) }?;
-        Ok(Registration::new(key, key, Mapped { device, key }))
+        Ok(RegisteredMemory::new(key, key, Mapped { device, key }))
     }
 
-    fn register_peer(&self, _: NonNull<u8>, _: u64, _: Access) -> Result<Registration> {
+    fn register_peer(&self, _: NonNull<u8>, _: u64, _: Access) -> Result<RegisteredMemory> {
         only_mapped("memory of another device")
     }
 
@@ -110,7 +115,7 @@ impl NicDomain for SoftcxDomain {
         _: u64,
         _: u64,
         _: Access,
-    ) -> Result<Registration> {
+    ) -> Result<RegisteredMemory> {
         only_mapped("a dmabuf")
     }
 
@@ -121,7 +126,7 @@ impl NicDomain for SoftcxDomain {
         addr: u64,
         len_bytes: u64,
         access: Access,
-    ) -> Option<Result<Registration>> {
+    ) -> Option<Result<RegisteredMemory>> {
         let foothold = Foothold::new(memory);
         let device = self.device.clone();
         // SAFETY: the caller's promise.
@@ -132,7 +137,7 @@ impl NicDomain for SoftcxDomain {
                 mapped: Mapped { device, key },
                 _foothold: foothold,
             };
-            Registration::new(key, key, copied)
+            RegisteredMemory::new(key, key, copied)
         }))
     }
 }

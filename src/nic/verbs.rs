@@ -8,19 +8,19 @@ use super::device::Driver;
 use super::domain::Deregister;
 use super::mlx5::Mlx5QueuePair;
 use super::relay::RelayQueuePair;
-use super::{Access, Capacity, Nic, NicDomain, NicQueuePair, Registration};
+use super::{Access, Capacity, Nic, NicDomain, NicQueuePair, RegisteredMemory};
 use crate::{Result, verbs};
 
 pub(super) const DRIVER: Driver = Driver {
-    list: verbs::Device::list,
+    list: verbs::VerbsDevice::list,
     open: |name| {
-        let device = verbs::Device::open(name)?;
+        let device = verbs::VerbsDevice::open(name)?;
         Ok(device.map(|device| Arc::new(VerbsNic(device)) as Arc<dyn Nic>))
     },
 };
 
 #[derive(Debug)]
-struct VerbsNic(verbs::Device);
+struct VerbsNic(verbs::VerbsDevice);
 
 impl Nic for VerbsNic {
     fn name(&self) -> &str {
@@ -49,7 +49,12 @@ impl NicDomain for VerbsDomain {
         })
     }
 
-    fn register(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Registration> {
+    fn register(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<RegisteredMemory> {
         verbs::MemoryRegion::new(&self.0, start, len_bytes, access).map(registered)
     }
 
@@ -58,7 +63,7 @@ impl NicDomain for VerbsDomain {
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,
-    ) -> Result<Registration> {
+    ) -> Result<RegisteredMemory> {
         self.register(start, len_bytes, access)
     }
 
@@ -69,13 +74,13 @@ impl NicDomain for VerbsDomain {
         len_bytes: u64,
         iova: u64,
         access: Access,
-    ) -> Result<Registration> {
+    ) -> Result<RegisteredMemory> {
         verbs::MemoryRegion::dmabuf(&self.0, fd, offset, len_bytes, iova, access).map(registered)
     }
 }
 
-fn registered(region: verbs::MemoryRegion) -> Registration {
-    Registration::new(region.lkey(), region.rkey(), region)
+fn registered(region: verbs::MemoryRegion) -> RegisteredMemory {
+    RegisteredMemory::new(region.lkey(), region.rkey(), region)
 }
 
 impl Deregister for verbs::MemoryRegion {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::HeldBuffer;
-use crate::nic::{Access, Pages, Registration};
+use crate::nic::{Access, Pages, RegisteredMemory};
 use crate::peer::{Role, Target, Targets};
 use crate::proxy::drop_elsewhere;
 use crate::region::huge::{HugePages, PageSize};
@@ -49,7 +49,7 @@ struct Registered {
     start: NonNull<u8>,
     len_bytes: u64,
     lkey: u32,
-    registration: Registration,
+    registration: RegisteredMemory,
     alive: AtomicBool,
     /// Held while the key is taken from the device, which may take long.
     ending: Mutex<()>,
@@ -215,7 +215,7 @@ impl Region {
     /// A registration that was made. What is not [`RegionKind::Host`] is never loaded from or stored to here.
     pub(super) fn of(
         domain: &ProtectionDomain,
-        registration: Registration,
+        registration: RegisteredMemory,
         start: NonNull<u8>,
         len_bytes: u64,
         access: Access,

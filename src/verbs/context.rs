@@ -38,7 +38,7 @@ unsafe impl Sync for ContextFile {}
 
 impl Drop for ContextFile {
     fn drop(&mut self) {
-        // SAFETY: opened in `Device::open_listed`, closed once, after everything made from it: all of it holds the `Context`.
+        // SAFETY: opened in `VerbsDevice::open_listed`, closed once, after everything made from it: all of it holds the `Context`.
         release("ibv_close_device", || unsafe {
             rdma_sys::ibv_close_device(self.0.as_ptr())
         });
@@ -62,11 +62,11 @@ impl Context {
 
 /// A device that libibverbs has a provider for. Clones are handles of the same one.
 #[derive(Debug, Clone)]
-pub(crate) struct Device {
+pub(crate) struct VerbsDevice {
     context: Arc<Context>,
 }
 
-impl Device {
+impl VerbsDevice {
     /// The names of those that there are, best first: none where libibverbs finds no way to look.
     pub(crate) fn list() -> Vec<String> {
         let Ok(list) = DeviceList::read() else {
@@ -86,7 +86,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Malformed`] for what stands behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
-    pub(crate) fn open(name: &str) -> Result<Option<Device>> {
+    pub(crate) fn open(name: &str) -> Result<Option<VerbsDevice>> {
         let selector = Selector::parse(name)?;
         let list = match DeviceList::read() {
             // "No kernel support for RDMA", says ibv_get_device_list(3): there are no devices.
@@ -95,7 +95,7 @@ impl Device {
         };
         let mut inactive = None;
         for listed in list.devices.iter().filter(|listed| selector.admits(listed)) {
-            match Device::open_listed(listed, &selector) {
+            match VerbsDevice::open_listed(listed, &selector) {
                 // The next may do better.
                 Err(error) if selector.is_automatic() => inactive = Some(error),
                 opened => return opened.map(Some),
@@ -104,7 +104,7 @@ impl Device {
         inactive.map_or(Ok(None), Err)
     }
 
-    fn open_listed(listed: &Listed, selector: &Selector<'_>) -> Result<Device> {
+    fn open_listed(listed: &Listed, selector: &Selector<'_>) -> Result<VerbsDevice> {
         // SAFETY: the list that the device is of is alive.
         let file = ContextFile(object("ibv_open_device", || unsafe {
             rdma_sys::ibv_open_device(listed.device.as_ptr())
@@ -116,7 +116,7 @@ impl Device {
         let is_plain = selector.wants_plain(listed);
         let limits = Limits::probe(file.0)?;
         let events = Events::of(file.0)?;
-        Ok(Device {
+        Ok(VerbsDevice {
             context: Arc::new(Context {
                 events,
                 file,

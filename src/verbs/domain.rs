@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::call::{object, release};
-use super::context::{Context, Device};
+use super::context::{Context, VerbsDevice};
 use crate::{Error, Result};
 use doorbell_wire::verbs::Access;
 
@@ -26,7 +26,7 @@ unsafe impl Sync for Domain {}
 impl Domain {
     /// # Errors
     /// [`Error::System`] of `ibv_alloc_pd`.
-    pub(crate) fn new(device: &Device) -> Result<Domain> {
+    pub(crate) fn new(device: &VerbsDevice) -> Result<Domain> {
         let context = Arc::clone(device.context());
         // SAFETY: an open context, which the domain holds.
         let pd = object("ibv_alloc_pd", || unsafe {

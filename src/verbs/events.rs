@@ -19,14 +19,14 @@ const INTERVAL_NS: u64 = 500_000;
 
 /// What is known of a queue pair without a call: the state that it was brought to, and what events say.
 #[derive(Debug)]
-pub(super) struct Status {
+pub(super) struct AsyncStatus {
     state: AtomicU8,
     overrun: AtomicBool,
 }
 
-impl Status {
-    pub(super) fn new() -> Status {
-        Status {
+impl AsyncStatus {
+    pub(super) fn new() -> AsyncStatus {
+        AsyncStatus {
             state: AtomicU8::new(State::Reset as u8),
             overrun: AtomicBool::new(false),
         }
@@ -73,7 +73,7 @@ impl Status {
 pub(super) struct Events {
     context: RawContext,
     /// Whom an event is about: by the address of a queue pair or of one of its completion queues.
-    subjects: Mutex<HashMap<usize, Weak<Status>>>,
+    subjects: Mutex<HashMap<usize, Weak<AsyncStatus>>>,
     /// Held while events are read: so that one that was read is entered before whoever was waiting looks.
     reading: Mutex<()>,
     started: Instant,
@@ -116,12 +116,12 @@ impl Events {
         })
     }
 
-    fn subjects(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Weak<Status>>> {
+    fn subjects(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Weak<AsyncStatus>>> {
         self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters what events about the objects at these addresses are to change.
-    pub(super) fn watch(&self, objects: [usize; 3], status: &Arc<Status>) {
+    pub(super) fn watch(&self, objects: [usize; 3], status: &Arc<AsyncStatus>) {
         let mut subjects = self.subjects();
         for object in objects {
             subjects.insert(object, Arc::downgrade(status));
@@ -223,7 +223,7 @@ mod tests {
             started: Instant::now(),
             last_look_ns: AtomicU64::new(0),
         };
-        let [a, b] = [(); 2].map(|()| Arc::new(Status::new()));
+        let [a, b] = [(); 2].map(|()| Arc::new(AsyncStatus::new()));
         events.watch([0x10, 0x20, 0x30], &a);
         events.watch([0x40, 0x50, 0x60], &b);
         a.step(State::Reset, State::ReadyToReceive);

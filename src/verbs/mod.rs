@@ -15,13 +15,13 @@ mod relay;
 mod select;
 mod states;
 
-pub(crate) use context::Device;
+pub(crate) use context::VerbsDevice;
 pub(crate) use domain::{Domain, MemoryRegion};
 pub(crate) use managed::{Step, Steps};
 pub(crate) use port::{Link, PortAddress};
-pub(crate) use queue_pair::QueuePair;
+pub(crate) use queue_pair::VerbsQueuePair;
 pub(crate) use relay::Relay;
-pub(crate) use states::RemoteQueuePair;
+pub(crate) use states::VerbsRemote;
 
 #[cfg(test)]
 mod tests;

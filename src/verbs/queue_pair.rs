@@ -8,13 +8,13 @@ use doorbell_dv_sys::{doorbell_dv_queues, doorbell_dv_sizes};
 use super::call::{object, status};
 use super::completion_queue::CompletionQueue;
 use super::domain::{Domain, OwnUar};
-use super::states::{Qp, States};
+use super::states::{RawQp, States};
 use crate::{Error, Result};
 use doorbell_wire::memory::QueuePairSizes;
 
 /// A queue pair with two completion queues of its own. The fields stand in the order in which they must go.
 #[derive(Debug)]
-pub(crate) struct QueuePair {
+pub(crate) struct VerbsQueuePair {
     states: States,
     _cqs: [CompletionQueue; 2],
     _uar: OwnUar,
@@ -23,16 +23,16 @@ pub(crate) struct QueuePair {
 }
 
 // SAFETY: the queue pair is handed to calls that any thread may make; the addresses in `queues` are for the unsafe code that uses them.
-unsafe impl Send for QueuePair {}
+unsafe impl Send for VerbsQueuePair {}
 // SAFETY: as above.
-unsafe impl Sync for QueuePair {}
+unsafe impl Sync for VerbsQueuePair {}
 
-impl QueuePair {
+impl VerbsQueuePair {
     /// Makes a queue pair in the RESET state.
     ///
     /// # Errors
     /// [`Error::System`] of the verbs call; [`Error::State`] if what the provider made is not what the library's queues can use.
-    pub(crate) fn new(domain: &Arc<Domain>, sizes: &QueuePairSizes) -> Result<QueuePair> {
+    pub(crate) fn new(domain: &Arc<Domain>, sizes: &QueuePairSizes) -> Result<VerbsQueuePair> {
         let context = &domain.context;
         let cqs = [
             CompletionQueue::new(context, sizes.cqes[0])?,
@@ -46,7 +46,7 @@ impl QueuePair {
         };
         let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
         // SAFETY: live objects of one context, which the queue pair holds.
-        let qp = Qp(object("mlx5dv_create_qp", || unsafe {
+        let qp = RawQp(object("mlx5dv_create_qp", || unsafe {
             doorbell_dv_sys::doorbell_dv_create_qp(uar.raw().as_ptr(), send_cq, recv_cq, &asked)
         })?);
         let mut queues = doorbell_dv_queues::default();
@@ -56,7 +56,7 @@ impl QueuePair {
         })?;
         check(&queues, sizes)?;
         let states = States::new(qp, context, &cqs)?;
-        Ok(QueuePair {
+        Ok(VerbsQueuePair {
             states,
             _cqs: cqs,
             _uar: uar,

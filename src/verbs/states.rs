@@ -9,14 +9,14 @@ use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
 use super::call::{failed, release, status};
 use super::completion_queue::CompletionQueue;
 use super::context::Context;
-use super::events::Status;
+use super::events::AsyncStatus;
 use super::port::{Link, PortAddress};
 use crate::{Error, Result};
 use doorbell_wire::verbs::{Attributes, State};
 
 /// What one end of a connection must know of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RemoteQueuePair {
+pub(crate) struct VerbsRemote {
     pub(crate) port: PortAddress,
     pub(crate) qpn: u32,
     /// The PSN that it starts with, 24 bits.
@@ -27,7 +27,7 @@ pub(crate) struct RemoteQueuePair {
 
 /// What the next steps of a connection need to know of those before.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Progress {
+pub(super) struct StateProgress {
     /// The PSN of the next connection.
     psn: u32,
     pub(super) attributes: Attributes,
@@ -36,19 +36,19 @@ pub(super) struct Progress {
 /// A queue pair as far as its states go, however it was made.
 #[derive(Debug)]
 pub(crate) struct States {
-    qp: Qp,
+    qp: RawQp,
     /// The objects that events can be about.
     subjects: [usize; 3],
-    status: Arc<Status>,
+    status: Arc<AsyncStatus>,
     context: Arc<Context>,
     /// Held through every call that changes the state.
-    progress: Mutex<Progress>,
+    progress: Mutex<StateProgress>,
 }
 
 #[derive(Debug)]
-pub(super) struct Qp(pub(super) NonNull<rdma_sys::ibv_qp>);
+pub(super) struct RawQp(pub(super) NonNull<rdma_sys::ibv_qp>);
 
-impl Drop for Qp {
+impl Drop for RawQp {
     fn drop(&mut self) {
         // SAFETY: created by whoever made the `States`, destroyed once, before its completion queues and its domain.
         release("ibv_destroy_qp", || unsafe {
@@ -58,9 +58,9 @@ impl Drop for Qp {
 }
 
 // SAFETY: the queue pair is handed to calls that any thread may make.
-unsafe impl Send for Qp {}
+unsafe impl Send for RawQp {}
 // SAFETY: as above.
-unsafe impl Sync for Qp {}
+unsafe impl Sync for RawQp {}
 
 impl States {
     /// A queue pair in the RESET state. Its completion queues are destroyed after this.
@@ -68,7 +68,7 @@ impl States {
     /// # Errors
     /// [`Error::System`] if the kernel has no random numbers for the first connection.
     pub(super) fn new(
-        qp: Qp,
+        qp: RawQp,
         context: &Arc<Context>,
         cqs: &[CompletionQueue; 2],
     ) -> Result<States> {
@@ -77,9 +77,9 @@ impl States {
         let states = States {
             qp,
             subjects,
-            status: Arc::new(Status::new()),
+            status: Arc::new(AsyncStatus::new()),
             context: Arc::clone(context),
-            progress: Mutex::new(Progress {
+            progress: Mutex::new(StateProgress {
                 psn: random_psn()?,
                 attributes: Attributes::default(),
             }),
@@ -96,12 +96,12 @@ impl States {
         &self.context
     }
 
-    /// A step that a call has made, as [`Status::step`].
+    /// A step that a call has made, as [`AsyncStatus::step`].
     pub(super) fn step(&self, from: State, to: State) {
         self.status.step(from, to);
     }
 
-    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+    pub(super) fn progress(&self) -> MutexGuard<'_, StateProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,9 +133,9 @@ impl States {
     }
 
     /// What the other end needs to connect to this one, until the next reset.
-    pub(crate) fn local(&self) -> RemoteQueuePair {
+    pub(crate) fn local(&self) -> VerbsRemote {
         let progress = self.progress();
-        RemoteQueuePair {
+        VerbsRemote {
             port: self.context.port.address,
             qpn: self.qpn(),
             psn: progress.psn,
@@ -191,7 +191,7 @@ impl States {
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead there, or the other end is on another kind of
     /// link. The queue pair is then where it was.
-    pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+    pub(crate) fn connect(&self, remote: &VerbsRemote) -> Result<()> {
         let progress = self.progress();
         let refuse = |reason: String| {
             Err(Error::State {
@@ -221,7 +221,7 @@ impl States {
         made
     }
 
-    fn to_ready_to_receive(&self, attributes: &Attributes, remote: &RemoteQueuePair) -> Result<()> {
+    fn to_ready_to_receive(&self, attributes: &Attributes, remote: &VerbsRemote) -> Result<()> {
         let port = &self.context.port;
         let mut attr = blank(ibv_qp_state::IBV_QPS_RTR);
         let mtu_bytes = attributes.mtu_bytes.min(port.mtu_bytes);
@@ -250,7 +250,7 @@ impl States {
         Ok(())
     }
 
-    fn to_ready_to_send(&self, progress: &Progress, remote: &RemoteQueuePair) -> Result<()> {
+    fn to_ready_to_send(&self, progress: &StateProgress, remote: &VerbsRemote) -> Result<()> {
         let mut attr = blank(ibv_qp_state::IBV_QPS_RTS);
         attr.timeout = progress.attributes.timeout;
         attr.retry_cnt = progress.attributes.retry_count;
@@ -280,7 +280,7 @@ impl States {
         self.status.fail();
     }
 
-    /// After [`QueuePair::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
+    /// After [`VerbsQueuePair::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
     /// state that shows is still the error; and the consumer records are libmlx5's last, so they are to be set again.
     pub(crate) fn silence(&self) {
         let _progress = self.progress();
@@ -288,7 +288,7 @@ impl States {
         let _ = self.modify("ibv_modify_qp to RESET", attr, Mask(0));
     }
 
-    /// Any state to RESET. The completion queues go on where they are; see [`QueuePair::silence`] about their records.
+    /// Any state to RESET. The completion queues go on where they are; see [`VerbsQueuePair::silence`] about their records.
     ///
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`, or if the kernel has no random numbers for the next connection; [`Error::State`] if a

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::call::injection::{ERRNO, alive, fail_after};
 use super::states::States;
-use super::{Device, Domain, MemoryRegion, QueuePair, Relay};
+use super::{Domain, MemoryRegion, Relay, VerbsDevice, VerbsQueuePair};
 use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairSizes};
 use doorbell_wire::verbs::{Access, Attributes, Capacity, State};
@@ -46,7 +46,7 @@ pub(super) const RELAY: Capacity = Capacity {
 
 /// A queue pair of either kind.
 enum Made {
-    Card(Box<QueuePair>),
+    Card(Box<VerbsQueuePair>),
     Relay(Box<Relay>),
 }
 
@@ -55,7 +55,7 @@ impl Made {
         if domain.is_plain() {
             Ok(Made::Relay(Box::new(Relay::new(domain, &RELAY)?)))
         } else {
-            Ok(Made::Card(Box::new(QueuePair::new(domain, &SIZES)?)))
+            Ok(Made::Card(Box::new(VerbsQueuePair::new(domain, &SIZES)?)))
         }
     }
 
@@ -83,7 +83,7 @@ impl Made {
 
 /// Everything from the device list to a pair of connected queue pairs and back to RESET.
 fn whole_life(name: &str) -> Result<()> {
-    let device = Device::open(name)?.unwrap();
+    let device = VerbsDevice::open(name)?.unwrap();
     let domain = Arc::new(Domain::new(&device)?);
     let pages = Pages::new(4096)?;
     let region = MemoryRegion::new(&domain, pages.start(), 4096, Access::ALL)?;
@@ -171,8 +171,8 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     else {
         return;
     };
-    assert!(Device::open("mlx5_77").unwrap().is_none());
-    let device = Device::open(&name).unwrap().unwrap();
+    assert!(VerbsDevice::open("mlx5_77").unwrap().is_none());
+    let device = VerbsDevice::open(&name).unwrap().unwrap();
     let domain = Arc::new(Domain::new(&device).unwrap());
     let call = |result: Result<()>| match result {
         Err(Error::System { operation, errno }) => (operation, errno != 0),
@@ -181,7 +181,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     let nowhere = NonNull::new(std::ptr::without_provenance_mut(1 << 46)).unwrap();
     let unmapped = MemoryRegion::new(&domain, nowhere, 4096, Access::ALL);
     assert_eq!(call(unmapped.map(drop)), ("ibv_reg_mr", true));
-    let too_long = QueuePair::new(
+    let too_long = VerbsQueuePair::new(
         &domain,
         &QueuePairSizes {
             send_wqebbs: 1 << 24,
@@ -189,7 +189,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
         },
     );
     assert_eq!(call(too_long.map(drop)), ("mlx5dv_create_qp", true));
-    let too_many = QueuePair::new(
+    let too_many = VerbsQueuePair::new(
         &domain,
         &QueuePairSizes {
             cqes: [64, 1 << 30],
@@ -198,7 +198,7 @@ fn what_the_device_refuses_is_an_error_of_the_call_that_it_refused() {
     );
     assert_eq!(call(too_many.map(drop)), ("ibv_create_cq", true));
     // And the domain is as good as before.
-    QueuePair::new(&domain, &SIZES).unwrap();
+    VerbsQueuePair::new(&domain, &SIZES).unwrap();
 }
 
 #[test]
@@ -206,10 +206,10 @@ fn each_queue_pair_has_a_register_of_its_own() {
     let Some(name) = device_name("each_queue_pair_has_a_register_of_its_own") else {
         return;
     };
-    let device = Device::open(&name).unwrap().unwrap();
+    let device = VerbsDevice::open(&name).unwrap().unwrap();
     let domain = Arc::new(Domain::new(&device).unwrap());
     let pairs: Vec<_> = (0..20)
-        .map(|_| QueuePair::new(&domain, &SIZES).unwrap())
+        .map(|_| VerbsQueuePair::new(&domain, &SIZES).unwrap())
         .collect();
     let mut registers: Vec<_> = pairs.iter().map(|pair| pair.queues().uar).collect();
     registers.sort_unstable();

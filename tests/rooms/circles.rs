@@ -7,66 +7,12 @@ use crate::{SOURCES, sources_of};
 
 const MOST: usize = 3;
 
-/// Larger circles that are to be untied, each by its crate and its files. Files may leave a circle; none may join it.
-const LEFT: &[(&str, &[&str])] = &[
-    (
-        "src",
-        &[
-            "cuda/context.rs",
-            "cuda/copier.rs",
-            "cuda/count.rs",
-            "cuda/graph.rs",
-            "cuda/host_call.rs",
-            "cuda/letting_go.rs",
-            "cuda/memory.rs",
-            "cuda/pending.rs",
-            "cuda/pinned.rs",
-            "cuda/probe.rs",
-            "cuda/queue.rs",
-            "cuda/reach.rs",
-            "cuda/shared.rs",
-            "cuda/stream.rs",
-            "cuda/word.rs",
-        ],
-    ),
-    (
-        "src",
-        &[
-            "endpoint/lent.rs",
-            "endpoint/shared/bell.rs",
-            "endpoint/shared/life.rs",
-            "endpoint/shared/mod.rs",
-            "endpoint/side/loan.rs",
-            "endpoint/side/mod.rs",
-            "endpoint/side/reaper.rs",
-            "endpoint/side/standing.rs",
-        ],
-    ),
-    (
-        "crates/cli/src",
-        &[
-            "bench/end.rs",
-            "bench/graph.rs",
-            "bench/options.rs",
-            "bench/pass.rs",
-            "bench/stream.rs",
-        ],
-    ),
-];
-
 #[test]
 fn circles_of_files_are_short() {
-    let mut met = vec![false; LEFT.len()];
     let mut found = Vec::new();
     for folder in SOURCES {
         for circle in circles(&imports(&sources_of(folder)), MOST) {
-            let left = LEFT.iter().position(|(of, files)| {
-                of == folder && circle.iter().all(|file| files.contains(&file.as_str()))
-            });
-            match left {
-                Some(at) => met[at] = true,
-                None => found.push(format!("{folder}: {circle:?}")),
-            }
+            found.push(format!("{folder}: {circle:?}"));
         }
     }
     assert!(
@@ -74,12 +20,6 @@ fn circles_of_files_are_short() {
         "circles of more than {MOST} files:\n{}",
         found.join("\n")
     );
-    for ((folder, files), met) in LEFT.iter().zip(met) {
-        assert!(
-            met,
-            "{folder}: no circle any more, take it off the list: {files:?}"
-        );
-    }
 }
 
 /// The circles of more than one file among these, each as text.

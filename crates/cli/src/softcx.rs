@@ -27,7 +27,7 @@ enum Door {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LinkLayer {
+enum LinkOption {
     /// InfiniBand
     Ib,
     /// Ethernet, RoCE v2
@@ -41,7 +41,7 @@ pub struct RunOptions {
     door: Door,
     /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
-    link: Option<LinkLayer>,
+    link: Option<LinkOption>,
     /// Fabric to join: devices on one fabric reach each other [default: that of an enclosing run, or `default`]
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
@@ -107,17 +107,17 @@ impl RunOptions {
                 None => outer("fabric").unwrap_or_else(|| "default".into()),
             },
             link: match self.link() {
-                LinkLayer::Ib => device::LinkLayer::InfiniBand,
-                LinkLayer::Eth => device::LinkLayer::Ethernet,
+                LinkOption::Ib => device::LinkLayer::InfiniBand,
+                LinkOption::Eth => device::LinkLayer::Ethernet,
             },
             faults,
             trace: self.trace()?,
         })
     }
 
-    fn link(&self) -> LinkLayer {
-        let outer = || LinkLayer::from_str(&outer("link")?, false).ok();
-        self.link.or_else(outer).unwrap_or(LinkLayer::Ib)
+    fn link(&self) -> LinkOption {
+        let outer = || LinkOption::from_str(&outer("link")?, false).ok();
+        self.link.or_else(outer).unwrap_or(LinkOption::Ib)
     }
 
     /// The absolute path: programs may change their directory.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::endpoint::prepared::{Operation, Parts, Prepared};
+use crate::endpoint::prepared::{Parts, Prepared, PreparedOperation};
 use crate::endpoint::shared::EndpointRef;
 use crate::endpoint::{Completion, EndpointConfig, Side, Ticket, Work};
 use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
@@ -227,7 +227,7 @@ impl Endpoint {
     fn make_and_give(
         &mut self,
         stream: &dyn Executor,
-        make: impl FnOnce(&mut Self) -> Result<Operation>,
+        make: impl FnOnce(&mut Self) -> Result<PreparedOperation>,
     ) -> Result<Ticket> {
         let operation = make(self)?;
         let guard = Ungiven(Parts {

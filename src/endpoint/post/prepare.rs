@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Endpoint;
 use crate::endpoint::config::SEGMENTS_MAX;
-use crate::endpoint::prepared::{Kind, Operation, Prepared};
+use crate::endpoint::prepared::{OperationKind, Prepared, PreparedOperation};
 use crate::endpoint::queue::{self, HeldRegions, QueueState};
 use crate::endpoint::shared::{Shared, timeout_ns};
 use crate::endpoint::work::Data;
@@ -39,7 +39,7 @@ impl Endpoint {
     }
 
     /// [`Endpoint::prepare_send`], with the program in the endpoint's own place.
-    pub(super) fn make_send(&mut self, work: &Work<'_>) -> Result<Operation> {
+    pub(super) fn make_send(&mut self, work: &Work<'_>) -> Result<PreparedOperation> {
         self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
@@ -108,7 +108,7 @@ impl Endpoint {
         );
         let serial = queue.enter(
             posted.index,
-            queue::Work {
+            queue::WorkInFlight {
                 wr_id: work.wr_id,
                 end: posted.end(),
                 held,
@@ -117,7 +117,7 @@ impl Endpoint {
         if work.signaled {
             queue.expect(1);
         }
-        let kind = Kind::Send {
+        let kind = OperationKind::Send {
             posted,
             signaled: work.signaled,
         };
@@ -134,7 +134,11 @@ impl Endpoint {
     }
 
     /// [`Endpoint::prepare_recv`], with the program in the endpoint's own place.
-    pub(super) fn make_recv(&mut self, wr_id: u64, slices: &[Slice<'_>]) -> Result<Operation> {
+    pub(super) fn make_recv(
+        &mut self,
+        wr_id: u64,
+        slices: &[Slice<'_>],
+    ) -> Result<PreparedOperation> {
         self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_recv", State::Init)?;
@@ -168,14 +172,14 @@ impl Endpoint {
         let end = posted.index.wrapping_add(1);
         let serial = queue.enter(
             posted.index,
-            queue::Work {
+            queue::WorkInFlight {
                 wr_id,
                 end,
                 held: segments.held,
             },
         );
         queue.expect(1);
-        Ok(self.operation(Side::Recv, Kind::Recv, count, serial))
+        Ok(self.operation(Side::Recv, OperationKind::Recv, count, serial))
     }
 
     /// Makes a wait for the next completion of a queue ready for a stream, with the endpoint's own deadline.
@@ -205,7 +209,7 @@ impl Endpoint {
         &mut self,
         side: Side,
         timeout: Option<Duration>,
-    ) -> Result<Operation> {
+    ) -> Result<PreparedOperation> {
         self.program.clear();
         self.shared.check_alive()?;
         self.roll_back_cancelled(side)?;
@@ -236,7 +240,7 @@ impl Endpoint {
         let serial = queue.enter_wait(index, timeout_ns(timeout));
         // Release: the reaper that sees the count sees the mark, and does not give the completion back before it is cleared.
         queue.taken.store(index.wrapping_add(1), Ordering::Release);
-        Ok(self.operation(side, Kind::Wait, index, serial))
+        Ok(self.operation(side, OperationKind::Wait, index, serial))
     }
 
     /// Takes a prepared operation back. The newest of its queue leaves no trace; another one is cancelled as by dropping it.
@@ -248,14 +252,15 @@ impl Endpoint {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        let Operation {
+        let PreparedOperation {
             side, kind, count, ..
         } = prepared.operation;
         let queue = shared.queue(side);
         let newest = queue.ledger.posted().wrapping_sub(1) == count;
         match kind {
-            Kind::Send { .. } | Kind::Recv if newest && self.roll_back_newest(side) => {}
-            Kind::Wait if queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
+            OperationKind::Send { .. } | OperationKind::Recv
+                if newest && self.roll_back_newest(side) => {}
+            OperationKind::Wait if queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
                 queue.untake(count);
             }
             _ => return,
@@ -285,7 +290,7 @@ impl Endpoint {
 
     /// What becomes of an operation for whom it is to be kept.
     #[inline]
-    pub(super) fn prepared(&self, operation: Operation) -> Prepared {
+    pub(super) fn prepared(&self, operation: PreparedOperation) -> Prepared {
         Prepared {
             shared: Arc::clone(&self.shared),
             program: self.program,
@@ -295,8 +300,14 @@ impl Endpoint {
     }
 
     #[inline]
-    fn operation(&self, side: Side, kind: Kind, count: u32, serial: u32) -> Operation {
-        Operation {
+    fn operation(
+        &self,
+        side: Side,
+        kind: OperationKind,
+        count: u32,
+        serial: u32,
+    ) -> PreparedOperation {
+        PreparedOperation {
             side,
             kind,
             count,

@@ -5,7 +5,7 @@ use crate::region::Region;
 
 /// What a work request in flight holds and what its completion will need.
 #[derive(Debug)]
-pub(in crate::endpoint) struct Work {
+pub(in crate::endpoint) struct WorkInFlight {
     pub(in crate::endpoint) wr_id: u64,
     /// Running count of ring entries behind it.
     pub(in crate::endpoint) end: u32,

@@ -8,6 +8,7 @@ mod held_regions;
 mod ownership;
 mod status;
 mod turn_waits;
+mod wait_word;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,15 +21,16 @@ use crate::{Error, Result};
 use super::words::{CacheLineStart, Words};
 use completions::Cursor;
 pub(super) use completions::Reaped;
-pub(super) use held_regions::{HeldRegions, Work};
+pub(super) use held_regions::{HeldRegions, WorkInFlight};
 use ownership::Ownership;
-use status::WaitWord;
-pub(super) use status::{FinalStatuses, OpStatus, Wait};
+pub(super) use status::FinalStatuses;
 use turn_waits::TurnWaits;
+use wait_word::WaitWord;
+pub(super) use wait_word::{OpStatus, Wait};
 
 /// What a ticket can learn of a work request after it is done, until the place is used again.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct RequestOutcome {
     /// The running count of the work request; together with `state` it says whether the rest is of this one.
     seq: AtomicU32,
     /// Tells work requests apart that had the same running count, because the earlier one was taken back.
@@ -49,7 +51,7 @@ const FAILED: u8 = 3;
 
 /// What is known of one completion until it is freed, and of the wait that took it.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct CompletionRecord {
     /// The number of its work request; valid if it is known.
     wr_id: AtomicU64,
     /// The wait that took it, see [`WaitWord`].
@@ -69,12 +71,12 @@ pub(super) struct QueueState {
     pub(super) turn_timeout_ns: u64,
     /// Has `seen`, which streams may poll.
     words: Arc<Words>,
-    outcomes: Box<[Outcome]>,
-    records: Box<[Record]>,
+    outcomes: Box<[RequestOutcome]>,
+    records: Box<[CompletionRecord]>,
     /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
     known: Box<[AtomicBool]>,
     _ledger: CacheLineStart,
-    pub(super) ledger: Ledger<Work>,
+    pub(super) ledger: Ledger<WorkInFlight>,
     _poster: CacheLineStart,
     /// Running count of work requests handed to a stream or rung by the CPU, in order.
     pub(super) queued: AtomicU32,
@@ -86,7 +88,7 @@ pub(super) struct QueueState {
     pub(super) expected: AtomicU32,
     pub(super) taken: AtomicU32,
     serials: AtomicU32,
-    /// Work requests that have a place, as far as the poster knows; there may be more by now.
+    /// WorkInFlight requests that have a place, as far as the poster knows; there may be more by now.
     room: AtomicU32,
     _reaper: CacheLineStart,
     /// Completions found, stored before they are processed; `seen` is stored after.
@@ -111,7 +113,7 @@ impl QueueState {
         cq: CqRing,
         words: Arc<Words>,
     ) -> QueueState {
-        let outcome = |_| Outcome {
+        let outcome = |_| RequestOutcome {
             seq: AtomicU32::new(u32::MAX),
             serial: AtomicU32::new(0),
             index: AtomicU32::new(0),
@@ -121,7 +123,7 @@ impl QueueState {
             imm: AtomicU32::new(0),
             wr_id: AtomicU64::new(0),
         };
-        let record = |_| Record {
+        let record = |_| CompletionRecord {
             wr_id: AtomicU64::new(0),
             wait: AtomicU64::new(WaitWord::NONE.0),
             wait_started_ns: AtomicU64::new(0),
@@ -168,19 +170,19 @@ impl QueueState {
     }
 
     #[inline]
-    fn outcome(&self, seq: u32) -> &Outcome {
+    fn outcome(&self, seq: u32) -> &RequestOutcome {
         &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
     }
 
     /// Where the work request of that running count is kept, for who is about to reap it.
     #[inline]
     pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
-        let outcome: *const Outcome = self.outcome(seq);
+        let outcome: *const RequestOutcome = self.outcome(seq);
         [outcome.cast(), self.ledger.place(seq)]
     }
 
     #[inline]
-    pub(super) fn record(&self, index: u32) -> &Record {
+    pub(super) fn record(&self, index: u32) -> &CompletionRecord {
         &self.records[index as usize & (self.records.len() - 1)]
     }
 
@@ -259,7 +261,7 @@ impl QueueState {
 
     /// Enters a work request; `index` is the running count of ring entries at its start. Gives its serial.
     #[inline]
-    pub(super) fn enter(&self, index: u32, work: Work) -> u32 {
+    pub(super) fn enter(&self, index: u32, work: WorkInFlight) -> u32 {
         let seq = self.ledger.posted();
         let serial = self.next_serial();
         let outcome = self.outcome(seq);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{Cursor, QueueState};
-use crate::endpoint::device_queue::DeviceQueueState;
+use crate::endpoint::device_queue_state::DeviceQueueState;
 use crate::mlx5::Cqe;
 use crate::{Error, Result};
 

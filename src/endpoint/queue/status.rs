@@ -2,71 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use super::wait_word::{OpStatus, Wait, WaitWord};
 use super::{CANCELLED, FAILED, QueueState, SUCCEEDED};
-
-/// How a ticket stands in its own queue, apart from what befell the endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::endpoint) enum OpStatus {
-    Prepared,
-    Queued,
-    Rung,
-    Done,
-    Failed,
-    Cancelled,
-}
-
-/// The states of a wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(in crate::endpoint) enum Wait {
-    Prepared,
-    Queued,
-    Started,
-    Done,
-    GivenUp,
-    Cancelled,
-}
-
-/// A wait in one word: its state, the running index of its completion, and a serial that tells waits apart which had the same
-/// index, because the earlier one was taken back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WaitWord(pub(super) u64);
-
-impl WaitWord {
-    pub(super) const NONE: WaitWord = WaitWord(u64::MAX);
-
-    fn new(serial: u32, index: u32, state: Wait) -> WaitWord {
-        WaitWord(u64::from(serial) << 40 | u64::from(index) << 8 | state as u64)
-    }
-
-    fn with(self, state: Wait) -> WaitWord {
-        WaitWord(self.0 & !0xff | state as u64)
-    }
-
-    fn is_for(self, index: u32) -> bool {
-        self != WaitWord::NONE && (self.0 >> 8) as u32 == index
-    }
-
-    /// 24 bits.
-    fn serial(self) -> u32 {
-        (self.0 >> 40) as u32
-    }
-
-    fn op_status(self) -> OpStatus {
-        const STANDINGS: [OpStatus; 6] = [
-            OpStatus::Prepared,
-            OpStatus::Queued,
-            OpStatus::Rung,
-            OpStatus::Done,
-            OpStatus::Failed,
-            OpStatus::Cancelled,
-        ];
-        STANDINGS
-            .get((self.0 & 0xff) as usize)
-            .copied()
-            .unwrap_or(OpStatus::Failed)
-    }
-}
 
 /// How the operations of one kind stood when a generation of the endpoint ended: well before `failed_from`, badly from there on, but for
 /// the exceptions.

@@ -1,6 +1,6 @@
 //! One turn of a relay, over any provider: what was rung is posted, what is complete is passed on.
 
-use super::provider::{BATCH, Completion, Provider, Queue};
+use super::provider::{BATCH, PolledCompletion, Provider, Queue};
 use super::recv_lane::RecvLane;
 use super::send_lane::SendLane;
 use doorbell_wire::verbs::State;
@@ -64,7 +64,7 @@ impl<P: Provider> Core<P> {
 
     /// Takes what there is of completions, which nobody is to hear of.
     fn drain(&mut self) {
-        let mut found = [Completion::default(); BATCH];
+        let mut found = [PolledCompletion::default(); BATCH];
         for queue in [Queue::Send, Queue::Recv] {
             while self
                 .provider

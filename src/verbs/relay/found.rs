@@ -1,11 +1,11 @@
 //! Completions that were polled and not passed on yet.
 
-use super::provider::{BATCH, Completion, Provider, Queue};
+use super::provider::{BATCH, PolledCompletion, Provider, Queue};
 
 /// A batch of them, in order.
 #[derive(Debug)]
 pub(super) struct Found {
-    list: Box<[Completion; BATCH]>,
+    list: Box<[PolledCompletion; BATCH]>,
     next: usize,
     count: usize,
 }
@@ -13,13 +13,13 @@ pub(super) struct Found {
 impl Found {
     pub(super) fn new() -> Found {
         Found {
-            list: Box::new([Completion::default(); BATCH]),
+            list: Box::new([PolledCompletion::default(); BATCH]),
             next: 0,
             count: 0,
         }
     }
 
-    pub(super) fn front(&self) -> Option<Completion> {
+    pub(super) fn front(&self) -> Option<PolledCompletion> {
         self.list[..self.count].get(self.next).copied()
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::provider::{Completion, PostedUpTo, Provider, Queue, Recv, Send, Sge};
+use super::provider::{PolledCompletion, PostedUpTo, Provider, Queue, Recv, Send, Sge};
 use super::request::{INLINE, SIGNALED};
 use doorbell_wire::verbs::WcStatus;
 
@@ -40,7 +40,7 @@ pub(super) struct Imitation {
     pub(super) send_used: usize,
     pub(super) recv_used: usize,
     /// Completions, each with the places that it gives back.
-    pub(super) completions: [VecDeque<(Completion, usize)>; 2],
+    pub(super) completions: [VecDeque<(PolledCompletion, usize)>; 2],
     /// Sends that were carried out since the last completion.
     pub(super) unreported: usize,
     pub(super) has_failed: bool,
@@ -61,11 +61,11 @@ impl Imitation {
         self.unreported += 1;
         let shows = status != WcStatus::Success && !self.hides_flushes;
         if request.flags & SIGNALED != 0 || shows {
-            let completion = Completion {
+            let completion = PolledCompletion {
                 wr_id: request.wr_id,
                 status: status as u32,
                 vendor_err: 0x77 * u32::from(status != WcStatus::Success),
-                ..Completion::default()
+                ..PolledCompletion::default()
             };
             let places = std::mem::take(&mut self.unreported);
             self.completions[0].push_back((completion, places));
@@ -74,15 +74,15 @@ impl Imitation {
     }
 
     /// Carries out the next receive: what it completes with but for its number. Whether there was one.
-    pub(super) fn carry_out_recv(&mut self, completion: Completion) -> bool {
+    pub(super) fn carry_out_recv(&mut self, completion: PolledCompletion) -> bool {
         let Some(request) = self.recv_queue.pop_front() else {
             return false;
         };
-        let flushed = Completion {
+        let flushed = PolledCompletion {
             status: WcStatus::WrFlushErr as u32,
-            ..Completion::default()
+            ..PolledCompletion::default()
         };
-        let completion = Completion {
+        let completion = PolledCompletion {
             wr_id: request.wr_id,
             ..if self.has_failed { flushed } else { completion }
         };
@@ -163,7 +163,7 @@ impl Provider for Imitation {
         }
     }
 
-    fn poll(&mut self, queue: Queue, into: &mut [Completion]) -> Option<usize> {
+    fn poll(&mut self, queue: Queue, into: &mut [PolledCompletion]) -> Option<usize> {
         if self.is_broken {
             return None;
         }

@@ -16,7 +16,7 @@ use crate::verbs::call::object;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use crate::verbs::domain::Domain;
-use crate::verbs::states::{Qp, RemoteQueuePair, States};
+use crate::verbs::states::{RawQp, States, VerbsRemote};
 use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::{Abilities, Capacity, State};
@@ -250,7 +250,7 @@ impl Relay {
     ///
     /// # Errors
     /// As [`States::connect`].
-    pub(crate) fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+    pub(crate) fn connect(&self, remote: &VerbsRemote) -> Result<()> {
         self.hold(|core| {
             self.states.connect(remote).inspect_err(|_| {
                 if self.states.state() == State::Init {
@@ -298,7 +298,7 @@ fn create(
     domain: &Domain,
     cqs: &[CompletionQueue; 2],
     capacity: &Capacity,
-) -> Result<(Qp, doorbell_dv_caps)> {
+) -> Result<(RawQp, doorbell_dv_caps)> {
     let make = |capacity: &Capacity| create_once(context, domain, cqs, capacity);
     let error = match make(capacity) {
         Err(
@@ -359,7 +359,7 @@ fn create_once(
     domain: &Domain,
     cqs: &[CompletionQueue; 2],
     capacity: &Capacity,
-) -> Result<(Qp, doorbell_dv_caps)> {
+) -> Result<(RawQp, doorbell_dv_caps)> {
     let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
     let make = |inline_bytes: u32| {
         let mut caps = doorbell_dv_caps {
@@ -378,7 +378,7 @@ fn create_once(
                 &raw mut caps,
             )
         })?;
-        Ok((Qp(qp), caps))
+        Ok((RawQp(qp), caps))
     };
     let made = match make(capacity.inline_bytes) {
         // What a provider says of inline data that it cannot have, as of all else that is too much.
@@ -409,7 +409,7 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::verbs::Device;
+    use crate::verbs::VerbsDevice;
     use crate::verbs::tests::{RELAY, device_name};
     use doorbell_wire::verbs::Attributes;
 
@@ -420,7 +420,7 @@ mod tests {
             return;
         };
         let plain = format!("verbs:{}", name.trim_start_matches("verbs:"));
-        let device = Device::open(&plain).unwrap().unwrap();
+        let device = VerbsDevice::open(&plain).unwrap().unwrap();
         let domain = Arc::new(Domain::new(&device).unwrap());
         let relay = Relay::new(&domain, &RELAY).unwrap();
         let init = || relay.states().init(Attributes::default()).unwrap();

@@ -13,7 +13,7 @@ pub(super) const BATCH: usize = DOORBELL_DV_BATCH as usize;
 pub(super) type Sge = doorbell_dv_sge;
 pub(super) type Send = doorbell_dv_send;
 pub(super) type Recv = doorbell_dv_recv;
-pub(super) type Completion = doorbell_dv_wc;
+pub(super) type PolledCompletion = doorbell_dv_wc;
 
 /// What became of a list of requests: how many were posted, in order; and the errno of the first that was not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) trait Provider {
     fn post_send(&mut self, requests: &[Send], sges: &[Sge]) -> PostedUpTo;
     fn post_recv(&mut self, requests: &[Recv], sges: &[Sge]) -> PostedUpTo;
     /// Takes completions, as many as there are and have room. `None` if the queue is broken.
-    fn poll(&mut self, queue: Queue, into: &mut [Completion]) -> Option<usize>;
+    fn poll(&mut self, queue: Queue, into: &mut [PolledCompletion]) -> Option<usize>;
 }
 
 /// The provider that libibverbs has found.
@@ -103,7 +103,7 @@ impl Provider for Verbs {
         }
     }
 
-    fn poll(&mut self, queue: Queue, into: &mut [Completion]) -> Option<usize> {
+    fn poll(&mut self, queue: Queue, into: &mut [PolledCompletion]) -> Option<usize> {
         // SAFETY: alive (contract of `new`), and room for that many.
         let got = unsafe {
             doorbell_dv_sys::doorbell_dv_poll_cq(

@@ -2,7 +2,7 @@
 
 use rdma_sys::{ibv_send_flags, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
-use super::provider::{Completion, Send, Sge};
+use super::provider::{PolledCompletion, Send, Sge};
 use super::staging::Staging;
 use super::work::WorkId;
 use crate::mlx5::{
@@ -149,12 +149,12 @@ pub(super) fn syndrome(status: u32) -> u8 {
 }
 
 /// Whether a completion is one of success.
-pub(super) fn is_success(found: &Completion) -> bool {
+pub(super) fn is_success(found: &PolledCompletion) -> bool {
     found.status == WcStatus::Success as u32
 }
 
 /// The device's own code, as far as a CQE holds it. One value means that no device wrote the CQE.
-pub(super) fn vendor_syndrome(found: &Completion) -> u8 {
+pub(super) fn vendor_syndrome(found: &PolledCompletion) -> u8 {
     match found.vendor_err as u8 {
         RELEASED_VENDOR_SYNDROME => 0,
         code => code,
@@ -162,7 +162,7 @@ pub(super) fn vendor_syndrome(found: &Completion) -> u8 {
 }
 
 /// The CQE of a receive, but for its place.
-pub(super) fn recv_cqe(found: &Completion) -> Cqe {
+pub(super) fn recv_cqe(found: &PolledCompletion) -> Cqe {
     if !is_success(found) {
         return Cqe {
             opcode: CqeOpcode::RespErr,

@@ -52,9 +52,9 @@ enum Fate {
 }
 
 /// How a request ended: well, or with a syndrome and the device's code.
-type Outcome = Result<(), (u8, u8)>;
+type RelayOutcome = Result<(), (u8, u8)>;
 
-const FLUSHED: Outcome = Err((Syndrome::WrFlush as u8, 0));
+const FLUSHED: RelayOutcome = Err((Syndrome::WrFlush as u8, 0));
 
 /// Of a request in a batch: where it stands, to go on from there if it is not posted.
 #[derive(Debug, Clone, Copy)]
@@ -404,7 +404,7 @@ impl SendLane {
 
     /// How the oldest request ended, which the device has, if it has told: by its own completion or by that of a later one. `None` outside
     /// if the queue is broken.
-    fn outcome(&mut self, provider: &mut impl Provider) -> Option<Option<Outcome>> {
+    fn outcome(&mut self, provider: &mut impl Provider) -> Option<Option<RelayOutcome>> {
         loop {
             let Some(found) = self.found.front() else {
                 if self.found.poll(provider, Queue::Send)? == 0 {
@@ -429,7 +429,7 @@ impl SendLane {
     }
 
     /// Completes the oldest request, with a CQE if it is signaled or failed. Whether there was room for that.
-    fn retire(&mut self, outcome: Outcome) -> bool {
+    fn retire(&mut self, outcome: RelayOutcome) -> bool {
         let position = self.head;
         let entry = *self.entry(position);
         if entry.signaled || outcome.is_err() {

@@ -10,7 +10,7 @@ use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 use super::completion_ring::CompletionRing;
 use super::core::{Core, Turn};
 use super::imitation::{Imitation, memory};
-use super::provider::Completion;
+use super::provider::PolledCompletion;
 use super::recv_lane::{RecvLane, RecvParts};
 use super::request::{FENCE, INLINE, SIGNALED, SOLICITED};
 use super::send_lane::{SendLane, SendParts};
@@ -347,12 +347,12 @@ fn receives_and_what_they_complete_with() {
         let keys: Vec<_> = sges.iter().map(|s| (s.addr, s.len_bytes, s.lkey)).collect();
         let pieces: Vec<_> = list.iter().map(|s| (s.addr, s.len_bytes, s.lkey)).collect();
         assert_eq!(keys, pieces);
-        rig.core.provider.carry_out_recv(Completion {
+        rig.core.provider.carry_out_recv(PolledCompletion {
             opcode,
             flags,
             byte_len: 33,
             imm,
-            ..Completion::default()
+            ..PolledCompletion::default()
         });
         assert!(rig.turn().worked);
         let cqe = rig.take(1).unwrap();
@@ -478,9 +478,9 @@ fn a_queue_that_is_shorter_than_it_said_is_waited_for() {
     assert!(indices.is_empty(), "{indices:?}");
     for _ in 0..16 {
         rig.turn();
-        assert!(rig.core.provider.carry_out_recv(Completion {
+        assert!(rig.core.provider.carry_out_recv(PolledCompletion {
             opcode: ibv_wc_opcode::IBV_WC_RECV,
-            ..Completion::default()
+            ..PolledCompletion::default()
         }));
     }
     rig.turn();
@@ -581,7 +581,9 @@ fn behind_a_failure_everything_is_flushed_in_order() {
         rig.core.provider.carry_out_send(WcStatus::Success);
         rig.core.provider.carry_out_send(WcStatus::RemAccessErr);
         rig.carry_out_all();
-        rig.core.provider.carry_out_recv(Completion::default());
+        rig.core
+            .provider
+            .carry_out_recv(PolledCompletion::default());
         assert_eq!(
             rig.turn(),
             Turn {
@@ -762,7 +764,9 @@ fn a_request_that_is_refused_fails_in_its_place_and_none_before_it() {
                     assert!(idle < 3, "{case}: nothing to wait for");
                 }
                 rig.core.provider.has_failed = true;
-                rig.core.provider.carry_out_recv(Completion::default());
+                rig.core
+                    .provider
+                    .carry_out_recv(PolledCompletion::default());
                 assert!(!rig.core.turn(State::Error).fails);
                 found.extend(outcomes(&mut rig, 0));
                 assert_eq!(found, expected, "{case}");
@@ -871,7 +875,9 @@ fn a_receive_that_is_refused_fails_the_queue_pair() {
     assert!(rig.turn().fails);
     rig.core.provider.has_failed = true;
     assert_eq!(rig.take(1), None, "the first is still posted");
-    rig.core.provider.carry_out_recv(Completion::default());
+    rig.core
+        .provider
+        .carry_out_recv(PolledCompletion::default());
     rig.core.turn(State::Error);
     assert_eq!(
         outcomes(&mut rig, 1),
@@ -924,7 +930,9 @@ fn nothing_of_an_old_life_enters_a_new_one() {
         rig.turn();
         for _ in 0..3 {
             rig.core.provider.carry_out_send(WcStatus::Success);
-            rig.core.provider.carry_out_recv(Completion::default());
+            rig.core
+                .provider
+                .carry_out_recv(PolledCompletion::default());
         }
         if life == 1 {
             // Polled, and with no room to pass them on; and one that comes after the drain.
@@ -951,10 +959,10 @@ fn nothing_of_an_old_life_enters_a_new_one() {
     rig.turn();
     let life = 1u64 << 32;
     for late in &mut rig.core.provider.completions {
-        let completion = Completion {
+        let completion = PolledCompletion {
             wr_id: life,
             status: WcStatus::WrFlushErr as u32,
-            ..Completion::default()
+            ..PolledCompletion::default()
         };
         late.push_back((completion, 0));
     }
@@ -979,9 +987,9 @@ fn receives_that_a_queue_pair_forgot_are_posted_again() {
     rig.core.turn(State::Init);
     assert_eq!(rig.core.provider.recv_queue.len(), 3);
     for _ in 0..3 {
-        rig.core.provider.carry_out_recv(Completion {
+        rig.core.provider.carry_out_recv(PolledCompletion {
             opcode: ibv_wc_opcode::IBV_WC_RECV,
-            ..Completion::default()
+            ..PolledCompletion::default()
         });
     }
     rig.turn();
@@ -1032,9 +1040,9 @@ fn the_counts_of_the_records_go_round() {
             if posted.is_multiple_of(3) { 3 } else { 1 }
         );
         rig.core.provider.carry_out_send(WcStatus::Success);
-        rig.core.provider.carry_out_recv(Completion {
+        rig.core.provider.carry_out_recv(PolledCompletion {
             opcode: ibv_wc_opcode::IBV_WC_RECV,
-            ..Completion::default()
+            ..PolledCompletion::default()
         });
         rig.turn();
         assert_eq!(rig.take(0).unwrap().wqe_counter, index as u16);
@@ -1060,10 +1068,10 @@ fn statuses_are_the_syndromes_that_read_as_them() {
         assert_eq!(cqe.status(), expected);
     }
     // Only the library writes this one, and acts on it.
-    let found = Completion {
+    let found = PolledCompletion {
         status: 5,
         vendor_err: 0x1db,
-        ..Completion::default()
+        ..PolledCompletion::default()
     };
     assert_eq!(super::request::vendor_syndrome(&found), 0);
 }
@@ -1124,7 +1132,7 @@ proptest! {
         let mut state = State::ReadyToSend;
         let mut saw_error = false;
         let mut first_error = None;
-        let arrival = Completion { opcode: ibv_wc_opcode::IBV_WC_RECV, ..Completion::default() };
+        let arrival = PolledCompletion { opcode: ibv_wc_opcode::IBV_WC_RECV, ..PolledCompletion::default() };
         // As a relay does it, whose queue pair fails when a turn says so.
         let turn = |rig: &mut Rig, state: &mut State, has_failed: &mut bool| {
             let turn = rig.core.turn(*state);

@@ -2,32 +2,18 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, DeviceBuffer, Region, TimingEvent};
 use doorbell::{Executor, HostStream, Result};
 
 use super::graph::BatchGraph;
-use super::pass::BenchStep;
-use super::trigger::{TriggerKernels, TriggerKind};
-
-/// The kind of stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StreamKind {
-    /// Threads of this process; kernels are closures
-    Host,
-    /// CUDA streams
-    Cuda,
-}
-
-/// The memory of the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MemoryKind {
-    /// Host memory
-    Host,
-    /// Memory of the GPU
-    Gpu,
-}
+#[cfg(feature = "cuda")]
+use super::kinds::MemoryKind;
+use super::kinds::{StreamKind, StreamOptions};
+use super::step::BenchStep;
+use super::trigger::TriggerKernels;
+#[cfg(feature = "cuda")]
+use super::trigger::TriggerKind;
 
 /// What creates streams. Each process has its own.
 #[derive(Clone, Debug)]
@@ -53,25 +39,18 @@ impl Backend {
     ///
     /// # Errors
     /// This build or this machine has no such streams.
-    pub fn new(
-        kind: StreamKind,
-        memory: MemoryKind,
-        graph: bool,
-        trigger: TriggerKind,
-        gpu: u32,
-    ) -> anyhow::Result<Backend> {
-        match kind {
+    pub fn new(options: StreamOptions) -> anyhow::Result<Backend> {
+        match options.stream {
             StreamKind::Host => Ok(Backend::Host),
             #[cfg(feature = "cuda")]
             StreamKind::Cuda => Ok(Backend::Cuda {
-                context: CudaContext::primary(gpu)?,
-                memory,
-                graph,
-                trigger,
+                context: CudaContext::primary(options.gpu)?,
+                memory: options.memory,
+                graph: options.graph,
+                trigger: options.trigger,
             }),
             #[cfg(not(feature = "cuda"))]
             StreamKind::Cuda => {
-                let _ = (memory, graph, trigger, gpu);
                 anyhow::bail!(
                     "--stream cuda: this build lacks the feature `cuda`; build with --features cuda"
                 )

@@ -7,8 +7,8 @@ use std::time::Duration;
 use doorbell::GraphExec;
 use doorbell::Result;
 
-use super::pass::BenchStep;
 use super::peer::Peer;
+use super::step::BenchStep;
 
 /// The graph of the case that is being measured.
 #[cfg(feature = "cuda")]

@@ -5,6 +5,7 @@ mod backend;
 mod clock;
 mod csv;
 mod graph;
+mod kinds;
 mod machine;
 mod message;
 mod nvtx;
@@ -19,6 +20,7 @@ mod report;
 mod row;
 mod scenario;
 mod sizes;
+mod step;
 mod table;
 mod trigger;
 
@@ -30,7 +32,7 @@ use backend::Backend;
 use options::{BenchCase, Mode, ReportOutput};
 pub use options::{BenchOptions, Exchange, Plan};
 use pass::{follow, measure};
-use rendezvous::{Identity, Rendezvous};
+use rendezvous::{Identity, PeerConnection};
 use report::BenchReport;
 use row::{BenchRow, Setup};
 use scenario::{BenchRole, Scenario};
@@ -46,7 +48,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
     }
     let name = options.device();
     let device = Device::open(name).with_context(|| format!("--device {name}"))?;
-    let backend = options.backend()?;
+    let backend = Backend::new(options.streams())?;
     let identity = Identity::new(device.name());
     match options.mode() {
         Mode::Local => {
@@ -57,7 +59,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
             })
         }
         Mode::Connect(address) => {
-            let mut rendezvous = Rendezvous::connect(&address, plan, identity)
+            let mut rendezvous = PeerConnection::connect(&address, plan, identity)
                 .with_context(|| format!("--connect {address}"))?;
             lead(&mut rendezvous, &device, &backend, plan, output)
                 .map_err(|error| rendezvous.abort(error))
@@ -67,7 +69,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
                 Listener::bind(&address).with_context(|| format!("--listen {address}"))?;
             stdout::print(&format!("listening at {}\n", listener.address()?))?;
             let (mut rendezvous, plan) =
-                Rendezvous::accept(&listener, options.timeout(), &identity)?;
+                PeerConnection::accept(&listener, options.timeout(), &identity)?;
             answer(&mut rendezvous, &device, &backend, &plan)
                 .map_err(|error| rendezvous.abort(error))
         }
@@ -76,7 +78,7 @@ pub fn run(plan: &Plan, options: &BenchOptions) -> Result<()> {
 
 /// Measures against the other process.
 fn lead(
-    rendezvous: &mut Rendezvous,
+    rendezvous: &mut PeerConnection,
     device: &Device,
     backend: &Backend,
     plan: &Plan,
@@ -94,7 +96,7 @@ fn lead(
 
 /// Takes part in the measurement of the other process.
 fn answer(
-    rendezvous: &mut Rendezvous,
+    rendezvous: &mut PeerConnection,
     device: &Device,
     backend: &Backend,
     plan: &Plan,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Backend, MemoryKind, StreamKind};
-use super::row::Loop;
+use super::kinds::Loop;
+use super::kinds::{MemoryKind, StreamKind, StreamOptions};
 use super::sizes::{self, MessageSizes};
 use super::trigger::TriggerKind;
 
@@ -374,12 +374,15 @@ impl BenchOptions {
         refused.map_or(Ok(()), |(_, reason)| Err((*reason).into()))
     }
 
-    /// The streams. Not part of the plan: each process has its own.
-    ///
-    /// # Errors
-    /// This build or this machine has no such streams.
-    pub fn backend(&self) -> anyhow::Result<Backend> {
-        Backend::new(self.stream, self.memory, self.graph, self.trigger, self.gpu)
+    /// What the streams are made of. Not part of the plan: each process has its own streams.
+    pub fn streams(&self) -> StreamOptions {
+        StreamOptions {
+            stream: self.stream,
+            memory: self.memory,
+            graph: self.graph,
+            trigger: self.trigger,
+            gpu: self.gpu,
+        }
     }
 
     /// The name of the device. Not part of the plan: each process has its own.

@@ -12,10 +12,10 @@ use doorbell::{
 use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
 
 use super::backend::{Backend, BenchStream};
+use super::kinds::Loop;
 use super::message::Messages;
 use super::options::{MessageOp, Plan};
-use super::pass::BenchStep;
-use super::row::Loop;
+use super::step::BenchStep;
 use super::trigger::TriggerKernels;
 
 /// How often a wait checks that the other process is still connected.

@@ -8,7 +8,8 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::row::{BenchRow, Loop, Setup};
+use super::kinds::Loop;
+use super::row::{BenchRow, Setup};
 use super::sizes::Short;
 
 const WIDTH: u32 = 1200;

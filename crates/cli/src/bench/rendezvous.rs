@@ -67,7 +67,7 @@ impl Identity {
 
 /// The first message of the process that measures.
 #[derive(Serialize, Deserialize)]
-struct Handshake {
+struct BenchHandshake {
     protocol: u32,
     /// Identifies this run: the second connection repeats it.
     token: u64,
@@ -75,7 +75,7 @@ struct Handshake {
     plan: Plan,
 }
 
-/// The part of a [`Handshake`] that never changes.
+/// The part of a [`BenchHandshake`] that never changes.
 #[derive(Deserialize)]
 struct Protocol {
     protocol: u32,
@@ -95,25 +95,25 @@ enum BenchMessage {
 
 /// Two connections with the other process. One carries messages. The other is idle: a thread that reads from it learns at once when
 /// the other process ends, whatever this process waits for.
-pub struct Rendezvous {
+pub struct PeerConnection {
     control: Channel,
     disconnected: Arc<AtomicBool>,
     timeout: Duration,
 }
 
-impl Rendezvous {
+impl PeerConnection {
     /// Connects to the process that listens, and sends it the plan.
     ///
     /// # Errors
     /// Nobody listens within the plan's timeout; the other process refuses the plan or the device.
-    pub fn connect(address: &str, plan: &Plan, identity: Identity) -> Result<Rendezvous> {
+    pub fn connect(address: &str, plan: &Plan, identity: Identity) -> Result<PeerConnection> {
         let timeout = plan.timeout();
         let mut control = Channel::connect(address, timeout)?;
         let clock = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         let token = clock.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-        let handshake = Handshake {
+        let handshake = BenchHandshake {
             protocol: PROTOCOL,
             token,
             identity,
@@ -123,7 +123,7 @@ impl Rendezvous {
         read(&control.receive(timeout)?)?;
         let mut idle = Channel::connect(address, timeout)?;
         idle.send(&token.to_le_bytes(), timeout)?;
-        Rendezvous::new(control, idle, timeout)
+        PeerConnection::new(control, idle, timeout)
     }
 
     /// Waits for the process that measures, and receives its plan.
@@ -134,7 +134,7 @@ impl Rendezvous {
         listener: &Listener,
         timeout: Duration,
         identity: &Identity,
-    ) -> Result<(Rendezvous, Plan)> {
+    ) -> Result<(PeerConnection, Plan)> {
         let mut control = listener.accept(FOREVER)?;
         let handshake = read_handshake(&control.receive(timeout)?, identity);
         let answer = match &handshake {
@@ -142,17 +142,17 @@ impl Rendezvous {
             Err(error) => BenchMessage::Failed(format!("{error:#}")),
         };
         control.send(&serde_json::to_vec(&answer)?, timeout)?;
-        let Handshake { token, plan, .. } = handshake?;
+        let BenchHandshake { token, plan, .. } = handshake?;
         let mut idle = listener.accept(timeout)?;
         ensure!(
             idle.receive(timeout)? == token.to_le_bytes(),
             "two processes connected at the same time"
         );
         let timeout = plan.timeout();
-        Ok((Rendezvous::new(control, idle, timeout)?, plan))
+        Ok((PeerConnection::new(control, idle, timeout)?, plan))
     }
 
-    fn new(control: Channel, mut idle: Channel, timeout: Duration) -> Result<Rendezvous> {
+    fn new(control: Channel, mut idle: Channel, timeout: Duration) -> Result<PeerConnection> {
         let disconnected = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&disconnected);
         // The thread ends with the other process or with this one; nobody joins it.
@@ -163,7 +163,7 @@ impl Rendezvous {
                 flag.store(true, Ordering::Release);
             })
             .context("start of a thread")?;
-        Ok(Rendezvous {
+        Ok(PeerConnection {
             control,
             disconnected,
             timeout,
@@ -233,14 +233,14 @@ impl Rendezvous {
     }
 }
 
-fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<Handshake> {
+fn read_handshake(bytes: &[u8], identity: &Identity) -> Result<BenchHandshake> {
     let unknown = "the process that connected is not `doorbell bench`";
     let Protocol { protocol } = serde_json::from_slice(bytes).context(unknown)?;
     ensure!(
         protocol == PROTOCOL,
         "the two processes are of different versions: their protocols are {protocol} and {PROTOCOL}"
     );
-    let handshake: Handshake = serde_json::from_slice(bytes).context(unknown)?;
+    let handshake: BenchHandshake = serde_json::from_slice(bytes).context(unknown)?;
     handshake.plan.check().map_err(anyhow::Error::msg)?;
     identity.check_reach(&handshake.identity)?;
     Ok(handshake)

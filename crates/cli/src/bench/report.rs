@@ -123,7 +123,7 @@ impl Serialize for JsonRow {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::Loop;
+    use super::super::kinds::Loop;
     use super::super::row::tests::{sample_row, sample_setup};
     use super::*;
 

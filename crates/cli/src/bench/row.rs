@@ -1,35 +1,13 @@
 //! One measurement: what was measured, and its figures.
 
-use std::fmt;
-
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::kinds::Loop;
 use super::machine::Machine;
 use super::options::Plan;
 
 /// Version of the columns of [`BenchRow::columns`]. It changes when a column is renamed, removed, or means something else.
 pub const SCHEMA: u32 = 2;
-
-/// The two ways to follow a kernel with a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Loop {
-    /// The CPU waits for the stream, posts, and polls for the completion.
-    Sync,
-    /// Kernel, transfer and wait are queued on the stream; the CPU is free.
-    Async,
-}
-
-impl fmt::Display for Loop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Sync => "sync",
-            Self::Async => "async",
-        })
-    }
-}
 
 /// What all rows of a run have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]

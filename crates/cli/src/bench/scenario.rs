@@ -8,11 +8,13 @@ use doorbell::{Device, Error, Event};
 
 use super::backend::{Backend, BenchStream, Clock};
 use super::graph::BatchGraph;
+use super::kinds::Loop;
 use super::machine::Machine;
 use super::options::{Exchange, Plan};
-use super::pass::{BenchStep, Workload};
+use super::pass::Workload;
 use super::peer::{Peer, WaitLimits};
-use super::row::{Loop, Setup};
+use super::row::Setup;
+use super::step::BenchStep;
 
 /// Entries of a stream's queue for one step, at most: fill, kernel, transfer, wait, wait for an arrival, check.
 const ENTRIES_OF_STEP: u64 = 6;

@@ -78,7 +78,7 @@ impl fmt::Display for TableRow<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::Loop;
+    use super::super::kinds::Loop;
     use super::super::row::tests::{sample_row, sample_setup};
     use super::*;
 

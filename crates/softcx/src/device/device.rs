@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
 use crate::device::core::DeviceCore;
-use crate::device::engine::{ANYBODY, Engine, NOBODY, Nic};
+use crate::device::engine::{ANYBODY, Engine, EngineCore, NOBODY};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::Faults;
 use crate::device::inbox::InboxAddress;
@@ -126,7 +126,7 @@ impl Device {
         self.nic().turn(&mut self.lock(), now_ns)
     }
 
-    fn nic(&self) -> &Nic {
+    fn nic(&self) -> &EngineCore {
         &self.engine.nic
     }
 

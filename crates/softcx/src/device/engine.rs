@@ -31,7 +31,7 @@ const STEP_ASIDE: Duration = Duration::from_micros(2);
 const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
-pub(super) struct Nic {
+pub(super) struct EngineCore {
     pub(super) core: Mutex<DeviceCore>,
     pub(super) bell: InboxBell,
     started: Instant,
@@ -53,10 +53,10 @@ pub(super) const ANYBODY: usize = usize::MAX - 1;
 /// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
 const IDLE_LOOKS: usize = 64;
 
-impl Nic {
-    fn new(core: DeviceCore, pace: Option<EnginePace>) -> Nic {
+impl EngineCore {
+    fn new(core: DeviceCore, pace: Option<EnginePace>) -> EngineCore {
         let bell = core.inbox().bell();
-        Nic {
+        EngineCore {
             core: Mutex::new(core),
             bell,
             started: Instant::now(),
@@ -257,14 +257,14 @@ impl Nic {
 
 #[derive(Debug)]
 pub(super) struct Engine {
-    pub(super) nic: Arc<Nic>,
+    pub(super) nic: Arc<EngineCore>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
     /// Sets a core to work; at a pace if clients ring it unheard.
     pub(super) fn start(core: DeviceCore, pace: Option<EnginePace>) -> Result<Engine> {
-        let nic = Arc::new(Nic::new(core, pace));
+        let nic = Arc::new(EngineCore::new(core, pace));
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
             .name("softcx-engine".into())
@@ -283,7 +283,7 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn resting(core: DeviceCore) -> Engine {
         Engine {
-            nic: Arc::new(Nic::new(core, None)),
+            nic: Arc::new(EngineCore::new(core, None)),
             thread: None,
         }
     }

@@ -1,0 +1,199 @@
+//! What kernels and this process share of a send queue that kernels own. This side of it, where there is one, rings and counts.
+//!
+//! `include/doorbell/queue.h` is the kernels' side, and has the protocol.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::region::Region;
+
+/// DOORBELL_EWORK of the C interface.
+const STATUS_WORK: i32 = -19;
+
+/// `struct dbl_queue_control` of `include/doorbell/queue.h`, on a page of its own, for GPUs to map.
+#[derive(Debug, Default)]
+#[repr(C, align(4096))]
+pub(crate) struct DeviceQueueControl {
+    status: AtomicI32,
+    pub(super) completed: AtomicU32,
+}
+
+/// The slots' marks and doorbells, on pages of their own.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct MarkPage([AtomicU32; 1024]);
+
+#[derive(Debug)]
+#[repr(C, align(4096))]
+struct DoorbellPage([AtomicU64; 512]);
+
+/// What kernels write with the work requests, one for each slot.
+#[derive(Debug)]
+pub(crate) struct SubmissionFlags {
+    marks: Box<[MarkPage]>,
+    doorbells: Box<[DoorbellPage]>,
+}
+
+impl SubmissionFlags {
+    pub(super) fn new(slots: u32, first: u32) -> SubmissionFlags {
+        let pages = |in_page: u32| 0..slots.div_ceil(in_page);
+        let flags = SubmissionFlags {
+            marks: pages(1024)
+                .map(|_| MarkPage([const { AtomicU32::new(0) }; 1024]))
+                .collect(),
+            doorbells: pages(512)
+                .map(|_| DoorbellPage([const { AtomicU64::new(0) }; 512]))
+                .collect(),
+        };
+        for slot in 0..slots {
+            let at = first.wrapping_add(slot);
+            flags
+                .mark(at, slots)
+                .store(fresh_mark(at, slots), Ordering::Relaxed);
+        }
+        flags
+    }
+
+    fn mark(&self, at: u32, slots: u32) -> &AtomicU32 {
+        let at = (at & (slots - 1)) as usize;
+        &self.marks[at / 1024].0[at % 1024]
+    }
+
+    fn doorbell(&self, at: u32, slots: u32) -> &AtomicU64 {
+        let at = (at & (slots - 1)) as usize;
+        &self.doorbells[at / 512].0[at % 512]
+    }
+
+    /// Where marks and doorbells lie, and their bytes.
+    pub(crate) fn memory(&self) -> [(usize, usize); 2] {
+        [
+            (self.marks.as_ptr().addr(), size_of_val(&*self.marks)),
+            (
+                self.doorbells.as_ptr().addr(),
+                size_of_val(&*self.doorbells),
+            ),
+        ]
+    }
+}
+
+/// What the mark of a slot is before it is submitted with that count: that of the lap before.
+pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
+    at.wrapping_sub(slots).wrapping_add(1)
+}
+
+/// What kernels and this process share of a device-owned queue.
+#[derive(Debug)]
+pub(crate) struct DeviceQueueState {
+    control: Box<DeviceQueueControl>,
+    /// In this process's memory where the host rings, or where the kernels are threads of it.
+    flags: Option<SubmissionFlags>,
+    slots: u32,
+    capacity: u32,
+    /// The running counts that it begins with.
+    first: u32,
+    first_completion: u32,
+    /// Whether the host rings, and counts completions.
+    rings: bool,
+    /// What kernels were given the keys of. As long as anything of theirs may be in flight, which is until the queue is the endpoint's again.
+    held: Mutex<Vec<Region>>,
+}
+
+impl DeviceQueueState {
+    /// `slots`, a power of two, and how many of them may be in flight; the running counts of slots and of completions that the queue begins with.
+    pub(super) fn new(
+        (slots, capacity): (u32, u32),
+        (first, first_completion): (u32, u32),
+        rings: bool,
+        flags: Option<SubmissionFlags>,
+    ) -> DeviceQueueState {
+        let control = Box::<DeviceQueueControl>::default();
+        control.completed.store(first, Ordering::Relaxed);
+        DeviceQueueState {
+            control,
+            flags,
+            slots,
+            capacity,
+            first,
+            first_completion,
+            rings,
+            held: Mutex::default(),
+        }
+    }
+
+    /// Holds a region until nothing that kernels have submitted can be in flight any more.
+    pub(super) fn hold(&self, region: &Region) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !held.iter().any(|held| held.is(region)) {
+            held.push(region.clone());
+        }
+    }
+
+    pub(crate) fn control(&self) -> &DeviceQueueControl {
+        &self.control
+    }
+
+    pub(crate) fn flags(&self) -> Option<&SubmissionFlags> {
+        self.flags.as_ref()
+    }
+
+    /// Slots of the ring, a power of two, and how many may be in flight.
+    pub(crate) fn slots(&self) -> (u32, u32) {
+        (self.slots, self.capacity)
+    }
+
+    /// The running counts that the queue begins with: of slots, and of completions.
+    pub(crate) fn first(&self) -> (u32, u32) {
+        (self.first, self.first_completion)
+    }
+
+    pub(crate) fn host_rings(&self) -> bool {
+        self.rings
+    }
+
+    /// How far slots are submitted in a row from `from` on, at most as many as can be in flight, and the doorbell of the last one.
+    pub(super) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
+        let flags = self.flags.as_ref()?;
+        let mut upto = from;
+        while upto.wrapping_sub(from) < self.capacity {
+            // Acquire: the work request and its doorbell were written before the mark.
+            let mark = flags.mark(upto, self.slots).load(Ordering::Acquire);
+            let next = upto.wrapping_add(1);
+            if mark != next {
+                break;
+            }
+            upto = next;
+        }
+        let last = upto.wrapping_sub(1);
+        let doorbell = flags.doorbell(last, self.slots).load(Ordering::Relaxed);
+        (upto != from).then_some((upto, doorbell))
+    }
+
+    /// Counts a completion, which tells by its 16 bits of all slots up to its own.
+    pub(super) fn complete(&self, wqe_counter: u16) {
+        let completed = self.control.completed.load(Ordering::Relaxed);
+        let slots = u32::from(wqe_counter.wrapping_sub(completed as u16)) + 1;
+        // One that says more is not of this queue's.
+        if slots <= self.capacity {
+            // Release: what the device wrote before the completion.
+            let completed = completed.wrapping_add(slots);
+            self.control.completed.store(completed, Ordering::Release);
+        }
+    }
+
+    pub(super) fn fail(&self) {
+        let _ = self.control.status.compare_exchange(
+            0,
+            STATUS_WORK,
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+impl Drop for DeviceQueueState {
+    fn drop(&mut self) {
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // By whatever thread: a proxy's, one that looks after all endpoints, or one that holds an endpoint's locks.
+        held.drain(..).for_each(Region::let_go);
+    }
+}
