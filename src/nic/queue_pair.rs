@@ -3,8 +3,6 @@
 use std::fmt;
 
 use super::{Abilities, Attributes, PeerQueuePair, QueuePairMemory, State};
-#[cfg(feature = "verbs")]
-use crate::Error;
 use crate::Result;
 #[cfg(feature = "verbs")]
 use crate::verbs::Steps;
@@ -82,7 +80,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// As [`NicQueuePair::connect`], and those of `steps`.
     #[cfg(feature = "verbs")]
     fn connect_by(&self, _steps: &Steps<'_>) -> Result<()> {
-        Err(Error::State {
+        Err(crate::Error::State {
             operation: "connect",
             reason: "the software NIC of this process has no connection manager".into(),
         })

@@ -170,7 +170,7 @@ impl QueuePair {
     /// RESET to INIT: receives may be posted from now on.
     ///
     /// # Errors
-    /// [`Error::Range`] naming an attribute; [`Error::State`] if the state does not lead to INIT.
+    /// [`Error::Range`](crate::Error::Range) naming an attribute; [`Error::State`](crate::Error::State) if the state does not lead to INIT.
     pub fn init(&self, attributes: Attributes) -> Result<()> {
         self.device.lock().init_qp(self.slot, attributes)
     }
@@ -178,7 +178,7 @@ impl QueuePair {
     /// INIT to RTR and RTS.
     ///
     /// # Errors
-    /// [`Error::State`] if the state does not lead there, or if the other device cannot be reached; the queue pair is then
+    /// [`Error::State`](crate::Error::State) if the state does not lead there, or if the other device cannot be reached; the queue pair is then
     /// where it was.
     pub fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
         let mut core = self.device.lock();
@@ -216,7 +216,7 @@ impl QueuePair {
     /// Any state to RESET. The driver makes rings, records and completion queues fresh before it goes on.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel has no random numbers for the next connection.
+    /// [`Error::System`](crate::Error::System) if the kernel has no random numbers for the next connection.
     pub fn reset(&self) -> Result<()> {
         let start = starting_numbers()?;
         self.device.lock().reset_qp(self.slot);

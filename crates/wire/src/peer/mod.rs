@@ -1,7 +1,7 @@
 //! Bytecode: what a queue prepares and a stream executes.
 //!
 //! A [`Program`] is a handful of stores, polls and fences on registered memory. Queues (see [`crate::mlx5`]) write programs, executors
-//! (see [`crate::stream`]) run them; the two meet nowhere else. The bytes of a program are the same in Rust, C and CUDA: the layout
+//! (see `doorbell::stream`) run them; the two meet nowhere else. The bytes of a program are the same in Rust, C and CUDA: the layout
 //! is in `include/doorbell/detail/peer.h`, and `tests/layout.rs` holds the two sides together.
 
 mod disassembly;
