@@ -30,9 +30,11 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// A file in the tests' own folder.
+/// A file in the tests' own folder. `DOORBELL_TEST_SCRATCH` names another one, for a test that runs beside itself on another device.
 pub fn scratch(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+    let folder = std::env::var_os("DOORBELL_TEST_SCRATCH");
+    let folder = folder.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    Path::new(&folder).join(name)
 }
 
 /// The library in this build's folder: `a` or `so`. Where cargo compiles it to, not where it copies it on `cargo build`,
