@@ -5,11 +5,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell_wire::peer::PeerOp;
 use doorbell::stream::{Submission, execute};
-use doorbell::{RemoteSlice, 
-    Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, Result, Side, Work,
+use doorbell::{
+    Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side,
+    Work,
 };
+use doorbell_wire::peer::PeerOp;
 use libfuzzer_sys::fuzz_target;
 
 /// Carries out what it is given at once, but for waits, which it forgets, and writes what it likes to the words that programs name.
