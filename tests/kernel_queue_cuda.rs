@@ -110,7 +110,10 @@ impl Application {
         } = self;
         let context = stream.context().clone();
         let refused = bench.pair.a.reset().unwrap_err();
-        assert!(refused.to_string().contains("lent"), "{refused}");
+        assert!(
+            refused.to_string().contains("owned by kernels"),
+            "{refused}"
+        );
         drop((queue, stream, code));
         bench.pair.reset();
         Self::over(&context, bench).works(77);

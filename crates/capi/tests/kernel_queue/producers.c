@@ -515,7 +515,7 @@ static void loans(void)
 	set_up(4096, 4096);
 	work = doorbell_work_write(&slice, 0, remote.addr, remote.rkey);
 	CHECK(doorbell_post_send(ends[0], &work, NULL) == DOORBELL_ESTATE);
-	CHECK(strstr(doorbell_last_error(), "lent to kernels") != NULL);
+	CHECK(strstr(doorbell_last_error(), "owned by kernels") != NULL);
 	CHECK(doorbell_kernel_queue_create(ends[0], DOORBELL_KERNELS_HOST, &other) == DOORBELL_ESTATE && other == NULL);
 	CHECK(doorbell_kernel_queue_create(ends[0], 7, &other) == DOORBELL_ERANGE);
 	CHECK(doorbell_kernel_queue_view(kernel_queue, &view, sizeof(view) - 8) == DOORBELL_EINVAL);
