@@ -1,5 +1,5 @@
 //! `doorbell bench`: what is measured ([`options`]), between which peers ([`scenario`], [`rendezvous`]), how ([`pass`]), and how it is
-//! shown ([`report`]).
+//! shown ([`mod@report`]).
 
 mod backend;
 mod clock;

@@ -112,7 +112,7 @@ pub enum Payload<'a> {
 /// A work request for a send queue. One constructor an opcode, with what that opcode cannot do without; the rest by setters.
 ///
 /// ```
-/// use doorbell::mlx5::{DataSegment, SendRequest};
+/// use doorbell_wire::mlx5::{DataSegment, SendRequest};
 ///
 /// let local = [DataSegment { len_bytes: 64, lkey: 0x1234, addr: 0x7000_0000 }];
 /// let request = SendRequest::write(0x9000_0000, 0x5678).segments(&local).signaled(true);

@@ -15,7 +15,7 @@ pub const UNIT_LIMIT: usize = 16;
 /// (`include/doorbell/detail/peer.h`), so that C and CUDA read [`Program::as_bytes`] as it is.
 ///
 /// ```
-/// use doorbell::peer::{Program, Role, Targets};
+/// use doorbell_wire::peer::{Program, Role, Targets};
 ///
 /// let mut targets = Targets::new();
 /// let flag = targets.register("flag", Role::Memory, 4).dword(0)?;
@@ -23,7 +23,7 @@ pub const UNIT_LIMIT: usize = 16;
 /// program.poll_geq(flag, 1)?;
 /// program.store_dword(flag, 0)?;
 /// println!("{}", program.disassemble(&targets));
-/// # Ok::<(), doorbell::Error>(())
+/// # Ok::<(), doorbell_wire::Error>(())
 /// ```
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
