@@ -243,7 +243,7 @@ impl Device {
 
     /// What the device has counted so far.
     pub fn counters(&self) -> Counters {
-        self.lock().counters
+        self.lock().parts.counters
     }
 
     /// Sets what happens to the packets that this device sends from now on, for tests.
@@ -280,7 +280,7 @@ impl Device {
         access: Access,
     ) -> Result<u32> {
         let base = base.expose_provenance();
-        let key = self.lock().keys.register(pd, base, len_bytes, access);
+        let key = self.lock().parts.keys.register(pd, base, len_bytes, access);
         key.ok_or_else(table_is_full)
     }
 
@@ -302,15 +302,17 @@ impl Device {
         access: Access,
     ) -> Result<u32> {
         let space = Space::of_foreign(foothold);
-        let key =
-            self.lock()
-                .keys
-                .register_foreign(pd, SpaceAddress { space, addr }, len_bytes, access);
+        let key = self.lock().parts.keys.register_foreign(
+            pd,
+            SpaceAddress { space, addr },
+            len_bytes,
+            access,
+        );
         key.ok_or_else(table_is_full)
     }
 
     /// Takes memory out again. When this returns, the device does not touch it any more. `false` if there is no such key.
     pub fn deregister(&self, key: u32) -> bool {
-        self.lock().keys.deregister(key)
+        self.lock().parts.keys.deregister(key)
     }
 }

@@ -102,7 +102,7 @@ impl DeviceCore {
         else {
             return false;
         };
-        if !ring(qp, uar, &mut self.counters) {
+        if !ring(qp, uar, &mut self.parts.counters) {
             return false;
         }
         self.enlist(slot);

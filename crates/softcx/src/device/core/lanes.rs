@@ -29,7 +29,7 @@ impl DeviceCore {
         if *port == self.inbox.address() {
             return Ok(Destination::Local);
         }
-        let links = &mut self.links;
+        let links = &mut self.parts.links;
         if let Some(&lane) = links.by_port.get(&port.port) {
             return Ok(Destination::Lane(lane));
         }
@@ -66,14 +66,15 @@ impl DeviceCore {
 
     /// Where packets for a node of the fabric go. A device on no fabric is alone with itself.
     pub(crate) fn route(&self, node: u16) -> Destination {
-        self.fabric
+        self.parts
+            .fabric
             .as_ref()
             .map_or(Destination::Local, |fabric| fabric.route(node))
     }
 
     /// The node that an address vector leads to.
     pub(crate) fn node_at(&self, path: &AddressVector) -> Option<u16> {
-        let link = self.fabric.as_ref()?.link();
+        let link = self.parts.fabric.as_ref()?.link();
         let by_gid = || path.is_global.then(|| node_of(link, &path.dgid)).flatten();
         match link {
             // Within a subnet the LID routes, also where there is a GRH.
@@ -85,7 +86,7 @@ impl DeviceCore {
     /// Counts a queue pair that uses this link.
     pub(super) fn enter_lane(&mut self, to: Destination) {
         if let Destination::Lane(lane) = to
-            && let Some(Some(link)) = self.links.links.get_mut(lane)
+            && let Some(Some(link)) = self.parts.links.links.get_mut(lane)
         {
             link.users += 1;
         }
@@ -99,17 +100,17 @@ impl DeviceCore {
         else {
             return;
         };
-        if lane < self.links.nodes {
+        if lane < self.parts.links.nodes {
             return;
         }
-        let Some(entry) = self.links.links.get_mut(lane) else {
+        let Some(entry) = self.parts.links.links.get_mut(lane) else {
             return;
         };
         if let Some(link) = entry {
             link.users -= 1;
             if link.users == 0 {
-                self.links.by_port.remove(&link.port);
-                if let Some(queue) = self.wire.lane(lane) {
+                self.parts.links.by_port.remove(&link.port);
+                if let Some(queue) = self.parts.wire.lane(lane) {
                     queue.clear();
                 }
                 *entry = None;
@@ -119,17 +120,23 @@ impl DeviceCore {
 
     /// Closes the links to nodes that are no more. One that died in silence is looked for only where packets wait for room.
     pub(super) fn sweep_nodes(&mut self) {
-        let Some(fabric) = &self.fabric else { return };
-        for node in 1..self.links.nodes {
-            let Some(Some(link)) = self.links.links.get(node) else {
+        let Some(fabric) = &self.parts.fabric else {
+            return;
+        };
+        for node in 1..self.parts.links.nodes {
+            let Some(Some(link)) = self.parts.links.links.get(node) else {
                 continue;
             };
-            let stuck = self.wire.lane(node).is_some_and(|queue| !queue.is_empty());
+            let stuck = self
+                .parts
+                .wire
+                .lane(node)
+                .is_some_and(|queue| !queue.is_empty());
             let gone =
                 fabric.port(node as u16) != link.port || (stuck && fabric.is_vacant(node as u16));
             if gone {
-                self.links.closed[node] = (u64::MAX, link.port);
-                self.links.links[node] = None;
+                self.parts.links.closed[node] = (u64::MAX, link.port);
+                self.parts.links.links[node] = None;
             }
         }
     }
@@ -152,7 +159,7 @@ impl DeviceCore {
                         (read, last) = (read + 1, Some(count));
                     }
                     Arrival::Garbage(count) => {
-                        self.counters.packets_dropped += 1;
+                        self.parts.counters.packets_dropped += 1;
                         (read, last) = (read + 1, count);
                         if count.is_none() {
                             break;
@@ -185,38 +192,39 @@ impl DeviceCore {
         let mut at = 0;
         // Requests whose bytes cannot be read.
         let mut lost = Vec::new();
-        while let Some(index) = self.wire.waiting(at) {
-            let link = match &self.fabric {
-                Some(fabric) if index < self.links.nodes => {
-                    self.links.open_to_node(fabric, index, now_ns)
+        while let Some(index) = self.parts.wire.waiting(at) {
+            let link = match &self.parts.fabric {
+                Some(fabric) if index < self.parts.links.nodes => {
+                    self.parts.links.open_to_node(fabric, index, now_ns)
                 }
-                _ => self.links.links.get(index).and_then(Option::as_ref),
+                _ => self.parts.links.links.get(index).and_then(Option::as_ref),
             };
-            let Some(queue) = self.wire.lane(index) else {
+            let Some(queue) = self.parts.wire.lane(index) else {
                 at += 1;
                 continue;
             };
             let before = queue.len();
             if let Some(PeerLink { lane, .. }) = link {
                 let far = |packet: &Packet| match &packet.payload {
-                    PacketPayload::Memory { spans, .. } => self.keys.is_far(spans[0].lkey),
+                    PacketPayload::Memory { spans, .. } => self.parts.keys.is_far(spans[0].lkey),
                     _ => false,
                 };
                 while let Some(packet) = queue.front() {
                     // Memory of other processes is read for several packets at once.
                     if queue.len() > 1 && far(packet) {
-                        let passed = pass_group(&self.keys, &mut self.copies, lane, queue);
+                        let passed =
+                            pass_group(&self.parts.keys, &mut self.parts.copies, lane, queue);
                         queue.drain(..passed);
                         if passed > 0 {
                             continue;
                         }
                     }
                     let Some(packet) = queue.front() else { break };
-                    if !pass(&self.keys, &mut self.copies, lane, packet) {
+                    if !pass(&self.parts.keys, &mut self.parts.copies, lane, packet) {
                         break;
                     }
                     let gone = queue.pop_front();
-                    if self.copies.take_lost_source() {
+                    if self.parts.copies.take_lost_source() {
                         lost.extend(gone.map(|packet| packet.header));
                     }
                 }
@@ -225,16 +233,16 @@ impl DeviceCore {
                 }
             } else {
                 // Nobody is there: lost, as in a switch that has no such port.
-                self.counters.packets_dropped += before as u64;
+                self.parts.counters.packets_dropped += before as u64;
                 queue.clear();
             }
             worked |= queue.len() != before;
-            if !self.wire.forget_empty(at) {
+            if !self.parts.wire.forget_empty(at) {
                 at += 1;
             }
         }
-        if worked && !self.held.is_empty() {
-            for slot in std::mem::take(&mut self.held) {
+        if worked {
+            for slot in self.lists.take_held() {
                 if let Some(Some(qp)) = self.qps.get_mut(slot) {
                     qp.held = false;
                 }

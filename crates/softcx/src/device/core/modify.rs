@@ -111,7 +111,7 @@ impl DeviceCore {
         attributes.take(asked, named);
         let page = qp.parts.page;
         // The way to the error state tells of itself.
-        if let Some(trace) = &mut self.trace
+        if let Some(trace) = &mut self.parts.trace
             && from != to
             && to != State::Error
         {

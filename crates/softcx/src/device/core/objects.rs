@@ -1,8 +1,8 @@
 //! Making, changing and destroying what the device has: queue pairs, their states, completion queues.
 
+use super::DeviceCore;
 use super::doorbells::ring;
 use super::uar::Uar;
-use super::{DeviceCore, DeviceView, device_view};
 use crate::device::cq::Cq;
 use crate::device::inbox::InboxAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
@@ -31,13 +31,13 @@ impl DeviceCore {
     }
 
     pub(crate) fn create_cq(&mut self, cq: Cq) -> usize {
-        let slot = free_slot(&mut self.cqs, 0);
-        self.cqs[slot] = Some(cq);
+        let slot = free_slot(&mut self.parts.cqs, 0);
+        self.parts.cqs[slot] = Some(cq);
         slot
     }
 
     pub(crate) fn destroy_cq(&mut self, cq: usize) {
-        if let Some(slot) = self.cqs.get_mut(cq) {
+        if let Some(slot) = self.parts.cqs.get_mut(cq) {
             *slot = None;
         }
     }
@@ -46,7 +46,7 @@ impl DeviceCore {
     pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
         self.check_present_for("create_qp")?;
         // A freed slot is used again last: late packets for its old number should find nobody.
-        let max = if self.fabric.is_some() {
+        let max = if self.parts.fabric.is_some() {
             MAX_QPS_OF_NODE
         } else {
             MAX_QPS
@@ -67,7 +67,7 @@ impl DeviceCore {
         };
         self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
         let generation = u32::from(self.generations[slot]);
-        let qpn = match &self.fabric {
+        let qpn = match &self.parts.fabric {
             Some(fabric) => u32::from(fabric.node()) << 18 | (generation & 0xf) << 14,
             None => generation << 16,
         };
@@ -84,11 +84,7 @@ impl DeviceCore {
         self.qps[slot] = None;
         self.uars[slot] = None;
         self.hot.retain(|&hot| hot != slot);
-        self.ready.retain(|&ready| ready != slot);
-        self.answering.retain(|&answering| answering != slot);
-        self.timed.retain(|&timed| timed != slot);
-        self.failed.retain(|&failed| failed != slot);
-        self.held.retain(|&held| held != slot);
+        self.lists.forget(slot);
         self.free_qps.push_back(slot);
     }
 
@@ -190,13 +186,13 @@ impl DeviceCore {
             // What was rung before this call counts as posted.
             match self.uars.get(slot) {
                 Some(Some(uar)) => {
-                    ring(qp, uar, &mut self.counters);
+                    ring(qp, uar, &mut self.parts.counters);
                 }
                 _ => self.count_sends(slot),
             }
         }
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
-            qp.enter_error(device_view!(self, now_ns));
+            qp.enter_error(self.parts.at(now_ns));
         }
         self.enlist(slot);
     }
@@ -204,12 +200,13 @@ impl DeviceCore {
     /// Fails the queue pairs of clients whose completion queue lost a completion.
     #[cold]
     pub(super) fn spread_overruns(&mut self) {
-        self.overran = false;
+        self.parts.overran = false;
         for slot in 0..self.qps.len() {
             let Some(Some(qp)) = self.qps.get_mut(slot) else {
                 continue;
             };
-            let broken = |cq: usize| matches!(self.cqs.get(cq), Some(Some(cq)) if cq.is_overrun());
+            let broken =
+                |cq: usize| matches!(self.parts.cqs.get(cq), Some(Some(cq)) if cq.is_overrun());
             let concerned =
                 qp.parts.uar.is_none() && (broken(qp.parts.send_cq) || broken(qp.parts.recv_cq));
             if concerned && !matches!(qp.state(), State::Reset | State::Init | State::Error) {
@@ -227,7 +224,7 @@ impl DeviceCore {
                 register.take();
             }
         }
-        self.held.retain(|&held| held != slot);
+        self.lists.forget_reset(slot);
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.held = false;
             qp.reset();
@@ -235,11 +232,10 @@ impl DeviceCore {
             // Completion queues of clients are shared, and cleaned by their drivers.
             let own = qp.parts.uar.is_some();
             for cq in cqs.into_iter().filter(|_| own) {
-                if let Some(Some(cq)) = self.cqs.get_mut(cq) {
+                if let Some(Some(cq)) = self.parts.cqs.get_mut(cq) {
                     cq.reset();
                 }
             }
         }
-        self.failed.retain(|&failed| failed != slot);
     }
 }

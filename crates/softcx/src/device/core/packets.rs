@@ -1,6 +1,6 @@
 //! Packets that have come: to whom they go, and what is done behind them.
 
-use super::{DeviceCore, DeviceView, device_view};
+use super::DeviceCore;
 use crate::device::gather::Source;
 use crate::device::packet::{Header, Packet, PacketKind};
 use crate::device::qp::Qp;
@@ -17,12 +17,12 @@ fn numbered(qps: &mut [Option<Box<Qp>>], slot: usize, qpn: u32) -> Option<&mut Q
 impl DeviceCore {
     #[inline]
     pub(super) fn deliver(&mut self, now_ns: u64) -> bool {
-        let packets = self.wire.take_arrived();
+        let packets = self.parts.wire.take_arrived();
         for Packet { header, payload } in &packets {
             self.dispatch(now_ns, header, &Source::of(payload, header.payload_bytes));
         }
         let worked = !packets.is_empty();
-        self.wire.give_back(packets);
+        self.parts.wire.give_back(packets);
         self.settle(now_ns);
         worked
     }
@@ -30,17 +30,17 @@ impl DeviceCore {
     /// Makes the copies that were collected, before anybody hears of them.
     #[inline]
     pub(super) fn settle(&mut self, now_ns: u64) {
-        self.copies.settle();
-        while let Some(qpn) = self.copies.take_orphan() {
+        self.parts.copies.settle();
+        while let Some(qpn) = self.parts.copies.take_orphan() {
             let slot = self.slot_of(qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, qpn) {
                 qp.lose_sender();
             }
         }
-        while let Some(cause) = self.copies.take_any_fault() {
+        while let Some(cause) = self.parts.copies.take_any_fault() {
             let slot = self.slot_of(cause.qpn);
             if let Some(qp) = numbered(&mut self.qps, slot, cause.qpn) {
-                qp.lose_data(device_view!(self, now_ns), cause.request);
+                qp.lose_data(self.parts.at(now_ns), cause.request);
             }
             self.enlist(slot);
         }
@@ -48,8 +48,8 @@ impl DeviceCore {
 
     #[inline]
     pub(super) fn dispatch(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
-        if self.wire.is_down() {
-            self.counters.packets_dropped += 1;
+        if self.parts.wire.is_down() {
+            self.parts.counters.packets_dropped += 1;
             return;
         }
         if header.dst_qpn == Datagram::MULTICAST_QPN {
@@ -58,19 +58,20 @@ impl DeviceCore {
         let slot = self.slot_of(header.dst_qpn);
         let receiver = numbered(&mut self.qps, slot, header.dst_qpn);
         let Some(qp) = receiver.filter(|qp| qp.expects(header)) else {
-            self.counters.packets_dropped += 1;
-            if let Some(trace) = &mut self.trace {
+            self.parts.counters.packets_dropped += 1;
+            if let Some(trace) = &mut self.parts.trace {
                 trace.received(now_ns, header, false);
             }
             return;
         };
-        self.counters.packets_received += 1;
-        if let Some(trace) = &mut self.trace {
+        self.parts.counters.packets_received += 1;
+        if let Some(trace) = &mut self.parts.trace {
             trace.received(now_ns, header, true);
         }
-        self.copies
+        self.parts
+            .copies
             .work_for(header.dst_qpn, header.kind.is_request());
-        let view = device_view!(self, now_ns);
+        let view = self.parts.at(now_ns);
         if header.kind.is_request() {
             qp.on_request(view, header, source);
         } else if qp.is_sending() {
@@ -80,7 +81,7 @@ impl DeviceCore {
             }
         }
         self.enlist(slot);
-        if self.copies.take_lost_source() {
+        if self.parts.copies.take_lost_source() {
             self.lose_source(now_ns, header);
         }
     }
@@ -94,7 +95,7 @@ impl DeviceCore {
         }
         let slot = self.slot_of(header.source_qpn);
         if let Some(qp) = numbered(&mut self.qps, slot, header.source_qpn) {
-            qp.lose_source(device_view!(self, now_ns), header.psn);
+            qp.lose_source(self.parts.at(now_ns), header.psn);
         }
         self.enlist(slot);
     }
@@ -103,7 +104,7 @@ impl DeviceCore {
     #[cold]
     fn dispatch_to_group(&mut self, now_ns: u64, header: &Header, source: &Source<'_>) {
         let members = self.multicast.get(&header.grh_gid()).cloned();
-        if let Some(trace) = &mut self.trace {
+        if let Some(trace) = &mut self.parts.trace {
             trace.received(now_ns, header, members.is_some());
         }
         for slot in members.unwrap_or_default() {
@@ -111,9 +112,9 @@ impl DeviceCore {
                 && qp.expects(header)
                 && !(qp.parts.blocks_loopback && header.source_qpn == qp.parts.qpn)
             {
-                self.counters.packets_received += 1;
-                self.copies.work_for(qp.parts.qpn, true);
-                qp.on_request(device_view!(self, now_ns), header, source);
+                self.parts.counters.packets_received += 1;
+                self.parts.copies.work_for(qp.parts.qpn, true);
+                qp.on_request(self.parts.at(now_ns), header, source);
                 self.enlist(slot);
             }
         }

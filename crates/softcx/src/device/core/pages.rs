@@ -105,7 +105,7 @@ impl DeviceCore {
 
     fn count_page(&mut self, at: usize, doorbells: [Option<u64>; 4]) {
         let found = doorbells.iter().flatten();
-        self.counters.doorbells += found.clone().count() as u64;
+        self.parts.counters.doorbells += found.clone().count() as u64;
         let Some(page) = self.page_mut(at) else {
             return;
         };
@@ -177,7 +177,7 @@ impl DeviceCore {
         let mut cqs = Vec::new();
         let mut records = Vec::new();
         for &slot in &page.cqs {
-            if let Some(Some(cq)) = self.cqs.get_mut(slot)
+            if let Some(Some(cq)) = self.parts.cqs.get_mut(slot)
                 && let Some(owned) = cq.owned()
             {
                 records.push(owned.arm_record);
@@ -191,7 +191,7 @@ impl DeviceCore {
                 Ok(words) => words.get(at).copied(),
                 Err(_) => records.get(at).and_then(|record| record.load().ok()),
             };
-            if let (Some(Some(cq)), Some(word)) = (self.cqs.get_mut(slot), word) {
+            if let (Some(Some(cq)), Some(word)) = (self.parts.cqs.get_mut(slot), word) {
                 cq.arm(word);
             }
         }

@@ -42,11 +42,11 @@ impl DeviceCore {
         owned.ignore_overrun = parts.ignore_overrun;
         let mut cq = Cq::of_client(ring, parts.cqes, parts.cqe_bytes, record, owned);
         cq.set_padded(parts.padded);
-        let slot = free_slot(&mut self.cqs, FIRST);
+        let slot = free_slot(&mut self.parts.cqs, FIRST);
         if let Some(owned) = cq.owned() {
             owned.cqn = slot as u32;
         }
-        self.cqs[slot] = Some(cq);
+        self.parts.cqs[slot] = Some(cq);
         self.owner_mut(client)?.cqs.push(slot);
         if let Some(page) = self.page_mut(uar) {
             page.cqs.push(slot);
@@ -56,7 +56,7 @@ impl DeviceCore {
 
     fn client_cq(&mut self, client: u32, cqn: u32) -> Result<(usize, &mut Cq), Errno> {
         let owner = self.clients.get(&client).ok_or(libc::EINVAL)?;
-        owned(&owner.cqs, &mut self.cqs, cqn)
+        owned(&owner.cqs, &mut self.parts.cqs, cqn)
     }
 
     /// The ring was looked at already.
@@ -98,7 +98,7 @@ impl DeviceCore {
     }
 
     fn use_cq(&mut self, slot: usize, by: i32) {
-        if let Some(Some(cq)) = self.cqs.get_mut(slot)
+        if let Some(Some(cq)) = self.parts.cqs.get_mut(slot)
             && let Some(owned) = cq.owned()
         {
             owned.users = owned.users.saturating_add_signed(by);
@@ -115,7 +115,7 @@ impl DeviceCore {
         let events = self.owner(client)?.events.clone();
         self.enter_pd(client, parts.pd)?;
         let at = |addr| SpaceAddress { space, addr };
-        let slot = free_slot(&mut self.srqs, FIRST);
+        let slot = free_slot(&mut self.parts.srqs, FIRST);
         // SAFETY: as in `create_client_cq`.
         let (ring, record) = unsafe {
             (
@@ -123,7 +123,7 @@ impl DeviceCore {
                 RecordWord::at(at(parts.record)),
             )
         };
-        self.srqs[slot] = Some(Srq {
+        self.parts.srqs[slot] = Some(Srq {
             srqn: slot as u32,
             pd: parts.pd,
             ring,
@@ -141,7 +141,7 @@ impl DeviceCore {
 
     fn client_srq(&mut self, client: u32, srqn: u32) -> Result<(usize, &mut Srq), Errno> {
         let owner = self.clients.get(&client).ok_or(libc::EINVAL)?;
-        owned(&owner.srqs, &mut self.srqs, srqn)
+        owned(&owner.srqs, &mut self.parts.srqs, srqn)
     }
 
     pub(crate) fn set_srq_limit(
@@ -165,7 +165,7 @@ impl DeviceCore {
     /// For tests of what no transport asks for.
     #[cfg(test)]
     pub(crate) fn srq_mut(&mut self, slot: usize) -> Option<&mut Srq> {
-        self.srqs.get_mut(slot).and_then(Option::as_mut)
+        self.parts.srqs.get_mut(slot).and_then(Option::as_mut)
     }
 
     pub(crate) fn destroy_srq(&mut self, client: u32, srqn: u32) -> Result<(), Errno> {
@@ -174,14 +174,14 @@ impl DeviceCore {
             return Err(libc::EBUSY);
         }
         let pd = srq.pd;
-        self.srqs[slot] = None;
+        self.parts.srqs[slot] = None;
         self.leave_pd(client, pd);
         self.owner_mut(client)?.srqs.retain(|&srq| srq != slot);
         Ok(())
     }
 
     fn use_srq(&mut self, slot: Option<usize>, by: i32) {
-        if let Some(Some(srq)) = slot.and_then(|slot| self.srqs.get_mut(slot)) {
+        if let Some(Some(srq)) = slot.and_then(|slot| self.parts.srqs.get_mut(slot)) {
             srq.users = srq.users.saturating_add_signed(by);
         }
     }

@@ -60,7 +60,7 @@ impl DeviceCore {
         rights: Rights,
     ) -> Result<u32, Errno> {
         self.enter_pd(client, pd)?;
-        let key = self.keys.add_region(&MemoryRange {
+        let key = self.parts.keys.add_region(&MemoryRange {
             pd,
             start: SpaceAddress {
                 space,
@@ -92,7 +92,7 @@ impl DeviceCore {
     /// A region of this client, with its domain.
     fn client_region(&self, client: u32, key: u32) -> Result<(u32, MemoryRange), Errno> {
         let pd = self.key_pd(client, key)?;
-        let region = self.keys.region(key).ok_or(libc::EINVAL)?;
+        let region = self.parts.keys.region(key).ok_or(libc::EINVAL)?;
         Ok((pd, region))
     }
 
@@ -124,7 +124,7 @@ impl DeviceCore {
                 region.iova = 0;
             }
         }
-        if !self.keys.change_region(key, &region) {
+        if !self.parts.keys.change_region(key, &region) {
             return Err(libc::EBUSY);
         }
         self.enter_pd(client, new_pd)?;
@@ -151,7 +151,7 @@ impl DeviceCore {
 
     pub(crate) fn dereg_mr(&mut self, client: u32, key: u32) -> Result<(), Errno> {
         let (pd, _) = self.client_region(client, key)?;
-        if !self.keys.deregister(key) {
+        if !self.parts.keys.deregister(key) {
             return Err(libc::EBUSY);
         }
         self.forget_key(client, key, pd)
@@ -162,14 +162,14 @@ impl DeviceCore {
             return Err(libc::EINVAL);
         }
         self.enter_pd(client, pd)?;
-        let key = self.keys.add_window(pd, kind);
+        let key = self.parts.keys.add_window(pd, kind);
         self.keep_key(client, pd, key)
     }
 
     /// The key may be the one that allocation gave, or the one of the last binding.
     pub(crate) fn dealloc_mw(&mut self, client: u32, key: u32) -> Result<(), Errno> {
         let pd = self.key_pd(client, key)?;
-        if !self.keys.remove_window(key) {
+        if !self.parts.keys.remove_window(key) {
             return Err(libc::EINVAL);
         }
         self.forget_key(client, key, pd)
@@ -188,10 +188,10 @@ impl DeviceCore {
         };
         let slots: Vec<u32> = std::mem::take(&mut owner.keys).into_keys().collect();
         for slot in &slots {
-            self.keys.remove_window(slot << 8);
+            self.parts.keys.remove_window(slot << 8);
         }
         for slot in slots {
-            self.keys.remove_region(slot << 8);
+            self.parts.keys.remove_region(slot << 8);
         }
     }
 }

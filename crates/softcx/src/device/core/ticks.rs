@@ -1,6 +1,6 @@
 //! What a turn looks at only now and then.
 
-use super::{DeviceCore, DeviceView, device_view};
+use super::DeviceCore;
 use crate::device::client::DeviceEvent;
 use crate::device::qp::State;
 
@@ -29,31 +29,31 @@ impl DeviceCore {
         self.next_tick_ns = now_ns + TICK_NS;
         let mut worked = false;
         let mut at = 0;
-        while let Some(&slot) = self.timed.get(at) {
+        while let Some(&slot) = self.lists.timed.get(at) {
             let Some(Some(qp)) = self.qps.get_mut(slot) else {
-                self.timed.swap_remove(at);
+                self.lists.timed.swap_remove(at);
                 continue;
             };
-            worked |= qp.on_timer(device_view!(self, now_ns));
+            worked |= qp.on_timer(self.parts.at(now_ns));
             if qp.requester.next_timer_ns().is_none() {
                 qp.timed = false;
-                self.timed.swap_remove(at);
+                self.lists.timed.swap_remove(at);
             } else {
                 at += 1;
             }
             self.enlist(slot);
         }
-        if self.wire.is_gone(now_ns) {
+        if self.parts.wire.is_gone(now_ns) {
             self.remove();
             return true;
         }
-        if let Some(active) = self.wire.link_change(now_ns) {
+        if let Some(active) = self.parts.wire.link_change(now_ns) {
             self.tell_clients(DeviceEvent::Port { active });
             worked = true;
         }
         self.ticks = self.ticks.wrapping_add(1);
-        for at in 0..self.failed.len() {
-            let Some(Some(qp)) = self.qps.get_mut(self.failed[at]) else {
+        for at in 0..self.lists.failed.len() {
+            let Some(Some(qp)) = self.qps.get_mut(self.lists.failed[at]) else {
                 continue;
             };
             // To look at the record of another process is a system call.
@@ -61,12 +61,12 @@ impl DeviceCore {
             if waits && !self.ticks.is_multiple_of(FAR_TICKS) {
                 continue;
             }
-            let before = self.counters.completions;
-            qp.flush(device_view!(self, now_ns));
-            worked |= self.counters.completions != before;
+            let before = self.parts.counters.completions;
+            qp.flush(self.parts.at(now_ns));
+            worked |= self.parts.counters.completions != before;
         }
         let qps = &self.qps;
-        self.failed.retain(|&slot| {
+        self.lists.failed.retain(|&slot| {
             let qp = qps.get(slot).and_then(Option::as_ref);
             qp.is_some_and(|qp| matches!(qp.state(), State::Error | State::SendQueueError))
         });

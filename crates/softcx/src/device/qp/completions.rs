@@ -1,6 +1,6 @@
 //! What a queue pair tells of its work requests: completions, behind the bytes that they report.
 
-use super::{DeviceView, Qp, State};
+use super::{DeviceParts, Qp, State};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 impl Qp {
@@ -8,7 +8,7 @@ impl Qp {
     #[inline]
     pub(crate) fn complete_send(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         wqe_counter: u16,
         opcode: u8,
         byte_count: u32,
@@ -40,7 +40,7 @@ impl Qp {
     }
 
     /// Completes a receive.
-    pub(crate) fn complete_recv(&mut self, context: &mut DeviceView<'_>, cqe: Cqe) {
+    pub(crate) fn complete_recv(&mut self, context: &mut DeviceParts, cqe: Cqe) {
         // Behind what it reports.
         let lost = context.copies.settle_for(self.parts.qpn) && !cqe.opcode.is_error();
         let mut cqe = Cqe {
@@ -61,7 +61,7 @@ impl Qp {
     }
 
     /// The memory of a request was not there, which was found out behind it, or that of a response.
-    pub(crate) fn lose_data(&mut self, context: &mut DeviceView<'_>, request: bool) {
+    pub(crate) fn lose_data(&mut self, context: &mut DeviceParts, request: bool) {
         if matches!(self.state(), State::Reset | State::Error) {
             return;
         }

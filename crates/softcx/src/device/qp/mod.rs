@@ -2,14 +2,14 @@
 
 mod completions;
 mod counters;
-mod device_view;
+mod device_parts;
 mod setup;
 mod status;
 
 use std::sync::Arc;
 
 pub use self::counters::Counters;
-pub(crate) use self::device_view::DeviceView;
+pub(crate) use self::device_parts::DeviceParts;
 pub(crate) use self::setup::QpSetup;
 pub use self::status::QpStatus;
 use crate::device::client::{DeviceEvent, QpAttributes, Transport};
@@ -110,7 +110,7 @@ impl Qp {
     #[inline]
     pub(crate) fn send(
         &self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         kind: PacketKind,
         psn: u32,
         payload: PacketPayload,
@@ -119,7 +119,7 @@ impl Qp {
         let Some(remote) = self.remote else { return };
         let mut header = Header::new(kind, remote.qpn, psn, remote.connection);
         header.source_qpn = self.parts.qpn;
-        header.source_lid = context.fabric.map_or(0, Fabric::node);
+        header.source_lid = context.fabric.as_ref().map_or(0, Fabric::node);
         header.sl = remote.sl;
         if self.parts.transport == Transport::Uc {
             header.service = Service::Unreliable;
@@ -129,12 +129,7 @@ impl Qp {
     }
 
     #[inline]
-    pub(crate) fn send_to(
-        &self,
-        context: &mut DeviceView<'_>,
-        to: Destination,
-        mut packet: Packet,
-    ) {
+    pub(crate) fn send_to(&self, context: &mut DeviceParts, to: Destination, mut packet: Packet) {
         context.counters.packets_sent += 1;
         if context.wire.is_faulty() {
             garble(context, &mut packet.header);
@@ -207,20 +202,20 @@ impl Qp {
     }
 
     /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
-    pub(crate) fn enter_error(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn enter_error(&mut self, context: &mut DeviceParts) {
         self.trace_state(context, State::Error);
         self.set_state(State::Error);
         self.flush(context);
     }
 
-    fn trace_state(&self, context: &mut DeviceView<'_>, to: State) {
+    fn trace_state(&self, context: &mut DeviceParts, to: State) {
         if let Some(trace) = &mut context.trace {
             trace.state(context.now_ns, self.parts.qpn, self.state(), to);
         }
     }
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
-    pub(crate) fn flush(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn flush(&mut self, context: &mut DeviceParts) {
         if self.lost {
             return;
         }
@@ -235,7 +230,7 @@ impl Qp {
     }
 
     /// The send queue cannot go on. A reliable queue pair is in error with it; the others go on receiving.
-    pub(crate) fn fail_sends(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn fail_sends(&mut self, context: &mut DeviceParts) {
         if self.parts.transport == Transport::Rc {
             return self.enter_error(context);
         }
@@ -249,7 +244,7 @@ impl Qp {
 
 /// Gives a response the form of the other kind, if a fault picks it.
 #[cold]
-fn garble(context: &mut DeviceView<'_>, header: &mut Header) {
+fn garble(context: &mut DeviceParts, header: &mut Header) {
     let other = match header.kind {
         PacketKind::ReadResponse => PacketKind::AtomicResponse,
         PacketKind::AtomicResponse => PacketKind::ReadResponse,

@@ -4,7 +4,7 @@ use super::message::OutstandingMessage;
 use super::opcode::{NOP, RDMA_READ};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance, rnr_delay_ns};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
 
 /// How long a peer is waited for that does not read its packets, before they count as lost.
@@ -13,7 +13,7 @@ const PATIENCE_NS: u64 = 5_000_000_000;
 impl Qp {
     /// An acknowledgement, positive or negative.
     #[inline]
-    pub(crate) fn on_ack(&mut self, context: &mut DeviceView<'_>, header: &Header) {
+    pub(crate) fn on_ack(&mut self, context: &mut DeviceParts, header: &Header) {
         let psn = header.psn;
         let requester = &self.requester;
         let in_flight = psn_distance(psn, requester.unacked_psn) >= 0
@@ -64,7 +64,7 @@ impl Qp {
 
     /// Everything before `upto` has arrived over there, except for reads whose response has not come.
     #[inline]
-    fn acknowledge(&mut self, context: &mut DeviceView<'_>, upto: u32) {
+    fn acknowledge(&mut self, context: &mut DeviceParts, upto: u32) {
         let requester = &mut self.requester;
         let mut upto = upto;
         let mut lost_response = false;
@@ -94,7 +94,7 @@ impl Qp {
 
     /// Something new arrived: the counters of retries start anew.
     #[inline]
-    fn progressed(&mut self, context: &DeviceView<'_>) {
+    fn progressed(&mut self, context: &DeviceParts) {
         let requester = &mut self.requester;
         requester.retries = 0;
         requester.rnr_retries = 0;
@@ -106,7 +106,7 @@ impl Qp {
     }
 
     /// A later packet shows that a response was lost. One retry for one loss, however many later packets show it.
-    fn ask_again(&mut self, context: &mut DeviceView<'_>) {
+    fn ask_again(&mut self, context: &mut DeviceParts) {
         if !self.requester.asked_again {
             self.retry(context);
             self.requester.asked_again = true;
@@ -114,7 +114,7 @@ impl Qp {
     }
 
     /// Goes back and counts it; too often without progress is the end.
-    fn retry(&mut self, context: &mut DeviceView<'_>) {
+    fn retry(&mut self, context: &mut DeviceParts) {
         if !self.is_sending() {
             return;
         }
@@ -129,7 +129,7 @@ impl Qp {
     }
 
     /// Sets the cursor to the oldest packet without acknowledgement.
-    fn go_back(&mut self, context: &mut DeviceView<'_>) {
+    fn go_back(&mut self, context: &mut DeviceParts) {
         context.counters.retransmissions += 1;
         let requester = &mut self.requester;
         let unacked = requester.unacked_psn;
@@ -152,7 +152,7 @@ impl Qp {
     }
 
     /// The timer ran out, or a wait for the receiver is over. Whether there is something to send.
-    pub(crate) fn on_timer(&mut self, context: &mut DeviceView<'_>) -> bool {
+    pub(crate) fn on_timer(&mut self, context: &mut DeviceParts) -> bool {
         if !self.is_sending() {
             self.requester.deadline_ns = None;
             self.requester.wait_until_ns = 0;
@@ -182,7 +182,7 @@ impl Qp {
 
     /// Whether the peer's device, which shares its processors with all else on the host, has not come to read what was sent: no
     /// packet is lost, and sending it again would not help. A card does not wait for a processor.
-    fn has_patience(&mut self, context: &mut DeviceView<'_>) -> bool {
+    fn has_patience(&mut self, context: &mut DeviceParts) -> bool {
         let Some(remote) = self.remote else {
             return false;
         };
@@ -198,7 +198,7 @@ impl Qp {
     /// A response to a read or an atomic.
     pub(crate) fn on_response(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -243,10 +243,13 @@ impl Qp {
         }
         let loaded = context.gather.holds(self.parts.qpn, index)
             || context.gather.load(&self.parts, index, u32::MAX).is_ok();
-        match context
-            .gather
-            .scatter(context.keys, context.copies, self.parts.pd, offset, source)
-        {
+        match context.gather.scatter(
+            &context.keys,
+            &mut context.copies,
+            self.parts.pd,
+            offset,
+            source,
+        ) {
             Ok(()) if loaded => {}
             Err(ScatterError::Source) => return self.on_ack(context, &header.refused()),
             Ok(()) | Err(_) => {
@@ -269,7 +272,7 @@ impl Qp {
 
     /// Completes from the front what is done.
     #[inline]
-    pub(super) fn reap(&mut self, context: &mut DeviceView<'_>) {
+    pub(super) fn reap(&mut self, context: &mut DeviceParts) {
         while let Some(message) = self.requester.messages.front() {
             if let Some(syndrome) = message.failed {
                 return self.fail_oldest(context, syndrome);
@@ -302,7 +305,7 @@ impl Qp {
     }
 
     /// A message that may not be the oldest has failed: it ends the queue pair when its turn comes.
-    fn fail_message(&mut self, context: &mut DeviceView<'_>, index: u32) {
+    fn fail_message(&mut self, context: &mut DeviceParts, index: u32) {
         if self
             .requester
             .messages
@@ -314,7 +317,7 @@ impl Qp {
     }
 
     /// The bytes of the packet with this number cannot be read.
-    pub(crate) fn lose_source(&mut self, context: &mut DeviceView<'_>, psn: u32) {
+    pub(crate) fn lose_source(&mut self, context: &mut DeviceParts, psn: u32) {
         let of_packet = |message: &&mut OutstandingMessage| {
             let behind = psn_distance(psn, message.first_psn);
             u32::try_from(behind).is_ok_and(|behind| behind < message.packets)
@@ -328,7 +331,7 @@ impl Qp {
     }
 
     /// The oldest message fails, and with it the queue pair.
-    pub(crate) fn fail_oldest(&mut self, context: &mut DeviceView<'_>, syndrome: Syndrome) {
+    pub(crate) fn fail_oldest(&mut self, context: &mut DeviceParts, syndrome: Syndrome) {
         if let Some(message) = self.requester.messages.pop_front() {
             self.complete_send(
                 context,
@@ -342,7 +345,7 @@ impl Qp {
     }
 
     /// Completes in error what was announced and is not complete.
-    pub(crate) fn flush_sends(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn flush_sends(&mut self, context: &mut DeviceParts) {
         self.requester.deadline_ns = None;
         self.requester.wait_until_ns = 0;
         self.requester.cursor = 0;

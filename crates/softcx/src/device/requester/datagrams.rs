@@ -6,7 +6,7 @@ use super::opcode::SEND_IMM;
 use crate::device::fabric::{NODES, node_of};
 use crate::device::options::LinkLayer;
 use crate::device::packet::{Header, Packet, PacketKind, Service, flag, psn_add};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use crate::device::wire::Destination;
 use doorbell_wire::mlx5::{Datagram, Syndrome};
 
@@ -15,7 +15,7 @@ const OWN_QKEY: u32 = 0x8000_0000;
 
 impl Qp {
     /// Sends one message of the datagram service, the one at the cursor.
-    pub(super) fn send_datagram(&mut self, context: &mut DeviceView<'_>) -> Option<TransmitStop> {
+    pub(super) fn send_datagram(&mut self, context: &mut DeviceParts) -> Option<TransmitStop> {
         let message = self.requester.messages.get(self.requester.cursor)?;
         let OutstandingMessage { index, request, .. } = *message;
         let loaded = context.gather.holds(self.parts.qpn, index)
@@ -24,8 +24,13 @@ impl Qp {
             self.fail_at_cursor(context, Syndrome::LocalQpOp);
             return None;
         };
-        let own = context.fabric.map_or(0, |fabric| fabric.node());
-        let there = |node: u16| context.fabric.is_some_and(|fabric| fabric.port(node) != 0);
+        let own = context.fabric.as_ref().map_or(0, |fabric| fabric.node());
+        let there = |node: u16| {
+            context
+                .fabric
+                .as_ref()
+                .is_some_and(|fabric| fabric.port(node) != 0)
+        };
         // A group's members may be anywhere: every node gets a copy, this one, too, and knows whether it has members.
         let nodes = if to.is_multicast() {
             1..=NODES
@@ -40,7 +45,7 @@ impl Qp {
         }
         let total = request.total_bytes as u32;
         let payload = {
-            let (keys, copies) = (&*context.keys, &mut *context.copies);
+            let (keys, copies) = (&context.keys, &mut &mut context.copies);
             context
                 .gather
                 .by_value(keys, copies, self.parts.pd, 0, total)
@@ -94,7 +99,7 @@ impl Qp {
 }
 
 /// The node that a datagram is for.
-fn node_at(context: &DeviceView<'_>, to: &Datagram) -> Option<u16> {
+fn node_at(context: &DeviceParts, to: &Datagram) -> Option<u16> {
     match context.link() {
         LinkLayer::InfiniBand if (1..=NODES).contains(&to.lid) => Some(to.lid),
         LinkLayer::InfiniBand if !to.has_grh => None,
@@ -102,15 +107,17 @@ fn node_at(context: &DeviceView<'_>, to: &Datagram) -> Option<u16> {
     }
 }
 
-impl DeviceView<'_> {
+impl DeviceParts {
     pub(crate) fn link(&self) -> LinkLayer {
         self.fabric
+            .as_ref()
             .map_or(LinkLayer::default(), |fabric| fabric.link())
     }
 
     /// Where packets for a node go; see `DeviceCore::route`.
     pub(crate) fn route(&self, node: u16) -> Destination {
         self.fabric
+            .as_ref()
             .map_or(Destination::Local, |fabric| fabric.route(node))
     }
 }

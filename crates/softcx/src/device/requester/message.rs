@@ -8,7 +8,7 @@ use crate::device::client::Transport;
 use crate::device::gather::WqeRequest;
 use crate::device::keys::Access;
 use crate::device::packet::MAX_PAYLOAD_BYTES;
-use crate::device::qp::{DeviceView, QpSetup};
+use crate::device::qp::{DeviceParts, QpSetup};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
 /// The longest message (IBTA: 2^31 bytes).
@@ -51,7 +51,7 @@ impl OutstandingMessage {
 /// What can be found wrong before anything is sent.
 pub(super) fn check(
     request: &WqeRequest,
-    context: &DeviceView<'_>,
+    context: &DeviceParts,
     parts: &QpSetup,
 ) -> Result<(), Syndrome> {
     let opcode = request.opcode;
@@ -82,6 +82,6 @@ pub(super) fn check(
     }
     context
         .gather
-        .check(context.keys, parts.pd, need)
+        .check(&context.keys, parts.pd, need)
         .map_err(|_| Syndrome::LocalProt)
 }

@@ -16,7 +16,7 @@ pub(crate) use self::state::Requester;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::WqeRequest;
 use crate::device::packet::{psn_add, psn_distance};
-use crate::device::qp::{DeviceView, Qp, State};
+use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::{Counted, Destination};
 use doorbell_wire::mlx5::Syndrome;
 
@@ -58,7 +58,7 @@ impl Qp {
     }
 
     /// The message at the cursor cannot be sent: it ends the send queue when its turn comes.
-    fn fail_at_cursor(&mut self, context: &mut DeviceView<'_>, syndrome: Syndrome) {
+    fn fail_at_cursor(&mut self, context: &mut DeviceParts, syndrome: Syndrome) {
         if let Some(message) = self.requester.messages.get_mut(self.requester.cursor) {
             message.failed = Some(syndrome);
         }
@@ -67,7 +67,7 @@ impl Qp {
 
     /// Sends what may be sent.
     #[inline]
-    pub(crate) fn transmit(&mut self, context: &mut DeviceView<'_>) -> TransmitStop {
+    pub(crate) fn transmit(&mut self, context: &mut DeviceParts) -> TransmitStop {
         let datagrams = self.parts.transport == Transport::Ud;
         let to = match self.remote {
             Some(remote) => remote.to,
@@ -134,7 +134,7 @@ impl Qp {
 
     /// Takes the next announced WQE into the queue of messages. `false` if there is none.
     #[inline]
-    fn begin(&mut self, context: &mut DeviceView<'_>) -> bool {
+    fn begin(&mut self, context: &mut DeviceParts) -> bool {
         let requester = &mut self.requester;
         let waiting = requester.announced.wrapping_sub(requester.begun);
         if waiting == 0 {
@@ -188,7 +188,7 @@ impl Qp {
                 &self.parts,
                 index,
                 request,
-                context.gather,
+                &mut context.gather,
                 failed,
             );
         }

@@ -9,7 +9,7 @@ use crate::device::gather::WqeRequest;
 use crate::device::packet::{
     MAX_PAYLOAD_BYTES, PacketKind, PacketPayload, flag, psn_add, psn_distance,
 };
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
 
 impl Qp {
@@ -26,7 +26,7 @@ impl Qp {
 
     /// Sends the packet at the cursor and moves on.
     #[inline]
-    pub(super) fn send_packet(&mut self, context: &mut DeviceView<'_>, psn: u32) {
+    pub(super) fn send_packet(&mut self, context: &mut DeviceParts, psn: u32) {
         let mtu = self.attributes.mtu_bytes;
         let requester = &mut self.requester;
         let packet = requester.packet;
@@ -74,7 +74,7 @@ impl Qp {
         let loaded = context.gather.holds(self.parts.qpn, index)
             || context.gather.load(&self.parts, index, u32::MAX).is_ok();
         let reliable = self.parts.transport == Transport::Rc;
-        let (keys, copies, pd) = (&*context.keys, &mut *context.copies, self.parts.pd);
+        let (keys, copies, pd) = (&context.keys, &mut &mut context.copies, self.parts.pd);
         // Unreliable means that the memory is the application's again at once.
         let payload = if reliable {
             context
@@ -141,7 +141,7 @@ impl Qp {
 
     /// Starts the timer, if it does not run.
     #[inline]
-    pub(super) fn arm(&mut self, context: &DeviceView<'_>) {
+    pub(super) fn arm(&mut self, context: &DeviceParts) {
         if self.requester.deadline_ns.is_none() {
             self.requester.deadline_ns =
                 Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));

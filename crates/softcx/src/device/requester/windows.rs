@@ -1,13 +1,13 @@
 //! Memory windows: bound and closed by work requests, in their order.
 
 use crate::device::keys::{Access, Binding, Refused};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
 impl Qp {
     /// Does what the message at the cursor says, once: a message that is passed again because the requester went back has
     /// nothing left to do.
-    pub(super) fn update_window(&mut self, context: &mut DeviceView<'_>) {
+    pub(super) fn update_window(&mut self, context: &mut DeviceParts) {
         let requester = &mut self.requester;
         let Some(message) = requester.messages.get_mut(requester.cursor) else {
             return;
@@ -21,11 +21,7 @@ impl Qp {
         }
     }
 
-    fn carry_out(
-        &self,
-        context: &mut DeviceView<'_>,
-        update: &WindowUpdate,
-    ) -> Result<(), Refused> {
+    fn carry_out(&self, context: &mut DeviceParts, update: &WindowUpdate) -> Result<(), Refused> {
         let by = self.accessor();
         let nothing = Binding {
             region: 0,

@@ -2,7 +2,7 @@
 
 use super::state::Response;
 use crate::device::packet::{AckCode, Header, PacketKind, PacketPayload, psn_add};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 
 /// Response packets that one queue pair sends before others have their turn.
 const BURST: usize = 32;
@@ -27,7 +27,7 @@ impl Qp {
 
     /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
     #[inline]
-    pub(crate) fn send_answers(&mut self, context: &mut DeviceView<'_>) -> bool {
+    pub(crate) fn send_answers(&mut self, context: &mut DeviceParts) -> bool {
         let Some(remote) = self.remote else {
             self.responder.answers.clear();
             self.responder.owes_ack = false;
@@ -67,7 +67,7 @@ impl Qp {
 
     fn send_read_packet(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         psn: u32,
         addr: u64,
         rkey: u32,

@@ -5,7 +5,7 @@ use crate::device::fabric::gid_of;
 use crate::device::gather::Source;
 use crate::device::options::LinkLayer;
 use crate::device::packet::{Header, PacketKind, flag};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Cqe;
 
 /// Room for a GRH (IBTA 8.3), or for an IPv4 header in its second half (annex A17.4.5.2).
@@ -22,7 +22,7 @@ const IPV4: u8 = 2;
 impl Qp {
     pub(super) fn on_datagram(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {

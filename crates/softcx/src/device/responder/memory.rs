@@ -4,7 +4,7 @@
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::{Access, Refused};
 use crate::device::packet::{Header, INLINE_BYTES, KeyedSpan, PacketKind, PacketPayload};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use crate::device::space::{AccessFault, SpaceAddress};
 
 impl Qp {
@@ -12,19 +12,19 @@ impl Qp {
     #[inline]
     pub(super) fn store(
         &self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         source: &Source<'_>,
         target: SpaceAddress,
     ) -> Result<(), ScatterError> {
         let len_bytes = source.len_bytes();
         // SAFETY: `target` was resolved for at least the payload, under the device's lock, which is still held.
-        unsafe { source.copy_to(context.keys, context.copies, 0, target, len_bytes) }
+        unsafe { source.copy_to(&context.keys, &mut context.copies, 0, target, len_bytes) }
     }
 
     /// The payload of a read's response.
     pub(super) fn remote_payload(
         &self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         rkey: u32,
         addr: u64,
         len_bytes: u32,
@@ -61,7 +61,7 @@ impl Qp {
 
 /// Carries out an atomic; `target` was resolved for 8 bytes and is aligned.
 pub(super) fn apply_atomic(
-    context: &mut DeviceView<'_>,
+    context: &mut DeviceParts,
     header: &Header,
     target: SpaceAddress,
 ) -> Result<u64, AccessFault> {

@@ -5,7 +5,7 @@ use super::state::Arriving;
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, flag};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 /// Sequence numbers of one message after which it is acknowledged so far: well within a requester's window.
@@ -14,7 +14,7 @@ const ACK_EVERY: u32 = 64;
 impl Qp {
     pub(super) fn on_send(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -95,7 +95,7 @@ impl Qp {
     #[inline]
     pub(super) fn on_write(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -175,7 +175,7 @@ impl Qp {
 
     /// A write that the key does not allow. The packet with the immediate is about a receive, which fails with it if there is one.
     #[cold]
-    fn refuse_write(&mut self, context: &mut DeviceView<'_>, immediate: bool) {
+    fn refuse_write(&mut self, context: &mut DeviceParts, immediate: bool) {
         if immediate && let Some((index, _)) = self.take_receive(context) {
             self.complete_recv(context, receive_error(index, Syndrome::LocalAccess));
         }
@@ -187,7 +187,7 @@ impl Qp {
 
     pub(super) fn complete_message(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         opcode: CqeOpcode,
         index: u32,

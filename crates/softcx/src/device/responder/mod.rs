@@ -13,7 +13,7 @@ pub(crate) use self::state::Responder;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::Source;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
-use crate::device::qp::{DeviceView, Qp, State};
+use crate::device::qp::{DeviceParts, Qp, State};
 use crate::device::wire::Counted;
 
 impl Qp {
@@ -21,7 +21,7 @@ impl Qp {
     #[inline]
     pub(crate) fn on_request(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -63,7 +63,7 @@ impl Qp {
     }
 
     #[cold]
-    fn refuse_by_fault(&mut self, context: &mut DeviceView<'_>, code: u8) {
+    fn refuse_by_fault(&mut self, context: &mut DeviceParts, code: u8) {
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
@@ -88,7 +88,7 @@ impl Qp {
         }
     }
 
-    fn not_ready(&mut self, context: &mut DeviceView<'_>) {
+    fn not_ready(&mut self, context: &mut DeviceParts) {
         if !self.is_receiving() {
             // The queue itself was at fault.
             return;
@@ -100,7 +100,7 @@ impl Qp {
     }
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
-    fn refuse(&mut self, context: &mut DeviceView<'_>, code: AckCode) {
+    fn refuse(&mut self, context: &mut DeviceParts, code: AckCode) {
         self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
         let qpn = self.parts.qpn;
         match code {
@@ -117,7 +117,7 @@ impl Qp {
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.
-    pub(crate) fn refuse_done(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn refuse_done(&mut self, context: &mut DeviceParts) {
         self.responder.owes_ack = false;
         if self.parts.transport == Transport::Rc {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);

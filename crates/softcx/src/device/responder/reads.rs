@@ -4,7 +4,7 @@ use super::answers::read_answer;
 use super::memory::apply_atomic;
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, psn_add, psn_distance};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 
 /// Reads and atomics of the peer that may wait for their answer, and atomics whose answer is kept for a repetition: the
 /// most that a requester may have on their way.
@@ -14,7 +14,7 @@ const QUEUED_ANSWERS: usize = 4 * MAX_ANSWERS;
 
 impl Qp {
     /// A request that was carried out before: only its answer is given again.
-    pub(super) fn repeat(&mut self, context: &DeviceView<'_>, header: &Header) {
+    pub(super) fn repeat(&mut self, context: &DeviceParts, header: &Header) {
         match header.kind {
             PacketKind::Send | PacketKind::Write => self.responder.owes_ack = true,
             PacketKind::ReadRequest => {
@@ -48,7 +48,7 @@ impl Qp {
         }
     }
 
-    pub(super) fn on_read(&mut self, context: &mut DeviceView<'_>, header: &Header) {
+    pub(super) fn on_read(&mut self, context: &mut DeviceParts, header: &Header) {
         if self.responder.arriving.is_some() {
             return self.refuse(context, AckCode::InvalidRequest);
         }
@@ -63,7 +63,7 @@ impl Qp {
         self.advance(self.response_packets(header.total_bytes));
     }
 
-    pub(super) fn on_atomic(&mut self, context: &mut DeviceView<'_>, header: &Header) {
+    pub(super) fn on_atomic(&mut self, context: &mut DeviceParts, header: &Header) {
         if self.responder.arriving.is_some() || !header.addr.is_multiple_of(8) {
             return self.refuse(context, AckCode::InvalidRequest);
         }
@@ -97,7 +97,7 @@ impl Qp {
         total_bytes.div_ceil(self.attributes.mtu_bytes).max(1)
     }
 
-    fn readable(&self, context: &DeviceView<'_>, header: &Header) -> bool {
+    fn readable(&self, context: &DeviceParts, header: &Header) -> bool {
         let allowed =
             self.attributes.access.contains(Access::REMOTE_READ) || header.total_bytes == 0;
         let range = context.keys.resolve_remote(

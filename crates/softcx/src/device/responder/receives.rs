@@ -4,7 +4,7 @@ use super::state::Arriving;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::packet::{AckCode, PacketKind};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use crate::device::space::AccessFault;
 use crate::device::wire::Counted;
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
@@ -12,7 +12,7 @@ use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 impl Qp {
     /// Takes the next posted receive: its running count, or its index if it is of a shared queue, and its room in bytes. Its
     /// segments are in the gather afterwards.
-    pub(super) fn take_receive(&mut self, context: &mut DeviceView<'_>) -> Option<(u32, u64)> {
+    pub(super) fn take_receive(&mut self, context: &mut DeviceParts) -> Option<(u32, u64)> {
         let mut taken = self.find_receive(context);
         if let Some((index, _)) = taken
             && let Some(syndrome) = context.wire.strikes(Counted::Recv)
@@ -27,12 +27,12 @@ impl Qp {
             taken = None;
         }
         if let (Some((index, _)), Some(trace)) = (taken, &mut context.trace) {
-            trace.recv_wqe(context.now_ns, &self.parts, index, context.gather);
+            trace.recv_wqe(context.now_ns, &self.parts, index, &mut context.gather);
         }
         taken
     }
 
-    fn find_receive(&mut self, context: &mut DeviceView<'_>) -> Option<(u32, u64)> {
+    fn find_receive(&mut self, context: &mut DeviceParts) -> Option<(u32, u64)> {
         if let Some(index) = self.responder.kept.take() {
             return match self.load_receive(context, index) {
                 Ok(capacity) => Some((index, capacity)),
@@ -44,7 +44,7 @@ impl Qp {
         }
         if let Some(srq) = self.parts.srq {
             let srq = context.srqs.get_mut(srq)?.as_mut()?;
-            let taken = srq.take(context.gather);
+            let taken = srq.take(&mut context.gather);
             if srq.is_broken() {
                 self.lose_queue();
             }
@@ -75,7 +75,7 @@ impl Qp {
     }
 
     /// Gives back a receive that was just taken.
-    pub(super) fn put_back(&mut self, context: &mut DeviceView<'_>, index: u32) {
+    pub(super) fn put_back(&mut self, context: &mut DeviceParts, index: u32) {
         match self.parts.srq {
             None => self.responder.taken = self.responder.taken.wrapping_sub(1),
             Some(srq) => {
@@ -88,7 +88,7 @@ impl Qp {
 
     pub(super) fn load_receive(
         &self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         index: u32,
     ) -> Result<u64, AccessFault> {
         if let Some(srq) = self.parts.srq {
@@ -97,7 +97,7 @@ impl Qp {
                 .get(srq)
                 .and_then(Option::as_ref)
                 .ok_or(AccessFault)?;
-            return Ok(srq.load(context.gather, index as u16)?.0);
+            return Ok(srq.load(&mut context.gather, index as u16)?.0);
         }
         let stride = self.parts.recv_stride_bytes;
         let waiting = self
@@ -112,7 +112,7 @@ impl Qp {
     /// Puts a payload into the receive at hand, `done` bytes behind its start.
     pub(super) fn scatter(
         &self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         source: &Source<'_>,
         done: u32,
         capacity: u64,
@@ -127,11 +127,11 @@ impl Qp {
         let pd = srq.map_or(self.parts.pd, |srq| srq.pd);
         context
             .gather
-            .scatter(context.keys, context.copies, pd, done, source)
+            .scatter(&context.keys, &mut context.copies, pd, done, source)
     }
 
     /// Completes in error the receives that are posted.
-    pub(crate) fn flush_receives(&mut self, context: &mut DeviceView<'_>) {
+    pub(crate) fn flush_receives(&mut self, context: &mut DeviceParts) {
         if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }

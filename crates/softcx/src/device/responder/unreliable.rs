@@ -7,13 +7,13 @@ use super::state::Arriving;
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{Header, PacketKind, flag, psn_add};
-use crate::device::qp::{DeviceView, Qp};
+use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 impl Qp {
     pub(super) fn on_unreliable(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -40,7 +40,7 @@ impl Qp {
 
     fn on_unreliable_send(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -77,7 +77,7 @@ impl Qp {
 
     fn on_unreliable_write(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
     ) {
@@ -131,7 +131,7 @@ impl Qp {
     /// error.
     pub(super) fn end_receive(
         &mut self,
-        context: &mut DeviceView<'_>,
+        context: &mut DeviceParts,
         index: u32,
         error: ScatterError,
     ) {

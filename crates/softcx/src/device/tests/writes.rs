@@ -188,7 +188,7 @@ fn a_write_goes_where_its_key_leads_when_it_arrives() {
     let (old, key) = pair.into;
     let (new, _) = pair.b.region(4096, ALL);
     let change = |pair: &Pair, addr: u64, access: Access| {
-        let keys = &mut pair.world.devices[1].lock().keys;
+        let keys = &mut pair.world.devices[1].lock().parts.keys;
         let mut region = keys.region(key).unwrap();
         (region.start.addr, region.access) = (addr, access);
         assert!(keys.change_region(key, &region));

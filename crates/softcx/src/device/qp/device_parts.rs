@@ -1,4 +1,4 @@
-//! The rest of the device, as a queue pair sees it while it works.
+//! The parts of the device that queue pairs share.
 
 use super::Counters;
 use crate::device::copies::Copies;
@@ -12,24 +12,34 @@ use crate::device::trace::Trace;
 use crate::device::wire::{Counted, Wire};
 use doorbell_wire::mlx5::Cqe;
 
-/// What a queue pair needs of the rest of the device while it works.
-pub(crate) struct DeviceView<'a> {
+/// What queue pairs share while they work: completion queues, keys, the wire.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceParts {
+    /// The time of the device's turn.
     pub(crate) now_ns: u64,
-    pub(crate) cqs: &'a mut [Option<Cq>],
-    pub(crate) srqs: &'a mut [Option<Srq>],
-    pub(crate) keys: &'a mut Keys,
-    pub(crate) copies: &'a mut Copies,
-    pub(crate) wire: &'a mut Wire,
-    pub(crate) counters: &'a mut Counters,
-    pub(crate) gather: &'a mut Gather,
-    pub(crate) fabric: Option<&'a Fabric>,
-    pub(crate) links: &'a mut PeerLinks,
-    pub(crate) trace: Option<&'a mut Trace>,
-    /// Set when a completion queue lost a completion.
-    pub(crate) overran: &'a mut bool,
+    pub(crate) cqs: Vec<Option<Cq>>,
+    pub(crate) srqs: Vec<Option<Srq>>,
+    pub(crate) keys: Keys,
+    pub(crate) copies: Copies,
+    pub(crate) wire: Wire,
+    pub(crate) counters: Counters,
+    pub(crate) gather: Box<Gather>,
+    /// The fabric that the device was made on.
+    pub(crate) fabric: Option<Fabric>,
+    pub(crate) links: PeerLinks,
+    pub(crate) trace: Option<Box<Trace>>,
+    /// A completion queue lost a completion since the last turn.
+    pub(crate) overran: bool,
 }
 
-impl DeviceView<'_> {
+impl DeviceParts {
+    /// The parts at that time.
+    #[inline]
+    pub(crate) fn at(&mut self, now_ns: u64) -> &mut DeviceParts {
+        self.now_ns = now_ns;
+        self
+    }
+
     /// Whether nobody wants to see single packets, or to have them lost: then there may be fewer.
     #[inline]
     pub(crate) fn is_unseen(&self) -> bool {
@@ -45,7 +55,7 @@ impl DeviceView<'_> {
             }
             queue.push(cqe)
         });
-        *self.overran |= !pushed;
+        self.overran |= !pushed;
         if let Some(trace) = &mut self.trace {
             trace.cqe(self.now_ns, cq, cqe, pushed);
         }
