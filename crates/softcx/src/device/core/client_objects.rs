@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::device::client::{Errno, EventSink};
+use crate::device::client::{DeviceEvent, Errno, EventSink};
+use crate::device::dma::ClockWord;
 
 /// What one context of a process has.
 #[derive(Debug)]
@@ -36,4 +37,63 @@ pub(super) fn owned<'a, T>(
     let slot = own(list, number)?;
     let object = slots.get_mut(slot).and_then(Option::as_mut);
     object.map(|object| (slot, object)).ok_or(libc::EINVAL)
+}
+
+/// All clients of the device.
+#[derive(Debug, Default)]
+pub(super) struct ClientRegistry {
+    clients: HashMap<u32, ClientObjects>,
+    /// The number of the last one.
+    last: u32,
+    /// Where clients see the clock.
+    clocks: Vec<(u32, ClockWord)>,
+}
+
+impl ClientRegistry {
+    /// A new client: its number.
+    pub(super) fn add(&mut self, events: Arc<dyn EventSink>) -> u32 {
+        self.last += 1;
+        let objects = ClientObjects {
+            events,
+            pds: HashMap::new(),
+            keys: HashMap::new(),
+            qps: HashMap::new(),
+            cqs: Vec::new(),
+            srqs: Vec::new(),
+            uars: Vec::new(),
+        };
+        self.clients.insert(self.last, objects);
+        self.last
+    }
+
+    pub(super) fn get(&self, client: u32) -> Result<&ClientObjects, Errno> {
+        self.clients.get(&client).ok_or(libc::EINVAL)
+    }
+
+    pub(super) fn get_mut(&mut self, client: u32) -> Result<&mut ClientObjects, Errno> {
+        self.clients.get_mut(&client).ok_or(libc::EINVAL)
+    }
+
+    pub(super) fn remove(&mut self, client: u32) {
+        self.clocks.retain(|(owner, _)| *owner != client);
+        self.clients.remove(&client);
+    }
+
+    /// Tells every client of what concerns the device.
+    pub(super) fn tell(&self, event: DeviceEvent) {
+        for objects in self.clients.values() {
+            objects.events.event(event);
+        }
+    }
+
+    /// Sets the clock in a page of the client's at each turn from now on.
+    pub(super) fn show_clock(&mut self, client: u32, clock: ClockWord) {
+        self.clocks.push((client, clock));
+    }
+
+    pub(super) fn set_clocks(&self, now_ns: u64) {
+        for (_, clock) in &self.clocks {
+            clock.set(now_ns);
+        }
+    }
 }

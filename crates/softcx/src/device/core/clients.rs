@@ -1,40 +1,21 @@
 //! Who of the kernel driver's clients has what: numbers are looked up here before anything is done to the object.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::DeviceCore;
 use super::client_objects::ClientObjects;
-use crate::device::client::{DeviceEvent, Errno, EventSink};
+use crate::device::client::{Errno, EventSink};
 use crate::device::dma::ClockWord;
 
 impl DeviceCore {
     /// A new client.
     pub(crate) fn add_client(&mut self, events: Arc<dyn EventSink>) -> u32 {
-        self.next_client += 1;
-        let owner = ClientObjects {
-            events,
-            pds: HashMap::new(),
-            keys: HashMap::new(),
-            qps: HashMap::new(),
-            cqs: Vec::new(),
-            srqs: Vec::new(),
-            uars: Vec::new(),
-        };
-        self.clients.insert(self.next_client, owner);
-        self.next_client
-    }
-
-    /// Tells every client of what concerns the device.
-    pub(super) fn tell_clients(&self, event: DeviceEvent) {
-        for owner in self.clients.values() {
-            owner.events.event(event);
-        }
+        self.clients.add(events)
     }
 
     /// Releases everything of a client.
     pub(crate) fn remove_client(&mut self, client: u32) {
-        let Some(owner) = self.clients.get(&client) else {
+        let Ok(owner) = self.clients.get(client) else {
             return;
         };
         let (qps, srqs): (Vec<_>, Vec<_>) =
@@ -53,21 +34,20 @@ impl DeviceCore {
         for uar in uars {
             let _ = self.free_uar(client, uar as u32);
         }
-        self.clocks.retain(|(owner, _)| *owner != client);
-        self.clients.remove(&client);
+        self.clients.remove(client);
     }
 
     /// Sets the clock in a page of the client's at each turn from now on.
     pub(crate) fn show_clock(&mut self, client: u32, clock: ClockWord) {
-        self.clocks.push((client, clock));
+        self.clients.show_clock(client, clock);
     }
 
     pub(super) fn owner(&self, client: u32) -> Result<&ClientObjects, Errno> {
-        self.clients.get(&client).ok_or(libc::EINVAL)
+        self.clients.get(client)
     }
 
     pub(super) fn owner_mut(&mut self, client: u32) -> Result<&mut ClientObjects, Errno> {
-        self.clients.get_mut(&client).ok_or(libc::EINVAL)
+        self.clients.get_mut(client)
     }
 
     /// As the kernel answers calls on a device that was pulled out (uverbs_ioctl.c: the device is disassociated).

@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::DeviceCore;
-use super::uar::{HOT_TURNS, Uar};
+use super::uar::Uar;
 use crate::device::qp::{Counters, Qp, State};
 use doorbell_wire::mlx5::Doorbell;
 
@@ -14,29 +14,15 @@ const COLD_LOOKS: usize = 1;
 impl DeviceCore {
     #[inline]
     pub(super) fn look_at_doorbells(&mut self, now_ns: u64) -> bool {
-        // A turn of an engine that slept counts for the turns that it did not make: a device that comes to rest with many
-        // registers rung lately is not to look at them all for seconds.
-        let slept_us = now_ns.saturating_sub(self.looked_ns) / 1000;
-        self.looked_ns = now_ns;
-        let turns = 1 + slept_us.min(u64::from(HOT_TURNS)) as u16;
+        let turns = self.registers.begin_turn(now_ns);
         let mut worked = false;
         let mut at = 0;
-        while let Some(&slot) = self.hot.get(at) {
+        while let Some(slot) = self.registers.hot(at) {
             let rung = self.look_at(slot);
             worked |= rung;
-            let quiet = match self.uars.get_mut(slot) {
-                Some(Some(uar)) if rung => {
-                    uar.quiet_turns = 0;
-                    false
-                }
-                Some(Some(uar)) => {
-                    uar.quiet_turns = uar.quiet_turns.saturating_add(turns);
-                    uar.quiet_turns >= HOT_TURNS
-                }
-                _ => true,
-            };
+            let quiet = self.registers.count_look(slot, rung, turns);
             if quiet && !self.stop_watching(slot) {
-                self.hot.swap_remove(at);
+                self.registers.cool(at);
             } else {
                 at += 1;
             }
@@ -46,15 +32,11 @@ impl DeviceCore {
 
     /// Looks at the registers of this queue pair in every turn from now on: somebody says that it was rung.
     pub(crate) fn watch(&mut self, slot: usize) {
-        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
-        else {
-            return;
-        };
-        if uar.quiet_turns >= HOT_TURNS {
-            self.hot.push(slot);
+        if let Some(Some(qp)) = self.qps.get(slot)
+            && self.registers.heat(slot)
+        {
+            qp.status.set_watched(true);
         }
-        uar.quiet_turns = 0;
-        qp.status.set_watched(true);
     }
 
     /// Watches no more, unless it was rung just now.
@@ -67,10 +49,8 @@ impl DeviceCore {
         // Orders the flag before the last look; pairs with the fence in `QueuePair::rung`, between the doorbell and the flag.
         fence(Ordering::SeqCst);
         let rung = self.look_at(slot);
-        if rung
-            && let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get_mut(slot), self.qps.get(slot))
-        {
-            uar.quiet_turns = 0;
+        if rung && let Some(Some(qp)) = self.qps.get(slot) {
+            self.registers.count_look(slot, rung, 0);
             qp.status.set_watched(true);
         }
         rung
@@ -79,15 +59,8 @@ impl DeviceCore {
     /// Looks at up to `count` registers that no turn looks at, going on where the last look ended. Whether one was rung.
     pub(crate) fn look_at_idle(&mut self, count: usize) -> bool {
         let mut found = false;
-        for _ in 0..count.min(self.uars.len()) {
-            self.cold = if self.cold + 1 < self.uars.len() {
-                self.cold + 1
-            } else {
-                0
-            };
-            let slot = self.cold;
-            let cold =
-                matches!(self.uars.get(slot), Some(Some(uar)) if uar.quiet_turns >= HOT_TURNS);
+        for _ in 0..count.min(self.registers.len()) {
+            let (slot, cold) = self.registers.next_cold();
             if cold && self.look_at(slot) {
                 self.watch(slot);
                 found = true;
@@ -98,8 +71,7 @@ impl DeviceCore {
 
     #[inline]
     fn look_at(&mut self, slot: usize) -> bool {
-        let (Some(Some(uar)), Some(Some(qp))) = (self.uars.get(slot), self.qps.get_mut(slot))
-        else {
+        let (Some(uar), Some(Some(qp))) = (self.registers.get(slot), self.qps.get_mut(slot)) else {
             return false;
         };
         if !ring(qp, uar, &mut self.parts.counters) {

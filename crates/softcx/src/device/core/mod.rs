@@ -11,24 +11,26 @@ mod objects;
 mod packets;
 mod pages;
 mod peer_links;
+mod qp_numbers;
 mod queues;
 pub(crate) mod regions;
+mod registers;
 mod ticks;
 mod uar;
 pub(crate) mod uar_page;
 mod work_lists;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::path::Path;
 
-use self::client_objects::ClientObjects;
+use self::client_objects::ClientRegistry;
 pub(crate) use self::needs::Need;
 pub(crate) use self::peer_links::PeerLinks;
-use self::uar::Uar;
+use self::qp_numbers::QpNumbers;
+use self::registers::Registers;
 use self::uar_page::UarPage;
 use self::work_lists::WorkLists;
 use crate::Result;
-use crate::device::dma::ClockWord;
 use crate::device::fabric::Fabric;
 use crate::device::faults::Faults;
 use crate::device::inbox::Inbox;
@@ -43,26 +45,16 @@ const LANE_RETRY_NS: u64 = 50_000;
 #[derive(Debug)]
 pub(crate) struct DeviceCore {
     qps: Vec<Option<Box<Qp>>>,
-    uars: Vec<Option<Uar>>,
-    generations: Vec<u8>,
-    first_generation: u8,
-    free_qps: VecDeque<usize>,
+    numbers: QpNumbers,
+    registers: Registers,
     /// It goes before the inbox, with the place on the fabric: nobody is to look for one that is gone.
     pub(crate) parts: DeviceParts,
     next_pd: u32,
-    clients: HashMap<u32, ClientObjects>,
-    next_client: u32,
-    /// Where clients see the clock.
-    clocks: Vec<(u32, ClockWord)>,
+    clients: ClientRegistry,
     pages: Vec<Option<UarPage>>,
     page_turns: u32,
     /// Members of multicast groups.
     multicast: HashMap<[u8; 16], Vec<usize>>,
-    /// Queue pairs whose registers are looked at every turn, and where the look at the others goes on.
-    hot: Vec<usize>,
-    cold: usize,
-    /// When the last turn looked at registers.
-    looked_ns: u64,
     lists: WorkLists,
     inbox: Inbox,
     next_tick_ns: u64,
@@ -79,21 +71,14 @@ impl DeviceCore {
         let inbox = Inbox::new()?;
         Ok(DeviceCore {
             qps: Vec::new(),
-            uars: Vec::new(),
-            generations: Vec::new(),
-            first_generation: 0,
-            free_qps: VecDeque::new(),
+            numbers: QpNumbers::default(),
+            registers: Registers::default(),
             parts: DeviceParts::default(),
             next_pd: 1,
-            clients: HashMap::new(),
-            next_client: 0,
-            clocks: Vec::new(),
+            clients: ClientRegistry::default(),
             pages: Vec::new(),
             page_turns: 0,
             multicast: HashMap::new(),
-            hot: Vec::new(),
-            cold: 0,
-            looked_ns: 0,
             lists: WorkLists::default(),
             inbox,
             next_tick_ns: 0,
@@ -110,7 +95,7 @@ impl DeviceCore {
         core.parts.fabric = Some(Fabric::join(name, link, core.inbox.address())?);
         core.parts.links = PeerLinks::to_nodes();
         // Numbers of the node's last device are not met again at once.
-        core.first_generation = core.inbox.address().port as u8;
+        core.numbers = QpNumbers::after(core.inbox.address().port as u8);
         Ok(core)
     }
 
@@ -163,9 +148,7 @@ impl DeviceCore {
         if self.frozen || self.gone {
             return false;
         }
-        for (_, clock) in &self.clocks {
-            clock.set(now_ns);
-        }
+        self.clients.set_clocks(now_ns);
         let mut worked = self.look_at_doorbells(now_ns);
         worked |= self.look_at_pages();
         worked |= self.receive(now_ns);

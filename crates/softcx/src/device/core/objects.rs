@@ -2,7 +2,6 @@
 
 use super::DeviceCore;
 use super::doorbells::ring;
-use super::uar::Uar;
 use crate::device::cq::Cq;
 use crate::device::inbox::InboxAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
@@ -45,28 +44,20 @@ impl DeviceCore {
     /// Reserves a queue pair number: slot, and the number itself.
     pub(crate) fn reserve_qp(&mut self) -> Result<(usize, u32)> {
         self.check_present_for("create_qp")?;
-        // A freed slot is used again last: late packets for its old number should find nobody.
         let max = if self.parts.fabric.is_some() {
             MAX_QPS_OF_NODE
         } else {
             MAX_QPS
         };
-        let slot = if self.qps.len() < 1024 || self.free_qps.is_empty() {
-            if self.qps.len() == max {
-                return Err(Error::State {
-                    operation: "create_qp",
-                    reason: format!("the device has {max} queue pairs"),
-                });
-            }
-            self.qps.push(None);
-            self.uars.push(None);
-            self.generations.push(self.first_generation);
-            self.qps.len() - 1
-        } else {
-            self.free_qps.pop_front().unwrap_or_default()
+        let Some((slot, generation)) = self.numbers.reserve(max) else {
+            return Err(Error::State {
+                operation: "create_qp",
+                reason: format!("the device has {max} queue pairs"),
+            });
         };
-        self.generations[slot] = self.generations[slot].wrapping_add(1).max(1);
-        let generation = u32::from(self.generations[slot]);
+        if self.qps.len() <= slot {
+            self.qps.resize_with(slot + 1, || None);
+        }
         let qpn = match &self.parts.fabric {
             Some(fabric) => u32::from(fabric.node()) << 18 | (generation & 0xf) << 14,
             None => generation << 16,
@@ -75,17 +66,16 @@ impl DeviceCore {
     }
 
     pub(crate) fn create_qp(&mut self, slot: usize, parts: QpSetup) -> &Qp {
-        self.uars[slot] = parts.uar.map(Uar::new);
+        self.registers.set(slot, parts.uar);
         self.qps[slot].insert(Box::new(Qp::new(parts)))
     }
 
     pub(crate) fn destroy_qp(&mut self, slot: usize) {
         self.leave_lane(slot);
         self.qps[slot] = None;
-        self.uars[slot] = None;
-        self.hot.retain(|&hot| hot != slot);
+        self.registers.remove(slot);
         self.lists.forget(slot);
-        self.free_qps.push_back(slot);
+        self.numbers.free(slot);
     }
 
     fn qp_mut(&mut self, slot: usize) -> Result<&mut Qp> {
@@ -184,8 +174,8 @@ impl DeviceCore {
         }
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             // What was rung before this call counts as posted.
-            match self.uars.get(slot) {
-                Some(Some(uar)) => {
+            match self.registers.get(slot) {
+                Some(uar) => {
                     ring(qp, uar, &mut self.parts.counters);
                 }
                 _ => self.count_sends(slot),
@@ -219,7 +209,7 @@ impl DeviceCore {
     /// Any state to RESET.
     pub(crate) fn reset_qp(&mut self, slot: usize) {
         self.leave_lane(slot);
-        if let Some(Some(uar)) = self.uars.get(slot) {
+        if let Some(uar) = self.registers.get(slot) {
             for register in uar.registers {
                 register.take();
             }

@@ -55,7 +55,7 @@ impl DeviceCore {
     }
 
     fn client_cq(&mut self, client: u32, cqn: u32) -> Result<(usize, &mut Cq), Errno> {
-        let owner = self.clients.get(&client).ok_or(libc::EINVAL)?;
+        let owner = self.clients.get(client)?;
         owned(&owner.cqs, &mut self.parts.cqs, cqn)
     }
 
@@ -140,7 +140,7 @@ impl DeviceCore {
     }
 
     fn client_srq(&mut self, client: u32, srqn: u32) -> Result<(usize, &mut Srq), Errno> {
-        let owner = self.clients.get(&client).ok_or(libc::EINVAL)?;
+        let owner = self.clients.get(client)?;
         owned(&owner.srqs, &mut self.parts.srqs, srqn)
     }
 

@@ -20,7 +20,7 @@ impl DeviceCore {
                 qp.set_state(State::Error);
             }
         }
-        self.tell_clients(DeviceEvent::DeviceFatal);
+        self.clients.tell(DeviceEvent::DeviceFatal);
     }
 
     /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
@@ -48,7 +48,7 @@ impl DeviceCore {
             return true;
         }
         if let Some(active) = self.parts.wire.link_change(now_ns) {
-            self.tell_clients(DeviceEvent::Port { active });
+            self.clients.tell(DeviceEvent::Port { active });
             worked = true;
         }
         self.ticks = self.ticks.wrapping_add(1);
