@@ -29,23 +29,7 @@ impl DeviceCore {
         if *port == self.inbox.address() {
             return Ok(Destination::Local);
         }
-        let links = &mut self.parts.links;
-        if let Some(&lane) = links.by_port.get(&port.port) {
-            return Ok(Destination::Lane(lane));
-        }
-        let link = PeerLink::open(port)?;
-        let free = links
-            .links
-            .iter()
-            .skip(links.nodes)
-            .position(Option::is_none);
-        let at = free.map_or(links.links.len(), |free| links.nodes + free);
-        if at == links.links.len() {
-            links.links.push(None);
-        }
-        links.links[at] = Some(link);
-        links.by_port.insert(port.port, at);
-        Ok(Destination::Lane(at))
+        self.parts.links.number_of(port).map(Destination::Lane)
     }
 
     /// Sets where a queue pair's packets go. The other end is not asked whether it is there, and agreed on no connection number.
@@ -83,15 +67,6 @@ impl DeviceCore {
         }
     }
 
-    /// Counts a queue pair that uses this link.
-    pub(super) fn enter_lane(&mut self, to: Destination) {
-        if let Destination::Lane(lane) = to
-            && let Some(Some(link)) = self.parts.links.links.get_mut(lane)
-        {
-            link.users += 1;
-        }
-    }
-
     pub(super) fn leave_lane(&mut self, slot: usize) {
         let Some(RemoteEnd {
             to: Destination::Lane(lane),
@@ -100,44 +75,10 @@ impl DeviceCore {
         else {
             return;
         };
-        if lane < self.parts.links.nodes {
-            return;
-        }
-        let Some(entry) = self.parts.links.links.get_mut(lane) else {
-            return;
-        };
-        if let Some(link) = entry {
-            link.users -= 1;
-            if link.users == 0 {
-                self.parts.links.by_port.remove(&link.port);
-                if let Some(queue) = self.parts.wire.lane(lane) {
-                    queue.clear();
-                }
-                *entry = None;
-            }
-        }
-    }
-
-    /// Closes the links to nodes that are no more. One that died in silence is looked for only where packets wait for room.
-    pub(super) fn sweep_nodes(&mut self) {
-        let Some(fabric) = &self.parts.fabric else {
-            return;
-        };
-        for node in 1..self.parts.links.nodes {
-            let Some(Some(link)) = self.parts.links.links.get(node) else {
-                continue;
-            };
-            let stuck = self
-                .parts
-                .wire
-                .lane(node)
-                .is_some_and(|queue| !queue.is_empty());
-            let gone =
-                fabric.port(node as u16) != link.port || (stuck && fabric.is_vacant(node as u16));
-            if gone {
-                self.parts.links.closed[node] = (u64::MAX, link.port);
-                self.parts.links.links[node] = None;
-            }
+        if self.parts.links.leave(lane)
+            && let Some(queue) = self.parts.wire.lane(lane)
+        {
+            queue.clear();
         }
     }
 
@@ -193,12 +134,8 @@ impl DeviceCore {
         // Requests whose bytes cannot be read.
         let mut lost = Vec::new();
         while let Some(index) = self.parts.wire.waiting(at) {
-            let link = match &self.parts.fabric {
-                Some(fabric) if index < self.parts.links.nodes => {
-                    self.parts.links.open_to_node(fabric, index, now_ns)
-                }
-                _ => self.parts.links.links.get(index).and_then(Option::as_ref),
-            };
+            let fabric = self.parts.fabric.as_ref();
+            let link = self.parts.links.opened(fabric, index, now_ns);
             let Some(queue) = self.parts.wire.lane(index) else {
                 at += 1;
                 continue;

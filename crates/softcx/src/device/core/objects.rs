@@ -144,7 +144,7 @@ impl DeviceCore {
         qp.requester.connect(psn);
         qp.responder.connect(remote.0);
         qp.set_state(State::ReadyToReceive);
-        self.enter_lane(to);
+        self.parts.links.enter(to);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::Result;
 use crate::device::fabric::{Fabric, NODES};
 use crate::device::inbox::{InboxAddress, LaneWriter};
-use crate::device::wire::Destination;
+use crate::device::wire::{Destination, Wire};
 
 /// How soon a node whose lane could not be opened is tried again.
 const REOPEN_NS: u64 = 10_000_000;
@@ -16,15 +16,15 @@ const OWNED_NS: u64 = 1_000_000;
 #[derive(Debug)]
 pub(crate) struct PeerLink {
     pub(super) lane: LaneWriter,
-    pub(super) port: u64,
+    port: u64,
     /// Queue pairs that use it. The link to a node of a fabric stays without any.
-    pub(super) users: usize,
+    users: usize,
     /// When it was last found that the peer still has its inbox.
-    pub(super) found_ns: Option<u64>,
+    found_ns: Option<u64>,
 }
 
 impl PeerLink {
-    pub(super) fn open(to: &InboxAddress) -> Result<PeerLink> {
+    fn open(to: &InboxAddress) -> Result<PeerLink> {
         Ok(PeerLink {
             lane: LaneWriter::open(to)?,
             port: to.port,
@@ -34,7 +34,7 @@ impl PeerLink {
     }
 
     /// Whether a process still has the inbox. The kernel is asked once in [`OWNED_NS`].
-    pub(super) fn is_owned(&mut self, now_ns: u64) -> bool {
+    fn is_owned(&mut self, now_ns: u64) -> bool {
         let fresh = |found_ns| now_ns.wrapping_sub(found_ns) < OWNED_NS;
         if !self.found_ns.is_some_and(fresh) {
             self.found_ns = self.lane.is_owned().then_some(now_ns);
@@ -46,11 +46,11 @@ impl PeerLink {
 /// The links of a device to others. On a fabric the first ones are those to its nodes, by number.
 #[derive(Debug, Default)]
 pub(crate) struct PeerLinks {
-    pub(super) links: Vec<Option<PeerLink>>,
-    pub(super) by_port: HashMap<u64, usize>,
+    links: Vec<Option<PeerLink>>,
+    by_port: HashMap<u64, usize>,
     /// By node: not before this time, and not to this port.
-    pub(super) closed: Vec<(u64, u64)>,
-    pub(super) nodes: usize,
+    closed: Vec<(u64, u64)>,
+    nodes: usize,
 }
 
 impl PeerLinks {
@@ -65,12 +65,7 @@ impl PeerLinks {
     }
 
     /// Opens the link to a node, or opens it anew if another device has the number now.
-    pub(super) fn open_to_node(
-        &mut self,
-        fabric: &Fabric,
-        node: usize,
-        now_ns: u64,
-    ) -> Option<&PeerLink> {
+    fn open_to_node(&mut self, fabric: &Fabric, node: usize, now_ns: u64) -> Option<&PeerLink> {
         let port = fabric.port(node as u16);
         let link = self.links.get_mut(node)?;
         if link.as_ref().is_none_or(|link| link.port != port) {
@@ -95,5 +90,77 @@ impl PeerLinks {
         };
         let link = self.links.get_mut(index).and_then(Option::as_mut);
         link.is_some_and(|link| !link.lane.is_read() && link.is_owned(now_ns))
+    }
+
+    /// The number of the link to another device, which is opened if there is none.
+    pub(super) fn number_of(&mut self, port: &InboxAddress) -> Result<usize> {
+        if let Some(&number) = self.by_port.get(&port.port) {
+            return Ok(number);
+        }
+        let link = PeerLink::open(port)?;
+        let free = self.links.iter().skip(self.nodes).position(Option::is_none);
+        let at = free.map_or(self.links.len(), |free| self.nodes + free);
+        if at == self.links.len() {
+            self.links.push(None);
+        }
+        self.links[at] = Some(link);
+        self.by_port.insert(port.port, at);
+        Ok(at)
+    }
+
+    /// The link of that number, opened anew if it is to a node that another device has now.
+    pub(super) fn opened(
+        &mut self,
+        fabric: Option<&Fabric>,
+        number: usize,
+        now_ns: u64,
+    ) -> Option<&PeerLink> {
+        match fabric {
+            Some(fabric) if number < self.nodes => self.open_to_node(fabric, number, now_ns),
+            _ => self.links.get(number)?.as_ref(),
+        }
+    }
+
+    /// Counts a queue pair that uses a link.
+    pub(super) fn enter(&mut self, to: Destination) {
+        if let Destination::Lane(number) = to
+            && let Some(Some(link)) = self.links.get_mut(number)
+        {
+            link.users += 1;
+        }
+    }
+
+    /// A queue pair uses a link no more. Whether the link is closed with that; those to nodes stay.
+    pub(super) fn leave(&mut self, number: usize) -> bool {
+        if number < self.nodes {
+            return false;
+        }
+        let Some(entry) = self.links.get_mut(number) else {
+            return false;
+        };
+        let Some(link) = entry else { return false };
+        link.users -= 1;
+        if link.users > 0 {
+            return false;
+        }
+        self.by_port.remove(&link.port);
+        *entry = None;
+        true
+    }
+
+    /// Closes the links to nodes that are no more. One that died in silence is looked for only where packets wait for room.
+    pub(super) fn sweep_nodes(&mut self, fabric: &Fabric, wire: &mut Wire) {
+        for node in 1..self.nodes {
+            let Some(Some(link)) = self.links.get(node) else {
+                continue;
+            };
+            let stuck = wire.lane(node).is_some_and(|queue| !queue.is_empty());
+            let gone =
+                fabric.port(node as u16) != link.port || (stuck && fabric.is_vacant(node as u16));
+            if gone {
+                self.closed[node] = (u64::MAX, link.port);
+                self.links[node] = None;
+            }
+        }
     }
 }

@@ -73,7 +73,10 @@ impl DeviceCore {
         if now_ns >= self.next_sweep_ns {
             self.next_sweep_ns = now_ns + SWEEP_NS;
             self.inbox.sweep();
-            self.sweep_nodes();
+            let parts = &mut self.parts;
+            if let Some(fabric) = &parts.fabric {
+                parts.links.sweep_nodes(fabric, &mut parts.wire);
+            }
         }
         worked
     }
