@@ -201,8 +201,16 @@ impl ProtectionDomain {
         let same_device = self.device().is(other.device());
         let name = |domain: &ProtectionDomain| {
             let device = domain.device().name();
+            // Two devices may have the same name: each opening of `softcx` makes one.
+            let which = if std::ptr::eq(domain, self) {
+                "this"
+            } else {
+                "another"
+            };
             match domain.on_device() {
-                _ if !same_device => format!("a protection domain of device `{device}`"),
+                _ if !same_device => {
+                    format!("a protection domain of {which} device, opened as `{device}`")
+                }
                 Ok(domain) => format!("protection domain {} of `{device}`", domain.number()),
                 Err(_) => format!("a protection domain of `{device}`"),
             }

@@ -13,7 +13,6 @@ mod copies;
 mod core;
 mod cq;
 mod cursor;
-mod device;
 mod dma;
 #[cfg(all(test, not(loom)))]
 mod driver;
@@ -22,6 +21,7 @@ pub(crate) mod fabric;
 mod faults;
 mod foreign;
 mod gather;
+mod handle;
 #[cfg(all(test, not(loom)))]
 mod harness;
 mod inbox;
@@ -43,11 +43,11 @@ mod transitions;
 mod wake_word;
 mod wire;
 
-pub use device::{Device, PortId};
 pub use dma::{PAGE_BYTES, Pages};
 pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::Faults;
 pub use foreign::{Foothold, Foreign, Move};
+pub use handle::{Device, PortId};
 pub use keys::Access;
 pub use options::{DeviceOptions, LinkLayer};
 pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, Service, flag};

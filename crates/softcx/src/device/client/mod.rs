@@ -17,8 +17,8 @@ pub(crate) use self::parts::{
 use crate::device::core::regions::Rights;
 use crate::device::core::uar_page::{ARM, DOORBELLS};
 use crate::device::core::{DeviceCore, Need};
-use crate::device::device::Device;
 use crate::device::dma::{ClockWord, UarRegister};
+use crate::device::handle::Device;
 use crate::device::space::Space;
 
 /// A context on the device, as one process sees it. Dropping the last of them releases everything that was made in it, while

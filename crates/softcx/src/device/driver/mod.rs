@@ -14,7 +14,7 @@ use crate::device::client::{
     AddressVector, Client, CqParts, DeviceEvent, Errno, EventSink, MrRange, QpAttributes, QpParts,
     SrqParts, Transport, mask,
 };
-use crate::device::device::Device;
+use crate::device::handle::Device;
 use doorbell_wire::mlx5::{Cqe, CqeOpcode};
 
 /// `ibv_access_flags` of everything that a region may have.

@@ -188,7 +188,7 @@ impl Qp {
                 &self.parts,
                 index,
                 request,
-                &mut context.gather,
+                &context.gather,
                 failed,
             );
         }

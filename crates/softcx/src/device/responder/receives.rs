@@ -27,7 +27,7 @@ impl Qp {
             taken = None;
         }
         if let (Some((index, _)), Some(trace)) = (taken, &mut context.trace) {
-            trace.recv_wqe(context.now_ns, &self.parts, index, &mut context.gather);
+            trace.recv_wqe(context.now_ns, &self.parts, index, &context.gather);
         }
         taken
     }
