@@ -333,7 +333,7 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
             pair.a.stream_wait_cq(&stream, Side::Recv).unwrap_err(),
         ] {
             assert!(
-                matches!(&error, Error::State { reason, .. } if reason.contains("completion is to come")),
+                matches!(&error, Error::State { reason, .. } if reason.contains("nothing to wait for")),
                 "{error:?}"
             );
         }
@@ -373,8 +373,8 @@ fn a_wait_for_what_nobody_posted_says_what_to_post() {
     let mut pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     for (side, cure) in [
-        (Side::Recv, "post a receive first"),
-        (Side::Send, "post a signaled send first"),
+        (Side::Recv, "no receive is posted; post one first"),
+        (Side::Send, "no signaled send is posted; post one first"),
     ] {
         let refused = pair.b.stream_wait_cq(&stream, side).unwrap_err();
         assert!(refused.to_string().contains(cure), "{refused}");

@@ -96,7 +96,7 @@ impl End {
     /// Every operation, both ways at once.
     fn exercise(&mut self, round: u8) {
         let remote = self.remote;
-        let at = |offset| remote.slice(offset, 8).unwrap();
+        let at = |offset, len_bytes| remote.slice(offset, len_bytes).unwrap();
         let own: Vec<u8> = (0..LONG)
             .map(|at| End::pattern(self.is_child, round, at))
             .collect();
@@ -123,10 +123,10 @@ impl End {
         let works = [
             Work::send(&data),
             Work::send_inline(inline).imm(0x1234_5678),
-            Work::write(&data, at(WRITTEN)).imm(round.into()),
-            Work::read(&fetched, at(OWN)),
-            Work::compare_swap(&swapped, at(COUNTER), 0, 40),
-            Work::fetch_add(&added, at(COUNTER), 2).fence(true),
+            Work::write(&data, at(WRITTEN, LONG)).imm(round.into()),
+            Work::read(&fetched, at(OWN, LONG)),
+            Work::compare_swap(&swapped, at(COUNTER, 8), 0, 40),
+            Work::fetch_add(&added, at(COUNTER, 8), 2).fence(true),
             Work::nop(),
         ];
         let mut tickets = Vec::new();

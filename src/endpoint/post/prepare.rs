@@ -218,13 +218,16 @@ impl Endpoint {
         let expected = queue.expected.load(Ordering::Relaxed);
         // There may be fewer than were taken: one was taken, and then the send that it was expected of was taken back.
         if expected.wrapping_sub(index) as i32 <= 0 {
-            let reason = match side {
-                Side::Send => format!(
-                    "no completion is to come: of the {expected} signaled sends, each has its wait; post a signaled send first"
-                ),
-                Side::Recv => format!(
-                    "no completion is to come: of the {expected} posted receives, each has its wait; post a receive first"
-                ),
+            let (what, posted) = match side {
+                Side::Send => ("signaled send", "sends"),
+                Side::Recv => ("receive", "receives"),
+            };
+            let reason = if expected == 0 {
+                format!("nothing to wait for: no {what} is posted; post one first")
+            } else {
+                format!(
+                    "nothing to wait for: all {posted} so far have their wait; post another {what} first"
+                )
             };
             return Err(Error::State {
                 operation: "wait_cq",

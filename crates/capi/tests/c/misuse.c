@@ -81,7 +81,7 @@ static void numbers_that_mean_nothing(struct rig *rig)
 	FAILS(DOORBELL_ERANGE, "`condition`", doorbell_wait_value32(rig->region, 0, 3, 0, 0));
 	FAILS(DOORBELL_EALIGNMENT, "offset", doorbell_wait_value32(rig->region, 2, DOORBELL_WAIT_GEQ, 0, 0));
 	FAILS(DOORBELL_EBOUNDS, "offset", doorbell_wait_value32(rig->region, RIG_BYTES, DOORBELL_WAIT_GEQ, 0, 0));
-	FAILS(DOORBELL_ESTATE, "can come", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, 0, NULL));
+	FAILS(DOORBELL_ESTATE, "nothing to wait for", doorbell_stream_wait_cq(rig->stream, rig->a, DOORBELL_SIDE_SEND, 0, NULL));
 
 	work.opcode = DOORBELL_OP_RECV;
 	FAILS(DOORBELL_ERANGE, "`work.opcode`", doorbell_post_send(rig->a, &work, NULL));
