@@ -20,7 +20,7 @@
 //! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
 //! | let threads of a GPU make and ring work requests themselves | [`KernelQueue`], `include/doorbell/queue.h` |
 //! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
-//! | be one of many processes, however they were started (feature `group`) | [`Group`], [`Place`], [`Store`] |
+//! | be one of many processes, however they were started (feature `group`) | [`Group`], [`LaunchEnvironment`], [`Store`] |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
 //! The example of the README, as `examples/first.rs` has it:
