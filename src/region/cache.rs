@@ -41,7 +41,7 @@ impl Default for CacheConfig {
 
 impl CacheConfig {
     /// # Errors
-    /// [`Error::RegisteredRange`] for a limit of 0 or too large.
+    /// [`Error::Range`] for a limit of 0 or too large.
     pub(super) fn check(&self) -> Result<()> {
         let limits = [
             (
@@ -202,7 +202,7 @@ impl RegionCache {
     /// A cache that the kernel tells of memory that goes, or that keeps nothing: [`RegionCache::invalidation`] says which, and why.
     ///
     /// # Errors
-    /// [`Error::RegisteredRange`] for a limit of 0 or too large; [`Error::State`] if the process has too many caches; [`Error::System`] if the kernel
+    /// [`Error::Range`] for a limit of 0 or too large; [`Error::State`] if the process has too many caches; [`Error::System`] if the kernel
     /// gives no page that a child does not inherit.
     pub fn new(domain: &ProtectionDomain, config: &CacheConfig) -> Result<RegionCache> {
         let (invalidation, monitor) = match Monitor::get() {

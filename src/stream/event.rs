@@ -217,7 +217,7 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Timeout`] when that takes longer than `timeout`. [`Error::Asynchronous`] when the work was discarded because its
-    /// stream failed or was aborted. [`Error::EventState`] when called by work of the stream before the record, which would wait for
+    /// stream failed or was aborted. [`Error::State`] when called by work of the stream before the record, which would wait for
     /// itself.
     pub fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let Some(mark) = self.mark() else {
@@ -245,7 +245,7 @@ impl Event {
     /// The time between the moments when the streams passed this event and `end`.
     ///
     /// # Errors
-    /// [`Error::EventState`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
+    /// [`Error::State`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
     pub fn elapsed(&self, end: &Event) -> Result<Duration> {
         let start = self.passed_at("the start event")?;
         let end = end.passed_at("the end event")?;
