@@ -1,46 +1,47 @@
-//! GPU-triggered RDMA: queue a transfer on a stream the way you queue a kernel, and let the GPU ring the NIC.
+//! GPU-triggered RDMA: queue a transfer on a stream as you queue a kernel, and the GPU rings the NIC.
 //!
-//! In plain GPUDirect RDMA the data goes straight between GPU and NIC, but a CPU must wait for the GPU, post the transfer,
-//! poll for it, and launch again. Here the CPU only *prepares*: the work request lies ready in the queue, and the few stores
-//! and polls that ring its doorbell and wait for it are a [program](peer::Program) that a stream executes in its turn.
+//! In plain GPUDirect RDMA the data goes straight between GPU and NIC, but a CPU waits for each kernel, posts each transfer and polls for its
+//! completion. Here the CPU prepares the work request in advance. The stores that ring its doorbell and the poll that waits for its
+//! completion are a short [program](peer::Program), which the stream executes in order.
 //!
-//! | you want to | look at |
+//! | you want to | use |
 //! |---|---|
 //! | open a NIC, register memory | [`Device`], [`ProtectionDomain`], [`Region`] |
-//! | register the same memory again and again | [`RegionCache`] |
-//! | transfer memory that no NIC reaches | [`Bounce`], [`CopyEngine`] |
-//! | connect two ends | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
-//! | connect by rdma_cm, with peers that need not know this library (feature `verbs`) | `cm`: `CmConnection`, `CmListener` |
+//! | register the same memory repeatedly | [`RegionCache`] |
+//! | transfer memory that no NIC can reach | [`Bounce`], [`CopyEngine`] |
+//! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
+//! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `cm`: `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
-//! | prepare now and queue later, many at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
+//! | prepare now and queue later, several at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
-//! | do so on a stream of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
-//! | have a kernel of the application ring (feature `cuda`) | `cuda`: `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
-//! | register and transfer the memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
-//! | do so in a CUDA graph, launched again and again (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
-//! | let threads of a GPU make and ring work requests themselves | [`KernelQueue`], `include/doorbell/queue.h` |
-//! | know what became of it | [`Ticket`], [`Endpoint::failure`], [`Error`] |
-//! | be one of many processes, however they were started (feature `group`) | [`Group`], [`LaunchEnvironment`], [`Store`] |
+//! | use streams of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
+//! | ring from a kernel of the application (feature `cuda`) | `cuda`: `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
+//! | register and transfer memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
+//! | use a CUDA graph, launched repeatedly (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
+//! | let threads of a GPU make and ring work requests | [`KernelQueue`], `include/doorbell/queue.h` |
+//! | know the result of an operation | [`Ticket`], [`Endpoint::failure`], [`Error`] |
+//! | run as one of many processes, whatever launched them (feature `group`) | `group`: `Group`, `LaunchEnvironment`, `Store` |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
-//! The example of the README, as `examples/first.rs` has it:
+//! The example of the README, from `examples/first.rs`:
 //!
 //! ```
 #![doc = include_str!("../examples/first.rs")]
 //! ```
 //!
-//! # Control paths and what they need
-//! The NICs are the software ConnectX inside the process (`softcx`, with the feature of that name) and, with the feature `verbs`, the devices that rdma-core drives: mlx5
-//! ones, whose doorbells streams can ring, and any others by plain verbs. [`Control`] says who rings: the stream itself, a thread of the
-//! library that looks at trigger words, or the calling thread once it has waited for the stream; [`Endpoint::path`] says which way is in
-//! force and why no better one. The calls and their results are the same on all of them.
+//! # Control paths
+//! The NICs are the software ConnectX inside the process (feature `softcx`, on by default) and, with the feature `verbs`, the devices of
+//! rdma-core. Streams can ring the doorbells of mlx5 devices; other devices are used by plain verbs. [`Control`] names who rings: the
+//! stream itself, a thread of the library that polls trigger words, or the calling thread after it has waited for the stream.
+//! [`Endpoint::path`] reports which one is in force, and why no better one is. Calls and results are the same on all of them.
 //!
-//! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in here has
-//! run on a real card or on a GPU.
+//! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in this
+//! library has run on a real card or on a GPU.
 //!
 //! # Threads
-//! Everything is `Send`; posting to an endpoint takes `&mut`. [`stream_post`] of prepared operations of one endpoint from
-//! several threads at once is refused, not waited for.
+//! All types are `Send`. Posting to an endpoint takes `&mut`. [`stream_post`] refuses operations of one endpoint that several threads
+//! queue at the same time; it does not wait.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[macro_use]
 mod setters;

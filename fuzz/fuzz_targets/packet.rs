@@ -1,7 +1,7 @@
 //! The reader of packets from another process: a header that it takes is one that the writer could have written, bit for bit.
 #![no_main]
 
-use doorbell::Error;
+use doorbell_softcx::Error;
 use doorbell_softcx::device::{HEADER_BYTES, Header};
 use libfuzzer_sys::fuzz_target;
 

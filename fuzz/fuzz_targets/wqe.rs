@@ -1,7 +1,7 @@
 //! The readers of send WQEs, receive WQEs and doorbells: any bytes give a value or a typed error, and the readers agree with each other.
 #![no_main]
 
-use doorbell::Error;
+use doorbell_wire::Error;
 use doorbell_wire::mlx5::{Doorbell, Segment, Wqe, parse_recv};
 use libfuzzer_sys::fuzz_target;
 
