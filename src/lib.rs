@@ -99,7 +99,7 @@ pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
-    Access, CacheConfig, CacheCounters, Cached, Device, Held, Invalidation, PageSize,
+    Access, CacheConfig, CacheCounters, Cached, Device, Element, Held, Invalidation, PageSize,
     ProtectionDomain, Region, RegionCache, RegionKind, RemoteRegion, RemoteSlice, Slice,
 };
 #[cfg(feature = "softcx")]

@@ -16,6 +16,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// How a group is joined. Start from `GroupConfig::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupConfig {
     /// How its endpoints are made; the same on both sides is best.
     pub endpoint: EndpointConfig,
@@ -23,6 +24,11 @@ pub struct GroupConfig {
     /// this is more.
     pub timeout: Duration,
 }
+
+setters!(GroupConfig {
+    endpoint: EndpointConfig,
+    timeout: Duration,
+});
 
 impl Default for GroupConfig {
     fn default() -> GroupConfig {

@@ -11,6 +11,7 @@ use crate::cuda::HeldBuffer;
 use crate::nic::{Access, Pages, RegisteredMemory};
 use crate::peer::{Role, Target, Targets};
 use crate::proxy::drop_elsewhere;
+use crate::region::element::{Element, bytes_of, bytes_of_mut};
 use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{ProtectionDomain, RegionKind, RemoteRegion};
@@ -370,6 +371,22 @@ impl Region {
         Ok(())
     }
 
+    /// Copies numbers into the region, from the byte `offset` on, in host byte order. `offset` needs no alignment.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn write_values<T: Element>(&self, offset: u64, values: &[T]) -> Result<()> {
+        self.write(offset, bytes_of(values))
+    }
+
+    /// Copies numbers out of the region, as [`Region::write_values`] copies them in.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn read_values<T: Element>(&self, offset: u64, values: &mut [T]) -> Result<()> {
+        self.read(offset, bytes_of_mut(values))
+    }
+
     /// Sets `len_bytes` to one value.
     ///
     /// # Errors
@@ -577,6 +594,34 @@ impl Slice<'_> {
 mod tests {
     use super::*;
     use crate::region::Device;
+
+    #[test]
+    fn numbers_are_copied_in_and_out_at_any_offset() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        region.write_values(3, &[1.5_f32, -0.0, f32::MAX]).unwrap();
+        let mut bytes = [0; 12];
+        region.read(3, &mut bytes).unwrap();
+        assert_eq!(bytes[..4], 1.5_f32.to_ne_bytes());
+        let mut values = [0_f32; 3];
+        region.read_values(3, &mut values).unwrap();
+        assert_eq!(
+            values.map(f32::to_bits),
+            [1.5_f32, -0.0, f32::MAX].map(f32::to_bits)
+        );
+        let refused = region.write_values(57, &[0_u64]);
+        assert!(
+            matches!(
+                refused,
+                Err(Error::OutOfBounds {
+                    len_bytes: 8,
+                    limit_bytes: 64,
+                    ..
+                })
+            ),
+            "{refused:?}"
+        );
+    }
 
     #[test]
     fn every_edge_of_a_region_is_an_error_that_names_the_limit() {

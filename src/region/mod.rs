@@ -3,6 +3,7 @@
 mod cache;
 mod control;
 mod device;
+mod element;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
@@ -22,6 +23,7 @@ pub use crate::nic::{Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
+pub use element::Element;
 #[cfg(feature = "cuda")]
 pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;

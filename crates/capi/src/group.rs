@@ -162,7 +162,7 @@ pub unsafe extern "C" fn doorbell_group_join(
             )
         };
         let timeout = config.timeout()?;
-        let config = GroupConfig { endpoint, timeout };
+        let config = GroupConfig::default().endpoint(endpoint).timeout(timeout);
         let inner = Group::join(&environment, &domain.inner, &config)?;
         Ok(place_for.set(doorbell_group::new(inner, timeout)))
     })
