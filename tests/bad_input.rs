@@ -78,6 +78,9 @@ fn each_way(endpoint: &mut Endpoint, stream: &HostStream, work: &Work<'_>) -> Er
 }
 
 /// (argument, value, min, max) of a range error.
+/// The argument in the error for too many slices.
+const SLICES: &str = "slices.len() (limit: EndpointConfig::max_segments)";
+
 fn range(error: &Error) -> (&'static str, u64, u64, u64) {
     match error {
         Error::Range {
@@ -209,20 +212,20 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
     let slices = [region.slice(0, 8).unwrap(); 17];
     for count in [3, 16, 17] {
         let error = each_way(&mut pair.a, &stream, &Work::send(&slices[..count]));
-        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+        assert_eq!(range(&error), (SLICES, count as u64, 0, 2));
         let error = pair.b.post_recv(1, &slices[..count]).unwrap_err();
-        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+        assert_eq!(range(&error), (SLICES, count as u64, 0, 2));
         let error = pair
             .b
             .stream_queue_recv(&stream, 1, &slices[..count])
             .unwrap_err();
-        assert_eq!(range(&error), ("slices", count as u64, 0, 2));
+        assert_eq!(range(&error), (SLICES, count as u64, 0, 2));
     }
     let bytes = vec![0; 1 << 17];
     for len in [65, 477, 1 << 17] {
         let error = each_way(&mut pair.a, &stream, &Work::send_inline(&bytes[..len]));
-        let (_, value, min, max) = range(&error);
-        assert_eq!((value, min, max), (len as u64, 0, 64));
+        let inline = "bytes.len() (limit: EndpointConfig::max_inline_bytes)";
+        assert_eq!(range(&error), (inline, len as u64, 0, 64));
         let work = Work::write_inline(&bytes[..len], RemoteSlice::at(remote.addr, remote.rkey));
         range(&each_way(&mut pair.a, &stream, &work));
     }

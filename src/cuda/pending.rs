@@ -184,21 +184,21 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
 }
 
 /// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Calls `released`
-/// with the cookie of each program whose wait was ended, before its owner is told. Returns what is to be dropped, which may block; handles that are
+/// for each program whose wait was ended, before its owner is told. Returns what is to be dropped, which may block; handles that are
 /// not an owner's last are dropped in here.
 pub(super) fn settle(
     queue: &mut VecDeque<PendingEntry>,
     done: u64,
     words: &StreamWords,
     aborted: bool,
-    released: impl Fn(u64),
+    released: impl Fn(),
 ) -> Vec<DeferredDrop> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(mut front) = queue.pop_front() {
             let outcome = front.outcome(words);
-            if let (Outcome::Released, Some(cookie)) = (outcome, front.cookie()) {
-                released(cookie);
+            if outcome == Outcome::Released {
+                released();
             }
             front.finish(outcome);
             over.extend(front.into_deferred_drop());
@@ -279,16 +279,6 @@ impl PendingEntry {
             // The condition may have held just before the kernel was told.
             (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,
             _ => Outcome::Done,
-        }
-    }
-
-    fn cookie(&self) -> Option<u64> {
-        match &self.what {
-            PendingWork::Program { cookie, .. } => Some(*cookie),
-            PendingWork::Record(_)
-            | PendingWork::Event { .. }
-            | PendingWork::Count
-            | PendingWork::Launched { .. } => None,
         }
     }
 

@@ -8,7 +8,7 @@ use super::state::StreamState;
 use super::stream_words::{STATUS_WORK, Stop};
 use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Owner};
+use crate::stream::{DeferredDrop, Owner, RELEASED};
 
 impl StreamState {
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
@@ -33,10 +33,8 @@ impl StreamState {
                 .stick("a kernel has given up a wait, and with it what came behind".into()),
         }
         let aborted = self.aborted.load(Ordering::Acquire);
-        settle(&mut pending.entries, done, words, aborted, |cookie| {
-            self.fault.pass(format!(
-                "the wait of program {cookie} was released before its condition held"
-            ));
+        settle(&mut pending.entries, done, words, aborted, || {
+            self.fault.pass(RELEASED.to_owned());
         })
     }
 

@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::lock::Lock;
 use crate::{Error, Result};
 
+/// Why a stream reports a wait that was let go.
+pub(crate) const RELEASED: &str = "a wait was released before its condition held: its deadline passed, or its endpoint failed; its ticket tells which";
+
 const NONE: u8 = 0;
 const PASSING: u8 = 1;
 const STICKY: u8 = 2;

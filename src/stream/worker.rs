@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::backoff::{Backoff, sharpen_sleeps};
 use super::event::{Event, Mark, Progress, Record};
-use super::fault::Fault;
+use super::fault::{Fault, RELEASED};
 use super::host_closure::HostClosure;
 use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
@@ -229,24 +229,19 @@ impl StreamShared {
                 match outcome {
                     Outcome::Done => {}
                     Outcome::Released => {
-                        self.fault.pass(format!(
-                            "the wait of program {cookie} was released before its condition held"
-                        ));
+                        self.fault.pass(RELEASED.to_owned());
                     }
                     Outcome::Discarded if aborted() => {}
                     Outcome::Discarded => {
-                        self.fault.pass(format!(
-                            "the owner of program {cookie} has no memory for one of its targets"
-                        ));
+                        let reason = "a program has no memory here for one of its targets";
+                        self.fault.pass(reason.to_owned());
                     }
                 }
                 outcome
             }
             Err(panicked) => {
-                self.fault.stick(format!(
-                    "the owner of program {cookie} panicked: {}",
-                    message(panicked)
-                ));
+                let reason = format!("the owner of a program panicked: {}", message(panicked));
+                self.fault.stick(reason);
                 Outcome::Discarded
             }
         };

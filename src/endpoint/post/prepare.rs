@@ -57,6 +57,7 @@ impl Endpoint {
                 )
             }
             Data::Inline(bytes) => {
+                self.check_inline(bytes)?;
                 check_remote(work, bytes.len() as u64)?;
                 (Payload::Inline(bytes), HeldRegions::default())
             }
@@ -358,12 +359,25 @@ impl Endpoint {
         })
     }
 
+    #[inline]
+    fn check_inline(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > self.config.max_inline_bytes as usize {
+            return Err(Error::Range {
+                argument: "bytes.len() (limit: EndpointConfig::max_inline_bytes)",
+                value: bytes.len() as u64,
+                min: 0,
+                max: self.config.max_inline_bytes.into(),
+            });
+        }
+        Ok(())
+    }
+
     /// Checks the slices and turns them into data segments.
     fn segments(&self, slices: &[Slice<'_>]) -> Result<Segments> {
         if slices.len() > self.config.max_segments as usize {
             let max = u64::from(self.config.max_segments);
             return Err(Error::Range {
-                argument: "slices",
+                argument: "slices.len() (limit: EndpointConfig::max_segments)",
                 value: slices.len() as u64,
                 min: 0,
                 max,
