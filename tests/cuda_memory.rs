@@ -1329,14 +1329,15 @@ fn contexts_streams_and_memory_of_cudarc_come_and_go() {
     let slice = buffer.into_cudarc_on(&stream).unwrap();
     let bytes: Vec<u8> = stream.clone_dtoh(&slice).unwrap();
     assert!(bytes.len() == 1 << 20 && bytes.iter().all(|byte| *byte == 6));
-    // A real driver has memory in blocks, and keeps some for the next who asks.
+    // Not twice. What tests before this one have dropped may be freed meanwhile, by threads of the library's: so no exact count. A real driver has
+    // memory in blocks, and keeps some for the next allocation.
     if is_standin() {
-        assert_eq!(before - free_bytes(&context), 1 << 20);
+        assert!(before.saturating_sub(free_bytes(&context)) <= 1 << 20);
     }
     drop(slice);
     stream.synchronize().unwrap();
     if is_standin() {
-        assert_eq!(free_bytes(&context), before);
+        until("the memory is freed", || free_bytes(&context) >= before);
     }
     // A stream of theirs executes programs though they have let it go; one of ours takes their work.
     let mut pair = Pair::new(&device(), &EndpointConfig::default());
