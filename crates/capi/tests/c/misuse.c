@@ -105,7 +105,7 @@ static void numbers_that_mean_nothing(struct rig *rig)
 	{
 		const doorbell_slice five[5] = {good, good, good, good, good};
 		work = doorbell_work_send(five, 5);
-		FAILS(DOORBELL_ERANGE, "`slices` is 5; it must be 0 to 4", doorbell_post_send(rig->a, &work, NULL));
+		FAILS(DOORBELL_ERANGE, "EndpointConfig::max_segments)` is 5; it must be 0 to 4", doorbell_post_send(rig->a, &work, NULL));
 	}
 	{
 		static const char bytes[500];
