@@ -21,7 +21,7 @@ pub enum Error {
         /// The largest value allowed.
         max: u64,
     },
-    /// A value is none of the few that are allowed.
+    /// A value is not one of the allowed values.
     #[error("`{argument}` is {value}; it must be {allowed}")]
     Choice {
         /// The name of the argument, as in the signature.
@@ -299,7 +299,7 @@ impl fmt::Display for WorkError {
             }
             Cause::Deadline(timeout) => write!(
                 f,
-                ": a wait for a completion did not end within {timeout:?} and was released: nothing arrived that completes it"
+                ": a wait for a completion did not end within {timeout:?} and was released"
             ),
             Cause::QueuePair => f.write_str(
                 ": the queue pair is in error; the peer's request was refused, or the peer failed",
@@ -324,14 +324,14 @@ fn hint(status: WcStatus) -> &'static str {
             ": the peer's device refused the remote key, the address range, or the access right; keys end when their region is deregistered"
         }
         WcStatus::RetryExcErr => {
-            ": the peer does not answer; its endpoint failed or is gone, or the network drops packets"
+            ": no answer from the peer; usual causes: its endpoint failed or was destroyed, or the network drops packets"
         }
         WcStatus::LocProtErr => {
             ": this side's region refused the local key, the address range, or the access right"
         }
         WcStatus::LocLenErr => ": the message is longer than the receive that it met",
         WcStatus::RemInvReqErr => {
-            ": the message is longer than the peer's receive, or the peer does not allow this operation"
+            "; usual causes: the message is longer than the peer's receive, or the peer does not allow this operation"
         }
         _ => "",
     }

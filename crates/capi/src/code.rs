@@ -28,7 +28,7 @@ codes! {
     DOORBELL_OK = 0;
     /// An argument makes no sense.
     DOORBELL_EINVAL = -1;
-    /// A handle is none, of another kind, or destroyed.
+    /// The argument is not a handle, is a handle of another type, or was destroyed.
     DOORBELL_EHANDLE = -2;
     /// Another thread is using the object.
     DOORBELL_EBUSY = -3;

@@ -14,7 +14,7 @@ pub(super) enum Failure {
         argument: &'static str,
         reason: String,
     },
-    /// A handle is none, of another kind, or was destroyed.
+    /// The argument is not a handle, is a handle of another type, or was destroyed.
     Handle {
         argument: &'static str,
         reason: String,

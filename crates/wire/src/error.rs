@@ -16,7 +16,7 @@ pub enum Error {
         /// The largest value allowed.
         max: u64,
     },
-    /// A value is none of the few that are allowed.
+    /// A value is not one of the allowed values.
     #[error("`{argument}` is {value}; it must be {allowed}")]
     Choice {
         /// The name of the argument, as in the signature.

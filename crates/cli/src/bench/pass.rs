@@ -29,7 +29,7 @@ pub trait Workload {
     /// Waits until the stream has passed the latest mark of `slot`, off the CPU.
     fn wait_batch(&mut self, slot: usize) -> Result<()>;
 
-    /// Prepares `count` notes of the device's clock. False: there is none, and kernels note their end by [`BenchStep::run_kernel`].
+    /// Prepares `count` readings of the device's clock. Returns false if the device has no clock; then [`BenchStep::run_kernel`] records each kernel's end.
     fn begin_notes(&mut self, _count: usize) -> Result<bool> {
         Ok(false)
     }

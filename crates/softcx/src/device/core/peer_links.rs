@@ -92,7 +92,7 @@ impl PeerLinks {
         link.is_some_and(|link| !link.lane.is_read() && link.is_owned(now_ns))
     }
 
-    /// The number of the link to another device, which is opened if there is none.
+    /// Returns the number of the link to another device. Opens the link if it does not exist.
     pub(super) fn number_of(&mut self, port: &InboxAddress) -> Result<usize> {
         if let Some(&number) = self.by_port.get(&port.port) {
             return Ok(number);

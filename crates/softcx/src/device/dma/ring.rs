@@ -58,7 +58,7 @@ impl DmaRing {
     /// than one round is copied.
     ///
     /// # Errors
-    /// [`AccessFault`] if the memory of another process cannot be read, or there is none.
+    /// [`AccessFault`] if the memory of another process cannot be read, or if the ring has no memory.
     #[inline]
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessFault> {
         if self.len_bytes == 0 {
@@ -139,7 +139,7 @@ impl DmaRing {
     /// owner bit sees the rest.
     ///
     /// # Errors
-    /// [`AccessFault`] if the memory of another process cannot be written, or there is none.
+    /// [`AccessFault`] if the memory of another process cannot be written, or if the ring has no memory.
     #[inline]
     pub(crate) fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) -> Result<(), AccessFault> {
         if self.len_bytes < 64 {

@@ -15,7 +15,7 @@ pub(crate) struct QpSetup {
     pub(crate) user_index: u32,
     /// The shared receive queue from which it takes, instead of its own.
     pub(crate) srq: Option<usize>,
-    /// Who hears what becomes of it. An embedded device's owner looks at its [`QpStatus`](super::QpStatus).
+    /// Receives the asynchronous events of the queue pair. The owner of an embedded device reads [`QpStatus`](super::QpStatus) instead.
     pub(crate) events: Option<Arc<dyn EventSink>>,
     pub(crate) send_cq: usize,
     pub(crate) recv_cq: usize,

@@ -9,8 +9,8 @@ use crate::device::qp::State;
 pub struct QpStatus {
     state: AtomicU8,
     overrun: AtomicU8,
-    /// Whether the device looks at the registers in every turn. It clears this before a last look, and whoever rings looks
-    /// here behind the ring: one of the two sees the other.
+    /// Whether the device polls the registers in every turn. The device clears this flag before its last poll. A thread that rings reads the
+    /// flag after its store. So either the device sees the store, or the thread sees the cleared flag.
     watched: AtomicBool,
 }
 

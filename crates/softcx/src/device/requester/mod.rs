@@ -132,7 +132,7 @@ impl Qp {
         TransmitStop::Burst
     }
 
-    /// Takes the next announced WQE into the queue of messages. `false` if there is none.
+    /// Moves the next announced WQE into the message queue. Returns false if no WQE is announced.
     #[inline]
     fn begin(&mut self, context: &mut DeviceParts) -> bool {
         let requester = &mut self.requester;
