@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use doorbell::stream::{Submission, execute};
+use doorbell::stream::{StreamFailure, Submission, execute};
 use doorbell::{
     Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result,
     Side, Work,
@@ -83,6 +83,12 @@ unsafe impl Executor for Calling {
     fn wait_event(&self, _event: &Event) -> Result<()> {
         Ok(())
     }
+
+    fn take_fault(&self) -> Option<Error> {
+        None
+    }
+
+    fn fail(&self, _failure: StreamFailure) {}
 
     fn query(&self) -> Result<bool> {
         Ok(true)

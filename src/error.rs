@@ -104,6 +104,8 @@ pub enum Error {
         stream: String,
         /// What failed.
         reason: String,
+        /// The failure of the endpoint that the stream waited for, if that was the first cause.
+        work: Option<WorkError>,
     },
     /// An operation failed, and with it its endpoint.
     #[error("{0}")]
@@ -275,6 +277,8 @@ pub enum Cause {
     Discarded,
     /// The application called abort.
     Aborted,
+    /// The application dropped the endpoint.
+    Dropped,
     /// A trigger word of the proxy path had a value that no operation stores: something else wrote to it.
     Trigger(u32),
 }
@@ -307,6 +311,7 @@ impl fmt::Display for WorkError {
             Cause::Overrun => f.write_str(": a completion queue overran"),
             Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
             Cause::Aborted => f.write_str(": aborted"),
+            Cause::Dropped => f.write_str(": the endpoint was dropped"),
             Cause::Trigger(found) => {
                 write!(f, ": something wrote {found:#x} over a trigger word")
             }

@@ -272,7 +272,7 @@ fn a_failure_ends_the_wait_for_room_and_nothing_is_taken() {
         assert!(reason(submitted.join().unwrap()).contains("a wait was released"));
     });
     assert_eq!(batch.len(), 2);
-    words.set(0, 6);
+    assert!(stream.take_fault().is_some());
     stream.submit(&mut batch).unwrap();
     stream.synchronize(PATIENCE).unwrap();
     let cookies: Vec<_> = words.outcomes().iter().map(|outcome| outcome.0).collect();
@@ -471,9 +471,12 @@ fn a_panic_sticks_and_discards_what_follows() {
     assert_eq!(words.started.load(Ordering::Relaxed), 1);
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(Arc::strong_count(&ran), 1, "a discarded kernel is dropped");
-    other
-        .synchronize(PATIENCE)
-        .expect("events pass, so that others go on");
+    // The event passes, and who waited for it has failed as well.
+    let text = reason(other.synchronize(PATIENCE));
+    assert!(
+        text.contains("waited for an event") && text.contains("bad kernel 5"),
+        "{text}"
+    );
     assert_eq!(
         before.synchronize(PATIENCE),
         Ok(()),
@@ -494,6 +497,11 @@ fn a_panic_sticks_and_discards_what_follows() {
     }
     assert_eq!(batch.len(), 1);
     assert_eq!(words.get(0), 1);
+    let taken = stream.take_fault().unwrap();
+    assert!(reason::<()>(Err(taken)).contains("bad kernel 5"));
+    stream.submit(&mut batch).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(words.get(0), 3);
 }
 
 #[test]
@@ -512,8 +520,9 @@ fn a_panic_of_an_owner_fails_the_stream_and_still_finishes_the_program() {
 }
 
 #[test]
-fn a_released_wait_is_reported_once_and_the_stream_goes_on() {
+fn a_released_wait_is_reported_once_if_the_stream_is_to_go_on() {
     let stream = HostStream::new("released").unwrap();
+    stream.continue_on_error(true);
     let words = Words::new();
     submit_one(&stream, words.wait(5, 8)).unwrap();
     submit_one(&stream, words.store(6, 2, 1)).unwrap();
@@ -536,13 +545,15 @@ fn a_released_wait_is_reported_once_and_the_stream_goes_on() {
 }
 
 #[test]
-fn a_program_without_memory_is_discarded_and_reported_once() {
+fn a_program_without_memory_is_discarded_and_reported_until_it_is_taken() {
     let stream = HostStream::new("unmapped").unwrap();
     let words = Words::new();
     words.mapped.store(false, Ordering::Relaxed);
     submit_one(&stream, words.store(4, 0, 1)).unwrap();
     assert!(reason(stream.synchronize(PATIENCE)).contains("a program has no memory here"));
     assert_eq!(words.outcomes(), [(4, Outcome::Discarded)]);
+    reason(stream.synchronize(PATIENCE));
+    assert!(stream.take_fault().is_some());
     words.mapped.store(true, Ordering::Relaxed);
     submit_one(&stream, words.store(5, 0, 1)).unwrap();
     stream.synchronize(PATIENCE).unwrap();
@@ -609,6 +620,7 @@ fn a_thread_ends_with_its_stream_busy_or_idle() {
 fn a_stream_dropped_in_a_wait_that_is_released_ends() {
     let words = Words::new();
     let stream = HostStream::new("blocked").unwrap();
+    stream.continue_on_error(true);
     submit_one(&stream, words.wait(1, 5)).unwrap();
     submit_one(&stream, words.store(2, 2, 7)).unwrap();
     until("the wait began", || {
@@ -646,7 +658,7 @@ fn abort_breaks_waits_discards_the_queue_and_leaves_a_usable_stream() {
     );
     assert_eq!((words.get(1), words.get(2)), (0, 0));
     assert_eq!(reason(event.synchronize(PATIENCE)), "discarded by abort");
-    other.synchronize(PATIENCE).unwrap();
+    assert!(reason(other.synchronize(PATIENCE)).contains("discarded by abort"));
     submit_one(&stream, words.store(3, 2, 9)).unwrap();
     stream.record(&event).unwrap();
     event.synchronize(PATIENCE).unwrap();

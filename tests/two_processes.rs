@@ -338,9 +338,13 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
             Ok(()) | Err(Error::Asynchronous { .. }) => {}
             Err(other) => panic!("{other:?}"),
         }
-        let _ = end.stream.query();
+        end.stream.take_fault();
         assert!(tickets.iter().all(doorbell::Ticket::is_over));
-        assert_eq!(tickets.last().unwrap().status(), Status::Failed(failure));
+        let last = tickets.last().unwrap().status();
+        assert!(
+            matches!(last, Status::Failed(_) | Status::Discarded),
+            "{last:?}"
+        );
         // The channel knows, too.
         assert!(matches!(
             end.channel.receive(Duration::from_secs(20)),
@@ -374,7 +378,7 @@ fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
         Ok(()) | Err(Error::Asynchronous { .. }) => {}
         Err(other) => panic!("{other:?}"),
     }
-    let _ = end.stream.query();
+    end.stream.take_fault();
     assert!(started.elapsed() < Duration::from_secs(30));
     let failure = end.endpoint.failure().unwrap();
     assert_eq!(failure.cause, Cause::Deadline(timeout));

@@ -90,7 +90,9 @@ enum doorbell_cause {
 	/* doorbell_endpoint_abort was called. */
 	DOORBELL_CAUSE_ABORTED = 5,
 	/* A trigger word of the proxy path had a value that no operation stores: other code wrote to it. */
-	DOORBELL_CAUSE_TRIGGER = 6
+	DOORBELL_CAUSE_TRIGGER = 6,
+	/* doorbell_endpoint_destroy was called. */
+	DOORBELL_CAUSE_DROPPED = 7
 };
 
 /* Why an operation, and with it its endpoint, failed. */

@@ -342,10 +342,17 @@ enum doorbell_status {
 	DOORBELL_STATUS_RUNG = 2,
 	/* Complete. */
 	DOORBELL_STATUS_COMPLETE = 3,
-	/* The operation failed, its endpoint failed before it was complete, or its wait was released. */
+	/* The operation failed, its endpoint failed before its doorbell was rung, or its wait was released. */
 	DOORBELL_STATUS_FAILED = 4,
 	/* Destroyed or rolled back before it was posted to a stream. */
-	DOORBELL_STATUS_CANCELLED = 5
+	DOORBELL_STATUS_CANCELLED = 5,
+	/*
+	 * The doorbell was rung, the endpoint failed, and no completion tells whether the operation was carried out. It may
+	 * have been carried out wholly or in part.
+	 */
+	DOORBELL_STATUS_UNKNOWN = 6,
+	/* Its stream had failed or was aborted. The doorbell was not rung and never will be. */
+	DOORBELL_STATUS_DISCARDED = 7
 };
 
 /* Details of a complete operation. */
@@ -357,10 +364,10 @@ typedef struct doorbell_details {
 } doorbell_details;
 
 /*
- * Returns the status of the operation, DOORBELL_STATUS_*. For DOORBELL_STATUS_FAILED the reason is written to
- * `failure`, which may be NULL. A final status (COMPLETE, FAILED, CANCELLED) never changes, and the NIC no longer
- * accesses the memory of that operation. If the endpoint has just failed, the call first makes the NIC flush its work,
- * which takes at most 20 ms.
+ * Returns the status of the operation, DOORBELL_STATUS_*. For DOORBELL_STATUS_FAILED and DOORBELL_STATUS_UNKNOWN the
+ * reason is written to `failure`, which may be NULL. A final status (DOORBELL_STATUS_COMPLETE and higher) never changes,
+ * and the NIC no longer accesses the memory of that operation. If the endpoint has just failed, the call first makes
+ * the NIC flush its work, which takes at most 20 ms.
  */
 int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);
 

@@ -15,7 +15,7 @@ use super::kernel_words::TRIGGER_WORDS;
 use super::memory::DeviceBuffer;
 use super::stream_words::STATUS_WORK;
 use super::trigger::Trigger;
-use crate::stream::{Event, Executor, Submission, forbid_on};
+use crate::stream::{Event, Executor, StreamFailure, Submission, forbid_on};
 use crate::{Error, Result};
 
 /// The bit of the turn word by which kernels execute nothing but counts: `include/doorbell/trigger.h`.
@@ -64,7 +64,7 @@ impl Drop for KernelStreamInner {
         if queue.triggered < queue.issued {
             state
                 .fault
-                .stick("its handles were dropped before a trigger was taken".into());
+                .end("its handles were dropped before a trigger was taken");
         }
     }
 }
@@ -140,7 +140,7 @@ impl KernelStream {
     pub fn abort(&self) {
         let state = self.inner.handle.state();
         let queue = state.queue.lock();
-        state.fault.stick("it was aborted".into());
+        state.fault.end("it was aborted");
         state.count.words.note(STATUS_WORK);
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         state.aborted.store(true, Ordering::Release);
@@ -161,7 +161,7 @@ impl KernelStream {
         let queue = state.queue.lock();
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
-        state.fault.stick("what was taken was given up".into());
+        state.fault.end("what was taken was given up");
         // Work that another thread is about to queue is discarded, too.
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         state.count.words.note(STATUS_WORK);
@@ -232,6 +232,16 @@ unsafe impl Executor for KernelStream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.inner.handle.state().wait_event(event)
+    }
+
+    fn take_fault(&self) -> Option<Error> {
+        let state = self.inner.handle.state();
+        let failure = state.fault.take()?;
+        Some(failure.report(&state.name))
+    }
+
+    fn fail(&self, failure: StreamFailure) {
+        self.inner.handle.state().fault.fail(failure);
     }
 
     /// True when kernels have executed all queued work.

@@ -12,7 +12,7 @@ use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
 use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Mark, Outcome, Owner, Record};
+use crate::stream::{DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure};
 
 /// Drops these in a thread that nobody waits for: dropping the last handle of an owner unregisters its memory, which may block until the GPU is
 /// done, and the caller may be a thread that ends waits of the GPU.
@@ -27,6 +27,13 @@ pub(super) struct PendingEntry {
     pub(super) after: u64,
     pub(super) done: u64,
     pub(super) what: PendingWork,
+}
+
+/// Where failures of a stream are reported.
+pub(super) struct Reports<'a> {
+    pub(super) fault: &'a Fault,
+    pub(super) progress: &'a Progress,
+    pub(super) name: &'a str,
 }
 
 pub(super) enum PendingWork {
@@ -191,16 +198,16 @@ pub(super) fn settle(
     done: u64,
     words: &StreamWords,
     aborted: bool,
-    released: impl Fn(),
+    stream: &Reports<'_>,
 ) -> Vec<DeferredDrop> {
     let mut over = Vec::new();
     while queue.front().is_some_and(|front| front.done <= done) {
         if let Some(mut front) = queue.pop_front() {
             let outcome = front.outcome(words);
-            if outcome == Outcome::Released {
-                released();
+            if let Some(failure) = front.failure(outcome) {
+                stream.fault.fail(failure);
             }
-            front.finish(outcome);
+            front.finish(outcome, stream);
             over.extend(front.into_deferred_drop());
         }
     }
@@ -282,7 +289,17 @@ impl PendingEntry {
         }
     }
 
-    fn finish(&mut self, outcome: Outcome) {
+    /// Why the program did not end well, if the stream has executed it.
+    fn failure(&self, outcome: Outcome) -> Option<StreamFailure> {
+        match &self.what {
+            PendingWork::Program { owner, cookie, .. } if outcome != Outcome::Discarded => {
+                owner.failure_of(*cookie, outcome)
+            }
+            _ => None,
+        }
+    }
+
+    fn finish(&mut self, outcome: Outcome, stream: &Reports<'_>) {
         match &mut self.what {
             PendingWork::Program {
                 owner,
@@ -306,7 +323,11 @@ impl PendingEntry {
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => {
-                record.fire(None);
+                let failure = stream.fault.sticky();
+                if let Some(failure) = &failure {
+                    stream.progress.poison(self.done, failure.clone());
+                }
+                record.fire(failure.map(|failure| failure.report(stream.name)));
                 if let Some(event) = record.sleepers() {
                     event.wake();
                 }

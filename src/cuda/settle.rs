@@ -3,12 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use super::pending::{PendingEntry, defer_drops, settle};
+use super::pending::{PendingEntry, Reports, defer_drops, settle};
 use super::state::StreamState;
 use super::stream_words::{STATUS_WORK, Stop};
-use crate::Error;
 use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Owner, RELEASED};
+use crate::stream::{DeferredDrop, Owner};
 
 impl StreamState {
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
@@ -21,29 +20,30 @@ impl StreamState {
         let done = self.count.read();
         match words.stop() {
             None => {}
-            Some(_) if self.fault.is_sticky() => {}
-            Some(Stop::Abandoned { .. }) => self.fault.stick(
-                "a kernel waited, and this process did not look at the stream for a minute".into(),
-            ),
+            Some(_) if self.fault.is_final() => {}
+            Some(Stop::Abandoned { .. }) => self
+                .fault
+                .end("a kernel waited, and this process did not look at the stream for a minute"),
             Some(Stop::Malformed { .. }) => {
-                self.fault.stick("a kernel cannot read a program".into())
+                self.fault.end("a kernel cannot read a program");
             }
             Some(Stop::TimedOut { .. }) => self
                 .fault
-                .stick("a kernel has given up a wait, and with it what came behind".into()),
+                .end("a kernel has given up a wait, and with it what came behind"),
         }
         let aborted = self.aborted.load(Ordering::Acquire);
-        settle(&mut pending.entries, done, words, aborted, || {
-            self.fault.pass(RELEASED.to_owned());
-        })
+        let reports = Reports {
+            fault: &self.fault,
+            progress: &self.progress,
+            name: &self.name,
+        };
+        settle(&mut pending.entries, done, words, aborted, &reports)
     }
 
     /// Ends all pending work as discarded: the stream will not execute it.
     pub(super) fn discard(&self) {
-        let reason = Error::Asynchronous {
-            stream: self.name.clone(),
-            reason: self.fault.sticky_reason().unwrap_or_default(),
-        };
+        let failure = self.fault.sticky().unwrap_or_else(|| "it has ended".into());
+        let reason = failure.report(&self.name);
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let dropped: Vec<PendingEntry> = pending.entries.drain(..).collect();

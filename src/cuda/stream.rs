@@ -23,7 +23,7 @@ use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
-use crate::stream::{Event, Executor, Submission, act_as, forbid_on, message};
+use crate::stream::{Event, Executor, StreamFailure, Submission, act_as, forbid_on, message};
 use crate::{Error, Result};
 
 /// A stream of a GPU, created by this library or by a framework, the runtime API or the application.
@@ -124,6 +124,12 @@ impl CudaStream {
             words.status().store(0, Ordering::SeqCst);
         }
         words.status_at()
+    }
+
+    /// Whether calls go on behind work that failed. Off by default: every call reports the failure until
+    /// [`Executor::take_fault`](crate::Executor::take_fault). On: one call reports it. What is queued already is executed either way.
+    pub fn continue_on_error(&self, continues: bool) {
+        self.state().fault.set_continues(continues);
     }
 
     /// The value of the [`CudaStream::status_word`].
@@ -357,6 +363,16 @@ unsafe impl Executor for CudaStream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.state().wait_event(event)
+    }
+
+    fn take_fault(&self) -> Option<Error> {
+        let state = self.state();
+        let failure = state.fault.take()?;
+        Some(failure.report(&state.name))
+    }
+
+    fn fail(&self, failure: StreamFailure) {
+        self.state().fault.fail(failure);
     }
 
     fn query(&self) -> Result<bool> {

@@ -12,7 +12,7 @@ use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
-use crate::stream::{Event, Mark, Record, Submission};
+use crate::stream::{Event, Mark, Record, StreamFailure, Submission};
 use crate::{Error, Result};
 
 impl StreamState {
@@ -214,10 +214,7 @@ impl StreamState {
         self.count.words.note(STATUS_STREAM);
         self.fault.pass(error.to_string());
         self.note(error);
-        let reason = Error::Asynchronous {
-            stream: self.name.clone(),
-            reason: error.to_string(),
-        };
+        let reason = StreamFailure::from(error.to_string()).report(&self.name);
         lost.iter().for_each(|pending| pending.discard(&reason));
         defer_drops(
             lost.into_iter()

@@ -127,7 +127,7 @@ impl StreamState {
             if backoff.has_slept() && turns.is_multiple_of(16) {
                 // An error that does not end the stream, such as a capture that has begun, does not mean that the work is done.
                 let _ = self.is_idle();
-                if self.ended.load(Ordering::Acquire) || self.fault.is_sticky() {
+                if self.ended.load(Ordering::Acquire) || self.fault.is_final() {
                     break;
                 }
             }
@@ -206,7 +206,7 @@ impl StreamState {
         }
         if is(error, CUresult::CUDA_ERROR_INVALID_HANDLE) {
             // The stream was destroyed. The driver still executes the queued work, which counts and can be released as before.
-            self.fault.stick(error.to_string());
+            self.fault.end(error.to_string());
         } else if matches!(error, Error::Cuda { .. }) && !self.goes_on() {
             self.end(error);
         }
@@ -237,7 +237,7 @@ impl StreamState {
     /// Ends the stream: the driver will not execute the queued work.
     fn end(&self, error: &Error) {
         self.count.words.note(STATUS_STREAM);
-        self.fault.stick(error.to_string());
+        self.fault.end(error.to_string());
         self.ended.store(true, Ordering::Release);
         self.ensure_watched();
     }

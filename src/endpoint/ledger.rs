@@ -113,9 +113,9 @@ impl<T> Ledger<T> {
             .with_mut(|entry| unsafe { (*entry).take() })
     }
 
-    /// Reaps the oldest entry, if one is in flight.
+    /// Reaps the oldest entry, if one is in flight. `end` sees it before its place is the poster's again.
     #[inline]
-    pub(super) fn reap(&self) -> Option<T> {
+    pub(super) fn reap_with(&self, end: impl FnOnce(&T)) -> Option<T> {
         let count = self.done.load(Ordering::Relaxed);
         // Acquire: pairs with the release in `post`.
         if self.posted.load(Ordering::Acquire) == count {
@@ -125,6 +125,9 @@ impl<T> Ledger<T> {
         let value = self
             .entry(count)
             .with_mut(|entry| unsafe { (*entry).take() });
+        if let Some(value) = &value {
+            end(value);
+        }
         // Release: orders the take before the count that gives the place to the poster.
         self.done.store(count.wrapping_add(1), Ordering::Release);
         value
@@ -132,7 +135,7 @@ impl<T> Ledger<T> {
 
     /// Drops everything; poster and reaper are both the caller.
     pub(super) fn clear(&self) {
-        while self.reap().is_some() {}
+        while self.reap_with(|_| {}).is_some() {}
         self.posted.store(0, Ordering::Release);
         self.done.store(0, Ordering::Release);
     }
@@ -154,13 +157,13 @@ mod tests {
         }
         assert_eq!(ledger.in_flight(), 4);
         assert_eq!(Arc::strong_count(&value), 5);
-        drop(ledger.reap());
+        drop(ledger.reap_with(|_| {}));
         assert_eq!(Arc::strong_count(&value), 4);
         assert!(ledger.unpost().is_some());
         assert_eq!((ledger.in_flight(), Arc::strong_count(&value)), (2, 3));
         ledger.clear();
         assert_eq!((ledger.in_flight(), Arc::strong_count(&value)), (0, 1));
-        assert!(ledger.reap().is_none());
+        assert!(ledger.reap_with(|_| {}).is_none());
     }
 }
 
@@ -189,7 +192,7 @@ mod loom_tests {
             };
             let mut expected = 0;
             while expected < 3 {
-                match ledger.reap() {
+                match ledger.reap_with(|_| {}) {
                     Some(value) => {
                         assert_eq!(value, expected);
                         expected += 1;

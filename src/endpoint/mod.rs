@@ -17,6 +17,7 @@ mod deadline;
 mod device_queue;
 mod device_queue_state;
 mod ledger;
+mod outcome;
 mod path;
 mod post;
 mod prepared;
@@ -44,6 +45,7 @@ pub(crate) use deadline::system;
 pub(crate) use device_queue::DeviceQueue;
 #[cfg(feature = "cuda")]
 pub(crate) use device_queue_state::fresh_mark;
+pub use outcome::Status;
 pub use path::Path;
 pub use post::Endpoint;
 #[cfg(feature = "cuda")]
@@ -54,7 +56,7 @@ pub(crate) use recipe::Recipe;
 #[cfg(feature = "verbs")]
 pub(crate) use rendezvous::resolve;
 pub use rendezvous::{Channel, Listener};
-pub use ticket::{Status, Ticket};
+pub use ticket::Ticket;
 pub use value::{Condition, stream_wait_value32, stream_write_value32, wait_value32};
 #[cfg(feature = "cuda")]
 pub(crate) use value::{value_wait, value_write};

@@ -1,7 +1,7 @@
 //! Operations that are prepared and not yet given to a stream, and giving them to one.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::endpoint::queue::{QueueState, Wait, next_call};
@@ -54,9 +54,33 @@ pub struct Prepared {
     pub(super) program: Program,
     pub(super) operation: PreparedOperation,
     pub(super) live: bool,
+    /// Set when the operation is dropped. Made for the first ticket.
+    cancelled: OnceLock<Arc<AtomicBool>>,
 }
 
 impl Prepared {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        program: Program,
+        operation: PreparedOperation,
+    ) -> Prepared {
+        Prepared {
+            shared,
+            program,
+            operation,
+            live: true,
+            cancelled: OnceLock::new(),
+        }
+    }
+
+    /// The operation was taken back, and is never given to a stream.
+    pub(super) fn end_cancelled(&mut self) {
+        self.live = false;
+        if let Some(cancelled) = self.cancelled.get() {
+            cancelled.store(true, Ordering::Release);
+        }
+    }
+
     /// The bytecode that rings the doorbell or waits.
     pub fn program(&self) -> &Program {
         &self.program
@@ -86,6 +110,12 @@ impl Prepared {
 
     /// The ticket of the operation, which will tell what becomes of it.
     pub fn ticket(&self) -> Ticket {
+        let cancelled = self.cancelled.get_or_init(Arc::default);
+        Ticket::of_prepared(&self.shared, self.operation, cancelled)
+    }
+
+    /// The ticket of an operation that a stream has.
+    pub(super) fn posted(&self) -> Ticket {
         Ticket::of_operation(&self.shared, self.operation)
     }
 
@@ -220,7 +250,7 @@ impl Parts<'_> {
             // Blocks, if it is a wait; the watchdog ends it as it ends those of streams.
             entered.stay();
             queue.last_stream.store(stream.id(), Ordering::Relaxed);
-            carry_out(program, &**shared, cookie);
+            carry_out(stream, program, &**shared, cookie);
             return Ok(());
         }
         if let Err(error) = stream.submit_program(program, shared.clone(), cookie) {
@@ -348,6 +378,7 @@ impl Drop for Prepared {
     fn drop(&mut self) {
         if self.live {
             self.parts().cancel();
+            self.end_cancelled();
         }
     }
 }
@@ -389,16 +420,21 @@ pub fn stream_post(
     match prepared.parts().give_to(stream) {
         Ok(()) => {
             prepared.live = false;
-            Ok(prepared.ticket())
+            Ok(prepared.posted())
         }
         Err(error) => Err(Rejected { prepared, error }),
     }
 }
 
 /// Executes an operation in the calling thread, as a stream does: it is its turn.
-fn carry_out(program: &Program, owner: &dyn Owner, cookie: u64) {
+fn carry_out(stream: &dyn Executor, program: &Program, owner: &dyn Owner, cookie: u64) {
     owner.started(cookie);
-    owner.finished(cookie, execute(program, owner, cookie));
+    let outcome = execute(program, owner, cookie);
+    // Before the owner hears of it, as on a stream.
+    if let Some(failure) = owner.failure_of(cookie, outcome) {
+        stream.fail(failure);
+    }
+    owner.finished(cookie, outcome);
 }
 
 /// Gives prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success the list is
@@ -435,7 +471,7 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         cookie,
     } in &batch
     {
-        carry_out(program, &**owner, *cookie);
+        carry_out(stream, program, &**owner, *cookie);
     }
     Ok(tickets)
 }
@@ -533,6 +569,6 @@ fn hand_over<B>(
     entered.into_iter().for_each(Entered::stay);
     Ok(prepared
         .drain(..)
-        .map(|operation| operation.ticket())
+        .map(|operation| operation.posted())
         .collect())
 }

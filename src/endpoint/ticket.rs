@@ -2,32 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::endpoint::Side;
+use crate::endpoint::outcome::Status;
 use crate::endpoint::prepared::PreparedOperation;
-use crate::endpoint::queue::OpStatus;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::value::ValueWait;
-use crate::{Error, Result, WorkError};
-
-/// The state of a queued operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Status {
-    /// Prepared, and not yet given to a stream.
-    Prepared,
-    /// In a stream's queue.
-    Queued,
-    /// The stream has executed the doorbell of a work request; of a wait: the stream waits now.
-    Rung,
-    /// Done. A receive or a work request is known to be done when its completion, or that of a later one, is there.
-    Complete,
-    /// It failed, or its endpoint failed first; a wait that was released counts as failed. The error says which.
-    Failed(WorkError),
-    /// Dropped or rolled back before it was given to a stream.
-    Cancelled,
-}
+use crate::{Error, Result};
 
 #[derive(Clone)]
 enum Subject {
@@ -38,6 +20,8 @@ enum Subject {
         count: u32,
         serial: u32,
         epoch: u32,
+        /// Set when the operation is dropped. Only tickets that were made before it was posted need it.
+        cancelled: Option<Arc<AtomicBool>>,
     },
     Value(Arc<ValueWait>),
 }
@@ -58,8 +42,22 @@ impl Ticket {
                 count: operation.count,
                 serial: operation.serial,
                 epoch: operation.epoch,
+                cancelled: None,
             },
         }
+    }
+
+    /// That of an operation which may still be dropped, and then sets the flag: its place in the queue will be another one's.
+    pub(super) fn of_prepared(
+        shared: &Arc<Shared>,
+        operation: PreparedOperation,
+        flag: &Arc<AtomicBool>,
+    ) -> Ticket {
+        let mut ticket = Ticket::of_operation(shared, operation);
+        if let Subject::Operation { cancelled, .. } = &mut ticket.subject {
+            *cancelled = Some(Arc::clone(flag));
+        }
+        ticket
     }
 
     pub(crate) fn of_value(wait: Arc<ValueWait>) -> Ticket {
@@ -68,10 +66,14 @@ impl Ticket {
         }
     }
 
-    /// The state now. Looks at new completions first, without waiting; unless the endpoint has failed just now. Then
-    /// the device is brought to flush first what it was at, 20 ms at most, so that it is not at the memory any more of what is over.
+    /// The state now. Looks at new completions first, without waiting. If the endpoint has failed just now, it first stops the device, which
+    /// takes up to 20 ms: only then is it known which operations were carried out.
     pub fn status(&self) -> Status {
         let (shared, side, is_wait, count, serial, epoch) = match &self.subject {
+            Subject::Operation {
+                cancelled: Some(cancelled),
+                ..
+            } if cancelled.load(Ordering::Acquire) => return Status::Cancelled,
             Subject::Operation {
                 shared,
                 side,
@@ -79,67 +81,28 @@ impl Ticket {
                 count,
                 serial,
                 epoch,
+                ..
             } => (shared, *side, *is_wait, *count, *serial, *epoch),
             Subject::Value(wait) => return wait.status(),
         };
-        let unknown = WorkError {
-            qpn: shared.qp.qpn(),
-            wr_id: None,
-            cause: crate::Cause::Aborted,
-        };
-        let now = shared.is_in(epoch).then(|| {
-            shared.look_for_failure();
-            // Before the last look at completions: what was complete when it failed, is.
-            let failure = shared.failure();
-            let queue = shared.queue(side);
-            let look = || {
-                // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
-                shared.reap_fully();
-                if is_wait {
-                    queue.wait_status(count, serial)
-                } else {
-                    queue.op_status(count, serial, shared.rung(side))
-                }
-            };
-            let mut op_status = look();
-            if failure.is_some() && matches!(op_status, OpStatus::Queued | OpStatus::Rung) {
-                // The device may still be at it, and do it well.
-                shared.break_down_now();
-                op_status = look();
-            }
-            let failure = match op_status {
-                // Reaped in that look; where it was a flush, whoever found it may not have said so yet.
-                OpStatus::Failed => failure
-                    .or_else(|| shared.failure())
-                    .or_else(|| queue.has_error().then(|| shared.failure_of_flush(epoch))),
-                // The stream is going to get through it.
-                OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
-                _ => failure,
-            };
-            (op_status, failure)
-        });
-        // Of a reset meanwhile the above has seen a mixture.
-        let now = now.filter(|_| shared.is_in(epoch));
-        let (op_status, failure) = now.unwrap_or_else(|| {
-            let (op_status, failure) = shared.status_in_generation(epoch, side, is_wait, count);
-            (op_status, failure.or(Some(unknown)))
-        });
-        match (op_status, failure) {
-            (OpStatus::Done, _) => Status::Complete,
-            (OpStatus::Cancelled, _) => Status::Cancelled,
-            (_, Some(failure)) => Status::Failed(failure),
-            (OpStatus::Prepared, None) => Status::Prepared,
-            (OpStatus::Queued, None) => Status::Queued,
-            // A wait was given up, and who did that is about to say why.
-            (OpStatus::Rung | OpStatus::Failed, None) => Status::Rung,
-        }
+        let (status, failure) = shared
+            .is_in(epoch)
+            .then(|| shared.status_now(epoch, side, is_wait, count, serial))
+            // If a reset came meanwhile, that has seen a mixture.
+            .filter(|_| shared.is_in(epoch))
+            .unwrap_or_else(|| shared.status_in_generation(epoch, side, is_wait, count));
+        status.report(is_wait, failure)
     }
 
     /// Whether it is over, well or not.
     pub fn is_over(&self) -> bool {
         matches!(
             self.status(),
-            Status::Complete | Status::Failed(_) | Status::Cancelled
+            Status::Complete
+                | Status::Failed(_)
+                | Status::Unknown(_)
+                | Status::Discarded
+                | Status::Cancelled
         )
     }
 
@@ -154,6 +117,7 @@ impl Ticket {
                 count,
                 serial,
                 epoch,
+                ..
             } if shared.epoch.load(Ordering::Acquire) == *epoch => {
                 shared.reap_fully();
                 shared
@@ -168,11 +132,15 @@ impl Ticket {
     /// The status as a result: `Ok(true)` when complete, `Ok(false)` when not yet.
     ///
     /// # Errors
-    /// [`Error::Work`] if it failed, [`Error::State`] if it was cancelled.
+    /// [`Error::Work`] if it failed or its outcome is unknown, [`Error::State`] if it was cancelled or discarded.
     pub fn check(&self) -> Result<bool> {
         match self.status() {
             Status::Complete => Ok(true),
-            Status::Failed(failure) => Err(Error::Work(failure)),
+            Status::Failed(failure) | Status::Unknown(failure) => Err(Error::Work(failure)),
+            Status::Discarded => Err(Error::State {
+                operation: "ticket",
+                reason: "its stream failed or was aborted before it executed the operation".into(),
+            }),
             Status::Cancelled => Err(Error::State {
                 operation: "ticket",
                 reason: "the operation was dropped before it was given to a stream".into(),

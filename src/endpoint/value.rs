@@ -13,7 +13,7 @@ use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::PollResult;
 use crate::region::Region;
-use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner};
+use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, StreamFailure};
 use crate::{Cause, Error, Result, WorkError};
 
 /// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
@@ -69,19 +69,15 @@ impl ValueWait {
     }
 
     pub(super) fn status(&self) -> Status {
-        let failed = |cause| {
-            Status::Failed(WorkError {
-                qpn: 0,
-                wr_id: None,
-                cause,
-            })
-        };
         match self.state.load(Ordering::Acquire) {
             QUEUED => Status::Queued,
             STARTED => Status::Rung,
             DONE => Status::Complete,
-            GIVEN_UP => failed(Cause::Deadline(Duration::from_nanos(self.timeout_ns))),
-            _ => failed(Cause::Discarded),
+            GIVEN_UP => {
+                let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
+                Status::Failed(value_error(cause))
+            }
+            _ => Status::Discarded,
         }
     }
 }
@@ -145,6 +141,17 @@ unsafe impl Owner for ValueWait {
         self.state.store(state, Ordering::Release);
     }
 
+    fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
+        let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
+        (outcome == Outcome::Released).then(|| StreamFailure {
+            reason: format!(
+                "a wait for a value did not end within {:?}",
+                Duration::from_nanos(self.timeout_ns)
+            ),
+            work: Some(value_error(cause)),
+        })
+    }
+
     fn give_up(&self) {
         self.is_abandoned.store(true, Ordering::Release);
         self.released.store(true, Ordering::Release);
@@ -152,6 +159,15 @@ unsafe impl Owner for ValueWait {
 
     fn released(&self, _cookie: u64) -> bool {
         self.released.load(Ordering::Acquire)
+    }
+}
+
+/// The failure of a wait for a value, which has no endpoint.
+fn value_error(cause: Cause) -> WorkError {
+    WorkError {
+        qpn: 0,
+        wr_id: None,
+        cause,
     }
 }
 

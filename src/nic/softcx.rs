@@ -250,7 +250,8 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn silence(&self) -> bool {
-        // The device writes only what is rung later, in the order of the ring, and under the lock that its owner's waits end behind.
+        self.0.silence();
+        // They are the device's only after a reset.
         false
     }
 

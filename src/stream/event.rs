@@ -1,11 +1,13 @@
 //! Events: marks in the work of a stream.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::backoff::{Backoff, deadline_after};
+use super::fault::StreamFailure;
+use super::lock::Lock;
 use super::worker::forbid_on;
 use crate::{Error, Result};
 
@@ -15,6 +17,46 @@ pub(crate) struct Progress {
     /// Positions of the stream's queue that are done with; of a stream that counts elsewhere, those of which this process knows.
     completed: AtomicU64,
     elsewhere: Option<Box<dyn Elsewhere>>,
+    poison: Poison,
+}
+
+/// The records of a stream behind work that was not done. Almost always none, which costs a look at a flag.
+#[derive(Default)]
+struct Poison {
+    any: AtomicBool,
+    /// Positions from first to last, in order.
+    spans: Lock<Vec<(u64, u64, StreamFailure)>>,
+}
+
+/// Spans that are kept apart.
+const SPANS_MAX: usize = 64;
+
+impl Poison {
+    fn add(&self, position: u64, failure: StreamFailure) {
+        let mut spans = self.spans.lock();
+        match spans.last_mut() {
+            Some((_, last, known)) if known.reason == failure.reason => *last = position,
+            _ => spans.push((position, position, failure)),
+        }
+        if spans.len() > SPANS_MAX {
+            // Records between the two were good, and now count as failed: the other way round stale data would pass for good.
+            let (_, last, _) = spans.remove(1);
+            spans[0].1 = last;
+        }
+        // Release: pairs with the load in `of`.
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn of(&self, position: u64) -> Option<StreamFailure> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let spans = self.spans.lock();
+        let span = spans
+            .iter()
+            .find(|(first, last, _)| (*first..=*last).contains(&position))?;
+        Some(span.2.clone())
+    }
 }
 
 /// Where a stream counts that no thread of this process executes.
@@ -41,6 +83,7 @@ impl Progress {
             stream,
             completed: AtomicU64::new(0),
             elsewhere: None,
+            poison: Poison::default(),
         }
     }
 
@@ -67,6 +110,11 @@ impl Progress {
         self.completed.store(position, Ordering::Release);
     }
 
+    /// The work before the record at `position` was not done.
+    pub(crate) fn poison(&self, position: u64, failure: StreamFailure) {
+        self.poison.add(position, failure);
+    }
+
     pub(crate) fn reached(&self, position: u64) -> bool {
         // Acquire: pairs with `complete`.
         self.completed.load(Ordering::Acquire) >= position
@@ -87,6 +135,18 @@ pub(crate) struct Mark {
 impl Mark {
     pub(crate) fn is_reached(&self) -> bool {
         self.progress.reached(self.position)
+    }
+
+    /// Why the work before the mark was not done, once it is reached.
+    pub(crate) fn failure(&self) -> Option<StreamFailure> {
+        let failure = self.progress.poison.of(self.position)?;
+        Some(StreamFailure {
+            reason: format!(
+                "waited for an event behind work that failed: {}",
+                failure.reason
+            ),
+            ..failure
+        })
     }
 }
 
@@ -407,6 +467,7 @@ mod tests {
         older.fire(Some(Error::Asynchronous {
             stream: "slow".into(),
             reason: "x".into(),
+            work: None,
         }));
         slow.complete(1);
         assert!(captured.is_reached());

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Event, Owner};
+use super::{Event, Owner, StreamFailure};
 use crate::peer::Program;
 use crate::{Error, Result};
 
@@ -62,9 +62,11 @@ impl fmt::Debug for Submission {
 ///
 /// # Errors
 /// Work fails after the call that queued it has returned. As with CUDA streams, the failure is the result of a later call, any call
-/// of this trait: [`Error::Asynchronous`]. A call that reports one queues nothing. There are two kinds:
-/// - sticky: a kernel failed. What is queued behind it is discarded, and every later call reports it.
-/// - passing: a wait was released, or a program's owner had no memory for it. It is reported by one call, and the stream goes on.
+/// of this trait: [`Error::Asynchronous`], with the first cause. A call that reports one queues nothing.
+///
+/// A failure is a fault of the stream: a kernel panicked, a wait ended without success, or an event that was waited for stands for work that
+/// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
+/// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///
 /// # Safety
 /// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that
@@ -119,6 +121,14 @@ pub unsafe trait Executor: Send + Sync {
     /// # Errors
     /// [`Error::State`] and [`Error::Asynchronous`], as [`Executor::submit`].
     fn wait_event(&self, event: &Event) -> Result<()>;
+
+    /// Takes the fault of the stream, if there is one, and gives it. The stream can be used again; what was queued before this call is discarded. The
+    /// fault of a CUDA stream whose context is lost cannot be taken; it is given again and again.
+    fn take_fault(&self) -> Option<Error>;
+
+    /// Work of the stream that was executed elsewhere has failed.
+    #[doc(hidden)]
+    fn fail(&self, failure: StreamFailure);
 
     /// True when all work queued so far is done.
     ///

@@ -1,62 +1,163 @@
 //! Failures of queued work, kept until a later call reports them.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use super::lock::Lock;
-use crate::{Error, Result};
-
-/// Why a stream reports a wait that was let go.
-pub(crate) const RELEASED: &str = "a wait was released before its condition held: its deadline passed, or its endpoint failed; its ticket tells which";
+use crate::{Error, Result, WorkError};
 
 const NONE: u8 = 0;
 const PASSING: u8 = 1;
 const STICKY: u8 = 2;
+const FINAL: u8 = 3;
+
+/// Why queued work failed.
+#[derive(Debug, Clone)]
+pub struct StreamFailure {
+    /// For people.
+    pub(crate) reason: String,
+    /// The failure of the endpoint that was waited for, if that is the cause.
+    pub(crate) work: Option<WorkError>,
+}
+
+impl StreamFailure {
+    /// As a later call on that stream reports it.
+    pub(crate) fn report(&self, stream: &str) -> Error {
+        Error::Asynchronous {
+            stream: stream.to_owned(),
+            reason: self.reason.clone(),
+            work: self.work,
+        }
+    }
+
+    /// That of work which was not executed because of this failure.
+    pub(crate) fn of_discarded(&self) -> StreamFailure {
+        StreamFailure {
+            reason: format!("discarded, because earlier work failed: {}", self.reason),
+            work: self.work,
+        }
+    }
+}
+
+impl From<WorkError> for StreamFailure {
+    fn from(work: WorkError) -> StreamFailure {
+        StreamFailure {
+            reason: format!("a wait ended without success: {work}"),
+            work: Some(work),
+        }
+    }
+}
+
+impl From<String> for StreamFailure {
+    fn from(reason: String) -> StreamFailure {
+        StreamFailure { reason, work: None }
+    }
+}
+
+impl From<&str> for StreamFailure {
+    fn from(reason: &str) -> StreamFailure {
+        reason.to_owned().into()
+    }
+}
 
 /// The failures of one stream. Asking costs one load as long as there is none.
 pub(crate) struct Fault {
-    /// The worst kind in `reasons`.
+    /// The worst kind of those kept.
     kind: AtomicU8,
-    reasons: Lock<Reasons>,
+    failures: Lock<Failures>,
+    /// Whether the stream goes on behind work that failed.
+    continues: AtomicBool,
 }
 
 #[derive(Default)]
-struct Reasons {
+struct Failures {
     /// The first passing failure that no call reported yet.
-    passing: Option<String>,
+    passing: Option<StreamFailure>,
     /// How many more came after it.
     more: u64,
-    sticky: Option<String>,
+    sticky: Option<StreamFailure>,
+    is_final: bool,
+}
+
+impl Failures {
+    fn kind(&self) -> u8 {
+        match (&self.sticky, &self.passing) {
+            (Some(_), _) if self.is_final => FINAL,
+            (Some(_), _) => STICKY,
+            (None, Some(_)) => PASSING,
+            (None, None) => NONE,
+        }
+    }
 }
 
 impl Fault {
     pub(crate) fn new() -> Self {
         Self {
             kind: AtomicU8::new(NONE),
-            reasons: Lock::default(),
+            failures: Lock::default(),
+            continues: AtomicBool::new(false),
         }
     }
 
-    /// True once a sticky failure came.
+    /// True while a sticky failure is there: what is queued is not to be executed.
     pub(crate) fn is_sticky(&self) -> bool {
-        self.kind.load(Ordering::Acquire) == STICKY
+        self.kind.load(Ordering::Acquire) >= STICKY
+    }
+
+    /// True once nothing that is queued will be executed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_final(&self) -> bool {
+        self.kind.load(Ordering::Acquire) == FINAL
+    }
+
+    pub(crate) fn set_continues(&self, continues: bool) {
+        self.continues.store(continues, Ordering::Relaxed);
+    }
+
+    /// Queued work has failed: sticky, unless the application wants the stream to go on.
+    pub(crate) fn fail(&self, failure: impl Into<StreamFailure>) {
+        if self.continues.load(Ordering::Relaxed) {
+            self.pass(failure);
+        } else {
+            self.stick(failure);
+        }
     }
 
     /// Notes a failure that one later call reports.
-    pub(crate) fn pass(&self, reason: String) {
-        let mut reasons = self.reasons();
-        match reasons.passing {
-            None => reasons.passing = Some(reason),
-            Some(_) => reasons.more += 1,
-        }
-        // Release: who sees the kind and then takes the lock finds a reason. `max`, because sticky stays.
-        self.kind.fetch_max(PASSING, Ordering::Release);
+    pub(crate) fn pass(&self, failure: impl Into<StreamFailure>) {
+        self.change(|failures| match failures.passing {
+            None => failures.passing = Some(failure.into()),
+            Some(_) => failures.more += 1,
+        });
     }
 
-    /// Notes a failure that every later call reports. The first one counts.
-    pub(crate) fn stick(&self, reason: String) {
-        self.reasons().sticky.get_or_insert(reason);
-        self.kind.store(STICKY, Ordering::Release);
+    /// Notes a failure that every later call reports until [`Fault::take`]. The first one counts.
+    pub(crate) fn stick(&self, failure: impl Into<StreamFailure>) {
+        self.change(|failures| {
+            failures.sticky.get_or_insert_with(|| failure.into());
+        });
+    }
+
+    /// Notes a failure that every later call reports, for good. The first one counts, but for failures that could be taken.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn end(&self, failure: impl Into<StreamFailure>) {
+        self.change(|failures| {
+            if !std::mem::replace(&mut failures.is_final, true) {
+                failures.sticky = Some(failure.into());
+            }
+        });
+    }
+
+    /// Takes the failures that are not for good, and gives the first of them: the sticky one, if there is one.
+    pub(crate) fn take(&self) -> Option<StreamFailure> {
+        self.change(|failures| {
+            failures.more = 0;
+            let passing = failures.passing.take();
+            if failures.is_final {
+                return failures.sticky.clone();
+            }
+            failures.sticky.take().or(passing)
+        })
     }
 
     /// Reports what there is to report: passing failures first and once, a sticky one from then on.
@@ -69,33 +170,35 @@ impl Fault {
 
     #[cold]
     fn report(&self, stream: &str) -> Result<()> {
-        let mut reasons = self.reasons();
-        let reason = match (reasons.passing.take(), std::mem::take(&mut reasons.more)) {
-            (Some(reason), 0) => reason,
-            (Some(reason), more) => format!("{reason} (and {more} more)"),
-            (None, _) => match &reasons.sticky {
-                Some(reason) => reason.clone(),
-                // Another caller took the report between our load and the lock.
-                None => return Ok(()),
-            },
-        };
-        if reasons.sticky.is_none() {
-            // Under the lock, so that a failure noted meanwhile is not wiped.
-            self.kind.store(NONE, Ordering::Release);
-        }
-        Err(Error::Asynchronous {
-            stream: stream.to_owned(),
-            reason,
-        })
+        let failure = self.change(|failures| {
+            match (failures.passing.take(), std::mem::take(&mut failures.more)) {
+                (Some(failure), 0) => Some(failure),
+                (Some(failure), more) => Some(StreamFailure {
+                    reason: format!("{} (and {more} more)", failure.reason),
+                    ..failure
+                }),
+                // None: another caller took the report between our load and the lock.
+                (None, _) => failures.sticky.clone(),
+            }
+        });
+        failure.map_or(Ok(()), |failure| Err(failure.report(stream)))
     }
 
     /// The sticky failure, if there is one, without reporting it.
-    pub(crate) fn sticky_reason(&self) -> Option<String> {
-        self.reasons().sticky.clone()
+    pub(crate) fn sticky(&self) -> Option<StreamFailure> {
+        self.failures().sticky.clone()
     }
 
-    fn reasons(&self) -> MutexGuard<'_, Reasons> {
-        self.reasons.lock()
+    fn change<R>(&self, change: impl FnOnce(&mut Failures) -> R) -> R {
+        let mut failures = self.failures();
+        let result = change(&mut failures);
+        // Under the lock, so that a failure noted meanwhile is not wiped. Release: who sees the kind and then takes the lock finds a failure.
+        self.kind.store(failures.kind(), Ordering::Release);
+        result
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock()
     }
 }
 
@@ -106,7 +209,7 @@ mod tests {
     fn reason(fault: &Fault) -> Option<String> {
         match fault.check("s") {
             Ok(()) => None,
-            Err(Error::Asynchronous { stream, reason }) => {
+            Err(Error::Asynchronous { stream, reason, .. }) => {
                 assert_eq!(stream, "s");
                 Some(reason)
             }
@@ -118,11 +221,11 @@ mod tests {
     fn a_passing_failure_is_reported_once_and_counts_its_like() {
         let fault = Fault::new();
         assert_eq!(reason(&fault), None);
-        fault.pass("a".into());
+        fault.pass("a");
         assert_eq!(reason(&fault).unwrap(), "a");
         assert_eq!(reason(&fault), None);
         for name in ["b", "c", "d"] {
-            fault.pass(name.into());
+            fault.pass(name);
         }
         assert_eq!(reason(&fault).unwrap(), "b (and 2 more)");
         assert_eq!(reason(&fault), None);
@@ -132,15 +235,34 @@ mod tests {
     #[test]
     fn a_sticky_failure_stays_and_hides_no_passing_one() {
         let fault = Fault::new();
-        fault.pass("a".into());
-        fault.stick("b".into());
-        fault.stick("c".into());
+        fault.pass("a");
+        fault.stick("b");
+        fault.stick("c");
         assert!(fault.is_sticky());
         assert_eq!(reason(&fault).unwrap(), "a");
         assert_eq!(reason(&fault).unwrap(), "b");
-        fault.pass("d".into());
+        fault.pass("d");
         assert!(fault.is_sticky());
         assert_eq!(reason(&fault).unwrap(), "d");
         assert_eq!(reason(&fault).unwrap(), "b");
+    }
+
+    #[test]
+    fn a_sticky_failure_is_taken_and_a_final_one_is_not() {
+        let fault = Fault::new();
+        assert!(fault.take().is_none());
+        fault.pass("a");
+        fault.stick("b");
+        assert_eq!(fault.take().unwrap().reason, "b");
+        assert!(!fault.is_sticky());
+        assert_eq!(reason(&fault), None);
+        #[cfg(feature = "cuda")]
+        {
+            fault.stick("c");
+            fault.end("d");
+            fault.end("e");
+            assert_eq!(fault.take().unwrap().reason, "d");
+            assert_eq!(reason(&fault).unwrap(), "d");
+        }
     }
 }

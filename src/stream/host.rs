@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::backoff::deadline_after;
 use super::event::{Mark, Progress, Record};
 use super::executor::check;
-use super::fault::Fault;
+use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
 use super::parker::Parker;
 use super::ring::{Claim, Ring};
@@ -31,8 +31,10 @@ pub const CAPACITY_MAX: usize = 1 << 16;
 /// still executed, as with `cudaStreamDestroy`, and then the thread ends. Nobody waits for that.
 ///
 /// - A full queue makes the caller wait, with back-off.
-/// - A kernel that panics makes the stream fail for good; see [`Executor`] for how that is reported. Programs queued behind
-///   it finish as [`Outcome::Discarded`](super::Outcome::Discarded); events queued behind it pass, so that other streams go on, and report the failure.
+/// - A kernel that panics, or a wait that ends without success, is a fault of the stream; see [`Executor`] for how that is reported. What is queued
+///   behind it is not executed: programs finish as [`Outcome::Discarded`](super::Outcome::Discarded), events pass and report the failure, and a
+///   stream that waits for such an event has a fault, too. [`Executor::take_fault`] takes the fault, and the stream can be used again.
+///   [`HostStream::continue_on_error`] lets the stream go on instead.
 /// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host
 ///   takes a deadline.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
@@ -137,6 +139,12 @@ impl HostStream {
         shared
             .aborted
             .fetch_max(shared.ring.claimed(), Ordering::Release);
+    }
+
+    /// Whether the stream goes on behind work that failed. Off by default: what is queued behind a failure is discarded. A failure is then reported
+    /// by one call, and what is behind it is executed with whatever data there is.
+    pub fn continue_on_error(&self, continues: bool) {
+        self.shared().fault.set_continues(continues);
     }
 
     fn shared(&self) -> &StreamShared {
@@ -259,11 +267,28 @@ unsafe impl Executor for HostStream {
     fn wait_event(&self, event: &Event) -> Result<()> {
         match event.mark() {
             // What this very stream queued before needs no wait.
-            Some(mark) if mark.progress.stream != self.id() && !mark.is_reached() => {
+            Some(mark)
+                if (mark.progress.stream != self.id() && !mark.is_reached())
+                    || mark.failure().is_some() =>
+            {
                 self.push(|queued| queued.hold(Item::Wait(mark))).map(drop)
             }
             _ => self.check(),
         }
+    }
+
+    fn take_fault(&self) -> Option<Error> {
+        let shared = self.shared();
+        // Before the fault goes, so that nothing is executed that was queued behind it. Nothing is queued while it is there.
+        if shared.fault.is_sticky() {
+            self.abort();
+        }
+        let failure = shared.fault.take()?;
+        Some(failure.report(&shared.name))
+    }
+
+    fn fail(&self, failure: StreamFailure) {
+        self.shared().fault.fail(failure);
     }
 
     fn query(&self) -> Result<bool> {

@@ -45,7 +45,9 @@ pub use event::Event;
 pub(crate) use event::{Elsewhere, Mark, Progress, Record};
 pub use executor::{Executor, Submission};
 #[cfg(feature = "cuda")]
-pub(crate) use fault::{Fault, RELEASED};
+pub(crate) use fault::Fault;
+#[doc(hidden)]
+pub use fault::StreamFailure;
 pub(crate) use host::next_id;
 pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;

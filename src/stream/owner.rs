@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::alarm::Alarm;
+use super::fault::StreamFailure;
 use super::lock::Lock;
 use crate::Result;
 use crate::peer::{TargetId, Targets};
@@ -69,6 +70,14 @@ pub unsafe trait Owner: Send + Sync + DropLater {
     /// The executor is done with the program submitted with `cookie`. Called exactly once for each program that was accepted.
     fn finished(&self, cookie: u64, outcome: Outcome) {
         let _ = (cookie, outcome);
+    }
+
+    /// Asked once a program was executed to its end, before [`Owner::finished`]: why what is queued behind it must not run, if one of its waits
+    /// ended without success. An owner may end a wait by what the wait is for, as a completion in error does.
+    fn failure_of(&self, cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
+        let _ = cookie;
+        (outcome == Outcome::Released)
+            .then(|| "a wait was released before its condition held".into())
     }
 
     /// The application gives up what the owner has on a stream that cannot take it back, as a GPU's: its waits are to be

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::backoff::{Backoff, sharpen_sleeps};
 use super::event::{Event, Mark, Progress, Record};
-use super::fault::{Fault, RELEASED};
+use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
 use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
@@ -199,13 +199,22 @@ impl StreamShared {
                 self.execute(&queued.program, &**owner, *cookie, aborted);
             }
             Item::Record(record) => {
-                record.fire(discards.then(|| self.discard_reason()));
+                if discards {
+                    let failure = self.discard_reason();
+                    self.progress.poison(position + 1, failure.clone());
+                    record.fire(Some(failure.report(&self.name)));
+                } else {
+                    record.fire(None);
+                }
                 return record.sleepers();
             }
             Item::Wait(mark) => {
                 let mut backoff = Backoff::new();
                 while !discards && !mark.is_reached() && !aborted() {
                     backoff.pause();
+                }
+                if !discards && let Some(failure) = mark.failure() {
+                    self.fault.fail(failure);
                 }
             }
         }
@@ -221,21 +230,22 @@ impl StreamShared {
     ) {
         let executed = catch_unwind(AssertUnwindSafe(|| {
             owner.started(cookie);
-            interpreter::run(program, owner, cookie, &aborted)
+            let outcome = interpreter::run(program, owner, cookie, &aborted);
+            let failure = (outcome != Outcome::Discarded)
+                .then(|| owner.failure_of(cookie, outcome))
+                .flatten();
+            (outcome, failure)
         }));
         // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
         let outcome = match executed {
-            Ok(outcome) => {
-                match outcome {
-                    Outcome::Done => {}
-                    Outcome::Released => {
-                        self.fault.pass(RELEASED.to_owned());
+            Ok((outcome, failure)) => {
+                match (outcome, failure) {
+                    (_, Some(failure)) => self.fault.fail(failure),
+                    (Outcome::Discarded, None) if !aborted() => {
+                        self.fault
+                            .fail("a program has no memory here for one of its targets");
                     }
-                    Outcome::Discarded if aborted() => {}
-                    Outcome::Discarded => {
-                        let reason = "a program has no memory here for one of its targets";
-                        self.fault.pass(reason.to_owned());
-                    }
+                    _ => {}
                 }
                 outcome
             }
@@ -249,14 +259,10 @@ impl StreamShared {
     }
 
     /// What an event reports that stands for discarded work.
-    fn discard_reason(&self) -> Error {
-        let reason = match self.fault.sticky_reason() {
-            Some(reason) => format!("discarded, because earlier work failed: {reason}"),
-            None => "discarded by abort".to_owned(),
-        };
-        Error::Asynchronous {
-            stream: self.name.clone(),
-            reason,
+    fn discard_reason(&self) -> StreamFailure {
+        match self.fault.sticky() {
+            Some(failure) => failure.of_discarded(),
+            None => "discarded by abort".into(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell::stream::{Outcome, Owner, Submission};
+use doorbell::stream::{Outcome, Owner, StreamFailure, Submission};
 use doorbell::{Event, Executor, HostStream, Result};
 use doorbell_wire::peer::{TargetId, Targets};
 
@@ -74,6 +74,14 @@ unsafe impl Executor for DeafStream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.0.wait_event(event)
+    }
+
+    fn take_fault(&self) -> Option<doorbell::Error> {
+        self.0.take_fault()
+    }
+
+    fn fail(&self, failure: StreamFailure) {
+        self.0.fail(failure);
     }
 
     fn query(&self) -> Result<bool> {

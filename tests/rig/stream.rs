@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use doorbell::stream::Submission;
+use doorbell::stream::{StreamFailure, Submission};
 #[cfg(feature = "cuda")]
 use doorbell::{CudaContext, CudaStream, KernelStream, cuda::Execution};
 use doorbell::{Error, Event, Executor, HostStream, Result};
@@ -168,6 +168,14 @@ unsafe impl Executor for Stream {
 
     fn wait_event(&self, event: &Event) -> Result<()> {
         self.step(|stream| stream.wait_event(event))
+    }
+
+    fn take_fault(&self) -> Option<Error> {
+        self.executor().take_fault()
+    }
+
+    fn fail(&self, failure: StreamFailure) {
+        self.executor().fail(failure);
     }
 
     fn query(&self) -> Result<bool> {

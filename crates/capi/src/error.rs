@@ -22,6 +22,8 @@ pub const DOORBELL_CAUSE_DISCARDED: u32 = 4;
 pub const DOORBELL_CAUSE_ABORTED: u32 = 5;
 /// Something wrote over a trigger word.
 pub const DOORBELL_CAUSE_TRIGGER: u32 = 6;
+/// The application destroyed the endpoint.
+pub const DOORBELL_CAUSE_DROPPED: u32 = 7;
 
 /// [`WorkError`] for C.
 #[repr(C)]
@@ -67,6 +69,7 @@ impl From<WorkError> for doorbell_failure {
             Cause::Discarded => DOORBELL_CAUSE_DISCARDED,
             Cause::Aborted => DOORBELL_CAUSE_ABORTED,
             Cause::Trigger(_) => DOORBELL_CAUSE_TRIGGER,
+            Cause::Dropped => DOORBELL_CAUSE_DROPPED,
             other => unreachable!("{other:?} is no value of this version"),
         };
         failure

@@ -23,6 +23,10 @@ pub const DOORBELL_STATUS_COMPLETE: c_int = 3;
 pub const DOORBELL_STATUS_FAILED: c_int = 4;
 /// Dropped before a stream had it.
 pub const DOORBELL_STATUS_CANCELLED: c_int = 5;
+/// Its doorbell was rung, and no completion tells whether it was carried out.
+pub const DOORBELL_STATUS_UNKNOWN: c_int = 6;
+/// Its stream had failed, and its doorbell is never rung.
+pub const DOORBELL_STATUS_DISCARDED: c_int = 7;
 
 /// A handle of one queued operation.
 pub struct doorbell_ticket {
@@ -95,11 +99,15 @@ pub unsafe extern "C" fn doorbell_ticket_status(
             Status::Rung => DOORBELL_STATUS_RUNG,
             Status::Complete => DOORBELL_STATUS_COMPLETE,
             Status::Cancelled => DOORBELL_STATUS_CANCELLED,
-            Status::Failed(failure) => {
+            Status::Discarded => DOORBELL_STATUS_DISCARDED,
+            status @ (Status::Failed(failure) | Status::Unknown(failure)) => {
                 if let Some(place) = place {
                     place.write(failure.into());
                 }
-                DOORBELL_STATUS_FAILED
+                match status {
+                    Status::Unknown(_) => DOORBELL_STATUS_UNKNOWN,
+                    _ => DOORBELL_STATUS_FAILED,
+                }
             }
             other => unreachable!("{other:?} is no value of this version"),
         })

@@ -266,7 +266,7 @@ impl Endpoint {
                 return Err(error);
             }
         };
-        let ticket = prepared.ticket();
+        let ticket = prepared.posted();
         prepared.parts().enter_queued();
         prepared.live = false;
         queue.last_stream.store(0, Ordering::Relaxed);

@@ -269,7 +269,7 @@ impl Endpoint {
             }
             _ => return,
         }
-        prepared.live = false;
+        prepared.end_cancelled();
     }
 
     /// The send queue, for kernels to own. It comes back by a reset, once they are done with it.
@@ -295,12 +295,7 @@ impl Endpoint {
     /// What becomes of an operation for whom it is to be kept.
     #[inline]
     pub(super) fn prepared(&self, operation: PreparedOperation) -> Prepared {
-        Prepared {
-            shared: Arc::clone(&self.shared),
-            program: self.program,
-            operation,
-            live: true,
-        }
+        Prepared::new(Arc::clone(&self.shared), self.program, operation)
     }
 
     #[inline]
@@ -414,16 +409,27 @@ impl Endpoint {
         }
         self.release()?;
         if self.shared.queue(side).has_room() {
-            return Ok(());
+            return self.check_room(side);
         }
         self.reap()?;
         let queue = self.shared.queue(side);
         if queue.has_room() {
-            Ok(())
+            self.check_room(side)
         } else {
             queue.check_host_owned("prepare_send")?;
             Err(queue.full())
         }
+    }
+
+    /// Places of requests that have failed are not used again: their tickets tell of success when the place is another one's. The caller has
+    /// found room, and the reaper records an error before it makes room.
+    fn check_room(&self, side: Side) -> Result<()> {
+        if !self.shared.queue(side).has_error() {
+            return Ok(());
+        }
+        self.shared.reap_fully();
+        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+        Err(Error::Work(self.shared.failure_of_flush(epoch)))
     }
 
     /// Processes completions, all that there are: a queue is not full because the watchdog is at it.

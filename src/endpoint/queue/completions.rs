@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
-use super::{CANCELLED, FAILED, QueueState, SUCCEEDED};
+use super::QueueState;
 use crate::Cause;
+use crate::endpoint::outcome::{Evidence, RequestState};
 use crate::endpoint::{Completion, Operation};
 use crate::mlx5::{Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome};
 
@@ -95,6 +96,26 @@ impl QueueState {
         let done = self.ledger.done();
         let in_flight = self.ledger.posted().wrapping_sub(done);
         let error = cqe.opcode.is_error();
+        let flushed = cqe.syndrome == Syndrome::WrFlush as u8;
+        let evidence = match (error, flushed) {
+            (false, _) => Evidence::Success,
+            (true, false) => Evidence::Error,
+            (true, true) => Evidence::Flush,
+        };
+        let tell = |wr_id| {
+            if error {
+                let cause = Cause::Completion {
+                    status: cqe.status(),
+                    syndrome: cqe.syndrome,
+                    vendor_syndrome: cqe.vendor_syndrome,
+                };
+                failed(Reaped {
+                    wr_id,
+                    cause,
+                    flushed,
+                });
+            }
+        };
         // What the watchdog wrote to let a waiter go is of no work request: its counter means nothing.
         let ours = error && cqe.vendor_syndrome == RELEASED_VENDOR_SYNDROME;
         let own = (0..in_flight).find(|ahead| {
@@ -111,48 +132,35 @@ impl QueueState {
         }
         if let Some(ahead) = own {
             for count in 0..=ahead {
-                let seq = done.wrapping_add(count);
-                let Some(work) = self.ledger.reap() else {
-                    break;
-                };
-                let outcome = self.outcome(seq);
-                outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
-                self.consumed.store(work.end, Ordering::Release);
+                let outcome = self.outcome(done.wrapping_add(count));
                 let last = count == ahead;
-                if last {
+                // The state and the failure are there before the place is the poster's again. The regions are let go after that.
+                let reaped = self.ledger.reap_with(|work| {
+                    outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
+                    self.consumed.store(work.end, Ordering::Release);
+                    let state = RequestState::from_byte(outcome.state.load(Ordering::Relaxed));
+                    if !last {
+                        outcome.set_state(state.after_later(evidence));
+                        return;
+                    }
                     wr_id = Some(work.wr_id);
-                }
-                if outcome.state.load(Ordering::Relaxed) == CANCELLED {
-                    continue;
-                }
-                if last {
                     outcome.len_bytes.store(cqe.byte_count, Ordering::Relaxed);
                     outcome.imm.store(cqe.imm, Ordering::Relaxed);
                     let imm =
                         matches!(cqe.opcode, CqeOpcode::RespSendImm | CqeOpcode::RespWriteImm);
                     outcome.imm_valid.store(imm, Ordering::Relaxed);
+                    outcome.set_state(state.after_own(evidence));
+                    tell(wr_id);
+                });
+                if reaped.is_none() {
+                    break;
                 }
-                // Release: who sees the state sees the fields. The regions are let go after it, at the end of the round.
-                outcome.state.store(
-                    if error && last { FAILED } else { SUCCEEDED },
-                    Ordering::Release,
-                );
             }
+        } else {
+            tell(None);
         }
         record.wr_id.store(wr_id.unwrap_or(0), Ordering::Relaxed);
         self.known(index).store(wr_id.is_some(), Ordering::Relaxed);
-        if error {
-            let cause = Cause::Completion {
-                status: cqe.status(),
-                syndrome: cqe.syndrome,
-                vendor_syndrome: cqe.vendor_syndrome,
-            };
-            failed(Reaped {
-                wr_id,
-                cause,
-                flushed: cqe.syndrome == Syndrome::WrFlush as u8,
-            });
-        }
     }
 
     /// Takes the next completion for the caller, if it is there.

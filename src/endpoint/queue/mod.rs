@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::endpoint::Side;
 use crate::endpoint::ledger::Ledger;
+use crate::endpoint::outcome::RequestState;
 use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result};
 
@@ -25,8 +26,8 @@ pub(super) use held_regions::{HeldRegions, WorkInFlight};
 use ownership::Ownership;
 pub(super) use status::FinalStatuses;
 use turn_waits::TurnWaits;
+pub(super) use wait_word::Wait;
 use wait_word::WaitWord;
-pub(super) use wait_word::{OpStatus, Wait};
 
 /// What a ticket can learn of a work request after it is done, until the place is used again.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(super) struct RequestOutcome {
     serial: AtomicU32,
     /// Running count of ring entries at its start, by which completions find it.
     index: AtomicU32,
+    /// [`RequestState`].
     state: AtomicU8,
     imm_valid: AtomicBool,
     len_bytes: AtomicU32,
@@ -44,10 +46,18 @@ pub(super) struct RequestOutcome {
     wr_id: AtomicU64,
 }
 
-const POSTED: u8 = 0;
-const CANCELLED: u8 = 1;
-const SUCCEEDED: u8 = 2;
-const FAILED: u8 = 3;
+impl RequestOutcome {
+    #[inline]
+    fn state(&self) -> RequestState {
+        RequestState::from_byte(self.state.load(Ordering::Acquire))
+    }
+
+    /// Release: who sees the state sees the other fields.
+    #[inline]
+    fn set_state(&self, state: RequestState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+}
 
 /// What is known of one completion until it is freed, and of the wait that took it.
 #[derive(Debug)]
@@ -99,6 +109,8 @@ pub(super) struct QueueState {
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
+    /// Work requests that were rung before the device was silenced; above 32 bits before that.
+    rung_in_all: AtomicU64,
     pub(super) turn_waits: TurnWaits,
     /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
     ownership: Mutex<Ownership>,
@@ -117,7 +129,7 @@ impl QueueState {
             seq: AtomicU32::new(u32::MAX),
             serial: AtomicU32::new(0),
             index: AtomicU32::new(0),
-            state: AtomicU8::new(POSTED),
+            state: AtomicU8::new(RequestState::Posted as u8),
             imm_valid: AtomicBool::new(false),
             len_bytes: AtomicU32::new(0),
             imm: AtomicU32::new(0),
@@ -147,6 +159,7 @@ impl QueueState {
             failed_at: AtomicU64::new(u64::MAX),
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
+            rung_in_all: AtomicU64::new(u64::MAX),
             ownership: Mutex::default(),
             is_device_owned: AtomicBool::new(false),
             outcomes: (0..slots).map(outcome).collect(),
@@ -268,7 +281,9 @@ impl QueueState {
         outcome.seq.store(seq, Ordering::Relaxed);
         outcome.serial.store(serial, Ordering::Relaxed);
         outcome.index.store(index, Ordering::Relaxed);
-        outcome.state.store(POSTED, Ordering::Relaxed);
+        outcome
+            .state
+            .store(RequestState::Posted as u8, Ordering::Relaxed);
         // Release inside: the reaper that sees the entry sees the outcome's index.
         self.ledger.post(work);
         serial
@@ -278,17 +293,31 @@ impl QueueState {
     pub(super) fn take_back(&self) {
         let seq = self.ledger.posted().wrapping_sub(1);
         drop(self.ledger.unpost());
-        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+        self.cancel(seq);
     }
 
     pub(super) fn cancel(&self, seq: u32) {
-        self.outcome(seq).state.store(CANCELLED, Ordering::Release);
+        self.outcome(seq).set_state(RequestState::Cancelled);
+    }
+
+    /// The stream that had the work request of this running count has not executed its doorbell.
+    pub(super) fn discard(&self, seq: u32) {
+        let outcome = self.outcome(seq);
+        if outcome.seq.load(Ordering::Relaxed) == seq {
+            let (posted, discarded) = (RequestState::Posted as u8, RequestState::Discarded as u8);
+            // A completion that is there says more.
+            let _ = outcome.state.compare_exchange(
+                posted,
+                discarded,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+        }
     }
 
     pub(super) fn is_cancelled(&self, seq: u32) -> bool {
         let outcome = self.outcome(seq);
-        outcome.state.load(Ordering::Acquire) == CANCELLED
-            && outcome.seq.load(Ordering::Relaxed) == seq
+        outcome.state() == RequestState::Cancelled && outcome.seq.load(Ordering::Relaxed) == seq
     }
 
     /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
@@ -397,6 +426,11 @@ impl QueueState {
         self.cq.set_consumer_index(cursor.freed);
     }
 
+    /// The device was made silent: what was not rung by now never will be.
+    pub(super) fn end_rung(&self, rung: u32) {
+        self.rung_in_all.store(rung.into(), Ordering::Release);
+    }
+
     /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.
     pub(super) fn reset(&self, next_cqe: u32) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -421,6 +455,7 @@ impl QueueState {
         self.queued.store(0, Ordering::Release);
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
+        self.rung_in_all.store(u64::MAX, Ordering::Release);
         self.last_stream.store(0, Ordering::Relaxed);
         self.turn_waits.reset();
         for outcome in &self.outcomes {

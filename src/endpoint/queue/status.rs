@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::wait_word::{OpStatus, Wait, WaitWord};
-use super::{CANCELLED, FAILED, QueueState, SUCCEEDED};
+use super::QueueState;
+use super::wait_word::{Wait, WaitWord};
+use crate::endpoint::outcome::{OpStatus, RequestState};
 
 /// How the operations of one kind stood when a generation of the endpoint ended: well before `failed_from`, badly from there on, but for
 /// the exceptions.
@@ -14,18 +15,18 @@ pub(in crate::endpoint) struct FinalStatuses {
 }
 
 impl FinalStatuses {
-    /// `standings` of the newest operations, newest first; those before them ended well. `next` is the count of the next one.
+    /// `standings` of the newest operations, newest first, all of them over; those before them ended well. `next` is the count of the next one.
     fn new(next: u32, standings: impl Iterator<Item = (u32, OpStatus)> + Clone) -> FinalStatuses {
         let failed_from = standings
             .clone()
-            .filter(|(_, op_status)| !matches!(op_status, OpStatus::Done | OpStatus::Cancelled))
+            .filter(|(_, op_status)| *op_status == OpStatus::Failed)
             .last()
             .map_or(next, |(count, _)| count);
         let exceptions = standings
             .filter(|(count, op_status)| match op_status {
-                OpStatus::Cancelled => true,
+                OpStatus::Failed => false,
                 OpStatus::Done => (count.wrapping_sub(failed_from) as i32) >= 0,
-                _ => false,
+                _ => true,
             })
             .collect();
         FinalStatuses {
@@ -48,25 +49,19 @@ impl QueueState {
     /// How the work request of this running count stands; `rung` counts those that were executed.
     pub(in crate::endpoint) fn op_status(&self, seq: u32, serial: u32, rung: u32) -> OpStatus {
         let outcome = self.outcome(seq);
-        let state = outcome.state.load(Ordering::Acquire);
+        let state = outcome.state();
         if outcome.seq.load(Ordering::Relaxed) != seq {
-            // The place is used again, which it is only after success: a failed endpoint takes no more.
+            // The place is used again, which it is only after success: see `Endpoint::make_room`.
             return OpStatus::Done;
         }
         if outcome.serial.load(Ordering::Relaxed) != serial {
             // It was taken back, and another one has its count.
             return OpStatus::Cancelled;
         }
-        match state {
-            CANCELLED => OpStatus::Cancelled,
-            SUCCEEDED => OpStatus::Done,
-            FAILED => OpStatus::Failed,
-            _ if (rung.wrapping_sub(seq) as i32) > 0 => OpStatus::Rung,
-            _ if (self.queued.load(Ordering::Acquire).wrapping_sub(seq) as i32) > 0 => {
-                OpStatus::Queued
-            }
-            _ => OpStatus::Prepared,
-        }
+        let rung = u32::try_from(self.rung_in_all.load(Ordering::Acquire)).unwrap_or(rung);
+        let queued = self.queued.load(Ordering::Acquire);
+        let is_behind = |count: u32| count.wrapping_sub(seq).cast_signed() > 0;
+        state.status(is_behind(rung), is_behind(queued))
     }
 
     /// What came in with a receive, or how much was sent, while it is still known.
@@ -76,7 +71,7 @@ impl QueueState {
         serial: u32,
     ) -> Option<(u64, u32, Option<u32>)> {
         let outcome = self.outcome(seq);
-        let done = outcome.state.load(Ordering::Acquire) == SUCCEEDED;
+        let done = outcome.state() == RequestState::Succeeded;
         let imm = outcome
             .imm_valid
             .load(Ordering::Relaxed)
@@ -171,23 +166,27 @@ impl QueueState {
 
     /// Whether the completion of this running index is there, and no error.
     pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
+        let cqe = self.cq.cqe(index);
+        // After the look at the CQE, whose place is given back to the device only when it was seen.
         let seen = self.seen().load(Ordering::Acquire);
         if seen.wrapping_sub(index) as i32 > 0 {
             return !self.is_behind_failure(index);
         }
-        self.cq.cqe(index).is_some_and(|cqe| !cqe.opcode.is_error())
+        cqe.is_some_and(|cqe| !cqe.opcode.is_error())
     }
 
-    /// How work requests and waits stand at the end of a generation.
-    pub(in crate::endpoint) fn ends(&self) -> (FinalStatuses, FinalStatuses) {
+    /// How work requests and waits stand at the end of a generation; `rung` counts those that were executed.
+    pub(in crate::endpoint) fn ends(&self, rung: u32) -> (FinalStatuses, FinalStatuses) {
         let posted = self.ledger.posted();
         let requests = (1..=self.outcomes.len() as u32).filter_map(|back| {
             let seq = posted.wrapping_sub(back);
             let outcome = self.outcome(seq);
-            let op_status = match outcome.state.load(Ordering::Acquire) {
-                CANCELLED => OpStatus::Cancelled,
-                SUCCEEDED => OpStatus::Done,
-                _ => OpStatus::Failed,
+            let serial = outcome.serial.load(Ordering::Relaxed);
+            let op_status = match self.op_status(seq, serial, rung) {
+                // The reset took it from the device.
+                OpStatus::Rung => OpStatus::Unknown,
+                OpStatus::Prepared | OpStatus::Queued => OpStatus::Failed,
+                over => over,
             };
             (outcome.seq.load(Ordering::Relaxed) == seq).then_some((seq, op_status))
         });
@@ -195,8 +194,11 @@ impl QueueState {
         let waits = (1..=self.records.len() as u32).filter_map(|back| {
             let index = taken.wrapping_sub(back);
             let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-            wait.is_for(index)
-                .then(|| (index, self.wait_status(index, wait.serial())))
+            let op_status = match self.wait_status(index, wait.serial()) {
+                OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung => OpStatus::Failed,
+                over => over,
+            };
+            wait.is_for(index).then_some((index, op_status))
         });
         (
             FinalStatuses::new(posted, requests),

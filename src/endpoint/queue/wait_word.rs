@@ -1,15 +1,6 @@
 //! What is known of one operation, and of a wait in one word.
 
-/// How a ticket stands in its own queue, apart from what befell the endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::endpoint) enum OpStatus {
-    Prepared,
-    Queued,
-    Rung,
-    Done,
-    Failed,
-    Cancelled,
-}
+use crate::endpoint::outcome::OpStatus;
 
 /// The states of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +12,7 @@ pub(in crate::endpoint) enum Wait {
     Done,
     GivenUp,
     Cancelled,
+    Discarded,
 }
 
 /// A wait in one word: its state, the running index of its completion, and a serial that tells waits apart which had the same
@@ -49,13 +41,14 @@ impl WaitWord {
     }
 
     pub(super) fn op_status(self) -> OpStatus {
-        const STATUSES: [OpStatus; 6] = [
+        const STATUSES: [OpStatus; 7] = [
             OpStatus::Prepared,
             OpStatus::Queued,
             OpStatus::Rung,
             OpStatus::Done,
             OpStatus::Failed,
             OpStatus::Cancelled,
+            OpStatus::Discarded,
         ];
         STATUSES
             .get((self.0 & 0xff) as usize)

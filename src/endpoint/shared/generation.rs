@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::Shared;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::queue::{FinalStatuses, OpStatus};
+use crate::endpoint::outcome::OpStatus;
+use crate::endpoint::queue::FinalStatuses;
 use crate::nic::Queues;
-use crate::{Error, Result, WorkError};
+use crate::{Cause, Error, Result, WorkError};
 
 /// How an earlier generation of an endpoint ended, for the tickets of that time.
 #[derive(Debug, Clone)]
@@ -109,7 +110,7 @@ impl Shared {
         self.qp.reset()?;
         let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),
-            ends: [self.queues[0].ends(), self.queues[1].ends()],
+            ends: [Side::Send, Side::Recv].map(|side| self.queue(side).ends(self.told(side))),
             failure: self.failure(),
         };
         let mut generations = self
@@ -157,7 +158,8 @@ impl Shared {
         self.ended.load(Ordering::Relaxed) == epoch
     }
 
-    /// How an operation of an earlier generation ended: well, or with that generation's failure.
+    /// How an operation of an earlier generation ended: well, or with that generation's failure. Nothing is known of generations that are
+    /// no longer remembered.
     pub(in crate::endpoint) fn status_in_generation(
         &self,
         epoch: u32,
@@ -169,11 +171,16 @@ impl Shared {
             .generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        let aborted = WorkError {
+            qpn: self.qp.qpn(),
+            wr_id: None,
+            cause: Cause::Aborted,
+        };
         let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
-            return (OpStatus::Failed, None);
+            return (OpStatus::Unknown, Some(aborted));
         };
         let (requests, waits) = &past.ends[side as usize];
         let op_status = if is_wait { waits } else { requests }.of(count);
-        (op_status, past.failure)
+        (op_status, past.failure.or(Some(aborted)))
     }
 }

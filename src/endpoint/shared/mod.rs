@@ -66,6 +66,8 @@ pub(super) struct Shared {
     generations: Mutex<Vec<GenerationEnd>>,
     /// Programs that streams have and have not finished.
     on_streams: InFlight,
+    /// The endpoint was dropped: its queue pair fails when no stream has a program of it.
+    is_dropped: AtomicBool,
     /// A reset is under way: nothing more is given to streams.
     closing: AtomicBool,
     watched: Registration,
@@ -89,8 +91,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// The endpoint's own handle. When it is dropped and no ticket, operation or stream has another one, the queue pair is gone: the threads
-/// that look after endpoints keep none alive in passing.
+/// The endpoint's own handle. When it is dropped, the queue pair fails, as soon as no stream has a program of it. When no ticket or operation
+/// has another handle, the queue pair is destroyed: the threads that look after endpoints keep none alive in passing.
 #[derive(Debug)]
 pub(super) struct EndpointRef(ManuallyDrop<Arc<Shared>>);
 
@@ -112,6 +114,9 @@ impl Drop for EndpointRef {
     fn drop(&mut self) {
         // SAFETY: taken once, in here, and not used after it.
         let shared = unsafe { ManuallyDrop::take(&mut self.0) };
+        if Arc::strong_count(&shared) > 1 {
+            shared.end_endpoint();
+        }
         let (watchdog, proxy) = (
             shared.watchdog,
             shared.doorbells().map(DoorbellTable::proxy),
@@ -251,6 +256,7 @@ impl Shared {
             generation: Mutex::default(),
             generations: Mutex::default(),
             on_streams: InFlight::default(),
+            is_dropped: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             watched: Registration::default(),
             last_active_ns: AtomicU64::new(0),

@@ -10,7 +10,7 @@ use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::Wait;
 use crate::peer::{TargetId, Targets};
-use crate::stream::{Attachments, Outcome, Owner};
+use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
 
 /// What an executor hands back: which program it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,19 +101,36 @@ unsafe impl Owner for Shared {
             // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
             let given_up = outcome != Outcome::Done
                 || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
-            queue.set_wait(
-                cookie.count,
-                if given_up { Wait::GivenUp } else { Wait::Done },
-            );
+            let state = match outcome {
+                Outcome::Discarded => Wait::Discarded,
+                _ if given_up => Wait::GivenUp,
+                _ => Wait::Done,
+            };
+            queue.set_wait(cookie.count, state);
         }
         if outcome == Outcome::Discarded {
             if cookie.is_wait {
                 // The program that would have cleared the mark was not executed.
                 queue.cq.abort_peek(cookie.count);
+            } else {
+                queue.discard(cookie.count);
             }
             self.fail(None, Cause::Discarded);
         }
         self.on_streams.leave();
+    }
+
+    #[inline]
+    fn failure_of(&self, cookie: u64, _outcome: Outcome) -> Option<StreamFailure> {
+        let cookie = Cookie::from_bits(cookie);
+        let queue = self.queue(cookie.side);
+        let is_well = if cookie.is_wait {
+            queue.has_succeeded(cookie.count)
+        } else {
+            // The wait for its turn ends by the count, which a breakdown moves.
+            !(cookie.waits_turn && self.broken_down.load(Ordering::Acquire))
+        };
+        (!is_well).then(|| self.failure_of_wait().into())
     }
 
     fn give_up(&self) {

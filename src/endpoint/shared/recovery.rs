@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{Shared, end_elsewhere};
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
+use crate::endpoint::outcome::OpStatus;
 use crate::endpoint::queue::{QueueState, Reaped, Wait};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
@@ -61,6 +62,18 @@ impl Shared {
         self.activate();
     }
 
+    /// The endpoint was dropped, and tickets or streams still have handles. Nothing is received any more, and every ticket ends.
+    pub(super) fn end_endpoint(&self) {
+        self.is_dropped.store(true, Ordering::SeqCst);
+        if self.on_streams.any() || self.queue(Side::Send).is_device_owned() {
+            // The watchdog fails it when the streams are done with it.
+            self.activate();
+            return;
+        }
+        self.fail(None, Cause::Dropped);
+        self.qp.fail();
+    }
+
     /// After a failure: nothing may be waited for any more.
     fn break_down(&self) {
         if !self.broken_down.load(Ordering::Relaxed) {
@@ -69,7 +82,10 @@ impl Shared {
             if self.qp.silence() {
                 self.queues.iter().for_each(QueueState::enter_silence);
             }
-            // From here on the device only flushes. Streams are let go after this, not before: a doorbell behind a wait that was
+            for queue in &self.queues {
+                queue.end_rung(self.told(queue.side));
+            }
+            // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.
             self.broken_down.store(true, Ordering::Release);
         }
@@ -79,6 +95,45 @@ impl Shared {
             // Nobody need wait for a turn any more.
             self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
         }
+    }
+
+    /// How an operation of this generation stands, and the failure that ended the generation, once the device is stopped.
+    pub(in crate::endpoint) fn status_now(
+        &self,
+        epoch: u32,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+        serial: u32,
+    ) -> (OpStatus, Option<WorkError>) {
+        let queue = self.queue(side);
+        let look = || {
+            // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
+            self.reap_fully();
+            if is_wait {
+                queue.wait_status(count, serial)
+            } else {
+                queue.op_status(count, serial, self.rung(side))
+            }
+        };
+        self.look_for_failure();
+        // Before the last look at completions: what was complete when it failed, is.
+        let failure = self.failure();
+        let mut status = look();
+        if failure.is_some() && matches!(status, OpStatus::Queued | OpStatus::Rung) {
+            self.break_down_now();
+            status = look();
+        }
+        let failure = match status {
+            OpStatus::Failed | OpStatus::Unknown => failure
+                .or_else(|| self.failure())
+                // Whoever reaped a flush may not have recorded the failure yet.
+                .or_else(|| queue.has_error().then(|| self.failure_of_flush(epoch))),
+            // Its completion is there, and the stream is about to pass it.
+            OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
+            _ => failure,
+        };
+        (status, failure)
     }
 
     /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not come to it.
@@ -175,6 +230,15 @@ impl Shared {
         })
     }
 
+    /// Why a wait on a stream ended without success.
+    #[cold]
+    pub(super) fn failure_of_wait(&self) -> WorkError {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        self.reap_fully();
+        self.failure()
+            .unwrap_or_else(|| self.failure_of_flush(epoch))
+    }
+
     /// [`Shared::reap`], and a look at what the device says of the queue pair itself.
     pub(in crate::endpoint) fn look_for_failure(&self) {
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -258,6 +322,12 @@ impl Watched for Shared {
             && let Some(timeout) = self.overdue(now)
         {
             self.fail(None, Cause::Deadline(timeout));
+        }
+        if !self.has_failed.load(Ordering::Acquire)
+            && self.is_dropped.load(Ordering::Acquire)
+            && !self.on_streams.any()
+        {
+            self.fail(None, Cause::Dropped);
         }
         if self.has_failed.load(Ordering::Acquire) {
             self.break_down();

@@ -162,6 +162,16 @@ impl Shared {
         self.words.rung[side as usize].store(count, Ordering::Release);
     }
 
+    /// Running count of work requests whose doorbell was stored: on the proxy path by the proxy, elsewhere by the program that counts.
+    pub(in crate::endpoint) fn told(&self, side: Side) -> u32 {
+        let Some(doorbells) = &self.doorbells else {
+            return self.rung(side);
+        };
+        let bell = &doorbells.doorbells[side as usize];
+        let _ringing = bell.lock();
+        bell.told.load(Ordering::Relaxed)
+    }
+
     /// Tells the device of what was triggered, if nobody is at it. Whether there was anything.
     #[inline]
     pub(in crate::endpoint) fn ring_triggered(&self, side: Side) -> bool {

@@ -213,6 +213,12 @@ impl QueuePair {
         self.device.lock().fail_qp(self.slot, now_ns);
     }
 
+    /// Any state to RESET, where the device executes nothing and writes to no completion queue. Rings and records stay as they are, until
+    /// [`QueuePair::reset`].
+    pub fn silence(&self) {
+        self.device.lock().reset_qp(self.slot);
+    }
+
     /// Any state to RESET. The driver makes rings, records and completion queues fresh before it goes on.
     ///
     /// # Errors

@@ -313,7 +313,7 @@ static inline int doorbell_gds_poll_head(struct doorbell_gds_cq *cq, struct ibv_
 	if (status == DOORBELL_STATUS_COMPLETE) {
 		doorbell_ticket_details(entry->work, &details);
 		doorbell_gds_complete(cq, entry, details.len_bytes, details.has_imm, details.imm, wc);
-	} else if (status == DOORBELL_STATUS_FAILED) {
+	} else if (status == DOORBELL_STATUS_FAILED || status == DOORBELL_STATUS_UNKNOWN) {
 		if (doorbell_gds_poll_unsignaled(cq, wc))
 			return 1;
 		doorbell_gds_fail(cq, entry->wr_id, &failure, wc);

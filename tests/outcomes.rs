@@ -1,0 +1,354 @@
+//! What is told is what happened: no ticket says Complete of a write that did not arrive, and nothing runs behind a failure.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Cause, EndpointConfig, Error, Event, Executor, RemoteRegion, RemoteSlice, Side, Status, Ticket,
+    Work, stream_post,
+};
+use rig::{Pair, SOON, device, has_no_queue};
+
+/// Polls until the ticket has its final status. The rig's limit of time ends the test if that never comes.
+fn settled(ticket: &Ticket) -> Status {
+    let started = Instant::now();
+    while !ticket.is_over() {
+        assert!(
+            started.elapsed() < SOON.unwrap(),
+            "never over: {:?}",
+            ticket.status()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ticket.status()
+}
+
+/// A stream stands before its doorbells when the endpoint fails. The writes behind it were never transmitted.
+#[test]
+fn no_ticket_is_complete_of_a_write_that_never_left() {
+    let device = device();
+    if has_no_queue(&device, "no_ticket_is_complete_of_a_write_that_never_left") {
+        return;
+    }
+    for round in 0..40u64 {
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let (from, to) = (pair.region(4096), pair.region(4096));
+        from.fill(0, 4096, 7).unwrap();
+        let stream = rig::stream("s");
+        stream
+            .launch(|| std::thread::sleep(Duration::from_millis(10)))
+            .unwrap();
+        let remote = to.remote();
+        let mut tickets = Vec::new();
+        for at in 0..3u64 {
+            let slices = [from.slice(at * 64, 64).unwrap()];
+            let work = Work::write(&slices, remote.slice(at * 64, 64).unwrap()).wr_id(at);
+            tickets.push(pair.a.stream_queue_send(&stream, &work).unwrap());
+            if at == 0 {
+                pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+            }
+        }
+        if round % 2 == 0 {
+            pair.a.abort();
+        } else {
+            // The other end is gone, so that nothing is acknowledged.
+            pair.a.abort_handle().abort();
+        }
+        let _ = stream.synchronize(SOON);
+        for (at, ticket) in tickets.iter().enumerate() {
+            let status = settled(ticket);
+            let arrived = to.is_filled_with(at as u64 * 64, 64, 7).unwrap();
+            assert!(
+                status != Status::Complete || arrived,
+                "round {round}: write {at} never arrived"
+            );
+            assert!(
+                matches!(status, Status::Failed(_) | Status::Discarded) || arrived,
+                "round {round}, write {at}: {status:?} of a write that never left"
+            );
+        }
+    }
+}
+
+/// A queue of one place: the next request takes the place of one that has failed, before anybody is told of the failure.
+#[test]
+fn no_ticket_is_complete_of_a_request_that_failed() {
+    let config = EndpointConfig::default().send_depth(1);
+    let mut pair = Pair::new(&device(), &config);
+    let region = pair.region(4096);
+    let remote = region.remote();
+    for round in 0..rig::from_env("DOORBELL_ROUNDS", 3000) {
+        let slices = [region.slice(0, 64).unwrap()];
+        let wrong = RemoteSlice::at(remote.addr, remote.rkey ^ 0x100);
+        let bad = pair
+            .a
+            .post_send(&Work::write(&slices, wrong).wr_id(7))
+            .unwrap();
+        loop {
+            match pair.a.post_send(&Work::nop().wr_id(8)) {
+                Ok(_) | Err(Error::Work(_)) => break,
+                Err(Error::QueueFull { .. }) => std::hint::spin_loop(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        while pair.a.failure().is_none() {
+            std::thread::yield_now();
+        }
+        let status = bad.status();
+        assert!(
+            matches!(status, Status::Failed(_)),
+            "round {round}: {status:?}, and the endpoint: {:?}",
+            pair.a.failure()
+        );
+        pair.reset();
+    }
+}
+
+/// A ticket of an operation that was dropped goes on saying so when its place in the queue is used again.
+#[test]
+fn a_dropped_operation_stays_cancelled() {
+    let mut pair = Pair::new(
+        &device(),
+        &EndpointConfig::default().send_depth(4).recv_depth(4),
+    );
+    let stream = rig::stream("s");
+    let dropped = pair.a.prepare_send(&Work::nop()).unwrap();
+    let kept = pair.a.prepare_send(&Work::nop()).unwrap();
+    let rolled_back = pair.a.prepare_send(&Work::nop()).unwrap();
+    let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+    let tickets = [&dropped, &rolled_back, &wait].map(doorbell::Prepared::ticket);
+    pair.a.rollback(rolled_back);
+    drop((dropped, wait));
+    stream_post(&stream, kept).unwrap();
+    stream.synchronize(SOON).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+    for _ in 0..20 {
+        pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
+        let statuses = tickets.each_ref().map(Ticket::status);
+        assert_eq!(statuses, [Status::Cancelled; 3]);
+    }
+}
+
+/// A dropped endpoint takes no more messages, and each of its tickets ends.
+#[test]
+fn a_dropped_endpoint_receives_nothing_and_its_tickets_end() {
+    let mut pair = Pair::new(&device(), &EndpointConfig::default().rnr_retry(1));
+    let (from, to) = (pair.region(4096), pair.region(4096));
+    from.fill(0, 64, 9).unwrap();
+    let slice = |at| [to.slice(at, 64).unwrap()];
+    let tickets = [0, 64].map(|at| pair.b.post_recv(at, &slice(at)).unwrap());
+    drop(pair.b);
+    let sent = [from.slice(0, 64).unwrap()];
+    pair.a.post_send(&Work::send(&sent)).unwrap();
+    let end = pair.a.wait_cq(Side::Send, SOON);
+    assert!(matches!(end, Err(Error::Work(_))), "{end:?}");
+    for ticket in tickets {
+        let status = settled(&ticket);
+        assert!(!matches!(status, Status::Complete), "{status:?}");
+    }
+    assert!(to.is_filled_with(0, 4096, 0).unwrap());
+}
+
+/// The first cause that a call on the stream reports.
+fn cause(reported: Result<(), Error>) -> Option<Cause> {
+    match reported {
+        Err(Error::Asynchronous { work, .. }) => work.map(|work| work.cause),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A wait that fails, in each of four ways: nothing behind it runs, every call says so with the cause, and the stream is used again after
+/// its fault was taken.
+#[test]
+fn nothing_runs_behind_a_failed_wait() {
+    let device = device();
+    if has_no_queue(&device, "nothing_runs_behind_a_failed_wait") {
+        return;
+    }
+    for way in ["length", "key", "abort", "deadline"] {
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let mut other = Pair::new(&device, &EndpointConfig::default());
+        let region = pair.region(4096);
+        let target = other.region(4096);
+        region.fill(0, 4096, 7).unwrap();
+        let stream = host_stream("s");
+        let wait_on = if way == "key" { Side::Send } else { Side::Recv };
+        let slices = [region.slice(0, 64).unwrap()];
+        let timeout = (way == "deadline").then_some(Duration::from_millis(5));
+        let gate = held(&stream);
+        let waited = if way == "key" {
+            let RemoteRegion { addr, rkey, .. } = region.remote();
+            let bad = Work::write(&slices, RemoteSlice::at(addr, rkey ^ 0xff00));
+            pair.a.stream_queue_send(&stream, &bad).unwrap();
+            pair.a.stream_wait_cq(&stream, wait_on).unwrap()
+        } else {
+            pair.b.post_recv(1, &slices).unwrap();
+            pair.b
+                .stream_wait_cq_for(&stream, wait_on, timeout)
+                .unwrap()
+        };
+        let ran = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ran);
+        stream
+            .launch(move || seen.store(true, Ordering::SeqCst))
+            .unwrap();
+        let source = other.region(64);
+        source.fill(0, 64, 7).unwrap();
+        let from = [source.slice(0, 64).unwrap()];
+        let write = Work::write(&from, target.remote().slice(0, 64).unwrap()).wr_id(3);
+        let behind = other.a.stream_queue_send(&stream, &write).unwrap();
+        let event = Event::new();
+        stream.record(&event).unwrap();
+        gate.store(true, Ordering::Release);
+        match way {
+            "length" => {
+                let long = [region.slice(0, 128).unwrap()];
+                pair.a.post_send(&Work::send(&long)).unwrap();
+            }
+            "abort" => pair.b.abort(),
+            _ => {}
+        }
+        let end = cause(stream.synchronize(SOON));
+        match way {
+            "abort" => assert_eq!(end, Some(Cause::Aborted)),
+            "deadline" => assert!(matches!(end, Some(Cause::Deadline(_))), "{end:?}"),
+            _ => assert!(
+                matches!(end, Some(Cause::Completion { .. })),
+                "{way}: {end:?}"
+            ),
+        }
+        assert_eq!(cause(stream.query().map(drop)), end, "{way}");
+        assert_eq!(cause(event.query().map(drop)), end, "{way}");
+        assert!(!ran.load(Ordering::SeqCst), "{way}: a kernel behind it ran");
+        assert!(matches!(waited.status(), Status::Failed(_)), "{way}");
+        assert_eq!(settled(&behind), Status::Discarded, "{way}");
+        assert!(
+            target.is_filled_with(0, 4096, 0).unwrap(),
+            "{way}: a write behind it was sent"
+        );
+        let refused = stream.launch(|| {});
+        assert!(matches!(refused, Err(Error::Asynchronous { .. })), "{way}");
+        let taken = stream.take_fault();
+        assert_eq!(cause(taken.map_or(Ok(()), Err)), end, "{way}");
+        assert_eq!(stream.take_fault(), None);
+        let seen = Arc::clone(&ran);
+        stream
+            .launch(move || seen.store(true, Ordering::SeqCst))
+            .unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert!(ran.load(Ordering::SeqCst), "{way}");
+    }
+}
+
+/// The event of a stream that has failed stands for work that was not done: whoever waits for it has failed, too, whether it waited before or
+/// after the event passed.
+#[test]
+fn a_failed_producer_transmits_nothing() {
+    let device = device();
+    if has_no_queue(&device, "a_failed_producer_transmits_nothing") {
+        return;
+    }
+    for late in [false, true] {
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let (from, to) = (pair.region(4096), pair.region(4096));
+        from.fill(0, 64, 9).unwrap();
+        pair.b.post_recv(1, &[to.slice(0, 64).unwrap()]).unwrap();
+        let (producer, sender, third) = (
+            host_stream("producer"),
+            host_stream("sender"),
+            host_stream("third"),
+        );
+        let gate = held(&producer);
+        producer
+            .launch(|| std::panic::resume_unwind(Box::new("a kernel that fails")))
+            .unwrap();
+        let (produced, sent) = (Event::new(), Event::new());
+        producer.record(&produced).unwrap();
+        if late {
+            gate.store(true, Ordering::Release);
+            let end = producer.synchronize(SOON);
+            assert!(matches!(end, Err(Error::Asynchronous { .. })), "{end:?}");
+            // The stream itself goes on; its event stays what it was.
+            assert!(producer.take_fault().is_some());
+            producer.launch(|| {}).unwrap();
+            producer.synchronize(SOON).unwrap();
+        }
+        sender.wait_event(&produced).unwrap();
+        let slices = [from.slice(0, 64).unwrap()];
+        let queued = pair.a.stream_queue_send(&sender, &Work::send(&slices));
+        // Late, the failure may be known before all is queued.
+        let recorded = sender.record(&sent);
+        gate.store(true, Ordering::Release);
+        for stream in [&sender, &producer] {
+            let end = stream.synchronize(SOON);
+            let is_well = late && stream.id() == producer.id();
+            assert_eq!(end.is_ok(), is_well, "{}: {end:?}", stream.name());
+        }
+        if recorded.is_ok() {
+            let _ = third.wait_event(&sent);
+            let end = third.synchronize(SOON);
+            assert!(matches!(end, Err(Error::Asynchronous { .. })), "{end:?}");
+        }
+        if let Ok(ticket) = queued {
+            assert!(!matches!(settled(&ticket), Status::Complete));
+        }
+        assert!(
+            to.is_filled_with(0, 64, 0).unwrap(),
+            "stale bytes were sent"
+        );
+    }
+}
+
+/// A stream that is to go on does, and reports the failure once.
+#[test]
+fn a_stream_goes_on_where_it_is_told_to() {
+    let device = device();
+    if has_no_queue(&device, "a_stream_goes_on_where_it_is_told_to") {
+        return;
+    }
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(4096);
+    let stream = host_stream("s");
+    stream.continue_on_error(true);
+    pair.b
+        .post_recv(1, &[region.slice(0, 64).unwrap()])
+        .unwrap();
+    let gate = held(&stream);
+    let wait = pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+    let ran = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&ran);
+    stream
+        .launch(move || seen.store(true, Ordering::SeqCst))
+        .unwrap();
+    gate.store(true, Ordering::Release);
+    pair.b.abort();
+    assert_eq!(cause(stream.synchronize(SOON)), Some(Cause::Aborted));
+    assert!(ran.load(Ordering::SeqCst));
+    assert!(matches!(wait.status(), Status::Failed(_)));
+    stream.synchronize(SOON).unwrap();
+}
+
+fn host_stream(name: &str) -> doorbell::HostStream {
+    doorbell::HostStream::new(name).unwrap()
+}
+
+/// Holds the stream where it is, until the flag is set.
+fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
+    let go = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&go);
+    stream
+        .launch(move || {
+            while !flag.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+        .unwrap();
+    go
+}
