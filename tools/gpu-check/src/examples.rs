@@ -7,9 +7,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::figures::figure;
-use super::process::{Ended, Limit, judged};
-use super::report::{Report, Step, Time};
-use super::steps;
+use super::process::{Ended, judged};
+use super::report::{Limit, Report, Step, Time};
 
 /// Name of the example, its arguments, and about how many seconds it takes.
 const LIST: [(&str, &[&str], u64); 5] = [
@@ -43,9 +42,7 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
             about_s,
             limit_s: LIMIT_S,
         };
-        steps::one(called, time, report, |limit| {
-            one(bundle, name, arguments, limit)
-        });
+        report.step(called, time, |limit| one(bundle, name, arguments, limit));
     }
 }
 

@@ -16,6 +16,13 @@ use super::gpu::{Gpu, SOON, check};
 /// Of an H100.
 pub const BLOCKS: u32 = 132;
 
+// Names of the steps that compute-sanitizer repeats.
+pub const MARK: &str = "kernels: one that stores a word";
+pub const GROUPS: &str = "kernels: triggers of warps and blocks";
+pub const PUTS: &str = "kernels: puts of many blocks";
+pub const POSTS: &str = "kernels: posts of lanes, warps and blocks";
+pub const FAILURES: &str = "kernels: a full queue and a dead peer";
+
 /// The kernels of `measured.cu`. It is not unloaded: the process ends with the step.
 pub struct Kernels {
     context: CudaContext,

@@ -8,15 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::report::{NO_TIME, Step};
-
-/// How long a process may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
-    pub time: Duration,
-    /// It is less than the step's own limit: no more is left of the whole.
-    pub is_of_the_whole: bool,
-}
+use super::report::{Limit, NO_TIME, Step};
 
 /// How a process came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::Limit;
-
 /// A GPU that is shared is not had for long: ten minutes, with what is before and after this.
 pub const WHOLE: Duration = Duration::from_secs(470);
 /// Of the short form, which is for machines without one, and these may be small and busy.
@@ -84,6 +82,14 @@ impl Step {
     }
 }
 
+/// How long a process may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub time: Duration,
+    /// It is less than the step's own limit: no more is left of the whole.
+    pub is_of_the_whole: bool,
+}
+
 fn limit_of(time: Time, left: Duration) -> Option<Limit> {
     let own = Duration::from_secs(time.limit_s);
     (left >= Duration::from_secs(time.about_s)).then(|| Limit {
@@ -124,6 +130,20 @@ impl Report {
         }
     }
 
+    /// Has a step done, if there is time for it, and adds it.
+    pub fn step(&mut self, name: String, time: Time, work: impl FnOnce(Limit) -> Step) {
+        let began = Instant::now();
+        let step = match self.time_for(time) {
+            Some(limit) => work(limit),
+            None => Step::waived(NO_TIME.into()),
+        };
+        self.add(Step {
+            name,
+            seconds: began.elapsed().as_secs_f64(),
+            ..step
+        });
+    }
+
     /// Adds a step, and says so: the whole takes minutes.
     pub fn add(&mut self, mut step: Step) {
         // The device says it as well, whatever the environment says.
@@ -148,7 +168,7 @@ impl Report {
     }
 
     /// How long a step may take. None, and it is not begun, if less is left of the whole than it is likely to need.
-    pub fn time_for(&self, time: Time) -> Option<Limit> {
+    fn time_for(&self, time: Time) -> Option<Limit> {
         let whole = if self.short { WHOLE_SHORT } else { WHOLE };
         limit_of(time, whole.saturating_sub(self.began.elapsed()))
     }

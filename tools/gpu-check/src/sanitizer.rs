@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde_json::json;
 
+use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{End, Ended, judged};
 use super::report::{Outcome, Report, Step, Time};
-use super::steps::{BLOCKS, FAILURES, GROUPS, MARK, POSTS, one};
 use super::suites::{self, Waivers};
 
 /// What runs: for people, the program of the bundle with its arguments, the tools, and about how long one takes.
@@ -26,7 +26,7 @@ const LIST: [(&str, &[&str], &[&str], u64); 6] = [
     ),
     (
         "puts of many blocks",
-        &["gpu_check", "--short", "--step", BLOCKS],
+        &["gpu_check", "--short", "--step", PUTS],
         &["memcheck"],
         15,
     ),
@@ -73,7 +73,7 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
         let arguments = ["--short", "--step", MARK];
         let mut runs = false;
         let about = format!("a kernel that stores a word, under compute-sanitizer {name}");
-        one(about, TRIAL, report, |limit| {
+        report.step(about, TRIAL, |limit| {
             let mut command = under(&tool, name, &program, &arguments);
             let step = judged(&mut command, limit, trial);
             runs = step.outcome == Outcome::Passed;
@@ -90,7 +90,7 @@ pub fn run_all(bundle: &Path, report: &mut Report) {
         };
         for name in tools {
             let called = format!("{what} under compute-sanitizer {name}");
-            one(called, time, report, |limit| {
+            report.step(called, time, |limit| {
                 let [program, arguments @ ..] = arguments else {
                     return Step::waived("nothing was named".into());
                 };

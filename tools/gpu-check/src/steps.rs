@@ -3,12 +3,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::process::{End, Ended, Limit, judged};
-use super::report::{NO_TIME, Outcome, Report, Step, Time, WHOLE};
+use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
+use super::process::{End, Ended, judged};
+use super::report::{Outcome, Report, Step, Time, WHOLE};
 use super::{bells, emitter, examples, facts, figures, kernels, posts, puts, sanitizer, suites};
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
@@ -31,7 +32,7 @@ const FACTS: [Here; 7] = [
 const KERNELS: [Here; 5] = [
     (MARK, time(2, 30)),
     (GROUPS, time(4, 60)),
-    (BLOCKS, time(6, 90)),
+    (PUTS, time(6, 90)),
     (POSTS, time(8, 90)),
     (FAILURES, time(5, 60)),
 ];
@@ -47,11 +48,6 @@ const FIGURES: [Here; 9] = [
     ("figure: graph replay", time(3, 60)),
     (LOOPS, time(6, 120)),
 ];
-pub const MARK: &str = "kernels: one that stores a word";
-pub const GROUPS: &str = "kernels: triggers of warps and blocks";
-pub const BLOCKS: &str = "kernels: puts of many blocks";
-pub const POSTS: &str = "kernels: posts of lanes, warps and blocks";
-pub const FAILURES: &str = "kernels: a full queue and a dead peer";
 const LOOPS: &str = "figure: loops";
 
 /// Runs one of them, and gives what it found as a line of JSON.
@@ -71,7 +67,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "figure: graph replay" => figures::graph_replay(short),
         MARK => kernels::mark(),
         GROUPS => kernels::triggers_of_groups(short),
-        BLOCKS => puts::puts_of_blocks(short),
+        PUTS => puts::puts_of_blocks(short),
         POSTS => posts::posts_of_groups(short),
         FAILURES => posts::failures(),
         "figure: kernel trigger" => bells::trigger_to_doorbell(short),
@@ -118,23 +114,9 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
     suites::run_all(bundle, short, report);
 }
 
-/// Has a step done, if there is time for it, and reports it.
-pub fn one(name: String, time: Time, report: &mut Report, work: impl FnOnce(Limit) -> Step) {
-    let began = Instant::now();
-    let step = match report.time_for(time) {
-        Some(limit) => work(limit),
-        None => Step::waived(NO_TIME.into()),
-    };
-    report.add(Step {
-        name,
-        seconds: began.elapsed().as_secs_f64(),
-        ..step
-    });
-}
-
 fn here(list: &[Here], short: bool, report: &mut Report) {
     for &(name, time) in list {
-        one(name.to_owned(), time, report, |limit| {
+        report.step(name.to_owned(), time, |limit| {
             let Ok(program) = std::env::current_exe() else {
                 return Step::failed("where this program lies is not known".into());
             };

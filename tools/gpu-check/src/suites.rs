@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::process::{Ended, judged};
 use super::report::{Report, Step, Time};
-use super::steps::one;
 
 /// In which surroundings a suite runs.
 #[derive(Clone)]
@@ -93,7 +92,7 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
     };
     for (suite, way) in list(bundle, short) {
         let name = format!("suite: {suite}, {}", way.name);
-        one(name, time, report, |limit| {
+        report.step(name, time, |limit| {
             let log = Waivers::new();
             let mut command = command(bundle, &suite, &way, short);
             judged(log.asked_of(&mut command), limit, |ended| {
