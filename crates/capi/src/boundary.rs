@@ -50,7 +50,7 @@ fn panicked(payload: Box<dyn Any + Send>) -> c_int {
 mod tests {
     use super::*;
     use crate::code;
-    use crate::error::tests::last_error;
+    use crate::last_error::tests::last_error;
 
     #[test]
     fn no_panic_crosses() {

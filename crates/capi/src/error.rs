@@ -106,23 +106,14 @@ pub extern "C" fn doorbell_error_name(code: c_int) -> *const c_char {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use crate::code::{DOORBELL_EINVAL, DOORBELL_EWORK};
     use crate::failure::Failure;
     use crate::last_error::remember;
+    use crate::last_error::tests::last_error;
     use doorbell_rs::Error;
-    use std::ffi::CStr;
     use std::time::Duration;
-
-    /// What [`doorbell_last_error`] says.
-    pub(crate) fn last_error() -> String {
-        // SAFETY: a C string of this thread, copied before the next call.
-        unsafe { CStr::from_ptr(doorbell_last_error()) }
-            .to_str()
-            .unwrap()
-            .to_owned()
-    }
 
     #[test]
     fn the_last_error_is_this_threads() {

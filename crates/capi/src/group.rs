@@ -12,9 +12,9 @@ use crate::argument::{
 use crate::boundary::guard;
 use crate::device::doorbell_domain;
 use crate::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_config};
+use crate::exchange::{Terms, whole};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
-use crate::store::{Terms, whole};
 use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, Token};
 
 /// A job of many processes, as one of them has it.

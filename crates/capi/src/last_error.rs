@@ -41,3 +41,18 @@ pub(super) fn text() -> *const c_char {
 pub(super) fn work() -> Option<WorkError> {
     LAST.try_with(|last| last.borrow().work).ok().flatten()
 }
+
+#[cfg(test)]
+#[allow(unsafe_code)] // reads a C string
+pub(super) mod tests {
+    use std::ffi::CStr;
+
+    /// What `doorbell_last_error` says.
+    pub(crate) fn last_error() -> String {
+        // SAFETY: a C string of this thread, copied before the next call.
+        unsafe { CStr::from_ptr(super::text()) }
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+}

@@ -5,7 +5,7 @@
 //!
 //! - `boundary` makes codes (`code`) of results (`failure`) and panics, and keeps the text (`last_error`); `handle` hands objects out and knows them again; `argument` reads and
 //!   writes what pointers point to.
-//! - The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
+//! - `exchange` is what `group` and `store` have in common. The other files are the sections of the header, in its order: `version`, `error`, `device`, `region`, `endpoint`,
 //!   `rendezvous`, `group`, `store`, `cuda`, `stream`, `event`, `work`, `queue`, `value`, `cpu`, `ticket`, `graph`, `cache`,
 //!   `bounce`, `cm`, `kernel_queue`, `kernel_stream`.
 
@@ -21,6 +21,7 @@ mod device;
 mod endpoint;
 mod error;
 mod event;
+mod exchange;
 mod failure;
 mod graph;
 mod group;

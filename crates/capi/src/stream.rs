@@ -462,8 +462,8 @@ pub unsafe extern "C" fn doorbell_stream_wait_event(
 mod tests {
     use super::*;
     use crate::code::{DOORBELL_EASYNC, DOORBELL_OK};
-    use crate::error::tests::last_error;
     use crate::handle::create;
+    use crate::last_error::tests::last_error;
 
     #[test]
     fn a_kernel_that_panics_is_an_error_of_its_stream() {
