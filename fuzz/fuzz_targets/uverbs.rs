@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use doorbell_softcx::doors::hostile::Hostile;
+use doorbell_softcx::doors::testing::hostile::Hostile;
 use libfuzzer_sys::fuzz_target;
 
 thread_local! {

@@ -1,7 +1,7 @@
 //! Imports between the files of one crate: what each file uses of which other file, and the circles among them.
 //!
 //! A path counts for the file that defines the name: re-exports are followed. A parent's `mod child;` and its re-exports are no imports
-//! unless the parent uses the name itself. Items under `#[cfg(test)]` are left out.
+//! unless the parent uses the name itself. Items under `#[cfg(test)]` and `#[cfg(fuzzing)]` are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -120,7 +120,7 @@ fn text(tokens: &[Token], at: usize) -> &str {
     tokens.get(at).map_or("", |token| token.text.as_str())
 }
 
-/// `#[cfg(test)]` and `#[cfg(all(…, test, …))]`, but not `#[cfg(not(test))]`.
+/// `#[cfg(test)]`, `#[cfg(fuzzing)]` and `#[cfg(all(…, test, …))]`, but not `#[cfg(not(test))]`.
 fn is_test_attribute(tokens: &[Token], at: usize) -> bool {
     let begins = ["#", "[", "cfg", "("];
     if begins
@@ -138,7 +138,9 @@ fn is_test_attribute(tokens: &[Token], at: usize) -> bool {
             ")" => {
                 around.pop();
             }
-            "test" if around.iter().all(|word| ["cfg", "all"].contains(word)) => return true,
+            "test" | "fuzzing" if around.iter().all(|word| ["cfg", "all"].contains(word)) => {
+                return true;
+            }
             _ => {}
         }
     }
@@ -397,11 +399,12 @@ impl File {
                         inline.pop();
                     }
                 }
-                "mod" if text(&self.tokens, at + 2) == "{" => {
-                    inline.push(self.tokens[at + 1].text.clone());
-                    depths.push(depth + 1);
+                _ => {
+                    if let Some(name) = inline_module(&self.tokens, at) {
+                        inline.push(name);
+                        depths.push(depth + 1);
+                    }
                 }
-                _ => {}
             }
             at = step(at, &inline);
         }
@@ -442,6 +445,15 @@ impl File {
         });
         found
     }
+}
+
+/// The name of the inline module that is opened at `at`; in a macro it may be a variable.
+pub fn inline_module(tokens: &[Token], at: usize) -> Option<String> {
+    if text(tokens, at) != "mod" {
+        return None;
+    }
+    let name = at + 1 + usize::from(text(tokens, at + 1) == "$");
+    (text(tokens, name + 1) == "{").then(|| text(tokens, name).to_owned())
 }
 
 fn is_word(text: &str) -> bool {

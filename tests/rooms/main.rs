@@ -1,6 +1,7 @@
-//! The structure of the sources: which room may import from which (here), circles of files (`circles`), names of types (`names`).
+//! The structure of the sources: which room may import from which (here), circles of files (`circles`), names of types (`names`), and
+//! where code for tests stands (`product`).
 //!
-//! Imports between rooms point down only. The table below has the allowed edges; every source file is read against it.
+//! Imports between rooms point down only. The tables of [`tables`] have the allowed edges; every source file is read against them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,87 +10,37 @@ use std::path::{Path, PathBuf};
 mod circles;
 mod files;
 mod names;
+mod product;
+mod tables;
 mod tokens;
 
-use files::{module_of, use_tree};
+use files::{inline_module, module_of, use_tree};
+use tables::{CRATES, Edges, Package, SOFTCX};
 use tokens::{Token, tokens};
-
-/// A room with the rooms that it may name.
-type Edges = (&'static str, &'static [&'static str]);
-
-/// The crates, by the folder of their sources, each with its rooms. Its own name and `error` go without saying, and what the wire crate has
-/// is for all. A new room gets a line here first.
-const CRATES: &[(&str, &[Edges])] = &[
-    ("src", LIBRARY),
-    ("crates/wire/src", WIRE),
-    ("crates/softcx/src", SOFTCX),
-];
-
-/// The folders of sources of all crates that are products; tools stand apart.
-const SOURCES: &[&str] = &[
-    "src",
-    "crates/wire/src",
-    "crates/softcx/src",
-    "crates/softcx/preload/src",
-    "crates/capi/src",
-    "crates/cli/src",
-];
-
-const WIRE: &[Edges] = &[
-    ("error", &[]),
-    ("verbs", &[]),
-    ("peer", &[]),
-    ("mlx5", &["peer", "verbs"]),
-    ("memory", &["mlx5", "verbs"]),
-];
-
-const SOFTCX: &[Edges] = &[("device", &[]), ("doors", &["device"])];
-
-const LIBRARY: &[Edges] = &[
-    ("error", &[]),
-    ("setters", &[]),
-    // The other half of mlx5 and of all verbs devices; a relay consumes queues as a card does.
-    ("verbs", &[]),
-    ("nic", &["verbs", "softcx"]),
-    ("stream", &[]),
-    // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
-    ("proxy", &["stream"]),
-    // An executor of programs; it counts, and a thread of its own goes round to its streams. It makes the copies that stand for the software
-    // NIC's access to the memory of a GPU.
-    ("cuda", &["softcx", "stream", "proxy"]),
-    ("region", &["cuda", "nic", "stream", "proxy"]),
-    ("endpoint", &["region", "proxy", "stream", "nic"]),
-    // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
-    ("graph", &["cuda", "endpoint", "region", "stream"]),
-    // The send queue of an endpoint, mapped to a GPU.
-    ("kernel_queue", &["cuda", "endpoint", "region"]),
-    // A user of the public interface.
-    ("bounce", &["cuda", "endpoint", "region", "stream"]),
-    // rdma_cm connects endpoints, and finds the attributes of their steps.
-    ("cm", &["endpoint", "nic"]),
-    // A user of the public interface, but for the deadlines of sockets.
-    ("group", &["endpoint", "region"]),
-];
 
 #[test]
 fn imports_point_down_only() {
-    for (folder, table) in CRATES {
-        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let sources = read_sources(&src);
-        assert!(
-            sources.contains_key("lib.rs"),
-            "{folder}/lib.rs was not read"
-        );
-        for (room, _) in *table {
-            let of_room = |file: &String| file.starts_with(room);
-            assert!(sources.keys().any(of_room), "{folder}: no room `{room}`");
+    let mut found = Vec::new();
+    for package in CRATES {
+        let sources = sources_of(package.folder);
+        let modules: Vec<Vec<String>> = sources.keys().map(|file| module_of(file)).collect();
+        for room in package.rooms.iter().flat_map(|(room, _)| room.split(' ')) {
+            let is_there = modules
+                .iter()
+                .any(|module| module.first().is_some_and(|first| first == room));
+            assert!(is_there, "{}: no room `{room}`", package.folder);
         }
-        let found = violations(&sources, table);
-        assert!(found.is_empty(), "{folder}\n{}", found.join("\n"));
+        let broken = violations(&sources, package);
+        found.extend(
+            broken
+                .iter()
+                .map(|line| format!("{}/{line}", package.folder)),
+        );
     }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// The sources of one of [`SOURCES`].
+/// The sources of one of [`CRATES`].
 fn sources_of(folder: &str) -> BTreeMap<String, String> {
     let sources = read_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     assert!(
@@ -117,53 +68,59 @@ fn read_sources(src: &Path) -> BTreeMap<String, String> {
     sources
 }
 
+/// The row of the room that a module belongs to.
+fn row_of(rooms: &[Edges], module: &str) -> Option<usize> {
+    let has = |(room, _): &Edges| room.split(' ').any(|name| name == module);
+    rooms.iter().position(has)
+}
+
+/// The rows of the rooms that the one of this row may name.
+fn edges_of(package: &Package, row: usize) -> Vec<usize> {
+    let (_, listed) = package.rooms[row];
+    let named = listed.iter().filter_map(|to| row_of(package.rooms, to));
+    let common = package.common.iter();
+    let above = common.filter_map(|to| row_of(package.rooms, to).filter(|to| *to < row));
+    named.chain(above).collect()
+}
+
 /// What breaks the table, one line each: `file:line: reason`.
-fn violations(sources: &BTreeMap<String, String>, table: &[Edges]) -> Vec<String> {
-    let exports = exports(sources.get("lib.rs").map_or("", String::as_str));
+fn violations(sources: &BTreeMap<String, String>, package: &Package) -> Vec<String> {
+    let root = sources.get("lib.rs").or_else(|| sources.get("main.rs"));
+    let exports = exports(root.map_or("", String::as_str));
     let mut found = Vec::new();
     for (file, source) in sources {
         let tokens = tokens(source);
         let module = module_of(file);
-        let room = module.first().map(String::as_str);
-        let allowed = table
-            .iter()
-            .find(|(name, _)| Some(*name) == room)
-            .map(|(_, to)| *to);
-        match (room, allowed) {
-            (Some(room), None) => {
-                found.push(format!("{file}:1: room `{room}` is not in the table"));
-                continue;
-            }
-            _ => found.extend(detours(file, &tokens)),
-        }
-        let (Some(room), Some(allowed)) = (room, allowed) else {
-            // The root declares and exports rooms; it has no code that could import.
+        // The root stands above all rooms, and may import from each.
+        let Some(room) = module.first() else {
+            found.extend(detours(file, &tokens));
             continue;
         };
-        if !allowed.contains(&"softcx") {
-            let named = tokens
-                .iter()
-                .filter(|token| token.text == "doorbell_softcx");
+        let Some(row) = row_of(package.rooms, room) else {
+            found.push(format!("{file}:1: room `{room}` is not in the table"));
+            continue;
+        };
+        found.extend(detours(file, &tokens));
+        if !package.rooms[row].1.contains(&SOFTCX) {
+            let named = tokens.iter().filter(|token| token.text == SOFTCX);
             found.extend(named.map(|token| {
                 format!(
-                    "{file}:{}: `{room}` must not import from `softcx`",
+                    "{file}:{}: `{room}` must not import from `{SOFTCX}`",
                     token.line
                 )
             }));
         }
+        let allowed = edges_of(package, row);
         for (line, name) in root_names(&tokens, &module) {
-            let exported = exports.get(&name).map(String::as_str);
-            let is_room = table.iter().any(|(room, _)| *room == name);
-            match exported.or(is_room.then_some(name.as_str())) {
+            let to = exports.get(&name).unwrap_or(&name);
+            match row_of(package.rooms, to) {
+                Some(to) if to == row || allowed.contains(&to) => {}
+                Some(_) => found.push(format!(
+                    "{file}:{line}: `{room}` must not import from `{to}` (`crate::{name}`)"
+                )),
+                None if to == "doorbell_wire" => {}
                 None => found.push(format!(
                     "{file}:{line}: `crate::{name}` is neither a room nor an export of the root"
-                )),
-                Some(to)
-                    if to == room
-                        || ["error", "doorbell_wire"].contains(&to)
-                        || allowed.contains(&to) => {}
-                Some(to) => found.push(format!(
-                    "{file}:{line}: `{room}` must not import from `{to}` (`crate::{name}`)"
                 )),
             }
         }
@@ -219,9 +176,6 @@ fn root_names(tokens: &[Token], module: &[String]) -> Vec<(usize, String)> {
                 depth -= 1;
                 inline.pop_if(|(_, inside)| *inside > depth);
             }
-            "mod" if next(2) == Some("{") => {
-                inline.push((tokens[at + 1].text.clone(), depth + 1));
-            }
             "crate" | "super" | "self" if next(1) == Some("::") => {
                 let mut paths = Vec::new();
                 let end = use_tree(tokens, at, &[], &mut paths);
@@ -241,7 +195,7 @@ fn root_names(tokens: &[Token], module: &[String]) -> Vec<(usize, String)> {
                 at = end;
                 continue;
             }
-            _ => {}
+            _ => inline.extend(inline_module(tokens, at).map(|name| (name, depth + 1))),
         }
         at += 1;
     }
@@ -266,21 +220,25 @@ fn from_root(mut here: Vec<String>, path: &[String]) -> Option<String> {
 
 /// The verdict on one file beside a root with two exports.
 fn judged(file: &str, source: &str) -> Vec<String> {
-    const TABLE: &[Edges] = &[
-        ("error", &[]),
-        ("peer", &[]),
-        ("mlx5", &["peer"]),
-        ("soft", &["mlx5", "peer"]),
-        ("stream", &["peer"]),
-        ("endpoint", &["stream", "mlx5", "peer"]),
-    ];
+    const TABLE: Package = Package {
+        folder: "",
+        common: &["error"],
+        rooms: &[
+            ("error", &[]),
+            ("peer", &[]),
+            ("mlx5", &["peer"]),
+            ("soft", &["mlx5", "peer"]),
+            ("stream pipe", &["peer"]),
+            ("endpoint", &["stream", "mlx5", "peer"]),
+        ],
+    };
     let lib = "mod error; pub mod peer; mod endpoint; pub use error::{Error, Result}; pub use endpoint::Endpoint;";
     violations(
         &BTreeMap::from([
             ("lib.rs".to_owned(), lib.to_owned()),
             (file.to_owned(), source.to_owned()),
         ]),
-        TABLE,
+        &TABLE,
     )
 }
 
@@ -302,6 +260,12 @@ fn edges_down_are_allowed() {
             "peer/mod.rs",
             "const TEXT: &str = \"crate::mlx5\"; const RAW: &str = r#\"\"crate::mlx5\"#;",
         ),
+        (
+            "peer/mod.rs",
+            "macro_rules! m { ($room:ident) => { mod $room { use super::*; } } }",
+        ),
+        ("stream/mod.rs", "use crate::pipe::Pipe;"),
+        ("pipe.rs", "use crate::{stream::Stream, peer::Program};"),
         (
             "peer/mod.rs",
             "fn f<'a>(c: char) -> bool { c == '\"' || c == '\\'' } use crate::Error;",
@@ -362,12 +326,22 @@ fn edges_up_and_sideways_are_caught() {
         (
             "stream/mod.rs",
             "use doorbell_softcx::device::Device;",
-            "`stream` must not import from `softcx`",
+            "`stream` must not import from `doorbell_softcx`",
         ),
         (
             "soft/mod.rs",
             "use crate::nowhere::X;",
             "neither a room nor an export",
+        ),
+        (
+            "error.rs",
+            "use crate::peer::Program;",
+            "`error` must not import from `peer`",
+        ),
+        (
+            "pipe.rs",
+            "use crate::mlx5::Wqe;",
+            "`pipe` must not import from `mlx5`",
         ),
         ("cellar/mod.rs", "", "room `cellar` is not in the table"),
         ("cellar.rs", "", "room `cellar` is not in the table"),
@@ -392,16 +366,27 @@ fn edges_up_and_sideways_are_caught() {
 
 #[test]
 fn the_tables_themselves_have_no_cycle() {
-    for (folder, table) in CRATES {
-        // Every edge goes to a line further up: then no walk along edges comes back.
-        for (from, (room, to)) in table.iter().enumerate() {
-            for other in to.iter().filter(|other| **other != "softcx") {
-                let line = table.iter().position(|(name, _)| name == other);
-                assert!(
-                    line.is_some_and(|line| line < from),
-                    "{folder}: {room} -> {other}"
-                );
-            }
+    for package in CRATES {
+        let rooms = package.rooms;
+        for (row, (room, to)) in rooms.iter().enumerate() {
+            // A room of several files is called by the first.
+            let is_room = |to: &&str| {
+                rooms
+                    .iter()
+                    .any(|(name, _)| name.split(' ').next() == Some(to))
+            };
+            let unknown: Vec<_> = to
+                .iter()
+                .filter(|to| **to != SOFTCX && !is_room(to))
+                .collect();
+            assert!(
+                unknown.is_empty(),
+                "{}: {room} -> {unknown:?}",
+                package.folder
+            );
+            // Every edge goes to a line further up: then no walk along edges comes back.
+            let down = edges_of(package, row).into_iter().find(|to| *to >= row);
+            assert_eq!(down, None, "{}: {room}", package.folder);
         }
     }
 }

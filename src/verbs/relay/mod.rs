@@ -17,8 +17,6 @@ mod staging;
 mod work;
 
 #[cfg(test)]
-mod imitation;
-#[cfg(test)]
 mod tests;
 
 pub(super) use limits::Limits;

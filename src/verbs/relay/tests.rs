@@ -4,12 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+mod imitation;
+
 use proptest::prelude::*;
 use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
+use self::imitation::{Imitation, memory};
 use super::completion_ring::CompletionRing;
 use super::core::{Core, Turn};
-use super::imitation::{Imitation, memory};
 use super::provider::PolledCompletion;
 use super::recv_lane::{RecvLane, RecvParts};
 use super::request::{FENCE, INLINE, SIGNALED, SOLICITED};

@@ -14,16 +14,12 @@ mod core;
 mod cq;
 mod cursor;
 mod dma;
-#[cfg(all(test, not(loom)))]
-mod driver;
 mod engine;
 pub(crate) mod fabric;
 mod faults;
 mod foreign;
 mod gather;
 mod handle;
-#[cfg(all(test, not(loom)))]
-mod harness;
 mod inbox;
 mod keys;
 mod mapping;

@@ -18,8 +18,6 @@ mod descriptors;
 mod event_pipe;
 mod events;
 mod filter;
-#[cfg(fuzzing)]
-pub mod hostile;
 mod install;
 mod limits;
 mod listener;
@@ -34,6 +32,8 @@ mod scratch;
 mod signals;
 mod supervisor;
 pub(crate) mod sysfs;
+#[cfg(fuzzing)]
+pub mod testing;
 mod uverbs;
 
 pub use local::{Local, Redirect};

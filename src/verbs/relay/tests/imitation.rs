@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 
-use super::provider::{PolledCompletion, PostedUpTo, Provider, Queue, Recv, Send, Sge};
-use super::request::{INLINE, SIGNALED};
+use crate::verbs::relay::provider::{
+    PolledCompletion, PostedUpTo, Provider, Queue, Recv, Send, Sge,
+};
+use crate::verbs::relay::request::{INLINE, SIGNALED};
 use doorbell_wire::verbs::WcStatus;
 
 /// A send that was posted.

@@ -375,8 +375,8 @@ fn push(spans: &mut Vec<Span>, span: Span) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::device::driver::Process;
     use crate::device::space::calls;
+    use crate::device::tests::driver::Process;
 
     fn place(process: &Process, addr: u64) -> SpaceAddress {
         SpaceAddress {

@@ -1,9 +1,9 @@
 //! Datagrams: addresses, queue keys, the GRH in front of them, groups.
 
 use crate::device::client::Transport;
-use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data};
 use crate::device::fabric::gid_of;
-use crate::device::harness::{World, pattern};
+use crate::device::tests::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data};
+use crate::device::tests::harness::{World, pattern};
 use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 

@@ -1,7 +1,7 @@
 //! Every syndrome, raised and looked at on both sides.
 
-use crate::device::harness::{End, Shape, World, pattern};
 use crate::device::packet::{Header, PacketKind, psn_add};
+use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Access, Attributes, State};
 use doorbell_wire::mlx5::{DataSegment, SendRequest, Syndrome};
 

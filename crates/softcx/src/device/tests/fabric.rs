@@ -1,6 +1,6 @@
 //! Devices that find each other by number.
 
-use crate::device::harness::{End, Shape, World, pattern};
+use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Attributes, Device, LinkLayer, State};
 use doorbell_wire::mlx5::{SendRequest, Syndrome};
 

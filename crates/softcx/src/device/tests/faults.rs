@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::device::harness::{End, Shape, World, pattern};
+use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Attributes, Faults};
 use doorbell_wire::mlx5::{SendRequest, Syndrome};
 

@@ -1,8 +1,8 @@
 //! Faults by number, and the trace.
 
 use crate::device::client::{DeviceEvent, Transport};
-use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
-use crate::device::harness::World;
+use crate::device::tests::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, Syndrome};
 

@@ -2,9 +2,11 @@
 
 mod clients;
 mod datagrams;
+pub(crate) mod driver;
 mod errors;
 mod fabric;
 mod faults;
+pub(crate) mod harness;
 mod injected;
 mod operations;
 mod pair;

@@ -1,7 +1,7 @@
 //! Every operation with every length and shape, on a wire without faults.
 
 use crate::device::Attributes;
-use crate::device::harness::{End, INLINE, Shape, World, pattern};
+use crate::device::tests::harness::{End, INLINE, Shape, World, pattern};
 use doorbell_wire::mlx5::{CqeOpcode, DataSegment, Opcode, Payload, SendRequest};
 use doorbell_wire::peer::PeerOp;
 

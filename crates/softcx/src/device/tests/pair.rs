@@ -2,8 +2,8 @@
 
 use crate::device::LinkLayer;
 use crate::device::client::Transport;
-use crate::device::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
-use crate::device::harness::World;
+use crate::device::tests::driver::{ALL, Driver, DriverCq, DriverQp, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 use doorbell_wire::mlx5::Cqe;
 
 pub(super) const ROOM: usize = 1 << 20;

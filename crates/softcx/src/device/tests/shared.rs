@@ -1,10 +1,10 @@
 //! Receives that queue pairs share.
 
 use crate::device::client::{DeviceEvent, QpParts, Transport};
-use crate::device::driver::{
+use crate::device::tests::driver::{
     ALL, Driver, DriverCq, DriverQp, DriverSrq, Process, Work, data, remote,
 };
-use crate::device::harness::{World, pattern};
+use crate::device::tests::harness::{World, pattern};
 use crate::device::{Faults, LinkLayer};
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 

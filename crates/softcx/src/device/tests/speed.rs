@@ -2,10 +2,10 @@
 #![allow(unsafe_code)] // asks for the processor's time
 
 use crate::device::client::Transport;
-use crate::device::driver::{ALL, Driver, Process, Work, data, remote};
-use crate::device::harness::World;
 use crate::device::options::LinkLayer;
 use crate::device::space::calls;
+use crate::device::tests::driver::{ALL, Driver, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec {

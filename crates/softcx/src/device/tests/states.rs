@@ -1,7 +1,7 @@
 //! States, flushes, resets, and the counts that wrap.
 
 use crate::Error;
-use crate::device::harness::{End, Shape, World, pattern};
+use crate::device::tests::harness::{End, Shape, World, pattern};
 use crate::device::{Attributes, State};
 use doorbell_wire::mlx5::{CqeOpcode, SendRequest, Syndrome};
 use doorbell_wire::peer::Role;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::device::harness::{End, Shape, World};
+use crate::device::tests::harness::{End, Shape, World};
 use crate::device::{Attributes, State};
 use doorbell_wire::mlx5::{SendRequest, Syndrome};
 

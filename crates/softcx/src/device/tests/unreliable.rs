@@ -3,8 +3,8 @@
 use super::pair::{Pair, ROOM};
 use crate::device::Faults;
 use crate::device::client::{DeviceEvent, QpAttributes, Transport, mask};
-use crate::device::driver::{Process, Work, data, remote};
-use crate::device::harness::pattern;
+use crate::device::tests::driver::{Process, Work, data, remote};
+use crate::device::tests::harness::pattern;
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 const WRITE: u8 = 0x08;

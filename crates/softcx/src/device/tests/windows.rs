@@ -1,8 +1,8 @@
 //! Memory windows: opened, used, closed from both sides.
 
 use crate::device::client::{DeviceEvent, MrRange, Transport};
-use crate::device::driver::{Driver, DriverCq, DriverQp, Process, Work, data, remote};
-use crate::device::harness::World;
+use crate::device::tests::driver::{Driver, DriverCq, DriverQp, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 const SEND_INVAL: u8 = 0x01;

@@ -3,9 +3,9 @@
 use super::pair::{Pair, ROOM};
 use crate::device::Faults;
 use crate::device::client::{QpAttributes, Transport, mask};
-use crate::device::driver::{ALL, Process, Work, data};
-use crate::device::harness::pattern;
 use crate::device::keys::Access;
+use crate::device::tests::driver::{ALL, Process, Work, data};
+use crate::device::tests::harness::pattern;
 use doorbell_wire::mlx5::Syndrome;
 
 const WRITE: u8 = 0x08;

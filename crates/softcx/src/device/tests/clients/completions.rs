@@ -2,7 +2,7 @@
 
 use super::{Pair, SEND, WRITE, each_kind};
 use crate::device::client::{DeviceEvent, Transport};
-use crate::device::driver::{ALL, Driver, DriverCq, Process, Work, data, remote};
+use crate::device::tests::driver::{ALL, Driver, DriverCq, Process, Work, data, remote};
 
 #[test]
 fn arms_fire_once_and_never_late() {

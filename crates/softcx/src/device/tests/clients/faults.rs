@@ -2,8 +2,8 @@
 
 use super::{MEMORY, Pair, READ, SEND, WRITE, each_kind};
 use crate::device::client::{CqParts, DeviceEvent, QpParts, SrqParts, Transport};
-use crate::device::driver::{ALL, Driver, Process, Work, data, remote};
-use crate::device::harness::World;
+use crate::device::tests::driver::{ALL, Driver, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 use doorbell_wire::mlx5::CqeOpcode;
 
 #[test]

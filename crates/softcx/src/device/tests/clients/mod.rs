@@ -6,8 +6,8 @@ mod objects;
 mod operations;
 
 use crate::device::client::Transport;
-use crate::device::driver::{Driver, DriverCq, DriverQp, Process};
-use crate::device::harness::World;
+use crate::device::tests::driver::{Driver, DriverCq, DriverQp, Process};
+use crate::device::tests::harness::World;
 use doorbell_wire::mlx5::CqeOpcode;
 
 const WRITE: u8 = 0x08;

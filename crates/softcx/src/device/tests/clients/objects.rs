@@ -2,9 +2,9 @@
 
 use super::{MEMORY, Pair, WRITE, each_kind};
 use crate::device::client::{DeviceEvent, MrChange, MrRange, QpAttributes, Transport, mask};
-use crate::device::driver::{ALL, Driver, DriverSrq, Process, Work, data, remote};
 use crate::device::gather::Gather;
-use crate::device::harness::World;
+use crate::device::tests::driver::{ALL, Driver, DriverSrq, Process, Work, data, remote};
+use crate::device::tests::harness::World;
 use doorbell_wire::mlx5::Syndrome;
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{FETCH_ADD, Pair, READ, SEND, SEND_IMM, WRITE, each_kind};
 use crate::device::client::Transport;
-use crate::device::driver::{ALL, Process, Work, data, remote};
+use crate::device::tests::driver::{ALL, Process, Work, data, remote};
 use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
 
 #[test]

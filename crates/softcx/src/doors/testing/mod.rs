@@ -1,0 +1,3 @@
+//! What only fuzz targets have.
+
+pub mod hostile;

@@ -1,0 +1,62 @@
+//! Folders of a product hold the product: what only tests have stands in files and folders called `tests` or `testing`, and nothing else does.
+
+use std::collections::BTreeMap;
+
+use crate::files::production_files;
+use crate::sources_of;
+use crate::tables::CRATES;
+
+/// The files that stand in the wrong place.
+fn misplaced(sources: &BTreeMap<String, String>) -> Vec<String> {
+    let product = production_files(sources);
+    let is_place_for_tests =
+        |part: &str| ["tests", "testing", "tests.rs", "testing.rs"].contains(&part);
+    let wrong = sources.keys().filter_map(|file| {
+        match (
+            product.contains_key(file),
+            file.split('/').any(is_place_for_tests),
+        ) {
+            (true, true) => Some(format!("{file}: the product has what is called tests")),
+            (false, false) => Some(format!("{file}: only tests have it")),
+            _ => None,
+        }
+    });
+    wrong.collect()
+}
+
+#[test]
+fn code_for_tests_stands_apart() {
+    let mut found = Vec::new();
+    for package in CRATES {
+        let wrong = misplaced(&sources_of(package.folder));
+        found.extend(
+            wrong
+                .iter()
+                .map(|line| format!("{}/{line}", package.folder)),
+        );
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn what_stands_in_the_wrong_place_is_found() {
+    let found = |attribute: &str, module: &str| {
+        let root = format!("{attribute} mod {module}; struct A;");
+        let sources = [
+            ("lib.rs".to_owned(), root),
+            (format!("{module}/mod.rs"), String::new()),
+        ];
+        misplaced(&BTreeMap::from(sources)).len()
+    };
+    for only_tests in [
+        "#[cfg(test)]",
+        "#[cfg(all(test, not(loom)))]",
+        "#[cfg(fuzzing)] pub",
+    ] {
+        assert_eq!(found(only_tests, "fake"), 1, "{only_tests}");
+        assert_eq!(found(only_tests, "tests"), 0, "{only_tests}");
+        assert_eq!(found(only_tests, "testing"), 0, "{only_tests}");
+    }
+    assert_eq!(found("", "fake"), 0);
+    assert_eq!(found("", "testing"), 1);
+}

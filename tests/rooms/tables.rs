@@ -1,0 +1,203 @@
+//! The tables: the rooms of each package, and which of them each may import from. A new room gets a line here first.
+
+/// A room with the rooms that it may name; its own name goes without saying. A room of several files that import from each other has the
+/// names of all, and is called by the first.
+pub type Edges = (&'static str, &'static [&'static str]);
+
+/// A package with the table of its rooms.
+pub struct Package {
+    /// Where its sources are.
+    pub folder: &'static str,
+    /// What every room may import that stands further down in the table.
+    pub common: &'static [&'static str],
+    pub rooms: &'static [Edges],
+}
+
+/// The name of another package that a room may name only if the table says so. What the wire crate has is for all.
+pub const SOFTCX: &str = "doorbell_softcx";
+
+/// All packages.
+pub const CRATES: &[Package] = &[
+    LIBRARY, WIRE, DEVICE, PRELOAD, CAPI, CLI, GPU_CHECK, STANDIN,
+];
+
+/// Those that are no products.
+pub const TOOLS: &[&str] = &[GPU_CHECK.folder, STANDIN.folder];
+
+const LIBRARY: Package = Package {
+    folder: "src",
+    common: &["error"],
+    rooms: &[
+        ("error", &[]),
+        ("setters", &[]),
+        // The other half of mlx5 and of all verbs devices; a relay consumes queues as a card does.
+        ("verbs", &[]),
+        ("nic", &["verbs", SOFTCX]),
+        ("stream", &[]),
+        // Threads that take turns at what they serve and know nothing of queues; of streams only how to sleep.
+        ("proxy", &["stream"]),
+        // An executor of programs; it counts, and a thread of its own goes round to its streams. It makes the copies that stand for the software
+        // NIC's access to the memory of a GPU.
+        ("cuda", &[SOFTCX, "stream", "proxy"]),
+        ("region", &["cuda", "nic", "stream", "proxy"]),
+        ("endpoint", &["region", "proxy", "stream", "nic"]),
+        // Operations of endpoints as nodes of a CUDA graph: what each launch prepares anew, `cuda` patches into the nodes.
+        ("graph", &["cuda", "endpoint", "region", "stream"]),
+        // The send queue of an endpoint, mapped to a GPU.
+        ("kernel_queue", &["cuda", "endpoint", "region"]),
+        // A user of the public interface.
+        ("bounce", &["cuda", "endpoint", "region", "stream"]),
+        // rdma_cm connects endpoints, and finds the attributes of their steps.
+        ("cm", &["endpoint", "nic"]),
+        // A user of the public interface, but for the deadlines of sockets.
+        ("group", &["endpoint", "region"]),
+    ],
+};
+
+const WIRE: Package = Package {
+    folder: "crates/wire/src",
+    common: &["error"],
+    rooms: &[
+        ("error", &[]),
+        ("verbs", &[]),
+        ("peer", &[]),
+        ("mlx5", &["peer", "verbs"]),
+        ("memory", &["mlx5", "verbs"]),
+    ],
+};
+
+const DEVICE: Package = Package {
+    folder: "crates/softcx/src",
+    common: &[],
+    rooms: &[("device", &[]), ("doors", &["device"])],
+};
+
+const PRELOAD: Package = Package {
+    folder: "crates/softcx/preload/src",
+    common: &[],
+    rooms: &[
+        ("state", &[]),
+        ("paths", &["state"]),
+        ("calls", &["state"]),
+        ("access", &["calls", "paths"]),
+        ("attributes", &["paths", "state"]),
+        ("opens", &["calls", "paths", "state"]),
+        ("verbs", &["calls", "state"]),
+    ],
+};
+
+// The sections of the header over what each of them needs.
+const CAPI: Package = Package {
+    folder: "crates/capi/src",
+    common: &["failure", "boundary", "handle", "argument"],
+    rooms: &[
+        ("code", &[]),
+        ("failure", &["code"]),
+        ("last_error", &[]),
+        ("boundary", &["code", "last_error"]),
+        ("handle", &[]),
+        ("argument", &[]),
+        ("version", &[]),
+        ("error", &["code", "last_error"]),
+        ("cuda", &[]),
+        ("device", &[]),
+        ("region", &["device"]),
+        ("endpoint", &["device", "error", "region"]),
+        ("rendezvous", &["endpoint"]),
+        ("exchange", &["endpoint"]),
+        ("group", &["device", "endpoint", "exchange"]),
+        ("store", &["exchange", "group"]),
+        ("event", &[]),
+        ("stream", &["code", "event", "last_error"]),
+        ("kernel_stream", &["stream"]),
+        ("work", &["region"]),
+        ("ticket", &["error"]),
+        ("queue", &["endpoint", "stream", "ticket", "work"]),
+        ("value", &["region", "stream", "ticket"]),
+        ("cpu", &["endpoint", "ticket", "work"]),
+        (
+            "graph",
+            &[
+                "endpoint", "queue", "region", "stream", "ticket", "value", "work",
+            ],
+        ),
+        ("kernel_queue", &["endpoint", "work"]),
+        ("cache", &["device", "region"]),
+        ("bounce", &["device", "endpoint", "region"]),
+        ("cm", &["endpoint"]),
+    ],
+};
+
+const CLI: Package = Package {
+    folder: "crates/cli/src",
+    common: &[],
+    rooms: &[
+        ("stdout", &[]),
+        ("environment", &[]),
+        ("disasm", &[]),
+        ("info", &[]),
+        // The only command that starts the simulator's doors.
+        ("softcx", &["environment", SOFTCX]),
+        ("bench", &["stdout"]),
+    ],
+};
+
+const GPU_CHECK: Package = Package {
+    folder: "tools/gpu-check/src",
+    common: &[],
+    rooms: &[
+        // What is found out with a GPU.
+        ("gpu", &[]),
+        ("facts", &["gpu"]),
+        ("figures", &["gpu"]),
+        ("kernels", &["gpu"]),
+        ("puts", &["figures", "gpu", "kernels"]),
+        ("posts", &["gpu", "kernels", "puts"]),
+        ("bells", &["figures", "gpu", "kernels"]),
+        ("emitter", &["figures", "gpu", "kernels"]),
+        // What is run, and what is said of it.
+        ("report", &[]),
+        ("process", &["report"]),
+        ("examples", &["figures", "process", "report"]),
+        ("suites", &["process", "report"]),
+        ("sanitizer", &["kernels", "process", "report", "suites"]),
+        (
+            "steps",
+            &[
+                "bells",
+                "emitter",
+                "examples",
+                "facts",
+                "figures",
+                "kernels",
+                "posts",
+                "process",
+                "puts",
+                "report",
+                "sanitizer",
+                "suites",
+            ],
+        ),
+    ],
+};
+
+const STANDIN: Package = Package {
+    folder: "tools/cuda-standin/src",
+    common: &["call"],
+    rooms: &[
+        ("settings", &[]),
+        ("handle", &[]),
+        ("call fault names", &["settings"]),
+        ("device", &["settings"]),
+        ("reservation", &[]),
+        // As in the driver, a context has all objects, and each object has its context: one room.
+        (
+            "context capture copy current event exec fill graph host_memory kernels mark memop memory module node stream task",
+            &["device", "handle", "reservation", "settings"],
+        ),
+        ("pointer", &["context", "device"]),
+        ("capture_calls", &["context"]),
+        ("graph_calls", &["context"]),
+        ("stream_calls", &["context", "device"]),
+    ],
+};
