@@ -28,6 +28,21 @@ pub(super) fn guard_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Failure
     result
 }
 
+/// [`guard`] around a body, with what its arguments stand for: `name = get(argument)` for a handle, or another function of `argument` that takes
+/// a pointer and its name. They are looked at in this order.
+macro_rules! call {
+    ($($name:ident = $read:ident($argument:ident)),+, || $body:block) => {
+        $crate::boundary::guard(|| {
+            $(
+                // SAFETY: the caller's promise: the argument is what the header says of it.
+                let $name = unsafe { $read($argument, stringify!($argument)) }?;
+            )+
+            $body
+        })
+    };
+}
+pub(super) use call;
+
 #[cold]
 fn panicked(payload: Box<dyn Any + Send>) -> c_int {
     let text = payload

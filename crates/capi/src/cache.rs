@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use crate::argument::{
     Growing, choice, out, out_handle, out_optional, read_struct, write_struct, write_text,
 };
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -212,28 +212,28 @@ pub unsafe extern "C" fn doorbell_cache_get(
     region: *mut *mut doorbell_region,
     offset: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, offset, cache) = unsafe {
-            let place = out_handle(region, "region")?;
-            (place, out(offset, "offset")?, get(cache, "cache")?)
-        };
-        let rights = access(access_flags)?;
-        let cached = match cache {
-            doorbell_cache::Host(cache) => {
-                let start = start_of(address, len_bytes)?;
-                // SAFETY: the caller's promise about the memory.
-                unsafe { cache.get(start, len_bytes, rights) }
-            }
-            #[cfg(feature = "cuda")]
-            doorbell_cache::Device(cache) => {
-                // SAFETY: as above.
-                unsafe { of_device(cache, address, len_bytes, rights) }
-            }
-        }?;
-        offset.write(cached.offset);
-        Ok(place.set(doorbell_region::new(cached.region)))
-    })
+    call!(
+        place = out_handle(region),
+        offset = out(offset),
+        cache = get(cache),
+        || {
+            let rights = access(access_flags)?;
+            let cached = match cache {
+                doorbell_cache::Host(cache) => {
+                    let start = start_of(address, len_bytes)?;
+                    // SAFETY: the caller's promise about the memory.
+                    unsafe { cache.get(start, len_bytes, rights) }
+                }
+                #[cfg(feature = "cuda")]
+                doorbell_cache::Device(cache) => {
+                    // SAFETY: as above.
+                    unsafe { of_device(cache, address, len_bytes, rights) }
+                }
+            }?;
+            offset.write(cached.offset);
+            Ok(place.set(doorbell_region::new(cached.region)))
+        }
+    )
 }
 
 #[cfg(feature = "cuda")]
@@ -260,9 +260,7 @@ pub unsafe extern "C" fn doorbell_cache_hold(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, cache) = unsafe { (out_handle(region, "region")?, get(cache, "cache")?) };
+    call!(place = out_handle(region), cache = get(cache), || {
         let rights = access(access_flags)?;
         match cache {
             doorbell_cache::Host(cache) => {

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
@@ -90,9 +90,7 @@ pub unsafe extern "C" fn doorbell_cm_connection_peer(
     text: *mut c_char,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let connection = unsafe { get(connection, "connection") }?;
+    call!(connection = get(connection), || {
         let peer = try_lock(&connection.inner, "connection")?.peer();
         // SAFETY: the caller's promise about text buffers.
         unsafe { write_text(&peer.to_string(), text, capacity) }
@@ -109,9 +107,7 @@ pub unsafe extern "C" fn doorbell_cm_connection_private_data(
     bytes: *mut c_void,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let connection = unsafe { get(connection, "connection") }?;
+    call!(connection = get(connection), || {
         let connection = try_lock(&connection.inner, "connection")?;
         // SAFETY: the caller's promise about the place.
         unsafe { write_bytes(connection.private_data(), bytes, capacity, "bytes") }
@@ -126,9 +122,7 @@ pub unsafe extern "C" fn doorbell_cm_connection_private_data(
 pub unsafe extern "C" fn doorbell_cm_connection_check(
     connection: *mut doorbell_cm_connection,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let connection = unsafe { get(connection, "connection") }?;
+    call!(connection = get(connection), || {
         try_lock(&connection.inner, "connection")?.check()?;
         Ok(0)
     })
@@ -143,9 +137,7 @@ pub unsafe extern "C" fn doorbell_cm_connection_wait_disconnected(
     connection: *mut doorbell_cm_connection,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let connection = unsafe { get(connection, "connection") }?;
+    call!(connection = get(connection), || {
         let timeout = finite_timeout(timeout_ms)?;
         try_lock(&connection.inner, "connection")?.wait_disconnected(timeout)?;
         Ok(0)
@@ -191,13 +183,14 @@ pub unsafe extern "C" fn doorbell_cm_listener_create(
     address: *const c_char,
     listener: *mut *mut doorbell_cm_listener,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about texts and places for handles.
-        let (place, address) =
-            unsafe { (out_handle(listener, "listener")?, text(address, "address")?) };
-        let inner = bind(address)?;
-        Ok(place.set(doorbell_cm_listener { inner }))
-    })
+    call!(
+        place = out_handle(listener),
+        address = text(address),
+        || {
+            let inner = bind(address)?;
+            Ok(place.set(doorbell_cm_listener { inner }))
+        }
+    )
 }
 
 /// Where a listener listens.
@@ -228,13 +221,14 @@ pub unsafe extern "C" fn doorbell_cm_listener_accept(
     timeout_ms: i64,
     request: *mut *mut doorbell_cm_request,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, listener) =
-            unsafe { (out_handle(request, "request")?, get(listener, "listener")?) };
-        let inner = Mutex::new(listener.inner.accept(finite_timeout(timeout_ms)?)?);
-        Ok(place.set(doorbell_cm_request { inner }))
-    })
+    call!(
+        place = out_handle(request),
+        listener = get(listener),
+        || {
+            let inner = Mutex::new(listener.inner.accept(finite_timeout(timeout_ms)?)?);
+            Ok(place.set(doorbell_cm_request { inner }))
+        }
+    )
 }
 
 /// Stops listening.
@@ -259,9 +253,7 @@ pub unsafe extern "C" fn doorbell_cm_request_peer(
     text: *mut c_char,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let request = unsafe { get(request, "request") }?;
+    call!(request = get(request), || {
         let peer = try_lock(&request.inner, "request")?.peer()?;
         // SAFETY: the caller's promise about text buffers.
         unsafe { write_text(&peer.to_string(), text, capacity) }
@@ -278,9 +270,7 @@ pub unsafe extern "C" fn doorbell_cm_request_device(
     text: *mut c_char,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let request = unsafe { get(request, "request") }?;
+    call!(request = get(request), || {
         let device = try_lock(&request.inner, "request")?.device();
         // SAFETY: the caller's promise about text buffers.
         unsafe { write_text(&device.unwrap_or_default(), text, capacity) }
@@ -297,9 +287,7 @@ pub unsafe extern "C" fn doorbell_cm_request_private_data(
     bytes: *mut c_void,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let request = unsafe { get(request, "request") }?;
+    call!(request = get(request), || {
         let request = try_lock(&request.inner, "request")?;
         // SAFETY: the caller's promise about the place.
         unsafe { write_bytes(request.private_data(), bytes, capacity, "bytes") }

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use crate::argument::{DOORBELL_DEFAULT_TIMEOUT, out, side, timeout};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::doorbell_endpoint;
 use crate::handle::get;
 use crate::ticket::{doorbell_ticket, ticket_place};
@@ -67,10 +67,7 @@ pub unsafe extern "C" fn doorbell_poll_cq(
     queue_side: u32,
     completion: *mut doorbell_completion,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, endpoint) =
-            unsafe { (out(completion, "completion")?, get(endpoint, "endpoint")?) };
+    call!(place = out(completion), endpoint = get(endpoint), || {
         match endpoint.lock()?.poll_cq(side(queue_side)?)? {
             Some(completion) => {
                 place.write(completion.into());
@@ -92,10 +89,7 @@ pub unsafe extern "C" fn doorbell_wait_cq(
     timeout_ms: i64,
     completion: *mut doorbell_completion,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, endpoint) =
-            unsafe { (out(completion, "completion")?, get(endpoint, "endpoint")?) };
+    call!(place = out(completion), endpoint = get(endpoint), || {
         let mut endpoint = endpoint.lock()?;
         let timeout = match timeout_ms {
             DOORBELL_DEFAULT_TIMEOUT => endpoint.config().wait_timeout,

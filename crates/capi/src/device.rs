@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::argument::{Growing, choice, out_handle, text, write_struct, write_text};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
 use doorbell_rs::CudaContext;
@@ -112,9 +112,7 @@ pub unsafe extern "C" fn doorbell_device_open(
     name: *const c_char,
     device: *mut *mut doorbell_device,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about texts and places for handles.
-        let (place, name) = unsafe { (out_handle(device, "device")?, text(name, "name")?) };
+    call!(place = out_handle(device), name = text(name), || {
         let inner = Device::open(name)?;
         Ok(place.set(doorbell_device { inner }))
     })
@@ -136,9 +134,7 @@ pub unsafe extern "C" fn doorbell_device_close(device: *mut doorbell_device) -> 
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_device_progress(device: *const doorbell_device) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let device = unsafe { get(device, "device") }?;
+    call!(device = get(device), || {
         Ok(device.inner.progress().into())
     })
 }
@@ -236,9 +232,7 @@ pub unsafe extern "C" fn doorbell_domain_create(
     device: *const doorbell_device,
     domain: *mut *mut doorbell_domain,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, device) = unsafe { (out_handle(domain, "domain")?, get(device, "device")?) };
+    call!(place = out_handle(domain), device = get(device), || {
         let inner = device.inner.protection_domain();
         Ok(place.set(doorbell_domain { inner }))
     })
@@ -263,9 +257,7 @@ pub unsafe extern "C" fn doorbell_domain_device(
     domain: *const doorbell_domain,
     device: *mut *mut doorbell_device,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(device, "device")?, get(domain, "domain")?) };
+    call!(place = out_handle(device), domain = get(domain), || {
         let inner = domain.inner.device().clone();
         Ok(place.set(doorbell_device { inner }))
     })

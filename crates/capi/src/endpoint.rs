@@ -9,7 +9,7 @@ use crate::argument::{
     DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, text,
     timeout, write_struct, write_text,
 };
-use crate::boundary::{guard, guard_or};
+use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
 use crate::error::doorbell_failure;
 use crate::failure::Failure;
@@ -207,10 +207,7 @@ pub unsafe extern "C" fn doorbell_endpoint_create(
     config: *const doorbell_endpoint_config,
     endpoint: *mut *mut doorbell_endpoint,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) =
-            unsafe { (out_handle(endpoint, "endpoint")?, get(domain, "domain")?) };
+    call!(place = out_handle(endpoint), domain = get(domain), || {
         // SAFETY: the caller's promise about structs and their sizes.
         let config = unsafe { config_or_default(config) }?;
         let endpoint = Endpoint::new(&domain.inner, &config)?;
@@ -248,9 +245,7 @@ pub unsafe extern "C" fn doorbell_endpoint_address(
     endpoint: *const doorbell_endpoint,
     address: *mut doorbell_address,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, endpoint) = unsafe { (out(address, "address")?, get(endpoint, "endpoint")?) };
+    call!(place = out(address), endpoint = get(endpoint), || {
         let bytes = endpoint.lock()?.address().to_bytes();
         place.write(doorbell_address { bytes });
         Ok(0)
@@ -320,9 +315,7 @@ pub unsafe extern "C" fn doorbell_endpoint_connect(
 pub unsafe extern "C" fn doorbell_endpoint_is_connected(
     endpoint: *const doorbell_endpoint,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+    call!(endpoint = get(endpoint), || {
         Ok(endpoint.lock()?.is_connected().into())
     })
 }
@@ -333,9 +326,7 @@ pub unsafe extern "C" fn doorbell_endpoint_is_connected(
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_endpoint_reset(endpoint: *mut doorbell_endpoint) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+    call!(endpoint = get(endpoint), || {
         endpoint.lock()?.reset()?;
         Ok(0)
     })
@@ -347,9 +338,7 @@ pub unsafe extern "C" fn doorbell_endpoint_reset(endpoint: *mut doorbell_endpoin
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_endpoint_abort(endpoint: *mut doorbell_endpoint) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+    call!(endpoint = get(endpoint), || {
         endpoint.abort.abort();
         Ok(0)
     })
@@ -361,9 +350,7 @@ pub unsafe extern "C" fn doorbell_endpoint_abort(endpoint: *mut doorbell_endpoin
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_endpoint_qpn(endpoint: *const doorbell_endpoint) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let endpoint = unsafe { get(endpoint, "endpoint") }?;
+    call!(endpoint = get(endpoint), || {
         // 24 bits, by the format.
         Ok((endpoint.lock()?.qpn() & 0xff_ffff) as c_int)
     })

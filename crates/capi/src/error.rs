@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::argument::out;
-use crate::boundary::guard;
+use crate::boundary::call;
 use crate::last_error;
 use doorbell_rs::{Cause, WorkError};
 
@@ -88,9 +88,7 @@ pub extern "C" fn doorbell_last_error() -> *const c_char {
 /// As the header says of pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_last_failure(failure: *mut doorbell_failure) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise: null, or room for a failure.
-        let failure = unsafe { out(failure, "failure") }?;
+    call!(failure = out(failure), || {
         let work = last_error::work();
         if let Some(work) = work {
             failure.write(work.into());

@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 
 use crate::argument::{out, out_handle, timeout};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 use doorbell_rs::Event;
@@ -33,9 +33,7 @@ pub unsafe extern "C" fn doorbell_event_create(
     flags: u32,
     event: *mut *mut doorbell_event,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about places for handles.
-        let place = unsafe { out_handle(event, "event") }?;
+    call!(place = out_handle(event), || {
         if flags & !(DOORBELL_EVENT_BLOCKING | DOORBELL_EVENT_NO_TIMING) != 0 {
             let reason = format!("{flags:#x} has flags that do not exist");
             return Err(Failure::argument("flags", reason));
@@ -68,11 +66,7 @@ pub unsafe extern "C" fn doorbell_event_destroy(event: *mut doorbell_event) -> c
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_event_query(event: *const doorbell_event) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let event = unsafe { get(event, "event") }?;
-        Ok(event.inner.query()?.into())
-    })
+    call!(event = get(event), || { Ok(event.inner.query()?.into()) })
 }
 
 /// Waits for the work that an event stands for.
@@ -84,9 +78,7 @@ pub unsafe extern "C" fn doorbell_event_synchronize(
     event: *const doorbell_event,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let event = unsafe { get(event, "event") }?;
+    call!(event = get(event), || {
         event.inner.synchronize(timeout(timeout_ms)?)?;
         Ok(0)
     })
@@ -102,14 +94,14 @@ pub unsafe extern "C" fn doorbell_event_elapsed_ns(
     end: *const doorbell_event,
     elapsed_ns: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, start, end) = unsafe {
-            let place = out(elapsed_ns, "elapsed_ns")?;
-            (place, get(start, "start")?, get(end, "end")?)
-        };
-        let elapsed = start.inner.elapsed(&end.inner)?;
-        place.write(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
-        Ok(0)
-    })
+    call!(
+        place = out(elapsed_ns),
+        start = get(start),
+        end = get(end),
+        || {
+            let elapsed = start.inner.elapsed(&end.inner)?;
+            place.write(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+            Ok(0)
+        }
+    )
 }

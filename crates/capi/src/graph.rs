@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 use crate::argument::{array, out, out_handle, side, timeout};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
@@ -94,9 +94,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_capture(
     stream: *mut doorbell_stream,
     builder: *mut *mut doorbell_graph_builder,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, stream) = unsafe { (out_handle(builder, "builder")?, get(stream, "stream")?) };
+    call!(place = out_handle(builder), stream = get(stream), || {
         Ok(place.set(doorbell_graph_builder::new(capture(stream)?)))
     })
 }
@@ -111,9 +109,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_over(
     graph: *mut CUgraph_st,
     builder: *mut *mut doorbell_graph_builder,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, stream) = unsafe { (out_handle(builder, "builder")?, get(stream, "stream")?) };
+    call!(place = out_handle(builder), stream = get(stream), || {
         if graph.is_null() {
             return Err(Failure::null("graph"));
         }
@@ -155,9 +151,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_last_node(
     builder: *mut doorbell_graph_builder,
     node: *mut *mut CUgraphNode_st,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, builder) = unsafe { (out(node, "node")?, get(builder, "builder")?) };
+    call!(place = out(node), builder = get(builder), || {
         let last = builder.lock()?.last_node();
         if let Some(last) = last {
             place.write(last.cast());
@@ -225,9 +219,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_wait_cq(
     queue_side: u32,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (builder, endpoint) = unsafe { (get(builder, "builder")?, get(endpoint, "endpoint")?) };
+    call!(builder = get(builder), endpoint = get(endpoint), || {
         let mut endpoint = endpoint.lock()?;
         let timeout = wait_timeout(&endpoint, timeout_ms)?;
         let side = side(queue_side)?;
@@ -249,9 +241,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_wait_value32(
     value: u32,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (builder, region) = unsafe { (get(builder, "builder")?, get(region, "region")?) };
+    call!(builder = get(builder), region = get(region), || {
         let condition = condition(wait_condition, value)?;
         let timeout = timeout(timeout_ms)?;
         let mut builder = builder.lock()?;
@@ -271,9 +261,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_write_value32(
     offset: u64,
     value: u32,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (builder, region) = unsafe { (get(builder, "builder")?, get(region, "region")?) };
+    call!(builder = get(builder), region = get(region), || {
         builder
             .lock()?
             .write_value32(&region.inner, offset, value)?;
@@ -290,12 +278,10 @@ pub unsafe extern "C" fn doorbell_graph_builder_instantiate(
     builder: *mut doorbell_graph_builder,
     graph: *mut *mut doorbell_graph,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, held) = unsafe { (out_handle(graph, "graph")?, get(builder, "builder")?) };
+    call!(place = out_handle(graph), held = get(builder), || {
         // Nobody else is in it, and nothing panicked in it.
         drop(held.lock()?);
-        // SAFETY: as above; the reference is not used any more.
+        // SAFETY: the caller's promise about handles and places for them; the reference is not used any more.
         let builder = unsafe { take(builder, "builder") }?;
         let inner = builder.inner.into_inner().map_err(|_| Failure::Busy {
             argument: "builder",
@@ -359,9 +345,7 @@ pub unsafe extern "C" fn doorbell_graph_launch_armed(
     graph: *mut doorbell_graph,
     stream: *mut doorbell_stream,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (graph, stream) = unsafe { (get(graph, "graph")?, get(stream, "stream")?) };
+    call!(graph = get(graph), stream = get(stream), || {
         launch(&mut *graph.lock()?, stream)?;
         Ok(0)
     })
@@ -429,9 +413,7 @@ pub unsafe extern "C" fn doorbell_graph_ticket(
     index: usize,
     ticket: *mut *mut doorbell_ticket,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, graph) = unsafe { (out_handle(ticket, "ticket")?, get(graph, "graph")?) };
+    call!(place = out_handle(ticket), graph = get(graph), || {
         let graph = graph.lock()?;
         let Some(found) = graph.tickets().get(index) else {
             return Ok(0);
@@ -450,9 +432,7 @@ pub unsafe extern "C" fn doorbell_graph_raw(
     graph: *const doorbell_graph,
     raw: *mut *mut CUgraphExec_st,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, graph) = unsafe { (out(raw, "raw")?, get(graph, "graph")?) };
+    call!(place = out(raw), graph = get(graph), || {
         place.write(graph.lock()?.raw().cast());
         Ok(0)
     })

@@ -9,7 +9,7 @@ use crate::argument::{
     DOORBELL_DEFAULT_TIMEOUT, DOORBELL_NO_TIMEOUT, Growing, array, choice, finite_timeout, out,
     out_handle, out_optional, read_struct, text, write_struct,
 };
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::device::doorbell_domain;
 use crate::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_config};
 use crate::exchange::{Terms, whole};
@@ -174,9 +174,7 @@ pub unsafe extern "C" fn doorbell_group_join(
 /// As the header says of pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_group_place_from_env(rank: *mut u32, size: *mut u32) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about places.
-        let (to_rank, to_size) = unsafe { (out(rank, "rank")?, out(size, "size")?) };
+    call!(to_rank = out(rank), to_size = out(size), || {
         let environment = LaunchEnvironment::from_env()?;
         to_rank.write(environment.rank());
         to_size.write(environment.size());
@@ -190,9 +188,7 @@ pub unsafe extern "C" fn doorbell_group_place_from_env(rank: *mut u32, size: *mu
 /// As the header says of pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_group_from_env(group: *mut *mut doorbell_group) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about places for handles.
-        let place = unsafe { out_handle(group, "group") }?;
+    call!(place = out_handle(group), || {
         let inner = Group::from_env()?;
         let timeout = GroupConfig::default().timeout;
         Ok(place.set(doorbell_group::new(inner, timeout)))
@@ -252,9 +248,7 @@ pub unsafe extern "C" fn doorbell_group_domain(
     group: *const doorbell_group,
     domain: *mut *mut doorbell_domain,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, group) = unsafe { (out_handle(domain, "domain")?, get(group, "group")?) };
+    call!(place = out_handle(domain), group = get(group), || {
         let inner = group.inner.domain().clone();
         Ok(place.set(doorbell_domain { inner }))
     })
@@ -270,9 +264,7 @@ pub unsafe extern "C" fn doorbell_group_endpoint(
     peer: u32,
     endpoint: *mut *mut doorbell_endpoint,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, group) = unsafe { (out_handle(endpoint, "endpoint")?, get(group, "group")?) };
+    call!(place = out_handle(endpoint), group = get(group), || {
         let taken = group.inner.take_endpoint(peer)?;
         Ok(place.set(doorbell_endpoint::new(taken)))
     })
@@ -287,9 +279,7 @@ pub unsafe extern "C" fn doorbell_group_barrier(
     group: *const doorbell_group,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let group = unsafe { get(group, "group") }?;
+    call!(group = get(group), || {
         group
             .terms
             .barrier(group.inner.store(), "group", timeout_ms)

@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 
 use crate::argument::{choice, out, out_handle};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::doorbell_endpoint;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -62,10 +62,7 @@ pub unsafe extern "C" fn doorbell_kernel_queue_create(
     kernels: u32,
     queue: *mut *mut doorbell_kernel_queue,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about places for handles, and handles.
-        let (place, endpoint) =
-            unsafe { (out_handle(queue, "queue")?, get(endpoint, "endpoint")?) };
+    call!(place = out_handle(queue), endpoint = get(endpoint), || {
         let mut endpoint = endpoint.lock()?;
         let inner = match kernels {
             DOORBELL_KERNELS_HOST => KernelQueue::new(&mut endpoint)?,
@@ -86,9 +83,7 @@ pub unsafe extern "C" fn doorbell_kernel_queue_view(
     view: *mut doorbell_queue,
     view_bytes: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let queue = unsafe { get(queue, "queue") }?;
+    call!(queue = get(queue), || {
         if view_bytes != size_of::<doorbell_queue>() {
             let reason = format!(
                 "{view_bytes} is not sizeof(struct doorbell_queue), which is {}: the kernels are of another version",
@@ -112,9 +107,7 @@ pub unsafe extern "C" fn doorbell_kernel_queue_local(
     slice: *const doorbell_slice,
     local: *mut doorbell_local,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and pointers.
-        let (queue, local) = unsafe { (get(queue, "queue")?, out(local, "local")?) };
+    call!(queue = get(queue), local = out(local), || {
         if slice.is_null() {
             return Err(Failure::null("slice"));
         }

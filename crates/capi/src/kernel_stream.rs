@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::argument::{out, out_handle, text};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::failure::Failure;
 use crate::handle::get;
 use crate::stream::doorbell_stream;
@@ -73,9 +73,7 @@ pub unsafe extern "C" fn doorbell_stream_take_trigger(
     stream: *mut doorbell_stream,
     trigger: *mut doorbell_trigger,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, stream) = unsafe { (out(trigger, "trigger")?, get(stream, "stream")?) };
+    call!(place = out(trigger), stream = get(stream), || {
         let taken = take(stream)?;
         let is_taken = taken.is_some();
         place.write(taken.unwrap_or(doorbell_trigger::EMPTY));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::argument::{
     DOORBELL_DEFAULT_TIMEOUT, array, out_handle, side, timeout, write_bytes, write_text,
 };
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::{doorbell_endpoint, try_lock};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -258,19 +258,16 @@ pub unsafe extern "C" fn doorbell_prepare_wait_cq(
     timeout_ms: i64,
     prepared: *mut *mut doorbell_prepared,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, endpoint) = unsafe {
-            (
-                out_handle(prepared, "prepared")?,
-                get(endpoint, "endpoint")?,
-            )
-        };
-        let mut endpoint = endpoint.lock()?;
-        let timeout = wait_timeout(&endpoint, timeout_ms)?;
-        let prepared = endpoint.prepare_wait_cq_for(side(queue_side)?, timeout)?;
-        Ok(place.set(doorbell_prepared::new(prepared)))
-    })
+    call!(
+        place = out_handle(prepared),
+        endpoint = get(endpoint),
+        || {
+            let mut endpoint = endpoint.lock()?;
+            let timeout = wait_timeout(&endpoint, timeout_ms)?;
+            let prepared = endpoint.prepare_wait_cq_for(side(queue_side)?, timeout)?;
+            Ok(place.set(doorbell_prepared::new(prepared)))
+        }
+    )
 }
 
 /// Gives a prepared operation to a stream.
@@ -358,11 +355,9 @@ pub unsafe extern "C" fn doorbell_prepared_rollback(
     endpoint: *mut doorbell_endpoint,
     prepared: *mut doorbell_prepared,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (endpoint, held) = unsafe { (get(endpoint, "endpoint")?, get(prepared, "prepared")?) };
+    call!(endpoint = get(endpoint), held = get(prepared), || {
         endpoint.lock()?.rollback(held.take()?);
-        // SAFETY: as above; the reference is not used any more.
+        // SAFETY: the caller's promise about handles; the reference is not used any more.
         unsafe { destroy(prepared, "prepared") }.map(|()| 0)
     })
 }
@@ -387,9 +382,7 @@ pub unsafe extern "C" fn doorbell_prepared_disassemble(
     text: *mut c_char,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let held = unsafe { get(prepared, "prepared") }?;
+    call!(held = get(prepared), || {
         let operation = held.take()?;
         let disassembly = operation.disassemble();
         held.put_back(operation);
@@ -407,9 +400,7 @@ pub unsafe extern "C" fn doorbell_prepared_ticket(
     prepared: *const doorbell_prepared,
     ticket: *mut *mut doorbell_ticket,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, held) = unsafe { (out_handle(ticket, "ticket")?, get(prepared, "prepared")?) };
+    call!(place = out_handle(ticket), held = get(prepared), || {
         let operation = held.take()?;
         let ticket = operation.ticket();
         held.put_back(operation);
@@ -427,9 +418,7 @@ pub unsafe extern "C" fn doorbell_prepared_wqe(
     bytes: *mut c_void,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let held = unsafe { get(prepared, "prepared") }?;
+    call!(held = get(prepared), || {
         let operation = held.take()?;
         let wqe = operation.wqe();
         held.put_back(operation);

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
 use crate::argument::{choice, out, out_handle, write_text};
-use crate::boundary::{guard, guard_or};
+use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -129,9 +129,7 @@ pub unsafe extern "C" fn doorbell_region_alloc(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let inner = Region::alloc(&domain.inner, len_bytes, access(access_flags)?)?;
         Ok(place.set(doorbell_region::new(inner)))
     })
@@ -149,9 +147,7 @@ pub unsafe extern "C" fn doorbell_region_register(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let start = NonNull::new(start.cast()).ok_or_else(|| Failure::null("start"))?;
         if (start.as_ptr() as u64).checked_add(len_bytes).is_none() {
             let reason = format!("{len_bytes} bytes from there leave the address space");
@@ -175,9 +171,7 @@ pub unsafe extern "C" fn doorbell_region_alloc_huge(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let inner = Region::alloc_huge(&domain.inner, len_bytes, access(access_flags)?)?;
         Ok(place.set(doorbell_region::new(inner)))
     })
@@ -197,9 +191,7 @@ pub unsafe extern "C" fn doorbell_region_register_dmabuf(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let rights = access(access_flags)?;
         if fd < 0 {
             return Err(Failure::argument("fd", format!("{fd} is no descriptor")));
@@ -223,9 +215,7 @@ pub unsafe extern "C" fn doorbell_region_register_peermem(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let rights = access(access_flags)?;
         let inner = Region::register_peermem(&domain.inner, address, len_bytes, rights)?;
         Ok(place.set(doorbell_region::new(inner)))
@@ -243,9 +233,7 @@ pub unsafe extern "C" fn doorbell_region_alloc_device(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         let made = alloc_device(&domain.inner, len_bytes, access(access_flags)?)?;
         Ok(place.set(made))
     })
@@ -263,9 +251,7 @@ pub unsafe extern "C" fn doorbell_region_register_device(
     access_flags: u32,
     region: *mut *mut doorbell_region,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, domain) = unsafe { (out_handle(region, "region")?, get(domain, "domain")?) };
+    call!(place = out_handle(region), domain = get(domain), || {
         if device_pointer == 0 {
             return Err(Failure::null("device_pointer"));
         }
@@ -322,9 +308,7 @@ unsafe fn register_device(
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_region_deregister(region: *const doorbell_region) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let region = unsafe { get(region, "region") }?;
+    call!(region = get(region), || {
         Ok(region.inner.deregister().into())
     })
 }
@@ -361,9 +345,7 @@ pub unsafe extern "C" fn doorbell_region_device_pointer(
     region: *const doorbell_region,
     device_pointer: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let region = unsafe { get(region, "region") }?;
+    call!(region = get(region), || {
         if device_pointer.is_null() {
             return Err(Failure::null("device_pointer"));
         }
@@ -403,9 +385,7 @@ pub unsafe extern "C" fn doorbell_region_len_bytes(region: *const doorbell_regio
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_region_kind(region: *const doorbell_region) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let region = unsafe { get(region, "region") }?;
+    call!(region = get(region), || {
         Ok(match region.inner.kind() {
             RegionKind::Host => DOORBELL_REGION_HOST,
             RegionKind::Dmabuf => DOORBELL_REGION_DMABUF,
@@ -487,9 +467,7 @@ pub unsafe extern "C" fn doorbell_region_lkey(
     region: *const doorbell_region,
     lkey: *mut u32,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, region) = unsafe { (out(lkey, "lkey")?, get(region, "region")?) };
+    call!(place = out(lkey), region = get(region), || {
         place.write(region.inner.lkey());
         Ok(0)
     })
@@ -504,9 +482,7 @@ pub unsafe extern "C" fn doorbell_region_remote(
     region: *const doorbell_region,
     remote: *mut doorbell_remote,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, region) = unsafe { (out(remote, "remote")?, get(region, "region")?) };
+    call!(place = out(remote), region = get(region), || {
         let remote = region.inner.remote();
         place.write(doorbell_remote {
             addr: remote.addr,

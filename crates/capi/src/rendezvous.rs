@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 
 use crate::argument::{array, finite_timeout, out_handle, text, write_bytes, write_text};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::endpoint::try_lock;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -39,13 +39,14 @@ pub unsafe extern "C" fn doorbell_listener_create(
     address: *const c_char,
     listener: *mut *mut doorbell_listener,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about texts and places for handles.
-        let (place, address) =
-            unsafe { (out_handle(listener, "listener")?, text(address, "address")?) };
-        let inner = Listener::bind(address)?;
-        Ok(place.set(doorbell_listener { inner }))
-    })
+    call!(
+        place = out_handle(listener),
+        address = text(address),
+        || {
+            let inner = Listener::bind(address)?;
+            Ok(place.set(doorbell_listener { inner }))
+        }
+    )
 }
 
 /// Where a listener listens.
@@ -58,9 +59,7 @@ pub unsafe extern "C" fn doorbell_listener_address(
     text: *mut c_char,
     capacity: usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let listener = unsafe { get(listener, "listener") }?;
+    call!(listener = get(listener), || {
         let address = listener.inner.address()?.to_string();
         // SAFETY: the caller's promise about text buffers.
         unsafe { write_text(&address, text, capacity) }
@@ -77,13 +76,14 @@ pub unsafe extern "C" fn doorbell_listener_accept(
     timeout_ms: i64,
     channel: *mut *mut doorbell_channel,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places for them.
-        let (place, listener) =
-            unsafe { (out_handle(channel, "channel")?, get(listener, "listener")?) };
-        let inner = Mutex::new(listener.inner.accept(finite_timeout(timeout_ms)?)?);
-        Ok(place.set(doorbell_channel { inner }))
-    })
+    call!(
+        place = out_handle(channel),
+        listener = get(listener),
+        || {
+            let inner = Mutex::new(listener.inner.accept(finite_timeout(timeout_ms)?)?);
+            Ok(place.set(doorbell_channel { inner }))
+        }
+    )
 }
 
 /// Stops listening.
@@ -106,10 +106,7 @@ pub unsafe extern "C" fn doorbell_channel_connect(
     timeout_ms: i64,
     channel: *mut *mut doorbell_channel,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about texts and places for handles.
-        let (place, address) =
-            unsafe { (out_handle(channel, "channel")?, text(address, "address")?) };
+    call!(place = out_handle(channel), address = text(address), || {
         let inner = Mutex::new(Channel::connect(address, finite_timeout(timeout_ms)?)?);
         Ok(place.set(doorbell_channel { inner }))
     })
@@ -178,9 +175,7 @@ pub unsafe extern "C" fn doorbell_channel_receive(
     capacity: usize,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let channel = unsafe { get(channel, "channel") }?;
+    call!(channel = get(channel), || {
         if message.is_null() && capacity > 0 {
             return Err(Failure::null("message"));
         }

@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{array, out_handle, out_optional, read_struct};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::exchange::{Terms, whole};
 use crate::failure::Failure;
 use crate::group::doorbell_group_config;
@@ -31,9 +31,7 @@ pub unsafe extern "C" fn doorbell_store_join(
     config: *const doorbell_group_config,
     store: *mut *mut doorbell_store,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about places for handles.
-        let place_for = unsafe { out_handle(store, "store") }?;
+    call!(place_for = out_handle(store), || {
         let (environment, timeout) = if config.is_null() {
             (
                 LaunchEnvironment::from_env()?,
@@ -108,9 +106,7 @@ pub unsafe extern "C" fn doorbell_store_barrier(
     store: *const doorbell_store,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let store = unsafe { get(store, "store") }?;
+    call!(store = get(store), || {
         store.terms.barrier(&store.inner, "store", timeout_ms)
     })
 }

@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{Growing, choice, out, out_handle, read_struct, text, timeout, write_struct};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::event::doorbell_event;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -223,14 +223,7 @@ pub unsafe extern "C" fn doorbell_stream_status_word(
     stream: *mut doorbell_stream,
     device_address: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, stream) = unsafe {
-            (
-                out(device_address, "device_address")?,
-                get(stream, "stream")?,
-            )
-        };
+    call!(place = out(device_address), stream = get(stream), || {
         place.write(status_word(stream)?);
         Ok(0)
     })
@@ -245,9 +238,7 @@ pub unsafe extern "C" fn doorbell_stream_status(
     stream: *const doorbell_stream,
     status: *mut c_int,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, stream) = unsafe { (out(status, "status")?, get(stream, "stream")?) };
+    call!(place = out(status), stream = get(stream), || {
         place.write(self::status(stream)?);
         Ok(0)
     })
@@ -315,9 +306,7 @@ pub unsafe extern "C" fn doorbell_stream_driver_calls(
     stream: *const doorbell_stream,
     calls: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, stream) = unsafe { (out(calls, "calls")?, get(stream, "stream")?) };
+    call!(place = out(calls), stream = get(stream), || {
         place.write(driver_calls(stream)?);
         Ok(0)
     })
@@ -353,9 +342,7 @@ pub unsafe extern "C" fn doorbell_stream_launch(
     kernel: doorbell_kernel,
     argument: *mut c_void,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let stream = unsafe { get(stream, "stream") }?;
+    call!(stream = get(stream), || {
         let kernel = kernel.ok_or_else(|| Failure::null("kernel"))?;
         let call = QueuedFunction { kernel, argument };
         match stream {
@@ -383,9 +370,7 @@ pub unsafe extern "C" fn doorbell_stream_synchronize(
     stream: *mut doorbell_stream,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let stream = unsafe { get(stream, "stream") }?;
+    call!(stream = get(stream), || {
         stream.executor().synchronize(timeout(timeout_ms)?)?;
         Ok(0)
     })
@@ -397,9 +382,7 @@ pub unsafe extern "C" fn doorbell_stream_synchronize(
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_stream_query(stream: *mut doorbell_stream) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let stream = unsafe { get(stream, "stream") }?;
+    call!(stream = get(stream), || {
         Ok(stream.executor().query()?.into())
     })
 }
@@ -410,9 +393,7 @@ pub unsafe extern "C" fn doorbell_stream_query(stream: *mut doorbell_stream) -> 
 /// As the header says of handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn doorbell_stream_abort(stream: *mut doorbell_stream) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let stream = unsafe { get(stream, "stream") }?;
+    call!(stream = get(stream), || {
         match stream {
             doorbell_stream::Host(host) => host.abort(),
             #[cfg(feature = "cuda")]
@@ -433,9 +414,7 @@ pub unsafe extern "C" fn doorbell_stream_record(
     stream: *mut doorbell_stream,
     event: *mut doorbell_event,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (stream, event) = unsafe { (get(stream, "stream")?, get(event, "event")?) };
+    call!(stream = get(stream), event = get(event), || {
         stream.executor().record(&event.inner)?;
         Ok(0)
     })
@@ -450,9 +429,7 @@ pub unsafe extern "C" fn doorbell_stream_wait_event(
     stream: *mut doorbell_stream,
     event: *const doorbell_event,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let (stream, event) = unsafe { (get(stream, "stream")?, get(event, "event")?) };
+    call!(stream = get(stream), event = get(event), || {
         stream.executor().wait_event(&event.inner)?;
         Ok(0)
     })

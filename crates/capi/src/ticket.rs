@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use crate::argument::{out, out_optional};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::error::doorbell_failure;
 use crate::handle::{CObject, create, destroy, get};
 use doorbell_rs::{Status, Ticket};
@@ -123,9 +123,7 @@ pub unsafe extern "C" fn doorbell_ticket_details(
     ticket: *const doorbell_ticket,
     details: *mut doorbell_details,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles and places.
-        let (place, ticket) = unsafe { (out(details, "details")?, get(ticket, "ticket")?) };
+    call!(place = out(details), ticket = get(ticket), || {
         let Some((len_bytes, imm)) = ticket.inner.details() else {
             return Ok(0);
         };

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use crate::argument::{choice, timeout};
-use crate::boundary::guard;
+use crate::boundary::{call, guard};
 use crate::failure::Failure;
 use crate::handle::get;
 use crate::region::doorbell_region;
@@ -94,9 +94,7 @@ pub unsafe extern "C" fn doorbell_wait_value32(
     value: u32,
     timeout_ms: i64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the caller's promise about handles.
-        let region = unsafe { get(region, "region") }?;
+    call!(region = get(region), || {
         let condition = condition(wait_condition, value)?;
         doorbell_rs::wait_value32(&region.inner, offset, condition, timeout(timeout_ms)?)?;
         Ok(0)
