@@ -122,6 +122,7 @@ impl EngineCore {
                 seen = self.driven.load(Ordering::Relaxed);
             }
             nap = NAP;
+            let has_napped = std::mem::take(&mut napped);
             let Some(mut core) = self.try_lock() else {
                 // Whoever has it may be waiting for this very core of the machine.
                 pace.step_aside();
@@ -129,7 +130,7 @@ impl EngineCore {
             };
             let worked = self.turn(&mut core, self.now_ns());
             // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
-            if std::mem::take(&mut napped) && worked {
+            if has_napped && worked {
                 pace.found_unheard();
             }
             if worked {
