@@ -52,7 +52,6 @@ pub mod cm;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod endpoint;
-mod error;
 #[cfg(feature = "cuda")]
 pub mod graph;
 #[cfg(feature = "group")]
@@ -83,12 +82,13 @@ pub use cuda::{
 };
 pub use doorbell_wire::mlx5::Opcode;
 pub use doorbell_wire::verbs::WcStatus;
+#[doc(inline)]
+pub use doorbell_wire::{Cause, Error, Result, StateKind, WorkError};
 pub use endpoint::{
     AbortHandle, Address, Channel, Completion, Condition, Control, Endpoint, EndpointConfig,
     Listener, Operation, Path, Prepared, Rejected, Side, Status, Ticket, Work, stream_post,
     stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
-pub use error::{Cause, Error, Result, WorkError};
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]

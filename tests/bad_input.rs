@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use doorbell::{
     Access, Address, Channel, Condition, Device, Endpoint, EndpointConfig, Error, Executor,
-    HostStream, Listener, Region, RemoteSlice, Side, Status, Work, stream_post, stream_post_all,
-    stream_wait_value32, stream_write_value32, wait_value32,
+    HostStream, Listener, Region, RemoteSlice, Side, StateKind, Status, Work, stream_post,
+    stream_post_all, stream_wait_value32, stream_write_value32, wait_value32,
 };
 use rig::{Pair, SOON, device, has_no_queue};
 
@@ -59,7 +59,16 @@ fn works(pair: &mut Pair, stream: &HostStream) {
             for endpoint in [&mut pair.a, &mut pair.b] {
                 assert_eq!(endpoint.poll_cq(side), Ok(None), "a completion too many");
                 let wait = endpoint.prepare_wait_cq(side);
-                assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+                assert!(
+                    matches!(
+                        wait,
+                        Err(Error::State {
+                            kind: StateKind::NothingPosted,
+                            ..
+                        })
+                    ),
+                    "{wait:?}"
+                );
             }
         }
     }
@@ -277,7 +286,7 @@ fn foreign_and_deregistered_regions() {
     let send = each_way(&mut pair.a, &stream, &Work::send(&slices));
     for error in [recv, send] {
         assert!(
-            matches!(&error, Error::State { reason, .. } if reason.contains("slice 0 is deregistered")),
+            matches!(&error, Error::State { kind: StateKind::Deregistered, reason, .. } if reason.contains("slice 0")),
             "{error:?}"
         );
     }
@@ -336,7 +345,13 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
             pair.a.stream_wait_cq(&stream, Side::Recv).unwrap_err(),
         ] {
             assert!(
-                matches!(&error, Error::State { reason, .. } if reason.contains("nothing to wait for")),
+                matches!(
+                    &error,
+                    Error::State {
+                        kind: StateKind::NothingPosted,
+                        ..
+                    }
+                ),
                 "{error:?}"
             );
         }
@@ -395,7 +410,13 @@ fn posting_before_connect_and_connecting_twice() {
     let region = pair.region(64);
     let slices = [region.slice(0, 8).unwrap()];
     let error = each_way(&mut pair.a, &stream, &Work::send(&slices));
-    assert!(matches!(&error, Error::State { reason, .. } if reason.contains("not connected")));
+    assert!(matches!(
+        &error,
+        Error::State {
+            kind: StateKind::NotConnected,
+            ..
+        }
+    ));
     // A receive may be posted, and is taken after the connect.
     let early = pair.b.post_recv(4, &slices).unwrap();
     assert!(!pair.a.is_connected());
@@ -406,7 +427,7 @@ fn posting_before_connect_and_connecting_twice() {
     assert!(matches!(
         &error,
         Error::State {
-            operation: "connect",
+            kind: StateKind::AlreadyConnected,
             ..
         }
     ));
@@ -455,7 +476,13 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
     if has_softcx(&pair) {
         let error = lone.connect(&gone).unwrap_err();
         assert!(
-            matches!(error, Error::State { .. } | Error::System { .. }),
+            matches!(
+                error,
+                Error::State {
+                    kind: StateKind::Unreachable,
+                    ..
+                } | Error::System { .. }
+            ),
             "{error:?}"
         );
     }
@@ -490,7 +517,7 @@ fn connecting_to_nobody_a_stranger_or_another_version() {
     let again = Listener::bind(&listener.address().unwrap().to_string());
     assert!(matches!(again, Err(Error::Socket { .. })), "{again:?}");
     assert!(
-        matches!(Device::open("mlx9_0"), Err(Error::State { reason, .. }) if reason.contains("mlx9_0") && reason.contains("softcx"))
+        matches!(Device::open("mlx9_0"), Err(Error::State { kind: StateKind::NotFound, reason, .. }) if reason.contains("mlx9_0") && reason.contains("softcx"))
     );
     works(&mut pair, &stream);
 }
@@ -618,11 +645,23 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     let second = pair.a.prepare_send(&Work::nop().wr_id(2)).unwrap();
     let rejected = stream_post(&stream, second).unwrap_err();
     assert!(
-        matches!(&rejected.error, Error::State { reason, .. } if reason.starts_with("1 operations")),
+        matches!(
+            &rejected.error,
+            Error::State {
+                kind: StateKind::OutOfTurn,
+                ..
+            }
+        ),
         "{rejected}"
     );
     let error = pair.a.post_send(&Work::nop()).unwrap_err();
-    assert!(matches!(error, Error::State { .. }));
+    assert!(matches!(
+        error,
+        Error::State {
+            kind: StateKind::OutOfTurn,
+            ..
+        }
+    ));
     let mut both = vec![first, rejected.prepared];
     let tickets = stream_post_all(&stream, &mut both).unwrap();
     assert_eq!(pair.a.wait_cq(Side::Send, SOON).unwrap().wr_id, 1);
@@ -635,12 +674,21 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     drop(first);
     let rejected = stream_post(&stream, second).unwrap_err();
     assert!(
-        matches!(&rejected.error, Error::State { reason, .. } if reason.contains("dropped")),
+        matches!(&rejected.error, Error::State { kind: StateKind::OutOfTurn, reason, .. } if reason.contains("dropped")),
         "{rejected}"
     );
     drop(rejected);
     let wait = pair.b.prepare_wait_cq(Side::Recv);
-    assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+    assert!(
+        matches!(
+            wait,
+            Err(Error::State {
+                kind: StateKind::NothingPosted,
+                ..
+            })
+        ),
+        "{wait:?}"
+    );
     works(&mut pair, &stream);
 
     // A stream that has failed takes nothing; the operation comes back, and goes to another stream.
@@ -668,7 +716,13 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
     pair.reset();
     let rejected = stream_post(&stream, prepared).unwrap_err();
     assert!(
-        matches!(&rejected.error, Error::State { reason, .. } if reason.contains("reset")),
+        matches!(
+            &rejected.error,
+            Error::State {
+                kind: StateKind::Stale,
+                ..
+            }
+        ),
         "{rejected}"
     );
     // Given to the wrong endpoint, it is dropped there, and harms neither.

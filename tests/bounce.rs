@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use doorbell::bounce::{CopyTicket, MemcpyEngine};
 use doorbell::{
-    Bounce, BounceConfig, Cause, CopyEngine, EndpointConfig, Error, RemoteRegion, Result, WcStatus,
-    WorkError,
+    Bounce, BounceConfig, Cause, CopyEngine, EndpointConfig, Error, RemoteRegion, Result,
+    StateKind, WcStatus, WorkError,
 };
 use rig::{Limit, Pair, Random, device, from_env};
 
@@ -49,10 +49,7 @@ struct Plan {
 struct Strange(Arc<Mutex<Plan>>);
 
 fn failure(what: &str) -> Error {
-    Error::State {
-        operation: "engine",
-        reason: what.to_owned(),
-    }
+    Error::state(StateKind::Unexpected, "engine", what)
 }
 
 impl Strange {

@@ -605,7 +605,16 @@ fn what_no_kernel_will_execute_is_given_up() {
         kernels.record(&event).unwrap();
         // Nobody knows yet that it will not be executed.
         let error = kernels.synchronize(Some(SHORT)).unwrap_err();
-        assert!(matches!(error, Error::State { .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::State {
+                    kind: doorbell::StateKind::Deadlock,
+                    ..
+                }
+            ),
+            "{error}"
+        );
         std::thread::sleep(SHORT);
         assert!(
             taken

@@ -13,7 +13,9 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use doorbell::region::{DeviceMemory, Reach, RegionKind};
-use doorbell::{Access, EndpointConfig, Error, ProtectionDomain, Region, RemoteSlice, Side, Work};
+use doorbell::{
+    Access, EndpointConfig, Error, ProtectionDomain, Region, RemoteSlice, Side, StateKind, Work,
+};
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;
 
@@ -108,6 +110,7 @@ impl Drop for Scratch {
 fn refused(result: Result<Region, Error>, map: &Map, parts: &[&str]) {
     let error = result.expect_err("refused");
     let Error::State {
+        kind: StateKind::Memory,
         operation: "registration",
         reason,
     } = error

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use doorbell::{
-    Cause, EndpointConfig, Error, Executor, RemoteSlice, Side, Status, Ticket, WcStatus, Work,
-    stream_post,
+    Cause, EndpointConfig, Error, Executor, RemoteSlice, Side, StateKind, Status, Ticket, WcStatus,
+    Work, stream_post,
 };
 use rig::{Pair, SOON, device, has_no_queue};
 
@@ -113,7 +113,13 @@ fn a_ticket_taken_before_a_reset_stays_one_of_its_own_life() {
         "{late:?}"
     );
     let rejected = stream_post(&stream, prepared).unwrap_err();
-    assert!(matches!(rejected.error, Error::State { .. }));
+    assert!(matches!(
+        rejected.error,
+        Error::State {
+            kind: StateKind::Stale,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -126,7 +132,16 @@ fn dropped_sends_leave_room_and_no_completion() {
             drop(prepared);
             assert_eq!(ticket.status(), Status::Cancelled);
             let wait = pair.a.prepare_wait_cq(Side::Send);
-            assert!(matches!(wait, Err(Error::State { .. })), "{wait:?}");
+            assert!(
+                matches!(
+                    wait,
+                    Err(Error::State {
+                        kind: StateKind::NothingPosted,
+                        ..
+                    })
+                ),
+                "{wait:?}"
+            );
             let next = pair.a.prepare_send(&Work::nop()).unwrap();
             assert_eq!(ticket.status(), Status::Cancelled, "not that of the next");
             assert_eq!(next.ticket().status(), Status::Prepared);
@@ -165,7 +180,16 @@ fn what_is_taken_back_is_not_waited_for_and_its_wait_goes_to_the_next() {
     let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
     pair.a.rollback(send);
     let second = pair.a.prepare_wait_cq(Side::Send);
-    assert!(matches!(second, Err(Error::State { .. })), "{second:?}");
+    assert!(
+        matches!(
+            second,
+            Err(Error::State {
+                kind: StateKind::NothingPosted,
+                ..
+            })
+        ),
+        "{second:?}"
+    );
     let stream = rig::stream("s");
     pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
     let waited = stream_post(&stream, wait).unwrap();
@@ -239,7 +263,13 @@ fn words_of_a_deregistered_region_are_refused() {
     let write = doorbell::stream_write_value32(&stream, &region, 0, 1);
     for refused in [wait, write] {
         assert!(
-            matches!(refused, Err(doorbell::Error::State { .. })),
+            matches!(
+                refused,
+                Err(Error::State {
+                    kind: StateKind::Deregistered,
+                    ..
+                })
+            ),
             "{refused:?}"
         );
     }

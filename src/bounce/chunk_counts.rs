@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Error;
+    use crate::{Error, StateKind};
 
     /// Stages that end when it pleases them, and that check what they are asked.
     struct Strict {
@@ -113,10 +113,7 @@ mod tests {
         fn mood(&mut self) -> Result<bool> {
             self.at += 1;
             if self.fail_at == Some(self.at) {
-                return Err(Error::State {
-                    operation: "test",
-                    reason: "to fail".into(),
-                });
+                return Err(Error::state(StateKind::Unexpected, "test", "to fail"));
             }
             // In the end everything is in the mood.
             Ok(self.at > 2000 || self.moods[self.at % self.moods.len()])

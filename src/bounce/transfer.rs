@@ -11,7 +11,7 @@ use super::engine::{CopyEngine, CopyTicket};
 use crate::endpoint::{Endpoint, Side, Ticket, Work};
 use crate::region::{Access, ProtectionDomain, Region, RemoteRegion};
 use crate::stream::Backoff;
-use crate::{Error, RemoteSlice, Result};
+use crate::{Error, RemoteSlice, Result, StateKind};
 
 /// The largest chunk: 1 GiB.
 const CHUNK_BYTES_MAX: u32 = 1 << 30;
@@ -312,12 +312,13 @@ impl<E: CopyEngine> Bounce<E> {
         self.copies.clear();
         self.transfers.clear();
         if stuck {
-            return Err(Error::State {
-                operation: "transfer through a bounce buffer",
-                reason: format!(
+            return Err(Error::state(
+                StateKind::Unexpected,
+                "transfer through a bounce buffer",
+                format!(
                     "{failed}; and the copy engine has not ended its copies since: it may still use the foreign memory"
                 ),
-            });
+            ));
         }
         Err(failed)
     }
@@ -438,13 +439,14 @@ impl<E: CopyEngine> Job<'_, E> {
             return Ok(false);
         };
         if completion.wr_id != number {
-            return Err(Error::State {
-                operation: "transfer through a bounce buffer",
-                reason: format!(
+            return Err(Error::state(
+                StateKind::Unexpected,
+                "transfer through a bounce buffer",
+                format!(
                     "the endpoint completed work request {} of somebody else",
                     completion.wr_id
                 ),
-            });
+            ));
         }
         self.transfers.pop_front();
         let (chunk, imm) = (self.chunk(number), self.imm(number));

@@ -8,7 +8,7 @@ use rdma_sys::rdma_cm_event_type as Kind;
 use super::event::CmEvent;
 use super::id::{Id, Offer};
 use crate::endpoint::{Deadline, Endpoint, Life, resolve};
-use crate::{Cause, Error, Result};
+use crate::{Cause, Error, Result, StateKind};
 
 /// Bytes of private data that a request, an answer and a refusal carry: what InfiniBand's messages have, and of the first what IP
 /// addresses leave of it (rdma_connect(3), rdma_accept(3), rdma_reject(3)).
@@ -177,14 +177,15 @@ impl CmConnection {
     }
 
     fn over(&self) -> Error {
-        Error::State {
-            operation: "rdma_cm",
-            reason: format!(
+        Error::state(
+            StateKind::Disconnected,
+            "rdma_cm",
+            format!(
                 "{} {}",
                 self.peer,
                 self.ended.unwrap_or("is still connected")
             ),
-        }
+        )
     }
 }
 
@@ -236,12 +237,15 @@ fn request(
 
 /// Finds the way to the peer.
 fn way(id: &Id, peer: SocketAddr, deadline: &Deadline) -> Result<()> {
-    let no_way = |operation: &'static str, errno: i32| Error::State {
-        operation,
-        reason: format!(
-            "no RDMA device has a way to {peer}: {}",
-            std::io::Error::from_raw_os_error(errno)
-        ),
+    let no_way = |operation: &'static str, errno: i32| {
+        Error::state(
+            StateKind::Unreachable,
+            operation,
+            format!(
+                "no RDMA device has a way to {peer}: {}",
+                std::io::Error::from_raw_os_error(errno)
+            ),
+        )
     };
     let resolved = |operation: &'static str, asked: Result<()>, expected: Kind::Type| {
         match asked {
@@ -288,9 +292,12 @@ fn check_place(id: &Id, endpoint: &Endpoint) -> Result<()> {
 }
 
 pub(super) fn peer_of(id: &Id) -> Result<SocketAddr> {
-    id.peer().ok_or_else(|| Error::State {
-        operation: "rdma_cm",
-        reason: "the peer has no IP address".into(),
+    id.peer().ok_or_else(|| {
+        Error::state(
+            StateKind::Unexpected,
+            "rdma_cm",
+            "the peer has no IP address",
+        )
     })
 }
 
@@ -314,9 +321,10 @@ fn not_connected(event: &CmEvent, peer: SocketAddr) -> Error {
             reason: event.refusal(),
             private_data: event.private_data.clone(),
         },
-        _ => Error::State {
-            operation: "rdma_cm",
-            reason: format!("no connection with {peer}: {}", event.name()),
-        },
+        _ => Error::state(
+            StateKind::Unreachable,
+            "rdma_cm",
+            format!("no connection with {peer}: {}", event.name()),
+        ),
     }
 }

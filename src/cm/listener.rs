@@ -9,7 +9,7 @@ use super::connection::{CmConnection, REFUSAL_BYTES, check_len, peer_of};
 use super::event::CmEvent;
 use super::id::Id;
 use crate::endpoint::{Deadline, Endpoint, resolve};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Requests that wait to be taken.
 const BACKLOG: i32 = 128;
@@ -38,9 +38,12 @@ impl CmListener {
     /// # Errors
     /// [`Error::State`] if that is no IP address.
     pub fn address(&self) -> Result<SocketAddr> {
-        self.id.local().ok_or_else(|| Error::State {
-            operation: "rdma_cm",
-            reason: "the listener has no IP address".into(),
+        self.id.local().ok_or_else(|| {
+            Error::state(
+                StateKind::Unexpected,
+                "rdma_cm",
+                "the listener has no IP address",
+            )
         })
     }
 
@@ -54,10 +57,11 @@ impl CmListener {
             match self.id.next(&deadline)? {
                 (event, Some(id)) => return Ok(CmRequest { id, event }),
                 (event, None) if event.kind == Kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                    return Err(Error::State {
-                        operation: "rdma_cm accept",
-                        reason: "the device was removed".into(),
-                    });
+                    return Err(Error::state(
+                        StateKind::DeviceGone,
+                        "rdma_cm accept",
+                        "the device was removed",
+                    ));
                 }
                 // Of a request whose peer went away before it was taken.
                 _ => {}

@@ -4,18 +4,18 @@
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::driver::check;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Fails if a stream is under capture: queued operations would not be executed now, and each launch of the graph would repeat the same stores. A
 /// query of the stream would invalidate the capture.
 pub(super) fn forbid(raw: CUstream, operation: &'static str) -> Result<()> {
     if is_captured(raw)? {
-        return Err(Error::State {
+        return Err(Error::state(
+            StateKind::Captured,
             operation,
-            reason: "the stream is being captured: what belongs into the graph is added by a `GraphBuilder`, which sees to it that each launch has \
-                     values of its own"
-                .into(),
-        });
+            "the stream is being captured: what belongs into the graph is added by a `GraphBuilder`, which sees to it that each launch has \
+                     values of its own",
+        ));
     }
     Ok(())
 }

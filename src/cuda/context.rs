@@ -12,7 +12,7 @@ use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
 use super::driver::check;
 use super::module::KernelModule;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// `CU_STREAM_PER_THREAD` of `cuda.h`, the last of the handles that mean a default stream.
 pub(super) const PER_THREAD: usize = 2;
@@ -197,10 +197,11 @@ impl CudaContext {
         }
         let of_kernels = |finding: &&String| finding.starts_with("kernels:");
         let reason = self.findings().iter().find(of_kernels);
-        Err(Error::State {
-            operation: "execute programs by a kernel",
-            reason: reason.cloned().unwrap_or_default(),
-        })
+        Err(Error::state(
+            StateKind::Unsupported,
+            "execute programs by a kernel",
+            reason.cloned().unwrap_or_default(),
+        ))
     }
 
     /// A number that no other context has.

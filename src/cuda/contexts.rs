@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
 use super::context::{CudaContext, PER_THREAD, WeakContext, push};
 use super::driver::{check, load};
 use super::probe::probe;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// `CU_STREAM_LEGACY` of `cuda.h`.
 const LEGACY: usize = 1;
@@ -41,10 +41,11 @@ impl CudaContext {
         // SAFETY: writes one handle, null if there is none.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) })?;
         if raw.is_null() {
-            return Err(Error::State {
-                operation: "current CUDA context",
-                reason: "the calling thread has none".into(),
-            });
+            return Err(Error::state(
+                StateKind::NotFound,
+                "current CUDA context",
+                "the calling thread has none",
+            ));
         }
         let mut device = 0;
         // SAFETY: writes one int.
@@ -82,11 +83,11 @@ impl CudaContext {
         match raw.addr() {
             0 | LEGACY => return Self::current(),
             PER_THREAD => {
-                return Err(Error::State {
-                    operation: "use of a CUDA stream",
-                    reason:
-                        "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all".into(),
-                });
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "use of a CUDA stream",
+                    "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all",
+                ));
             }
             _ => {}
         }

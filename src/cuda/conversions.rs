@@ -9,16 +9,13 @@ use super::context::CudaContext;
 use super::driver::check;
 use super::memory::DeviceBuffer;
 use super::stream::CudaStream;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// An error of `cudarc` as this library's.
 fn failed(call: &'static str, error: theirs::DriverError) -> Error {
     match check(call, error.0) {
         Err(error) => error,
-        Ok(()) => Error::State {
-            operation: call,
-            reason: "an error without a number".into(),
-        },
+        Ok(()) => Error::state(StateKind::Unexpected, call, "an error without a number"),
     }
 }
 
@@ -71,12 +68,11 @@ impl CudaContext {
         if made.cu_ctx() == self.raw() {
             return Ok(made);
         }
-        Err(Error::State {
-            operation: "a context for cudarc",
-            reason:
-                "it is not the primary one, and its owner is another; cudarc destroys what it has"
-                    .into(),
-        })
+        Err(Error::state(
+            StateKind::WrongKind,
+            "a context for cudarc",
+            "it is not the primary one, and its owner is another; cudarc destroys what it has",
+        ))
     }
 }
 

@@ -14,7 +14,7 @@ use super::driver::{check, is};
 use super::host_call::in_host_function;
 use super::pinned::Pinned;
 use crate::stream::{Backoff, Lock};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 #[cfg(feature = "softcx")]
 use doorbell_softcx::device::{AccessFault, Foreign, Move};
 use doorbell_wire::memory::Span;
@@ -323,10 +323,11 @@ fn in_two(len: usize, is_end: bool) -> impl Iterator<Item = (usize, usize)> {
 
 #[cold]
 fn stuck() -> Error {
-    Error::State {
-        operation: "copy of a GPU's memory",
-        reason: format!("a copy has not ended within {TIME_LIMIT:?}"),
-    }
+    Error::state(
+        StateKind::Unexpected,
+        "copy of a GPU's memory",
+        format!("a copy has not ended within {TIME_LIMIT:?}"),
+    )
 }
 
 /// A position in a list of spans of this process.

@@ -10,7 +10,7 @@ use super::context::CudaContext;
 use super::driver::check;
 use super::pinned::Pinned;
 use crate::stream::Attachments;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The most events that are kept for later copies.
 const SPARE_MAX: usize = 256;
@@ -125,10 +125,11 @@ impl CopyStream {
     /// [`Error::Cuda`]: it has failed, and is over.
     pub(crate) fn is_over(&mut self, copy: u64) -> Result<bool> {
         let Some(mark) = self.under_way.get(&copy).copied() else {
-            return Err(Error::State {
-                operation: "copy of a GPU's memory",
-                reason: format!("there is no copy {copy} under way"),
-            });
+            return Err(Error::state(
+                StateKind::NothingPosted,
+                "copy of a GPU's memory",
+                format!("there is no copy {copy} under way"),
+            ));
         };
         let answer = match self.context.enter_relaxed() {
             Ok(_entered) => self.look(mark),

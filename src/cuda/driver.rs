@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The oldest driver that this library supports: 11.7 brought the second version of the memory operations.
 const DRIVER_MIN: i32 = 11_070;
@@ -22,10 +22,11 @@ pub(super) fn load() -> Result<()> {
 
 fn initialise() -> Result<()> {
     let no = |reason: String| {
-        Err(Error::State {
-            operation: "load the CUDA driver",
+        Err(Error::state(
+            StateKind::NotFound,
+            "load the CUDA driver",
             reason,
-        })
+        ))
     };
     if !can_be_loaded() {
         return no("libcuda.so.1 cannot be loaded: there is no NVIDIA driver here".into());

@@ -9,7 +9,7 @@ use super::context::CudaContext;
 use super::pinned::Pinned;
 use crate::peer::At;
 use crate::stream::Owner;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The memory of one owner as it is registered for one context. It is kept among the owner's attachments, which go before the memory.
 ///
@@ -34,10 +34,11 @@ impl GpuMapping {
     /// [`Error::State`] if the owner keeps no attachments.
     pub(super) fn of<'a>(owner: &'a dyn Owner, context: &CudaContext) -> Result<&'a GpuMapping> {
         let Some(attachments) = owner.attachments() else {
-            return Err(Error::State {
-                operation: "queue on a CUDA stream",
-                reason: "the owner of the program keeps no mappings of its memory for a GPU".into(),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "queue on a CUDA stream",
+                "the owner of the program keeps no mappings of its memory for a GPU",
+            ));
         };
         attachments.get_or_attach(context.key(), || {
             Ok(GpuMapping {
@@ -86,8 +87,9 @@ impl GpuMapping {
 
 #[cold]
 fn no_memory(at: At) -> Error {
-    Error::State {
-        operation: "queue on a CUDA stream",
-        reason: format!("its owner has no memory for a target ({})", at.role.name()),
-    }
+    Error::state(
+        StateKind::Unsupported,
+        "queue on a CUDA stream",
+        format!("its owner has no memory for a target ({})", at.role.name()),
+    )
 }

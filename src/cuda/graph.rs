@@ -14,7 +14,7 @@ use super::exec::{InstantiatedGraph, params};
 use super::memops::MemOp;
 use super::stream::CudaStream;
 use crate::stream::Submission;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// A graph that is being recorded: by a capture of a stream, or as nodes of a graph of the application's. It stays in its thread, because the driver
 /// ends a capture in the thread that began it.
@@ -73,10 +73,11 @@ impl Draft {
     /// Adds dependencies to the next node.
     pub(crate) fn after(&mut self, nodes: &[CUgraphNode]) -> Result<()> {
         if self.captured {
-            return Err(Error::State {
-                operation: "GraphBuilder::after",
-                reason: "the order of a graph that is captured is that of its streams".into(),
-            });
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "GraphBuilder::after",
+                "the order of a graph that is captured is that of its streams",
+            ));
         }
         self.after.extend(nodes);
         self.closed |= !nodes.is_empty();
@@ -179,10 +180,11 @@ impl Draft {
             )
         })?;
         if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
-            return Err(Error::State {
-                operation: "GraphBuilder",
-                reason: "the capture has been broken off".into(),
-            });
+            return Err(Error::state(
+                StateKind::Graph,
+                "GraphBuilder",
+                "the capture has been broken off",
+            ));
         }
         if count == 0 {
             return Ok((graph, Vec::new()));
@@ -276,9 +278,12 @@ impl Drop for Draft {
 fn ops_of(stream: &CudaStream, programs: &[Submission]) -> Result<Vec<MemOp>> {
     let mut queue = CallQueue::for_node();
     stream.translate(&mut queue, programs)?;
-    queue.into_one_call().ok_or_else(|| Error::State {
-        operation: "GraphBuilder",
-        reason: "more operations than a node can have".into(),
+    queue.into_one_call().ok_or_else(|| {
+        Error::state(
+            StateKind::Exhausted,
+            "GraphBuilder",
+            "more operations than a node can have",
+        )
     })
 }
 

@@ -16,7 +16,7 @@ use super::memory::DeviceBuffer;
 use super::stream_words::STATUS_WORK;
 use super::trigger::Trigger;
 use crate::stream::{Event, Executor, StreamFailure, Submission, forbid_on};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The bit of the turn word by which kernels execute nothing but counts: `include/doorbell/trigger.h`.
 const TURN_STOPPED: u64 = 1 << 63;
@@ -110,10 +110,11 @@ impl KernelStream {
         }
         let DriverCall { what, issued } = queue.calls.remove(0);
         let CallData::Kernel(range) = what else {
-            return Err(Error::State {
-                operation: "take a trigger",
-                reason: "what is queued is not for kernels".into(),
-            });
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "take a trigger",
+                "what is queued is not for kernels",
+            ));
         };
         let words = queue.batch.words(range);
         let mut trigger = Trigger {
@@ -274,10 +275,11 @@ unsafe impl Executor for KernelStream {
         drop(queue);
         if !is_taken {
             state.check()?;
-            return Err(Error::State {
-                operation: "stream synchronize",
-                reason: "nobody has taken the trigger of what is queued: KernelStream::take".into(),
-            });
+            return Err(Error::state(
+                StateKind::Deadlock,
+                "stream synchronize",
+                "nobody has taken the trigger of what is queued: KernelStream::take",
+            ));
         }
         if !state.wait_until(target, deadline) {
             return Err(Error::Timeout {

@@ -194,8 +194,8 @@ fn with_target(word: u64, target: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
     use crate::peer::{Fence, Program, Role, Targets};
+    use crate::{Error, StateKind};
 
     /// The items of a launch: tables, programs with their numbers and units, counts.
     #[derive(Debug, PartialEq)]
@@ -306,10 +306,7 @@ mod tests {
         let mut program = Program::new(&targets);
         program.store_dword(word.dword(0).unwrap(), 1).unwrap();
         let mut batch = KernelWords::default();
-        let refused = Error::State {
-            operation: "locate",
-            reason: String::new(),
-        };
+        let refused = Error::state(StateKind::Unsupported, "locate", "");
         let result = batch.program(&Decoded::new(&program), 1, |_| Err(refused.clone()));
         assert_eq!(result, Err(refused));
         assert_eq!(batch.len(), 0);

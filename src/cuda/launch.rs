@@ -11,7 +11,7 @@ use super::exec::{InstantiatedGraph, params};
 use super::pending::{PendingEntry, PendingWork};
 use super::state::StreamState;
 use crate::stream::Submission;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 impl StreamState {
     /// Launches a graph with these programs in its nodes: as many as it had, in the order of the nodes. Earlier launches keep theirs.
@@ -83,8 +83,9 @@ impl StreamState {
 
 #[cold]
 fn unlike(how: &str) -> Error {
-    Error::State {
-        operation: "launch a graph",
-        reason: format!("it is not the one that was recorded: {how}"),
-    }
+    Error::state(
+        StateKind::Graph,
+        "launch a graph",
+        format!("it is not the one that was recorded: {how}"),
+    )
 }

@@ -17,7 +17,7 @@ use cudarc::driver::sys::{
 use super::capabilities::Capabilities;
 use super::decoded::Decoded;
 use crate::peer::{At, PeerOp};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// One operation of the driver.
 pub(super) type MemOp = CUstreamBatchMemOpParams;
@@ -139,13 +139,14 @@ pub(super) fn flush_remote_writes() -> MemOp {
 
 #[cold]
 fn lacking(what: &str) -> Error {
-    Error::State {
-        operation: "queue on a CUDA stream",
-        reason: format!(
+    Error::state(
+        StateKind::Unsupported,
+        "queue on a CUDA stream",
+        format!(
             "the device has no {what} in streams, and no kernel takes their place here; endpoints whose doorbells a proxy rings \
              (`path=proxy`) need no more than memory operations of 32 bits"
         ),
-    }
+    )
 }
 
 #[cfg(test)]

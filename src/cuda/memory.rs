@@ -13,7 +13,7 @@ use super::context::CudaContext;
 use super::copier::Copier;
 use super::driver::check;
 use crate::proxy::drop_elsewhere;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Bytes of a page of the kernel's, at whose boundaries dmabufs begin and end.
 const PAGE: u64 = 4096;
@@ -259,12 +259,11 @@ impl DeviceBuffer {
     /// [`Error::State`] if the device's memory cannot be exported; [`Error::Cuda`].
     pub(crate) fn dmabuf(&self) -> Result<(OwnedFd, u64)> {
         if !self.context().capabilities().dmabuf {
-            return Err(Error::State {
-                operation: "export of a GPU's memory",
-                reason:
-                    "device and driver export none as a dmabuf: that needs the open kernel modules"
-                        .into(),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "export of a GPU's memory",
+                "device and driver export none as a dmabuf: that needs the open kernel modules",
+            ));
         }
         // The pages of the whole allocation: the driver need not export a part of one.
         let start = self.memory.start & !(PAGE - 1);
@@ -434,10 +433,11 @@ impl Allocation {
 fn look(context: &CudaContext, ptr: CUdeviceptr, len_bytes: u64) -> Result<Allocation> {
     use CUpointer_attribute as Attribute;
     let no = |reason: String| {
-        Err(Error::State {
-            operation: "use of a GPU's memory",
-            reason: format!("{len_bytes} bytes at {ptr:#x}: {reason}"),
-        })
+        Err(Error::state(
+            StateKind::Memory,
+            "use of a GPU's memory",
+            format!("{len_bytes} bytes at {ptr:#x}: {reason}"),
+        ))
     };
     // This call reports attributes that do not exist as zero; the call for a single attribute fails.
     let (mut kind, mut managed, mut device) = (0_u32, 0_u32, -1_i32);

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 use super::capture::RelaxedCapture;
 use super::driver::{check, is};
 use super::kernel_words::{LONG_WORDS, SHORT_WORDS};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Alignment that the driver requires of an image.
 #[repr(C, align(64))]
@@ -163,10 +163,7 @@ fn explain(error: Error) -> Error {
             "this library's kernels are for sm_75 to sm_90, and for what the driver makes of their PTX: {error}"
         ),
     };
-    Error::State {
-        operation: "load kernels",
-        reason,
-    }
+    Error::state(StateKind::Unsupported, "load kernels", reason)
 }
 
 impl LoadedKernel {

@@ -157,11 +157,11 @@ impl Pinned {
             })?;
             let offset = device.wrapping_sub(run.pages.start as u64);
             if *found.get_or_insert(offset) != offset {
-                return Err(crate::Error::State {
-                    operation: "map memory to a GPU",
-                    reason: "parts of it, registered apart, have addresses apart on the device"
-                        .into(),
-                });
+                return Err(crate::Error::state(
+                    crate::StateKind::Memory,
+                    "map memory to a GPU",
+                    "parts of it, registered apart, have addresses apart on the device",
+                ));
             }
         }
         Ok(found.unwrap_or(0))

@@ -15,7 +15,7 @@ use super::kernel_words::KernelWords;
 use super::memops::{MemOp, store_dword, store_qword, wait};
 use super::stream_words::StreamWords;
 use crate::stream::Backoff;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How long a probe may take on a busy device. The conditions of its waits hold already.
 const BOUND: Duration = Duration::from_secs(5);
@@ -199,9 +199,10 @@ impl<'a> ProbeStream<'a> {
         if found == value {
             return Ok(());
         }
-        Err(Error::State {
-            operation: "try a stream",
-            reason: format!("the word has {found} and should have {value}"),
-        })
+        Err(Error::state(
+            StateKind::Unexpected,
+            "try a stream",
+            format!("the word has {found} and should have {value}"),
+        ))
     }
 }

@@ -15,7 +15,7 @@ use crate::nic::Steps;
 use crate::nic::{Attributes, Queues, State};
 use crate::peer::Program;
 use crate::region::ProtectionDomain;
-use crate::{Cause, Error, Result, WorkError};
+use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// How long a reset waits for the streams to be done with the endpoint's programs.
 const QUIESCE: Duration = Duration::from_secs(5);
@@ -113,10 +113,11 @@ impl Endpoint {
     pub(crate) fn check_unconnected(&self) -> Result<()> {
         self.shared.check_alive()?;
         if self.is_connected() {
-            return Err(Error::State {
-                operation: "connect",
-                reason: "the endpoint is connected already; reset it first".into(),
-            });
+            return Err(Error::state(
+                StateKind::AlreadyConnected,
+                "connect",
+                "the endpoint is connected already; reset it first",
+            ));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How often a call looks whether its peer has come.
 pub(crate) const RETRY: Duration = Duration::from_millis(5);
@@ -116,10 +116,7 @@ impl Deadline {
 }
 
 fn gone(operation: &'static str) -> Error {
-    Error::State {
-        operation,
-        reason: "the peer has gone".into(),
-    }
+    Error::state(StateKind::Disconnected, operation, "the peer has gone")
 }
 
 /// A socket call that the system refused.

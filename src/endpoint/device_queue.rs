@@ -9,7 +9,7 @@ use crate::endpoint::shared::Shared;
 use crate::nic::{QueuePairMemory, Queues};
 use crate::region::Region;
 use crate::stream::next_id;
-use crate::{Error, Result, WorkError};
+use crate::{Error, Result, StateKind, WorkError};
 
 /// The send queue of an endpoint, before kernels own it and as long as they do. The endpoint gets it back by a reset.
 #[derive(Debug)]
@@ -96,10 +96,11 @@ impl DeviceQueue {
     pub(crate) fn hold(&self, region: &Region) -> Result<()> {
         self.shared.domain.check_same(region.domain(), "slice")?;
         if !region.is_registered() {
-            return Err(Error::State {
-                operation: "name memory to a kernel queue",
-                reason: "the region is deregistered".into(),
-            });
+            return Err(Error::state(
+                StateKind::Deregistered,
+                "name memory to a kernel queue",
+                "the region is deregistered",
+            ));
         }
         self.state.hold(region);
         Ok(())

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::region::Control;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// What each way found when it was tried: why it can be gone, or why not.
 type Choice = std::result::Result<String, String>;
@@ -57,10 +57,11 @@ impl Path {
                     });
                 }
                 Err(missing) if asked == Some(control) => {
-                    return Err(Error::State {
-                        operation: "control path",
-                        reason: format!("{control} was asked for and is not possible: {missing}"),
-                    });
+                    return Err(Error::state(
+                        StateKind::Unsupported,
+                        "control path",
+                        format!("{control} was asked for and is not possible: {missing}"),
+                    ));
                 }
                 Err(missing) => better.push((control, missing)),
             }
@@ -69,10 +70,11 @@ impl Path {
             .iter()
             .map(|(control, missing)| format!("not {control}: {missing}"))
             .collect();
-        Err(Error::State {
-            operation: "control path",
-            reason: reasons.join("; "),
-        })
+        Err(Error::state(
+            StateKind::Unsupported,
+            "control path",
+            reasons.join("; "),
+        ))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::peer::Program;
 #[cfg(feature = "cuda")]
 use crate::stream::Outcome;
 use crate::stream::{Executor, Owner, Submission, execute};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// What is to happen to the queue when a prepared operation is dropped.
 #[derive(Debug, Clone, Copy)]
@@ -169,14 +169,12 @@ impl Parts<'_> {
         let PreparedOperation {
             side, count, epoch, ..
         } = self.operation;
-        let no = |reason: String| {
-            Err(Error::State {
-                operation: "stream_post",
-                reason,
-            })
-        };
+        let no = |kind, reason: String| Err(Error::state(kind, "stream_post", reason));
         if self.shared.epoch.load(Ordering::Acquire) != epoch {
-            return no("the endpoint was reset since the operation was prepared".into());
+            return no(
+                StateKind::Stale,
+                "the endpoint was reset since the operation was prepared".into(),
+            );
         }
         if self.is_wait() {
             return Ok(());
@@ -189,13 +187,16 @@ impl Parts<'_> {
         }
         if before != count {
             let waiting = count.wrapping_sub(before);
-            return no(format!(
-                "{waiting} operations that were prepared before this one on the {} queue are not given to a stream yet",
-                side.name()
-            ));
+            return no(
+                StateKind::OutOfTurn,
+                format!(
+                    "{waiting} operations that were prepared before this one on the {} queue are not given to a stream yet",
+                    side.name()
+                ),
+            );
         }
         if side == Side::Recv && next != count {
-            return no("a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
+            return no(StateKind::OutOfTurn, "a receive that was prepared before this one was dropped, and the device would take it; drop this one, too".into());
         }
         Ok(())
     }

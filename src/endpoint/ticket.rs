@@ -9,7 +9,7 @@ use crate::endpoint::outcome::Status;
 use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::value::ValueWait;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
 enum Subject {
@@ -137,14 +137,16 @@ impl Ticket {
         match self.status() {
             Status::Complete => Ok(true),
             Status::Failed(failure) | Status::Unknown(failure) => Err(Error::Work(failure)),
-            Status::Discarded => Err(Error::State {
-                operation: "ticket",
-                reason: "its stream failed or was aborted before it executed the operation".into(),
-            }),
-            Status::Cancelled => Err(Error::State {
-                operation: "ticket",
-                reason: "the operation was dropped before it was given to a stream".into(),
-            }),
+            Status::Discarded => Err(Error::state(
+                StateKind::Discarded,
+                "ticket",
+                "its stream failed or was aborted before it executed the operation",
+            )),
+            Status::Cancelled => Err(Error::state(
+                StateKind::Cancelled,
+                "ticket",
+                "the operation was dropped before it was given to a stream",
+            )),
             Status::Prepared | Status::Queued | Status::Rung => Ok(false),
         }
     }

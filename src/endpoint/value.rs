@@ -14,7 +14,7 @@ use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::PollResult;
 use crate::region::Region;
 use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, StreamFailure};
-use crate::{Cause, Error, Result, WorkError};
+use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,11 +177,11 @@ fn check_registered(region: &Region) -> Result<()> {
     if region.is_registered() {
         return Ok(());
     }
-    let reason = "the region is deregistered".into();
-    Err(Error::State {
-        operation: "stream value",
-        reason,
-    })
+    Err(Error::state(
+        StateKind::Deregistered,
+        "stream value",
+        "the region is deregistered",
+    ))
 }
 
 /// Lets what is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for at most

@@ -12,7 +12,7 @@ use crate::cuda::{CudaStream, Draft};
 use crate::endpoint::{Condition, Control, Endpoint, Prepared, Recipe, Side, Work};
 use crate::region::{Region, Slice};
 use crate::stream::Submission;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Records operations into a CUDA graph.
 ///
@@ -160,10 +160,11 @@ impl GraphBuilder {
 
     fn post(&mut self, endpoint: &mut Endpoint, recipe: Recipe) -> Result<()> {
         if endpoint.path().control == Control::Sync {
-            return Err(Error::State {
-                operation: "GraphBuilder",
-                reason: "the doorbells of this endpoint are rung by the calling thread, which is in no graph".into(),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "GraphBuilder",
+                "the doorbells of this endpoint are rung by the calling thread, which is in no graph",
+            ));
         }
         let prepared = recipe.prepare(endpoint)?;
         if let Err(error) = self.draft.add(prepared.submission_for_graph()) {

@@ -9,7 +9,7 @@ use super::step::GraphStep;
 use crate::cuda::{CudaStream, InstantiatedGraph};
 use crate::endpoint::{Endpoint, Prepared, Ticket, graph_post_all};
 use crate::stream::Executor;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// A graph that is launched again and again: recorded by a [`GraphBuilder`](crate::GraphBuilder).
 ///
@@ -61,7 +61,11 @@ impl GraphExec {
     /// then nothing is prepared.
     pub fn arm(&mut self, endpoints: &mut [&mut Endpoint]) -> Result<()> {
         if self.is_armed {
-            return Err(refused("GraphExec::arm", "it is armed"));
+            return Err(Error::state(
+                StateKind::Armed,
+                "GraphExec::arm",
+                "it is armed",
+            ));
         }
         for step in &self.steps {
             let GraphStep::Post { endpoint, recipe } = step else {
@@ -103,13 +107,18 @@ impl GraphExec {
     pub fn launch_armed(&mut self, stream: &CudaStream) -> Result<()> {
         const OPERATION: &str = "GraphExec::launch";
         if !self.is_armed {
-            return Err(refused(
+            return Err(Error::state(
+                StateKind::NotArmed,
                 OPERATION,
                 "it is not armed: the values of the last launch would ring for work that is done",
             ));
         }
         if stream.context().raw() != self.exec.context().raw() {
-            return Err(refused(OPERATION, "the stream is of another context"));
+            return Err(Error::state(
+                StateKind::WrongKind,
+                OPERATION,
+                "the stream is of another context",
+            ));
         }
         let (exec, steps) = (&self.exec, &self.steps);
         let mut values = Vec::new();
@@ -181,14 +190,6 @@ fn find<'a>(endpoints: &'a mut [&mut Endpoint], id: u64) -> Result<&'a mut Endpo
                 "among them the one whose programs have target table {id}, which was recorded"
             ),
         })
-}
-
-#[cold]
-fn refused(operation: &'static str, reason: &str) -> Error {
-    Error::State {
-        operation,
-        reason: reason.into(),
-    }
 }
 
 impl fmt::Debug for GraphExec {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::endpoint::Deadline;
 use crate::group::message::Message;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How long it may take to say that an answer is not wanted any more.
 const CANCEL: Duration = Duration::from_secs(1);
@@ -200,9 +200,15 @@ impl StoreClient {
                 (id, Err(Error::Rank { rank, reason }))
             }
             Message::Full { id } => {
-                let reason = "it has no room for this".into();
                 let operation = "request to the group's store";
-                (id, Err(Error::State { operation, reason }))
+                (
+                    id,
+                    Err(Error::state(
+                        StateKind::Exhausted,
+                        operation,
+                        "it has no room for this",
+                    )),
+                )
             }
             Message::Delivery { from, bytes } => {
                 if from >= self.size {

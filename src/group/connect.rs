@@ -8,7 +8,7 @@ use crate::group::handshake::{self, CHALLENGE_BYTES, Handshake, Verdict};
 use crate::group::socket::watch_over;
 use crate::group::token::nonce;
 use crate::group::{LaunchEnvironment, Token};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How long one attempt to reach an address may take: the next address may be the right one.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -85,8 +85,9 @@ pub(super) fn attempt(
         Verdict::Twice => format!("rank {} has come already", environment.rank),
         Verdict::NoRank => format!("it knows no rank {}", environment.rank),
     };
-    Err(Error::State {
-        operation: "join of the group's store",
+    Err(Error::state(
+        StateKind::NotAdmitted,
+        "join of the group's store",
         reason,
-    })
+    ))
 }

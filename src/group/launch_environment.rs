@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::group::rendezvous::Rendezvous;
 use crate::group::{SIZE_MAX, Token};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The longest list of hosts that is read. Slurm cuts its own off far below.
 const HOST_LIST_BYTES_MAX: usize = 1 << 20;
@@ -127,9 +127,12 @@ impl Vars<'_> {
     }
 
     fn need(&self, name: &'static str, launcher: &str) -> Result<u32> {
-        self.number(name)?.ok_or_else(|| Error::State {
-            operation: "reading of the launcher's environment",
-            reason: format!("this is a process of {launcher}, and `{name}` is not set"),
+        self.number(name)?.ok_or_else(|| {
+            Error::state(
+                StateKind::Environment,
+                "reading of the launcher's environment",
+                format!("this is a process of {launcher}, and `{name}` is not set"),
+            )
         })
     }
 }
@@ -213,12 +216,12 @@ impl Launched {
             let host = Err("PMIx has no variable that says where rank 0 is");
             return Ok(bare(rank, size, job(&["PMIX_NAMESPACE"]), host));
         }
-        Err(Error::State {
-            operation: "reading of the launcher's environment",
-            reason: "there is none that is known: no rank and size of torchrun, Open MPI, PMI, PMIx or Slurm; set `DOORBELL_RANK`, \
-                     `DOORBELL_SIZE`, `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT`"
-                .into(),
-        })
+        Err(Error::state(
+            StateKind::Environment,
+            "reading of the launcher's environment",
+            "there is none that is known: no rank and size of torchrun, Open MPI, PMI, PMIx or Slurm; set `DOORBELL_RANK`, \
+                     `DOORBELL_SIZE`, `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT`",
+        ))
     }
 
     fn bare(rank: u32, size: u32, job: String, host: Result<String, &'static str>) -> Launched {
@@ -255,9 +258,12 @@ impl Launched {
     }
 
     fn rendezvous(&self, vars: &Vars<'_>) -> Result<Rendezvous> {
-        let missing = |name: &str, why: &str| Error::State {
-            operation: "search for rank 0",
-            reason: format!("{why}; set `{name}`"),
+        let missing = |name: &str, why: &str| {
+            Error::state(
+                StateKind::Environment,
+                "search for rank 0",
+                format!("{why}; set `{name}`"),
+            )
         };
         let given = vars.text("DOORBELL_MASTER_ADDR");
         let port = vars.number("DOORBELL_MASTER_PORT")?;

@@ -9,7 +9,7 @@ use crate::endpoint::{Endpoint, EndpointConfig};
 use crate::group::mesh::{Mesh, MeshWatcher};
 use crate::group::{LaunchEnvironment, Store};
 use crate::region::{Device, ProtectionDomain};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How long the word of the store may be behind what an endpoint shows of the same event.
 const GRACE: Duration = Duration::from_secs(2);
@@ -150,10 +150,11 @@ impl Group {
             });
         }
         if peer == self.rank() {
-            return Err(Error::State {
-                operation: "endpoint of the group",
-                reason: format!("rank {peer} is this process"),
-            });
+            return Err(Error::state(
+                StateKind::WrongKind,
+                "endpoint of the group",
+                format!("rank {peer} is this process"),
+            ));
         }
         self.check()
     }

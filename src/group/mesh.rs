@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::endpoint::{AbortHandle, Address, Deadline, Endpoint, EndpointConfig};
 use crate::group::client::{StoreClient, Watcher};
 use crate::region::ProtectionDomain;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How long the answer to a peer may take to be written.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -126,10 +126,11 @@ impl Mesh {
                 }
                 Some(PeerState::Failed(error)) => return Err(error.clone()),
                 Some(PeerState::Taken) => {
-                    return Err(Error::State {
-                        operation: "endpoint of the group",
-                        reason: format!("that of rank {peer} was given away"),
-                    });
+                    return Err(Error::state(
+                        StateKind::Taken,
+                        "endpoint of the group",
+                        format!("that of rank {peer} was given away"),
+                    ));
                 }
                 _ => {}
             }
@@ -197,10 +198,11 @@ impl Mesh {
             (
                 Ok(Mail::Refused(reason)),
                 None | Some(PeerState::Offered(_) | PeerState::Connected(_)),
-            ) => Some(PeerState::Failed(Error::State {
-                operation: "endpoint of the group",
-                reason: format!("rank {peer} could not connect: {reason}"),
-            })),
+            ) => Some(PeerState::Failed(Error::state(
+                StateKind::Unreachable,
+                "endpoint of the group",
+                format!("rank {peer} could not connect: {reason}"),
+            ))),
             (Err(error), None | Some(PeerState::Offered(_) | PeerState::Connected(_))) => {
                 Some(failed(error))
             }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::endpoint::system;
 use crate::group::Token;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The longest note that is read: an address, and a secret in hexadecimal.
 const NOTE_BYTES_MAX: u64 = 256;
@@ -186,13 +186,14 @@ fn check_folder(path: &Path) -> Result<()> {
     };
     let (folder_is, own) = (look(folder)?, look(Path::new("/proc/self"))?);
     if folder_is.uid() != own.uid() || folder_is.mode() & 0o022 != 0 {
-        return Err(Error::State {
-            operation: "search for rank 0",
-            reason: format!(
+        return Err(Error::state(
+            StateKind::Environment,
+            "search for rank 0",
+            format!(
                 "others may write to {}; set `DOORBELL_MASTER_ADDR` and `DOORBELL_MASTER_PORT`",
                 folder.display()
             ),
-        });
+        ));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::NicDomain;
 use super::verbs;
 #[cfg(feature = "softcx")]
 use super::{Counters, Faults, softcx};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// An open NIC.
 pub(crate) trait Nic: fmt::Debug + Send + Sync {
@@ -81,10 +81,7 @@ pub(crate) fn open(name: &str) -> Result<Arc<dyn Nic>> {
             return Ok(nic);
         }
     }
-    Err(Error::State {
-        operation: "open",
-        reason: missing(name),
-    })
+    Err(Error::state(StateKind::NotFound, "open", missing(name)))
 }
 
 fn missing(name: &str) -> String {

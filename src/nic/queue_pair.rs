@@ -80,10 +80,11 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// As [`NicQueuePair::connect`], and those of `steps`.
     #[cfg(feature = "verbs")]
     fn connect_by(&self, _steps: &Steps<'_>) -> Result<()> {
-        Err(crate::Error::State {
-            operation: "connect",
-            reason: "the software NIC of this process has no connection manager".into(),
-        })
+        Err(crate::Error::state(
+            crate::StateKind::Unsupported,
+            "connect",
+            "the software NIC of this process has no connection manager",
+        ))
     }
 
     /// The most reads and atomics at once that the device serves, and that it has on their way.

@@ -14,7 +14,7 @@ use super::{
     Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair, Queues,
     RegisteredMemory, State,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 #[cfg(feature = "cuda")]
 use doorbell_softcx::device::Foothold;
 use doorbell_softcx::device::{self as soft, PortId};
@@ -75,10 +75,11 @@ struct SoftcxDomain {
 
 /// It loads and stores; of another device's memory it knows by what copies it.
 fn only_mapped(what: &str) -> Result<RegisteredMemory> {
-    Err(Error::State {
-        operation: "registration",
-        reason: format!("softcx reaches memory that its process has mapped, and not {what}"),
-    })
+    Err(Error::state(
+        StateKind::Unsupported,
+        "registration",
+        format!("softcx reaches memory that its process has mapped, and not {what}"),
+    ))
 }
 
 impl NicDomain for SoftcxDomain {
@@ -132,7 +133,7 @@ impl NicDomain for SoftcxDomain {
         // SAFETY: the caller's promise.
         let key =
             unsafe { device.register_foreign(self.number, &foothold, addr, len_bytes, access) };
-        Some(key.map_err(Into::into).map(|key| {
+        Some(key.map(|key| {
             let copied = Copied {
                 mapped: Mapped { device, key },
                 _foothold: foothold,
@@ -232,17 +233,17 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn init(&self, attributes: Attributes) -> Result<()> {
-        Ok(self.0.init(attributes)?)
+        self.0.init(attributes)
     }
 
     fn connect(&self, peer: &PeerQueuePair) -> Result<()> {
         let peer = peer.of(PeerKind::Softcx)?;
-        Ok(self.0.connect(&soft::RemoteQueuePair {
+        self.0.connect(&soft::RemoteQueuePair {
             port: PortId::from_bytes(&peer.port),
             qpn: peer.qpn,
             psn: peer.psn,
             connection: peer.connection,
-        })?)
+        })
     }
 
     fn fail(&self) {
@@ -256,7 +257,7 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn reset(&self) -> Result<()> {
-        Ok(self.0.reset()?)
+        self.0.reset()
     }
 
     fn resets_cqs(&self) -> bool {

@@ -10,7 +10,7 @@ use super::parent::Parent;
 use super::table::{RegisteredRange, Table};
 use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The most entries of a cache.
 const ENTRIES_MAX: u32 = 1 << 16;
@@ -328,10 +328,11 @@ impl RegionCache {
         if self.inner.parent.is_here() {
             return Ok(());
         }
-        Err(Error::State {
-            operation: "registration cache",
-            reason: "it belongs to the process that this one was forked from".into(),
-        })
+        Err(Error::state(
+            StateKind::Forked,
+            "registration cache",
+            "it belongs to the process that this one was forked from",
+        ))
     }
 
     /// # Safety

@@ -12,7 +12,7 @@ use crate::nic::Access;
 #[cfg(feature = "softcx")]
 use crate::nic::Foreign;
 use crate::region::{ProtectionDomain, Region};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 impl Region {
     /// Registers memory of a GPU, in the best way there is; work requests and peers name it by its address on the device. The region keeps
@@ -128,10 +128,11 @@ impl Region {
 /// the GPU, where neither the GPU keeps the order nor a stream's wait flushes.
 fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
     let refuse = |reason: &str| {
-        Err(Error::State {
-            operation: "registration of a GPU's memory",
-            reason: format!("{reason}; a bounce buffer reaches it"),
-        })
+        Err(Error::state(
+            StateKind::Unsupported,
+            "registration of a GPU's memory",
+            format!("{reason}; a bounce buffer reaches it"),
+        ))
     };
     if !gpu.gpudirect {
         return refuse("the GPU lets no NIC reach its memory (GPU_DIRECT_RDMA_SUPPORTED is 0)");

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use super::memory::{OwnedMemory, REGION_BYTES_MAX};
 use crate::nic::Access;
 use crate::region::{ProtectionDomain, Region};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// What a region's memory is, and how the device reaches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,10 +68,11 @@ impl Reach {
                 .iter()
                 .map(|(kind, error)| format!("{kind}: {error}"))
                 .collect();
-            Error::State {
-                operation: "registration of a GPU's memory",
-                reason: format!("{}; a bounce buffer reaches it", reasons.join("; ")),
-            }
+            Error::state(
+                StateKind::Unsupported,
+                "registration of a GPU's memory",
+                format!("{}; a bounce buffer reaches it", reasons.join("; ")),
+            )
         })
     }
 }
@@ -160,12 +161,11 @@ impl Region {
                     Some(name) => format!("the module {name} is loaded"),
                     None => "the module nvidia_peermem is not loaded".to_owned(),
                 };
-                Error::State {
-                    operation: "registration",
-                    reason: format!(
-                        "{len_bytes} bytes of a device at {addr:#x}: {error}; {modules}"
-                    ),
-                }
+                Error::state(
+                    StateKind::Unsupported,
+                    "registration",
+                    format!("{len_bytes} bytes of a device at {addr:#x}: {error}; {modules}"),
+                )
             })?;
         Ok(Region::of(
             domain,
@@ -193,9 +193,12 @@ impl Region {
             len_bytes,
             dmabuf,
         } = *memory;
-        let exported = dmabuf.ok_or_else(|| Error::State {
-            operation: "registration",
-            reason: "the memory was not exported as a dmabuf".into(),
+        let exported = dmabuf.ok_or_else(|| {
+            Error::state(
+                StateKind::Unsupported,
+                "registration",
+                "the memory was not exported as a dmabuf",
+            )
         });
         Region::climb(domain, addr, len_bytes, exported, access, || {
             OwnedMemory::Nothing

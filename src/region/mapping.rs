@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::fs;
 use std::io;
 
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// What all of a range of memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +40,12 @@ pub(super) fn look(addr: u64, len_bytes: u64, writable: bool) -> Result<Backing>
         })
     };
     let maps = read("/proc/self/maps", "reading /proc/self/maps")?;
-    let refused = |reason: String| Error::State {
-        operation: "registration",
-        reason: format!("{len_bytes} bytes at {addr:#x}: {reason}"),
+    let refused = |reason: String| {
+        Error::state(
+            StateKind::Memory,
+            "registration",
+            format!("{len_bytes} bytes at {addr:#x}: {reason}"),
+        )
     };
     // Only for shared mappings of files it matters which file systems there are.
     let mounts = || read("/proc/self/mountinfo", "").unwrap_or_default();

@@ -16,7 +16,7 @@ use crate::region::huge::{HugePages, PageSize};
 use crate::region::mapping::{self, Backing};
 use crate::region::{ProtectionDomain, RegionKind, RemoteRegion};
 use crate::stream::Attachments;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The longest region: 1 TiB.
 pub const REGION_BYTES_MAX: u64 = 1 << 40;
@@ -255,12 +255,11 @@ impl Region {
     pub(crate) fn check_host(&self) -> Result<()> {
         match self.inner.kind {
             RegionKind::Host => Ok(()),
-            kind => Err(Error::State {
-                operation: "region",
-                reason: format!(
-                    "the processor does not reach its memory, which is registered by {kind}"
-                ),
-            }),
+            kind => Err(Error::state(
+                StateKind::Memory,
+                "region",
+                format!("the processor does not reach its memory, which is registered by {kind}"),
+            )),
         }
     }
 

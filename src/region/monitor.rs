@@ -26,7 +26,7 @@ use std::thread;
 use super::parent::Parent;
 use super::table::Table;
 use crate::region::Region;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The table of one cache, as the monitor's threads know it.
 pub(super) type SharedTable = Arc<Mutex<Table<Region>>>;
@@ -165,10 +165,11 @@ impl Monitor {
         let mut tables = locked(&self.watch.tables);
         if tables.len() == MAX_TABLES {
             drop(tables);
-            return Err(Error::State {
-                operation: "registration cache",
-                reason: format!("this process has {MAX_TABLES} of them"),
-            });
+            return Err(Error::state(
+                StateKind::Exhausted,
+                "registration cache",
+                format!("this process has {MAX_TABLES} of them"),
+            ));
         }
         tables.push(Arc::clone(table));
         Ok(())

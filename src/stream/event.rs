@@ -9,7 +9,7 @@ use super::backoff::{Backoff, deadline_after};
 use super::fault::StreamFailure;
 use super::lock::Lock;
 use super::worker::forbid_on;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// How far a stream has come. It outlives the stream, for events that do.
 pub(crate) struct Progress {
@@ -309,17 +309,27 @@ impl Event {
     pub fn elapsed(&self, end: &Event) -> Result<Duration> {
         let start = self.passed_at("the start event")?;
         let end = end.passed_at("the end event")?;
-        end.checked_duration_since(start)
-            .ok_or_else(|| no_time("the end event passed before the start event".to_owned()))
+        end.checked_duration_since(start).ok_or_else(|| {
+            no_time(
+                StateKind::OutOfTurn,
+                "the end event passed before the start event".to_owned(),
+            )
+        })
     }
 
     fn passed_at(&self, which: &str) -> Result<Instant> {
         if !self.inner.timed {
-            return Err(no_time(format!("{which} takes no time")));
+            return Err(no_time(
+                StateKind::WrongKind,
+                format!("{which} takes no time"),
+            ));
         }
         let state = self.state();
         let Some((record, mark)) = &state.latest else {
-            return Err(no_time(format!("{which} was never recorded")));
+            return Err(no_time(
+                StateKind::NotRecorded,
+                format!("{which} was never recorded"),
+            ));
         };
         match &state.fired {
             Some(Fired {
@@ -327,7 +337,10 @@ impl Event {
                 at: Some(at),
                 ..
             }) if fired == record && mark.is_reached() => Ok(*at),
-            _ => Err(no_time(format!("{which} has not passed yet"))),
+            _ => Err(no_time(
+                StateKind::NotReady,
+                format!("{which} has not passed yet"),
+            )),
         }
     }
 
@@ -410,11 +423,8 @@ impl EventState {
     }
 }
 
-fn no_time(reason: String) -> Error {
-    Error::State {
-        operation: "event elapsed",
-        reason,
-    }
+fn no_time(kind: StateKind, reason: String) -> Error {
+    Error::state(kind, "event elapsed", reason)
 }
 
 impl fmt::Debug for Event {

@@ -314,15 +314,14 @@ mod tests {
     fn conditions_at_their_edges() {
         let targets = TestWords::new();
         let at = targets.parts[0].dword(0).unwrap();
-        let holds =
-            |build: fn(&mut Program, crate::peer::Dword, u32) -> doorbell_wire::Result<()>,
-             word: u32,
-             value: u32| {
-                let mut program = Program::new(&targets.targets);
-                build(&mut program, at, value).unwrap();
-                let op = program.ops().next().unwrap();
-                condition(&op)(word, value)
-            };
+        let holds = |build: fn(&mut Program, crate::peer::Dword, u32) -> crate::Result<()>,
+                     word: u32,
+                     value: u32| {
+            let mut program = Program::new(&targets.targets);
+            build(&mut program, at, value).unwrap();
+            let op = program.ops().next().unwrap();
+            condition(&op)(word, value)
+        };
         let geq = |word, value| holds(Program::poll_geq, word, value);
         assert!(geq(5, 5) && geq(6, 5) && !geq(4, 5));
         assert!(geq(0, u32::MAX), "counts on over the wrap");

@@ -212,15 +212,12 @@ impl fmt::Debug for Attachments {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::Error;
+    use crate::{Error, StateKind};
 
     #[test]
     fn each_key_and_type_has_one_thing_and_a_failure_leaves_none() {
         let attachments = Attachments::default();
-        let refused = Error::State {
-            operation: "make",
-            reason: String::new(),
-        };
+        let refused = Error::state(StateKind::Unexpected, "make", "");
         let failed = attachments.get_or_make::<u32>(1, || Err(refused.clone()));
         assert_eq!(failed.unwrap_err(), refused);
         let first = attachments.get_or_make(1, || Ok(7_u32)).unwrap();

@@ -14,7 +14,7 @@ use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
 use super::{Outcome, Owner, interpreter};
 use crate::peer::Program;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 thread_local! {
     /// The id of the stream whose thread this is; 0 elsewhere.
@@ -26,10 +26,11 @@ pub(crate) fn forbid_on(stream: u64, operation: &'static str) -> Result<()> {
     if CURRENT.get() != stream {
         return Ok(());
     }
-    Err(Error::State {
+    Err(Error::state(
+        StateKind::Deadlock,
         operation,
-        reason: "called by work of the stream that it waits for, so it would never end".to_owned(),
-    })
+        "called by work of the stream that it waits for, so it would never end",
+    ))
 }
 
 /// Runs work of that stream in the calling thread.

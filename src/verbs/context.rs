@@ -10,7 +10,7 @@ use super::events::Events;
 use super::port::Port;
 use super::relay::Limits;
 use super::select::{DeviceList, Listed, Selector};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// An open device file with one of its ports.
 #[derive(Debug)]
@@ -158,8 +158,11 @@ fn first_active(
             Err(error) => refusal = Some(error),
         }
     }
-    Err(refusal.unwrap_or_else(|| Error::State {
-        operation: "open",
-        reason: format!("no port of `{name}` is active"),
+    Err(refusal.unwrap_or_else(|| {
+        Error::state(
+            StateKind::NotFound,
+            "open",
+            format!("no port of `{name}` is active"),
+        )
     }))
 }

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
 
 use super::states::States;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 use doorbell_wire::verbs::State;
 
 /// What a connection manager says of one step of a queue pair's way to its peer.
@@ -29,10 +29,11 @@ impl States {
     pub(crate) fn connect_by(&self, steps: &Steps<'_>) -> Result<()> {
         let progress = self.progress();
         if self.state() != State::Init {
-            return Err(Error::State {
-                operation: "connect",
-                reason: format!("the queue pair is in state {:?}", self.state()),
-            });
+            return Err(Error::state(
+                StateKind::QueuePair,
+                "connect",
+                format!("the queue pair is in state {:?}", self.state()),
+            ));
         }
         let own = &progress.attributes;
         // For the partition. What the peer may do here is not the manager's to say.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use doorbell_dv_sys::{doorbell_dv_gid, doorbell_dv_port};
 
 use super::call::status;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,12 +67,15 @@ impl Port {
         status("ibv_query_port", || unsafe {
             doorbell_dv_sys::doorbell_dv_query_port(context.as_ptr(), number, &raw mut found)
         })?;
-        let link = Link::from_raw(found.link_layer).ok_or_else(|| Error::State {
-            operation: "ibv_query_port",
-            reason: format!(
-                "port {number} has the unknown link layer {}",
-                found.link_layer
-            ),
+        let link = Link::from_raw(found.link_layer).ok_or_else(|| {
+            Error::state(
+                StateKind::Unsupported,
+                "ibv_query_port",
+                format!(
+                    "port {number} has the unknown link layer {}",
+                    found.link_layer
+                ),
+            )
         })?;
         let read = |index: u8| read_gid(context, number, index);
         let (gid_index, gid) = match (gid_index, link) {
@@ -88,11 +91,14 @@ impl Port {
                         Err(error) => refusal = refusal.or(Some(error)),
                     }
                 }
-                let none = || Error::State {
-                    operation: "open",
-                    reason: format!(
-                        "port {number} has no RoCE v2 address: its network interface needs an IP address"
-                    ),
+                let none = || {
+                    Error::state(
+                        StateKind::NotFound,
+                        "open",
+                        format!(
+                            "port {number} has no RoCE v2 address: its network interface needs an IP address"
+                        ),
+                    )
                 };
                 choose_roce(&all).ok_or_else(|| refusal.unwrap_or_else(none))?
             }

@@ -9,7 +9,7 @@ use super::call::{object, status};
 use super::completion_queue::CompletionQueue;
 use super::domain::{Domain, OwnUar};
 use super::states::{RawQp, States};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::QueuePairSizes;
 
 /// A queue pair with two completion queues of its own. The fields stand in the order in which they must go.
@@ -79,12 +79,11 @@ fn check(queues: &doorbell_dv_queues, sizes: &QueuePairSizes) -> Result<()> {
         if holds {
             return Ok(());
         }
-        Err(Error::State {
-            operation: "mlx5dv_init_obj",
-            reason: format!(
-                "the provider made {what} of {found}, which the library's queues cannot use"
-            ),
-        })
+        Err(Error::state(
+            StateKind::Unsupported,
+            "mlx5dv_init_obj",
+            format!("the provider made {what} of {found}, which the library's queues cannot use"),
+        ))
     };
     let pow2 = |found: u32, least: u32| found.is_power_of_two() && found >= least;
     let addresses = [

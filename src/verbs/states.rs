@@ -11,7 +11,7 @@ use super::completion_queue::CompletionQueue;
 use super::context::Context;
 use super::events::AsyncStatus;
 use super::port::{Link, PortAddress};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 use doorbell_wire::verbs::{Attributes, State};
 
 /// What one end of a connection must know of the other.
@@ -154,10 +154,7 @@ impl States {
             State::Init => {}
             state => {
                 let reason = format!("the queue pair is in state {state:?}");
-                return Err(Error::State {
-                    operation: "init",
-                    reason,
-                });
+                return Err(Error::state(StateKind::QueuePair, "init", reason));
             }
         }
         progress.attributes = attributes;
@@ -193,21 +190,22 @@ impl States {
     /// link. The queue pair is then where it was.
     pub(crate) fn connect(&self, remote: &VerbsRemote) -> Result<()> {
         let progress = self.progress();
-        let refuse = |reason: String| {
-            Err(Error::State {
-                operation: "connect",
-                reason,
-            })
-        };
+        let refuse = |kind, reason: String| Err(Error::state(kind, "connect", reason));
         if self.state() != State::Init {
-            return refuse(format!("the queue pair is in state {:?}", self.state()));
+            return refuse(
+                StateKind::QueuePair,
+                format!("the queue pair is in state {:?}", self.state()),
+            );
         }
         let own = self.context.port.address;
         if own.link != remote.port.link {
-            return refuse(format!(
-                "the peer's link is {:?}, this port's is {:?}",
-                remote.port.link, own.link
-            ));
+            return refuse(
+                StateKind::Unreachable,
+                format!(
+                    "the peer's link is {:?}, this port's is {:?}",
+                    remote.port.link, own.link
+                ),
+            );
         }
         let made = self
             .to_ready_to_receive(&progress.attributes, remote)
@@ -296,10 +294,11 @@ impl States {
     pub(crate) fn reset(&self) -> Result<()> {
         let mut progress = self.progress();
         if self.overrun() {
-            return Err(Error::State {
-                operation: "reset",
-                reason: "a completion queue overran, which ends it; make a new endpoint".into(),
-            });
+            return Err(Error::state(
+                StateKind::QueuePair,
+                "reset",
+                "a completion queue overran, which ends it; make a new endpoint",
+            ));
         }
         let psn = random_psn()?;
         self.to_reset()?;

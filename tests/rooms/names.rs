@@ -31,12 +31,6 @@ const ON_PURPOSE: &[(&str, usize, &str)] = &[
         "an open NIC to the library's users, and the simulated NIC itself",
     ),
     (
-        "Error",
-        2,
-        "the library's, and that of the formats, which converts to it",
-    ),
-    ("Result", 2, "with each of the two"),
-    (
         "UnsafeCell",
         2,
         "the interface of loom's, over that of the standard library",

@@ -26,9 +26,8 @@ pub const TOOLS: &[&str] = &[GPU_CHECK.folder, STANDIN.folder];
 
 const LIBRARY: Package = Package {
     folder: "src",
-    common: &["error"],
+    common: &[],
     rooms: &[
-        ("error", &[]),
         ("setters", &[]),
         // The other half of mlx5 and of all verbs devices; a relay consumes queues as a card does.
         ("verbs", &[]),
@@ -58,8 +57,9 @@ const WIRE: Package = Package {
     folder: "crates/wire/src",
     common: &["error"],
     rooms: &[
-        ("error", &[]),
         ("verbs", &[]),
+        // Names the statuses of completions.
+        ("error", &["verbs"]),
         ("peer", &[]),
         ("mlx5", &["peer", "verbs"]),
         ("memory", &["mlx5", "verbs"]),

@@ -17,7 +17,7 @@ use crate::stream::doorbell_stream;
 use crate::ticket::doorbell_ticket;
 use crate::value::condition;
 use crate::work::{doorbell_slice, doorbell_work, with_slices, with_work};
-use doorbell_rs::{Endpoint, Error};
+use doorbell_rs::{Endpoint, Error, StateKind};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{GraphBuilder, GraphExec};
 #[cfg(not(feature = "cuda"))]
@@ -58,10 +58,11 @@ impl doorbell_graph_builder {
         if self.thread == std::thread::current().id() {
             return Ok(());
         }
-        Err(Failure::Library(Error::State {
-            operation: "graph builder",
-            reason: "it stays in the thread that made it, as the driver asks of captures".into(),
-        }))
+        Err(Failure::Library(Error::state(
+            StateKind::WrongKind,
+            "graph builder",
+            "it stays in the thread that made it, as the driver asks of captures",
+        )))
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, GraphBuilder>, Failure> {

@@ -15,7 +15,7 @@ use crate::endpoint::{config_or_default, doorbell_endpoint, doorbell_endpoint_co
 use crate::exchange::{Terms, whole};
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
-use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, Token};
+use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, StateKind, Token};
 
 /// A job of many processes, as one of them has it.
 pub struct doorbell_group {
@@ -369,10 +369,11 @@ pub unsafe extern "C" fn doorbell_group_check(
         let failed = match wait_for_word {
             0 => group.inner.check(),
             1 => {
-                let unknown = Error::State {
-                    operation: "check of the group",
-                    reason: "no rank has ended".into(),
-                };
+                let unknown = Error::state(
+                    StateKind::Unexpected,
+                    "check of the group",
+                    "no rank has ended",
+                );
                 match group.inner.cause_of(unknown.clone()) {
                     same if same == unknown => Ok(()),
                     cause => Err(cause),

@@ -9,9 +9,9 @@ use crate::boundary::{call, guard};
 use crate::failure::Failure;
 use crate::handle::get;
 use crate::stream::doorbell_stream;
-use doorbell_rs::Error;
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, KernelStream};
+use doorbell_rs::{Error, StateKind};
 
 /// 64-bit words of a trigger.
 pub const DOORBELL_TRIGGER_WORDS: usize = 60;
@@ -96,10 +96,11 @@ pub unsafe extern "C" fn doorbell_stream_discard_triggers(stream: *mut doorbell_
 
 #[cold]
 fn no_kernel_stream() -> Failure {
-    Failure::Library(Error::State {
-        operation: "triggers of a stream",
-        reason: "it is no kernel stream, as doorbell_stream_create_kernel makes them".into(),
-    })
+    Failure::Library(Error::state(
+        StateKind::WrongKind,
+        "triggers of a stream",
+        "it is no kernel stream, as doorbell_stream_create_kernel makes them",
+    ))
 }
 
 #[cfg(feature = "cuda")]

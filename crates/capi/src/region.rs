@@ -498,15 +498,12 @@ pub unsafe extern "C" fn doorbell_region_remote(
 mod tests {
     use super::*;
     use crate::handle::create;
-    use doorbell_rs::{Device, Error, RemoteRegion};
+    use doorbell_rs::{Device, Error, RemoteRegion, StateKind};
 
     /// Of a GPU's memory that a card reaches by the second best way, which no machine has that the tests run on.
     #[test]
     fn each_better_way_is_a_line_with_its_reason() {
-        let why = |reason: &str| Error::State {
-            operation: "registration",
-            reason: reason.into(),
-        };
+        let why = |reason: &str| Error::state(StateKind::Unsupported, "registration", reason);
         let domain = Device::open("softcx").unwrap().protection_domain();
         let region = create(doorbell_region {
             inner: Region::alloc(&domain, 64, Access::ALL).unwrap(),

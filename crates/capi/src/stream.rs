@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, CudaStream, Execution, KernelStream};
-use doorbell_rs::{Error, Executor, HostStream};
+use doorbell_rs::{Error, Executor, HostStream, StateKind};
 
 /// Memory operations of the driver, and a kernel for what they lack.
 pub const DOORBELL_EXECUTION_MEMORY_OPS: u32 = 0;
@@ -62,10 +62,11 @@ impl doorbell_stream {
 
 #[cold]
 fn of_a_gpu(operation: &'static str) -> Failure {
-    let reason =
-        "it is a host stream, or one of kernels; doorbell_stream_create_cuda makes those of a GPU"
-            .into();
-    Failure::Library(Error::State { operation, reason })
+    Failure::Library(Error::state(
+        StateKind::WrongKind,
+        operation,
+        "it is a host stream, or one of kernels; doorbell_stream_create_cuda makes those of a GPU",
+    ))
 }
 
 /// How a CUDA stream is used.
@@ -351,10 +352,11 @@ pub unsafe extern "C" fn doorbell_stream_launch(
             doorbell_stream::Cuda(cuda) => cuda.launch_host(move || call.run()),
             #[cfg(feature = "cuda")]
             doorbell_stream::Kernel(_) => {
-                return Err(Failure::Library(Error::State {
-                    operation: "launch on a stream",
-                    reason: "it is a kernel stream: kernels of the application execute it".into(),
-                }));
+                return Err(Failure::Library(Error::state(
+                    StateKind::WrongKind,
+                    "launch on a stream",
+                    "it is a kernel stream: kernels of the application execute it",
+                )));
             }
         }?;
         Ok(0)

@@ -7,4 +7,4 @@
 pub mod device;
 pub mod doors;
 
-pub use doorbell_wire::{Error, Result};
+pub use doorbell_wire::{Error, Result, StateKind};

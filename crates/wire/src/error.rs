@@ -1,7 +1,12 @@
-//! The errors of this crate and of the software ConnectX.
+//! The one error type of the library, its command, and the software ConnectX.
 
-/// What went wrong. A variant is the rule that was broken, with its context.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+use std::fmt;
+use std::time::Duration;
+
+use crate::verbs::WcStatus;
+
+/// What went wrong. A variant is the operation or the rule that failed, with its context.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A number is outside its limits.
@@ -79,11 +84,34 @@ pub enum Error {
     /// An object that no longer is, or is not in a state for this.
     #[error("{operation}: {reason}")]
     State {
+        /// The condition, for programs.
+        kind: StateKind,
         /// What was tried.
         operation: &'static str,
-        /// Why it cannot be now.
+        /// Why it cannot be now, for people.
         reason: String,
     },
+    /// A deadline passed.
+    #[error("{operation} did not end within {timeout:?}")]
+    Timeout {
+        /// What was waited for.
+        operation: &'static str,
+        /// How long.
+        timeout: Duration,
+    },
+    /// Queued work failed; this is the report at a later call, as CUDA streams make it.
+    #[error("work queued earlier on {stream} failed: {reason}")]
+    Asynchronous {
+        /// The stream's name.
+        stream: String,
+        /// What failed.
+        reason: String,
+        /// The failure of the endpoint that the stream waited for, if that was the first cause.
+        work: Option<WorkError>,
+    },
+    /// An operation failed, and with it its endpoint.
+    #[error("{0}")]
+    Work(WorkError),
     /// The operating system refused.
     #[error("{operation}: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
@@ -91,6 +119,26 @@ pub enum Error {
         operation: &'static str,
         /// The errno.
         errno: i32,
+    },
+    /// The operating system refused a call of a socket.
+    #[error("{operation} {address}: {}", std::io::Error::from_raw_os_error(*errno))]
+    Socket {
+        /// The call.
+        operation: &'static str,
+        /// The address that was given to it.
+        address: String,
+        /// The errno.
+        errno: i32,
+    },
+    /// The CUDA driver refused.
+    #[error("{call}: {name} (CUresult {code})")]
+    Cuda {
+        /// The driver's function.
+        call: &'static str,
+        /// What it returned, as in `cuda.h`.
+        code: u32,
+        /// Its name, as the driver has it.
+        name: String,
     },
     /// Bytes from a peer, a device or a file that make no sense.
     #[error("malformed {what}: {reason}")]
@@ -100,15 +148,327 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The peer does not take the connection.
+    #[error("{peer} refuses the connection: {reason}")]
+    Refused {
+        /// The address that was asked.
+        peer: String,
+        /// What the connection manager says of it.
+        reason: String,
+        /// What the peer gave with its refusal, with zeros behind it.
+        private_data: Vec<u8>,
+    },
+    /// A process of the group is no longer there, and with it what others wait for.
+    #[error("rank {rank} of the group: {reason}")]
+    Rank {
+        /// Which.
+        rank: u32,
+        /// How it is known.
+        reason: String,
+    },
 }
-
-/// The result of this crate's functions.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn limits(min: u64, max: u64) -> String {
     if min == max {
         min.to_string()
     } else {
         format!("{min} to {max}")
+    }
+}
+
+impl Error {
+    /// An [`Error::State`].
+    #[cold]
+    pub fn state(kind: StateKind, operation: &'static str, reason: impl Into<String>) -> Error {
+        Error::State {
+            kind,
+            operation,
+            reason: reason.into(),
+        }
+    }
+}
+
+/// `{:?}` is the name of the variant and the message, as `main` shows the error that it returns; `{:#?}` is the structure.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        macro_rules! debug {
+            ($($variant:ident { $($field:ident),+ })+) => {
+                match self {
+                    Error::State { kind, .. } if !f.alternate() => write!(f, "State({kind:?}): {self}"),
+                    $(Error::$variant { .. } if !f.alternate() => write!(f, "{}: {self}", stringify!($variant)),
+                    Error::$variant { $($field),+ } => {
+                        f.debug_struct(stringify!($variant))$(.field(stringify!($field), $field))+.finish()
+                    })+
+                    Error::Work(error) if f.alternate() => f.debug_tuple("Work").field(error).finish(),
+                    Error::Work(error) => write!(f, "Work: {error}"),
+                }
+            };
+        }
+        debug! {
+            Range { argument, value, min, max }
+            Choice { argument, value, allowed }
+            Alignment { argument, value, align }
+            OutOfBounds { argument, offset, len_bytes, limit_bytes, what }
+            ProgramFull { limit, needed }
+            Foreign { argument, found, expected }
+            QueueFull { queue, depth }
+            State { kind, operation, reason }
+            Timeout { operation, timeout }
+            Asynchronous { stream, reason, work }
+            System { operation, errno }
+            Socket { operation, address, errno }
+            Cuda { call, code, name }
+            Malformed { what, reason }
+            Refused { peer, reason, private_data }
+            Rank { rank, reason }
+        }
+    }
+}
+
+/// The condition behind an [`Error::State`], for programs to act on; its `reason` is for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StateKind {
+    /// The endpoint is not connected.
+    NotConnected,
+    /// The endpoint is connected already.
+    AlreadyConnected,
+    /// No way leads to the peer, or it did not take part in making the connection.
+    Unreachable,
+    /// The connection or the process of the peer has ended.
+    Disconnected,
+    /// The device was removed.
+    DeviceGone,
+    /// The endpoint is being reset.
+    Resetting,
+    /// The endpoint was reset after the operation was prepared.
+    Stale,
+    /// The operation was dropped before it was given to a stream.
+    Cancelled,
+    /// The stream failed or was aborted before it executed the operation.
+    Discarded,
+    /// Another thread hands work to the same queue at this moment.
+    Busy,
+    /// Operations or events are not in the order that the call needs: others come first.
+    OutOfTurn,
+    /// No operation is posted that the call could wait for or commit.
+    NothingPosted,
+    /// Operations of the queue are prepared or in flight, or their completions are not collected.
+    WorkPending,
+    /// Kernels own the send queue, or owned it and the endpoint was not reset since.
+    KernelsOwnQueue,
+    /// The queue pair is in a state that the call does not start from.
+    QueuePair,
+    /// The region is deregistered.
+    Deregistered,
+    /// The memory cannot be registered or used in this way, because of what it is or how it is mapped.
+    Memory,
+    /// The stream is being captured.
+    Captured,
+    /// The capture of a graph was broken off, or the graph is not the one that was recorded.
+    Graph,
+    /// The graph is armed, and must not be.
+    Armed,
+    /// The graph is not armed, and must be.
+    NotArmed,
+    /// The event was never recorded.
+    NotRecorded,
+    /// The event has not passed yet.
+    NotReady,
+    /// The wait would never end: it is for work that comes after it, or that nobody will do.
+    Deadlock,
+    /// The object is of another kind than the call is for.
+    WrongKind,
+    /// The device, the driver, the control path, or the combination of them does not support this.
+    Unsupported,
+    /// There is no such device, port, driver or context on this machine.
+    NotFound,
+    /// A fixed number of objects, or a fixed space, is used up.
+    Exhausted,
+    /// The object belongs to the process that this one was forked from.
+    Forked,
+    /// The environment of the process does not say what is needed, or what it names cannot be trusted.
+    Environment,
+    /// The store of the group did not accept this process.
+    NotAdmitted,
+    /// What was asked for was given away already.
+    Taken,
+    /// The driver, the device or the peer did what its interface excludes.
+    Unexpected,
+}
+
+/// How an endpoint failed: its first error, and the operation that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkError {
+    /// The number of the endpoint's queue pair.
+    pub qpn: u32,
+    /// The number that the application gave to the work request; `None` where no single one is to blame.
+    pub wr_id: Option<u64>,
+    /// What happened.
+    pub cause: Cause,
+}
+
+/// What ended an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The device completed a work request in error.
+    Completion {
+        /// As verbs name it.
+        status: WcStatus,
+        /// The device's own code, as in the CQE.
+        syndrome: u8,
+        /// The vendor's code, as in the CQE.
+        vendor_syndrome: u8,
+    },
+    /// A wait on a stream took longer than its deadline, and the watchdog released it.
+    Deadline(Duration),
+    /// The queue pair went to the error state without a completion that says why, as that of a responder does.
+    QueuePair,
+    /// A completion queue overran: completions are lost.
+    Overrun,
+    /// A stream failed, or was aborted, before it executed the operation.
+    Discarded,
+    /// The application called abort.
+    Aborted,
+    /// The application dropped the endpoint.
+    Dropped,
+    /// A trigger word of the proxy path had a value that no operation stores: something else wrote to it.
+    Trigger(u32),
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endpoint {:#x}", self.qpn)?;
+        if let Some(wr_id) = self.wr_id {
+            write!(f, ", work request {wr_id}")?;
+        }
+        match &self.cause {
+            Cause::Completion {
+                status,
+                syndrome,
+                vendor_syndrome,
+            } => {
+                write!(
+                    f,
+                    ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})"
+                )?;
+                f.write_str(hint(*status))
+            }
+            Cause::Deadline(timeout) => write!(
+                f,
+                ": a wait for a completion did not end within {timeout:?} and was released"
+            ),
+            Cause::QueuePair => f.write_str(
+                ": the queue pair is in error; the peer's request was refused, or the peer failed",
+            ),
+            Cause::Overrun => f.write_str(": a completion queue overran"),
+            Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
+            Cause::Aborted => f.write_str(": aborted"),
+            Cause::Dropped => f.write_str(": the endpoint was dropped"),
+            Cause::Trigger(found) => {
+                write!(f, ": something wrote {found:#x} over a trigger word")
+            }
+        }
+    }
+}
+
+/// What usually leads to a status, where the status alone says little.
+fn hint(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::RnrRetryExcErr => {
+            ": the peer had no receive posted; post one there before this side sends, or raise `rnr_retry`"
+        }
+        WcStatus::RemAccessErr => {
+            ": the peer's device refused the remote key, the address range, or the access right; keys end when their region is deregistered"
+        }
+        WcStatus::RetryExcErr => {
+            ": no answer from the peer; usual causes: its endpoint failed or was destroyed, or the network drops packets"
+        }
+        WcStatus::LocProtErr => {
+            ": this side's region refused the local key, the address range, or the access right"
+        }
+        WcStatus::LocLenErr => ": the message is longer than the receive that it met",
+        WcStatus::RemInvReqErr => {
+            "; usual causes: the message is longer than the peer's receive, or the peer does not allow this operation"
+        }
+        _ => "",
+    }
+}
+
+impl std::error::Error for WorkError {}
+
+/// The library's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_argument_its_limit_and_the_cure() {
+        let range = |min, max| Error::Range {
+            argument: "depth",
+            value: 9,
+            min,
+            max,
+        };
+        assert_eq!(range(1, 8).to_string(), "`depth` is 9; it must be 1 to 8");
+        assert_eq!(range(8, 8).to_string(), "`depth` is 9; it must be 8");
+        let socket = Error::Socket {
+            operation: "bind",
+            address: "127.0.0.1:80".into(),
+            errno: libc::EACCES,
+        };
+        assert_eq!(
+            socket.to_string(),
+            "bind 127.0.0.1:80: Permission denied (os error 13)"
+        );
+        let failed = |status| WorkError {
+            qpn: 0x48,
+            wr_id: Some(7),
+            cause: Cause::Completion {
+                status,
+                syndrome: 0x16,
+                vendor_syndrome: 0,
+            },
+        };
+        let text = failed(WcStatus::RnrRetryExcErr).to_string();
+        assert!(
+            text.starts_with("endpoint 0x48, work request 7: receiver-not-ready")
+                && text.contains("the peer had no receive posted"),
+            "{text}"
+        );
+        let text = failed(WcStatus::RemAccessErr).to_string();
+        assert!(text.contains("refused the remote key"), "{text}");
+    }
+
+    #[test]
+    fn what_main_returns_can_be_read_and_the_structure_is_there_as_well() {
+        let range = Error::Range {
+            argument: "depth",
+            value: 9,
+            min: 1,
+            max: 8,
+        };
+        assert_eq!(
+            format!("{range:?}"),
+            "Range: `depth` is 9; it must be 1 to 8"
+        );
+        let structure =
+            "Range {\n    argument: \"depth\",\n    value: 9,\n    min: 1,\n    max: 8,\n}";
+        assert_eq!(format!("{range:#?}"), structure);
+        let state = Error::state(StateKind::NotConnected, "post", "no peer");
+        assert_eq!(state.to_string(), "post: no peer");
+        assert_eq!(format!("{state:?}"), "State(NotConnected): post: no peer");
+        let structure = "State {\n    kind: NotConnected,\n    operation: \"post\",\n    reason: \"no peer\",\n}";
+        assert_eq!(format!("{state:#?}"), structure);
+        let work = Error::Work(WorkError {
+            qpn: 0x48,
+            wr_id: None,
+            cause: Cause::Aborted,
+        });
+        assert_eq!(format!("{work:?}"), "Work: endpoint 0x48: aborted");
+        assert!(format!("{work:#?}").starts_with("Work(\n    WorkError {\n        qpn: 72,"));
     }
 }

@@ -13,4 +13,4 @@ pub mod mlx5;
 pub mod peer;
 pub mod verbs;
 
-pub use error::{Error, Result};
+pub use error::{Cause, Error, Result, StateKind, WorkError};

@@ -14,7 +14,7 @@ use crate::mlx5::{Commit, RecvCommit, RecvQueue, SendQueue};
 use crate::peer::Program;
 use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Turns of a wait between two looks at the time and at what a device says apart from completions, as long as it does not sleep. Both read a
 /// clock, which may be a system call.
@@ -255,7 +255,7 @@ impl Endpoint {
             let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
             if waiting != 0 {
                 let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", side.name());
-                return Err(Error::State { operation: "post", reason });
+                return Err(Error::state(StateKind::OutOfTurn, "post", reason));
             }
             Ok(posting)
         });

@@ -16,7 +16,7 @@ use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::{Fence, Program};
 use crate::region::Slice;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The data segments of a list of slices, and the regions to hold.
 struct Segments {
@@ -77,7 +77,7 @@ impl Endpoint {
             payload,
         };
         let posted = match self.send.post(&request) {
-            Err(doorbell_wire::Error::QueueFull { .. }) => {
+            Err(Error::QueueFull { .. }) => {
                 // The ring is full though the depth is not reached: long work requests.
                 self.reap()?;
                 self.send.post(&request)?
@@ -148,7 +148,7 @@ impl Endpoint {
         self.make_room(Side::Recv)?;
         let list = &segments.list[..segments.count];
         let posted = match self.recv.post(list) {
-            Err(doorbell_wire::Error::QueueFull { .. }) => {
+            Err(Error::QueueFull { .. }) => {
                 // A reaper has counted it and has not given the ring's entry back yet.
                 self.reap()?;
                 self.recv.post(list)?
@@ -230,10 +230,7 @@ impl Endpoint {
                     "nothing to wait for: all {posted} so far have their wait; post another {what} first"
                 )
             };
-            return Err(Error::State {
-                operation: "wait_cq",
-                reason,
-            });
+            return Err(Error::state(StateKind::NothingPosted, "wait_cq", reason));
         }
         if self.shared.doorbells().is_some() {
             let seen = self.shared.seen_words[side as usize];
@@ -281,10 +278,11 @@ impl Endpoint {
         self.shared.check_alive()?;
         self.check_state("hand the send queue to kernels", State::ReadyToSend)?;
         if self.shared.path.control == Control::Sync {
-            return Err(Error::State {
-                operation: "hand the send queue to kernels",
-                reason: "on the path `sync` it is the calling thread that rings".into(),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "hand the send queue to kernels",
+                "on the path `sync` it is the calling thread that rings",
+            ));
         }
         self.roll_back_cancelled(Side::Send)?;
         self.reap()?;
@@ -331,10 +329,11 @@ impl Endpoint {
         if fine {
             return Ok(());
         }
-        Err(Error::State {
+        Err(Error::state(
+            StateKind::NotConnected,
             operation,
-            reason: "the endpoint is not connected".into(),
-        })
+            "the endpoint is not connected",
+        ))
     }
 
     /// Fails for an operation that the device has not. It would find out itself, and fail the endpoint.
@@ -348,10 +347,11 @@ impl Endpoint {
         if has {
             return Ok(());
         }
-        Err(Error::State {
-            operation: "prepare_send",
-            reason: format!("the device has no {}", opcode.name()),
-        })
+        Err(Error::state(
+            StateKind::Unsupported,
+            "prepare_send",
+            format!("the device has no {}", opcode.name()),
+        ))
     }
 
     #[inline]
@@ -387,10 +387,11 @@ impl Endpoint {
             let region = slice.region;
             self.shared.domain.check_same(region.domain(), "slices")?;
             if !region.is_registered() {
-                return Err(Error::State {
-                    operation: "post",
-                    reason: format!("the region of slice {at} is deregistered"),
-                });
+                return Err(Error::state(
+                    StateKind::Deregistered,
+                    "post",
+                    format!("the region of slice {at} is deregistered"),
+                ));
             }
             segments.list[at] = DataSegment {
                 len_bytes: slice.len_bytes,
@@ -446,7 +447,7 @@ impl Endpoint {
     fn release(&mut self) -> Result<()> {
         let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
         self.send.release(consumed(Side::Send))?;
-        Ok(self.recv.release(consumed(Side::Recv))?)
+        self.recv.release(consumed(Side::Recv))
     }
 
     /// Takes the newest work request of a queue back, which no stream was given. Whether it is gone; that cannot fail, unless the
@@ -488,10 +489,11 @@ impl Endpoint {
                 return Ok(());
             }
             if !self.roll_back_newest(side) {
-                return Err(Error::State {
-                    operation: "prepare",
-                    reason: "a dropped operation cannot be taken back".into(),
-                });
+                return Err(Error::state(
+                    StateKind::OutOfTurn,
+                    "prepare",
+                    "a dropped operation cannot be taken back",
+                ));
             }
         }
     }
@@ -504,7 +506,7 @@ fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> R
     if shared.doorbells().is_some() {
         program.fence(Fence::WORK_BEFORE_FLAG)?;
     }
-    Ok(program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))?)
+    program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
 }
 
 /// The longest message (IBTA: 2^31 bytes).

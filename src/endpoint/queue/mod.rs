@@ -17,7 +17,7 @@ use crate::endpoint::Side;
 use crate::endpoint::ledger::Ledger;
 use crate::endpoint::outcome::RequestState;
 use crate::mlx5::{CqRing, Syndrome};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 use super::words::{CacheLineStart, Words};
 use completions::Cursor;
@@ -351,10 +351,7 @@ impl QueueState {
             "another thread hands work to the {} queue of this endpoint right now",
             self.side.name()
         );
-        Error::State {
-            operation: "stream_post",
-            reason,
-        }
+        Error::state(StateKind::Busy, "stream_post", reason)
     }
 
     /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.

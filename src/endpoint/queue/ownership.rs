@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use super::{Cursor, QueueState};
 use crate::endpoint::device_queue_state::DeviceQueueState;
 use crate::mlx5::Cqe;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Whose the queue is.
 #[derive(Debug, Default)]
@@ -56,10 +56,11 @@ impl QueueState {
         } else {
             return Ok(cursor.freed);
         };
-        Err(Error::State {
-            operation: "hand the send queue to kernels",
+        Err(Error::state(
+            StateKind::WorkPending,
+            "hand the send queue to kernels",
             reason,
-        })
+        ))
     }
 
     /// Lends the queue, whose completions are for kernels to read, or, where the host counts them, for them to hear of.
@@ -96,20 +97,18 @@ impl QueueState {
             Ownership::Device(_) => "its send queue is owned by kernels",
             Ownership::Over(_) => "its send queue was owned by kernels: reset it first",
         };
-        Err(Error::State {
-            operation,
-            reason: reason.into(),
-        })
+        Err(Error::state(StateKind::KernelsOwnQueue, operation, reason))
     }
 
     /// Fails while kernels have the queue, which must not change under them.
     pub(in crate::endpoint) fn check_ownership_over(&self, operation: &'static str) -> Result<()> {
         match &*self.ownership() {
             Ownership::Host | Ownership::Over(_) => Ok(()),
-            Ownership::Device(_) => Err(Error::State {
+            Ownership::Device(_) => Err(Error::state(
+                StateKind::KernelsOwnQueue,
                 operation,
-                reason: "its send queue is owned by kernels: drop the kernel queue first".into(),
-            }),
+                "its send queue is owned by kernels: drop the kernel queue first",
+            )),
         }
     }
 

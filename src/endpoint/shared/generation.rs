@@ -11,7 +11,7 @@ use crate::endpoint::clock::now_ns;
 use crate::endpoint::outcome::OpStatus;
 use crate::endpoint::queue::FinalStatuses;
 use crate::nic::Queues;
-use crate::{Cause, Error, Result, WorkError};
+use crate::{Cause, Error, Result, StateKind, WorkError};
 
 /// How an earlier generation of an endpoint ended, for the tickets of that time.
 #[derive(Debug, Clone)]
@@ -69,11 +69,11 @@ impl Shared {
         self.on_streams.enter();
         let entered = Entered(self);
         if self.closing.load(Ordering::SeqCst) {
-            let reason = "the endpoint is being reset".into();
-            return Err(Error::State {
-                operation: "stream_post",
-                reason,
-            });
+            return Err(Error::state(
+                StateKind::Resetting,
+                "stream_post",
+                "the endpoint is being reset",
+            ));
         }
         Ok(entered)
     }

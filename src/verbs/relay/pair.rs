@@ -17,7 +17,7 @@ use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use crate::verbs::domain::Domain;
 use crate::verbs::states::{RawQp, States, VerbsRemote};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::{Abilities, Capacity, State};
 
@@ -392,13 +392,14 @@ fn create_once(
         Err(Error::System {
             errno: libc::EOPNOTSUPP | libc::ENOSYS,
             ..
-        }) => Err(Error::State {
-            operation: "ibv_create_qp",
-            reason: format!(
+        }) => Err(Error::state(
+            StateKind::Unsupported,
+            "ibv_create_qp",
+            format!(
                 "`{}` has no reliable connections (RC), which endpoints are",
                 context.name()
             ),
-        }),
+        )),
         made => made,
     }
 }

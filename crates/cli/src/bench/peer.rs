@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use doorbell::{
     Access, Address, Control, Endpoint, EndpointConfig, Error, Executor, ProtectionDomain, Region,
-    RemoteRegion, Result, Side, Work,
+    RemoteRegion, Result, Side, StateKind, Work,
 };
 #[cfg(feature = "cuda")]
 use doorbell::{GraphBuilder, GraphExec, KernelQueue, PutStep};
@@ -58,8 +58,11 @@ impl WaitLimits {
             match wait(Some(SLICE)) {
                 Err(Error::Timeout { operation, .. }) => {
                     if disconnected.load(Ordering::Acquire) {
-                        let reason = "the other process has disconnected".into();
-                        return Err(Error::State { operation, reason });
+                        return Err(Error::state(
+                            StateKind::Disconnected,
+                            operation,
+                            "the other process has disconnected",
+                        ));
                     }
                     waited += SLICE;
                     if let Some(timeout) = timeout.filter(|timeout| waited >= *timeout) {
@@ -136,11 +139,11 @@ impl Peer {
         let endpoint = Endpoint::new(domain, &config)?;
         let trigger = backend.trigger(limits.timeout)?;
         if trigger.is_some() && endpoint.path().control == Control::Sync {
-            return Err(Error::State {
-                operation: "--trigger",
-                reason: "kernels cannot ring on the sync path, where the application thread does"
-                    .into(),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "--trigger",
+                "kernels cannot ring on the sync path, where the application thread does",
+            ));
         }
         Ok(Peer {
             endpoint,
@@ -280,10 +283,7 @@ impl Peer {
     /// Those of the library; [`Error::State`] if the stream is not a GPU's, or if the steps differ from each other.
     #[cfg(feature = "cuda")]
     pub fn record(&mut self, step: &BenchStep, steps: u64) -> Result<GraphExec> {
-        let refused = |reason: &str| Error::State {
-            operation: "bench",
-            reason: reason.into(),
-        };
+        let refused = |reason: &str| Error::state(StateKind::Unsupported, "bench", reason);
         if self.announced || self.no_kernel {
             return Err(refused(
                 "a graph repeats a kernel and a write without immediate data",

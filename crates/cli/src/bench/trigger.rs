@@ -9,7 +9,7 @@ use doorbell::Result;
 #[cfg(feature = "cuda")]
 use doorbell::{
     CudaContext, CudaStream, DeviceBuffer, Endpoint, Error, Executor, KernelQueue, KernelStream,
-    PutStep,
+    PutStep, StateKind,
 };
 
 /// What rings the doorbell of a step.
@@ -112,10 +112,11 @@ impl TriggerKernels {
                 stream,
             } => {
                 let Some(queue) = queue else {
-                    return Err(Error::State {
-                        operation: "--trigger build",
-                        reason: "the endpoint is not connected".into(),
-                    });
+                    return Err(Error::state(
+                        StateKind::NotConnected,
+                        "--trigger build",
+                        "the endpoint is not connected",
+                    ));
                 };
                 let put = PutStep {
                     work: kernel,
@@ -161,9 +162,12 @@ impl TriggerKernels {
         }
         let failure = queue.as_ref().and_then(|queue| queue.failure());
         Err(failure.map_or_else(
-            || Error::State {
-                operation: "--trigger build",
-                reason: format!("a kernel failed with code {code}"),
+            || {
+                Error::state(
+                    StateKind::Unexpected,
+                    "--trigger build",
+                    format!("a kernel failed with code {code}"),
+                )
             },
             Error::Work,
         ))

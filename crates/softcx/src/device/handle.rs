@@ -16,7 +16,7 @@ use crate::device::{
     foreign::Foothold,
     space::{Space, SpaceAddress},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Where a device can be reached by other devices of this host. Opaque; [`PortId::BYTES`] long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +59,11 @@ impl PortId {
 
 #[cold]
 fn table_is_full() -> Error {
-    Error::State {
-        operation: "reg_mr",
-        reason: "the device's key table is full".into(),
-    }
+    Error::state(
+        StateKind::Exhausted,
+        "reg_mr",
+        "the device's key table is full",
+    )
 }
 
 /// A software ConnectX. Clones are handles of the same device; it ends with the last handle, and everything made from it

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
 use crate::peer::{self, Dword, Kind, Program, Target};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The owner bit in a CQE's last dword, as loaded: `op_own` is its top byte.
 const OWNER: u32 = 1 << 24;
@@ -301,8 +301,9 @@ impl CqRing {
 
 #[cold]
 fn already_waited_for(index: u32) -> Error {
-    Error::State {
-        operation: "peek",
-        reason: format!("the place of CQE {index} is already waited for"),
-    }
+    Error::state(
+        StateKind::OutOfTurn,
+        "peek",
+        format!("the place of CQE {index} is already waited for"),
+    )
 }

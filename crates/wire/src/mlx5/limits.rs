@@ -2,7 +2,7 @@
 
 use super::request::SEGMENT_BYTES_MAX;
 use super::{DataSegment, Opcode, SendRequest};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Segments in a WQE, at most: their count has six bits (mlx5dv.h, `qpn_ds`).
 const DS_MAX: u32 = 63;
@@ -98,10 +98,11 @@ impl RequestLimits {
             ));
         }
         if request.opcode.is_fetch() || request.opcode == Opcode::Nop {
-            return Err(Error::State {
-                operation: "post",
-                reason: format!("{} takes no inline data", request.opcode.name()),
-            });
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "post",
+                format!("{} takes no inline data", request.opcode.name()),
+            ));
         }
         Ok(inline_segments(bytes.len() as u32))
     }

@@ -7,7 +7,7 @@ use super::limits::{check_power_of_two, check_range, check_ring, out_of_range};
 use super::request::SEGMENT_BYTES_MAX;
 use super::{DataSegment, shim};
 use crate::peer::{self, Dword, Program};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// The most pieces in a receive, so that its stride stays a page or less.
 const SEGMENTS_MAX: u32 = 256;
@@ -127,10 +127,11 @@ impl RecvQueue {
                 ));
             }
             if segment.lkey == INVALID_LKEY {
-                return Err(Error::State {
-                    operation: "post",
-                    reason: "lkey 0x100 ends a receive list".to_owned(),
-                });
+                return Err(Error::state(
+                    StateKind::Unsupported,
+                    "post",
+                    "lkey 0x100 ends a receive list",
+                ));
             }
         }
         if self.free_wqes() == 0 {
@@ -228,10 +229,7 @@ impl RecvQueue {
             self.newest_serial = commit.previous;
             return Ok(());
         };
-        Err(Error::State {
-            operation: "rollback",
-            reason: reason.to_owned(),
-        })
+        Err(Error::state(StateKind::OutOfTurn, "rollback", reason))
     }
 
     /// Drops the receives that were posted and not committed.
@@ -246,13 +244,14 @@ impl RecvQueue {
     #[inline]
     pub fn release(&mut self, upto: u32) -> Result<()> {
         if upto.wrapping_sub(self.consumer) > self.producer.wrapping_sub(self.consumer) {
-            return Err(Error::State {
-                operation: "release",
-                reason: format!(
+            return Err(Error::state(
+                StateKind::OutOfTurn,
+                "release",
+                format!(
                     "count {upto} is not within {}..={}",
                     self.consumer, self.producer
                 ),
-            });
+            ));
         }
         self.consumer = upto;
         Ok(())
@@ -299,8 +298,9 @@ impl RecvQueue {
 
 #[cold]
 fn nothing_to_commit() -> Error {
-    Error::State {
-        operation: "commit",
-        reason: "no receive was posted since the last commit".to_owned(),
-    }
+    Error::state(
+        StateKind::NothingPosted,
+        "commit",
+        "no receive was posted since the last commit",
+    )
 }

@@ -8,7 +8,7 @@ use super::shim::{self, KEPT_WORDS, WorkRequest};
 use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
 use crate::peer::pack::PackedUnit;
 use crate::peer::{Block, Dword, Fence, Program};
-use crate::{Error, Result, peer};
+use crate::{Error, Result, StateKind, peer};
 
 /// The record holds 16 bits and must tell a full ring from an empty one.
 const WQEBBS_MAX: u32 = 1 << 15;
@@ -302,10 +302,7 @@ impl SendQueue {
             self.commits -= 1;
             return Ok(());
         };
-        Err(Error::State {
-            operation: "rollback",
-            reason: reason.to_owned(),
-        })
+        Err(Error::state(StateKind::OutOfTurn, "rollback", reason))
     }
 
     /// Drops the requests that were posted and not committed.
@@ -322,10 +319,11 @@ impl SendQueue {
         let offset = posted.index.wrapping_sub(self.consumer_index());
         let used = self.used_wqebbs();
         if posted.wqebbs == 0 || offset >= used || posted.wqebbs > used - offset {
-            return Err(Error::State {
-                operation: "nop_over",
-                reason: format!("WQEBBs {}..+{} are not in use", posted.index, posted.wqebbs),
-            });
+            return Err(Error::state(
+                StateKind::OutOfTurn,
+                "nop_over",
+                format!("WQEBBs {}..+{} are not in use", posted.index, posted.wqebbs),
+            ));
         }
         // SAFETY: the ring is valid and ours (contract of `new`), and the blocks are in use by a request.
         let doorbell = unsafe {
@@ -451,14 +449,15 @@ impl SendQueue {
 
     #[cold]
     fn bad_release(&self, upto: u32) -> Error {
-        Error::State {
-            operation: "release",
-            reason: format!(
+        Error::state(
+            StateKind::OutOfTurn,
+            "release",
+            format!(
                 "count {upto} is not within {}..={}",
                 self.consumer_index(),
                 self.producer
             ),
-        }
+        )
     }
 }
 
@@ -469,10 +468,11 @@ const fn flag(set: bool, bit: u8) -> u8 {
 
 #[cold]
 fn nothing_to_commit() -> Error {
-    Error::State {
-        operation: "commit",
-        reason: "no request was posted since the last commit".to_owned(),
-    }
+    Error::state(
+        StateKind::NothingPosted,
+        "commit",
+        "no request was posted since the last commit",
+    )
 }
 
 #[cfg(test)]

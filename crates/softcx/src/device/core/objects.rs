@@ -5,7 +5,7 @@ use super::doorbells::ring;
 use crate::device::cq::Cq;
 use crate::device::inbox::InboxAddress;
 use crate::device::qp::{Attributes, Qp, QpSetup, RemoteEnd, State};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Queue pairs of one device: 16 bits of the number, the other 8 are a generation.
 const MAX_QPS: usize = 1 << 16;
@@ -50,10 +50,11 @@ impl DeviceCore {
             MAX_QPS
         };
         let Some((slot, generation)) = self.numbers.reserve(max) else {
-            return Err(Error::State {
-                operation: "create_qp",
-                reason: format!("the device has {max} queue pairs"),
-            });
+            return Err(Error::state(
+                StateKind::Exhausted,
+                "create_qp",
+                format!("the device has {max} queue pairs"),
+            ));
         };
         if self.qps.len() <= slot {
             self.qps.resize_with(slot + 1, || None);
@@ -79,10 +80,7 @@ impl DeviceCore {
     }
 
     fn qp_mut(&mut self, slot: usize) -> Result<&mut Qp> {
-        let gone = Error::State {
-            operation: "modify_qp",
-            reason: "the queue pair is gone".into(),
-        };
+        let gone = Error::state(StateKind::QueuePair, "modify_qp", "the queue pair is gone");
         self.qps
             .get_mut(slot)
             .and_then(Option::as_deref_mut)
@@ -91,8 +89,11 @@ impl DeviceCore {
 
     fn check_present_for(&self, operation: &'static str) -> Result<()> {
         if self.gone {
-            let reason = "the device is gone".into();
-            return Err(Error::State { operation, reason });
+            return Err(Error::state(
+                StateKind::DeviceGone,
+                operation,
+                "the device is gone",
+            ));
         }
         Ok(())
     }
@@ -104,10 +105,11 @@ impl DeviceCore {
         if from.allows(to) {
             Ok(qp)
         } else {
-            Err(Error::State {
-                operation: "modify_qp",
-                reason: format!("{from:?} does not lead to {to:?}"),
-            })
+            Err(Error::state(
+                StateKind::QueuePair,
+                "modify_qp",
+                format!("{from:?} does not lead to {to:?}"),
+            ))
         }
     }
 

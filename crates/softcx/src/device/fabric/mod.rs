@@ -15,7 +15,7 @@ use self::table::{FabricTable, NodeEntry};
 use crate::device::inbox::{InboxAddress, host, started};
 use crate::device::options::LinkLayer;
 use crate::device::wire::Destination;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Node numbers are 1 to this one: 6 bits of a queue pair number.
 pub(crate) const NODES: u16 = 63;
@@ -43,15 +43,15 @@ impl Fabric {
     /// [`Error::State`] if the name is none, or the fabric is full or of another version; [`Error::System`] if the table
     /// cannot be opened.
     pub(crate) fn join(name: &str, link: LinkLayer, address: InboxAddress) -> Result<Fabric> {
-        let no = |reason: String| Error::State {
-            operation: "open of a fabric",
-            reason,
-        };
+        let no = |kind, reason: String| Error::state(kind, "open of a fabric", reason);
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > NAME_BYTES || !name.bytes().all(allowed) {
-            return Err(no(format!(
-                "`{name}` is no name: it needs 1 to {NAME_BYTES} letters, digits, `-`, `_` and `.`"
-            )));
+            return Err(no(
+                StateKind::NotFound,
+                format!(
+                    "`{name}` is no name: it needs 1 to {NAME_BYTES} letters, digits, `-`, `_` and `.`"
+                ),
+            ));
         }
         let path = table::path(name, link);
         table::sweep(&path);
@@ -66,7 +66,10 @@ impl Fabric {
         };
         let node = (1..=NODES).find(|&node| fabric.entry(node).is_some_and(NodeEntry::is_vacant));
         let Some(node) = node else {
-            return Err(no(format!("all {NODES} nodes of `{name}` are taken")));
+            return Err(no(
+                StateKind::Exhausted,
+                format!("all {NODES} nodes of `{name}` are taken"),
+            ));
         };
         if let Some(entry) = fabric.entry(node) {
             let at = started(address.pid).ok().flatten().unwrap_or(0);

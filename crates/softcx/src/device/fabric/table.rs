@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::NODES;
 use crate::device::inbox::{is_inbox, last_error, started};
 use crate::device::options::LinkLayer;
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorfabr");
 /// Changes with every change of the layout.
@@ -204,10 +204,11 @@ pub(super) fn lock(path: &Path) -> Result<Locked> {
             errno: error.raw_os_error().unwrap_or(0),
         })?;
         if !is_own(&file) {
-            return Err(Error::State {
-                operation: "open of a fabric",
-                reason: format!("{} belongs to somebody else", path.display()),
-            });
+            return Err(Error::state(
+                StateKind::NotFound,
+                "open of a fabric",
+                format!("{} belongs to somebody else", path.display()),
+            ));
         }
         let locked = Locked::new(file)?;
         // The last node may have removed it in between.
@@ -248,10 +249,11 @@ pub(super) fn map(locked: &Locked, path: &Path) -> Result<FabricTable> {
     if shared.is_ours() {
         Ok(shared)
     } else {
-        Err(Error::State {
-            operation: "open of a fabric",
-            reason: format!("{} is of another version", path.display()),
-        })
+        Err(Error::state(
+            StateKind::NotFound,
+            "open of a fabric",
+            format!("{} is of another version", path.display()),
+        ))
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     VERSION,
 };
 use crate::device::packet::{HEADER_BYTES, Header};
-use crate::{Error, Result};
+use crate::{Error, Result, StateKind};
 
 /// Whether this descriptor of a process is an inbox; `None` if the kernel does not say.
 pub(crate) fn is_inbox(pid: u32, fd: u32) -> Option<bool> {
@@ -45,10 +45,7 @@ impl LaneWriter {
     /// # Errors
     /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
     pub(crate) fn open(to: &InboxAddress) -> Result<LaneWriter> {
-        let no = |reason: String| Error::State {
-            operation: "connect",
-            reason,
-        };
+        let no = |reason: String| Error::state(StateKind::Unreachable, "connect", reason);
         if to.host != host() {
             return Err(no(
                 "the peer's software NIC is on another host; it reaches processes of one host only"
