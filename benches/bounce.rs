@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use doorbell::bounce::{CopyTicket, MemcpyEngine};
 use doorbell::{
-    Access, Bounce, BounceConfig, CopyEngine, Device, Endpoint, EndpointConfig, Region, Result,
+    Access, Bounce, BounceConfig, CopyEngine, CopyTicket, Device, Endpoint, EndpointConfig,
+    MemcpyEngine, Region, Result,
 };
 
 const SOON: Duration = Duration::from_secs(60);

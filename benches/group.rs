@@ -9,8 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use doorbell::group::Token;
-use doorbell::{Address, LaunchEnvironment, Store};
+use doorbell::{Address, LaunchEnvironment, Store, Token};
 
 const SOON: Duration = Duration::from_secs(60);
 const SIZE: u32 = 1000;

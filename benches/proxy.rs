@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use doorbell::stream::{StreamFailure, Submission, execute};
 use doorbell::{
     Access, Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result,
-    Side, Work,
+    Side, StreamFailure, Submission, Work, execute,
 };
 use doorbell_wire::peer::PeerOp;
 
@@ -55,6 +54,8 @@ impl Calling {
         owner.finished(*cookie, outcome);
     }
 }
+
+impl doorbell::SealedExecutor for Calling {}
 
 // SAFETY: each program is executed once, in order, before the call returns.
 unsafe impl Executor for Calling {

@@ -6,8 +6,7 @@ use std::hint::black_box;
 use std::ptr::NonNull;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use doorbell::region::{CacheConfig, Invalidation};
-use doorbell::{Access, Device, ProtectionDomain, Region, RegionCache};
+use doorbell::{Access, CacheConfig, Device, Invalidation, ProtectionDomain, Region, RegionCache};
 
 const PAGE: usize = 4096;
 const ENTRIES: [usize; 3] = [1, 64, 1024];

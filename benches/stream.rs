@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use doorbell::stream::{Event, Executor, HostStream, Owner, Submission};
+use doorbell::{Event, Executor, HostStream, Owner, Submission};
 use doorbell_wire::peer::{Program, Qword, Role, TargetId, Targets};
 
 /// Calls between two synchronizes: they fit into the queue, so no call waits for room.

@@ -9,7 +9,7 @@ use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use doorbell::stream::{Owner, execute};
+use doorbell::{Owner, execute};
 use doorbell_dv_sys as dv;
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, DataSegment, SendQueue, SendQueueConfig, SendRequest,

@@ -10,17 +10,17 @@
 //! | register the same memory repeatedly | [`RegionCache`] |
 //! | transfer memory that no NIC can reach | [`Bounce`], [`CopyEngine`] |
 //! | connect two endpoints | [`Endpoint`], [`Address`], [`Listener`], [`Channel`] |
-//! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `cm`: `CmConnection`, `CmListener` |
+//! | connect by rdma_cm, also with programs that do not use this library (feature `verbs`) | `CmConnection`, `CmListener` |
 //! | queue transfers and waits on a stream | [`Endpoint::stream_queue_send`], [`Endpoint::stream_wait_cq`], [`Work`] |
 //! | prepare now and queue later, several at once | [`Endpoint::prepare_send`], [`stream_post`], [`stream_post_all`] |
 //! | signal and wait by words in memory | [`stream_write_value32`], [`stream_wait_value32`] |
-//! | use streams of a GPU (feature `cuda`) | `cuda`: `CudaContext`, `CudaStream` |
-//! | ring from a kernel of the application (feature `cuda`) | `cuda`: `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
-//! | register and transfer memory of a GPU (feature `cuda`) | `cuda`: `DeviceBuffer`, `Region::register_device` |
-//! | use a CUDA graph, launched repeatedly (feature `cuda`) | `graph`: `GraphBuilder`, `GraphExec` |
+//! | use streams of a GPU (feature `cuda`) | `CudaContext`, `CudaStream` |
+//! | ring from a kernel of the application (feature `cuda`) | `KernelStream`, `Trigger`; `include/doorbell/device.cuh` |
+//! | register and transfer memory of a GPU (feature `cuda`) | `DeviceBuffer`, `Region::register_device` |
+//! | use a CUDA graph, launched repeatedly (feature `cuda`) | `GraphBuilder`, `GraphExec` |
 //! | let threads of a GPU make and ring work requests | [`KernelQueue`], `include/doorbell/queue.h` |
 //! | know the result of an operation | [`Ticket`], [`Endpoint::failure`], [`Error`] |
-//! | run as one of many processes, whatever launched them (feature `group`) | `group`: `Group`, `LaunchEnvironment`, `Store` |
+//! | run as one of many processes, whatever launched them (feature `group`) | `Group`, `LaunchEnvironment`, `Store` |
 //! | post and poll from the CPU | [`Endpoint::post_send`], [`Endpoint::post_recv`], [`Endpoint::poll_cq`], [`Endpoint::wait_cq`] |
 //!
 //! The example of the README, from `examples/first.rs`:
@@ -46,25 +46,25 @@
 #[macro_use]
 mod setters;
 
-pub mod bounce;
+mod bounce;
 #[cfg(feature = "verbs")]
-pub mod cm;
+mod cm;
 #[cfg(feature = "cuda")]
-pub mod cuda;
-pub mod endpoint;
+mod cuda;
+mod endpoint;
 #[cfg(feature = "cuda")]
-pub mod graph;
+mod graph;
 #[cfg(feature = "group")]
-pub mod group;
-pub mod kernel_queue;
+mod group;
+mod kernel_queue;
 mod nic;
 mod proxy;
-pub mod region;
-pub mod stream;
+mod region;
+mod stream;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-/// The crate whose types of contexts, streams and memory the `cuda` room takes and returns, in the version that this library was built with.
+/// The crate whose contexts, streams and memory can be converted to and from those of this library, in the version that this library was built with.
 #[cfg(feature = "cuda")]
 pub use cudarc;
 #[doc(hidden)]
@@ -72,7 +72,7 @@ pub use doorbell_wire::{mlx5, peer};
 
 #[cfg(feature = "cuda")]
 pub use bounce::CudaEngine;
-pub use bounce::{Bounce, BounceConfig, CopyEngine, MemcpyEngine};
+pub use bounce::{Bounce, BounceConfig, CopyEngine, CopyTicket, MemcpyEngine};
 #[cfg(feature = "verbs")]
 pub use cm::{CmConnection, CmListener, CmRequest};
 #[cfg(feature = "cuda")]
@@ -92,6 +92,9 @@ pub use endpoint::{
 #[cfg(feature = "cuda")]
 pub use graph::{GraphBuilder, GraphExec};
 #[cfg(feature = "group")]
+#[doc(hidden)]
+pub use group::Message;
+#[cfg(feature = "group")]
 pub use group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 #[cfg(feature = "cuda")]
 pub use kernel_queue::PutStep;
@@ -99,9 +102,13 @@ pub use kernel_queue::{KernelQueue, QueueView};
 #[cfg(feature = "cuda")]
 pub use region::DeviceCache;
 pub use region::{
-    Access, CacheConfig, CacheCounters, Cached, Device, Element, Held, Invalidation, PageSize,
-    ProtectionDomain, Region, RegionCache, RegionKind, RemoteRegion, RemoteSlice, Slice,
+    Access, CacheConfig, CacheCounters, Cached, Device, DeviceMemory, Element, Held, Invalidation,
+    PageSize, ProtectionDomain, REGION_BYTES_MAX, Reach, Region, RegionCache, RegionKind,
+    RemoteRegion, RemoteSlice, Slice,
 };
 #[cfg(feature = "softcx")]
 pub use region::{Counters, Faults};
+/// What streams and queues hand to each other: no part of the interface, and without its promises.
+#[doc(hidden)]
+pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
 pub use stream::{Event, Executor, HostStream};

@@ -190,7 +190,7 @@ fn has_softcx(pair: &Pair) -> bool {
 }
 
 fn doorbell_region_max() -> u64 {
-    doorbell::region::REGION_BYTES_MAX
+    doorbell::REGION_BYTES_MAX
 }
 
 /// A region longer than any memory: addresses that are only reserved, until the process ends. Nothing may be transferred with it.

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use doorbell::bounce::{CopyTicket, MemcpyEngine};
 use doorbell::{
-    Bounce, BounceConfig, Cause, CopyEngine, EndpointConfig, Error, RemoteRegion, Result,
-    StateKind, WcStatus, WorkError,
+    Bounce, BounceConfig, Cause, CopyEngine, CopyTicket, EndpointConfig, Error, MemcpyEngine,
+    RemoteRegion, Result, StateKind, WcStatus, WorkError,
 };
 use rig::{Limit, Pair, Random, device, from_env};
 

@@ -16,12 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use doorbell::cuda::Execution;
-use doorbell::region::Access;
-use doorbell::stream::{Attachments, Outcome, Owner};
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, HostStream, Region, Side,
-    Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Access, Attachments, Cause, Condition, CudaContext, CudaStream, Error, Event, Execution,
+    Executor, HostStream, Outcome, Owner, Region, Side, Status, Ticket, Work, stream_post_all,
+    stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};

@@ -14,10 +14,9 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use doorbell::cuda::Execution;
 use doorbell::{
-    Cause, Condition, CudaContext, CudaStream, Error, Event, Executor, RemoteSlice, Side, Status,
-    Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
+    Cause, Condition, CudaContext, CudaStream, Error, Event, Execution, Executor, RemoteSlice,
+    Side, Status, Ticket, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use rig::SOON;
 use rig::gpu::{Bench, alone, context};

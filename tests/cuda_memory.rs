@@ -12,12 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use doorbell::bounce::CudaEngine;
-use doorbell::region::{CacheConfig, DeviceCache, Reach, RegionKind};
 use doorbell::{
-    Access, Bounce, BounceConfig, Cause, Completion, Condition, Control, CudaContext, CudaStream,
-    Device, DeviceBuffer, EndpointConfig, Error, Executor, Region, RemoteSlice, Side, Status,
-    WcStatus, Work, WorkError, stream_wait_value32, stream_write_value32,
+    Access, Bounce, BounceConfig, CacheConfig, Cause, Completion, Condition, Control, CudaContext,
+    CudaEngine, CudaStream, Device, DeviceBuffer, DeviceCache, EndpointConfig, Error, Executor,
+    Reach, Region, RegionKind, RemoteSlice, Side, Status, WcStatus, Work, WorkError,
+    stream_wait_value32, stream_write_value32,
 };
 use rig::{Limit, Pair, Random, SOON, device, from_env};
 use waived::waived;

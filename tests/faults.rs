@@ -17,10 +17,10 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use doorbell::region::Faults;
 use doorbell::{
-    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, HostStream, Region,
-    RemoteSlice, Side, Status, Ticket, WcStatus, Work, WorkError, stream_post, stream_wait_value32,
+    Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, Faults, HostStream,
+    Region, RemoteSlice, Side, Status, Ticket, WcStatus, Work, WorkError, stream_post,
+    stream_wait_value32,
 };
 
 use deaf::DeafStream;

@@ -432,7 +432,7 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
     for _ in 0..3 {
         let kernels = application.kernels();
         let Pair { mut a, b, domain } = Pair::new(&device(), &hasty);
-        let region = doorbell::Region::alloc(&domain, 8192, doorbell::region::Access::ALL).unwrap();
+        let region = doorbell::Region::alloc(&domain, 8192, doorbell::Access::ALL).unwrap();
         let data = [region.slice(0, 64).unwrap()];
         let remote = region.remote();
         drop(b);

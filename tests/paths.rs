@@ -12,10 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deaf::DeafStream;
-use doorbell::stream::{StreamFailure, Submission};
 use doorbell::{
     Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
-    RemoteSlice, Side, Status, Work, stream_post, stream_post_all,
+    RemoteSlice, Side, Status, StreamFailure, Submission, Work, stream_post, stream_post_all,
 };
 use doorbell_wire::peer::{Fence, PeerOp};
 use rig::{Limit, Pair, Random, SOON, from_env};
@@ -473,6 +472,8 @@ impl Corrupting {
         }
     }
 }
+
+impl doorbell::SealedExecutor for Corrupting {}
 
 // SAFETY: what is submitted is passed on to a stream that keeps the contract, but for the first stores, which are this test.
 unsafe impl Executor for Corrupting {

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use doorbell::region::{CacheConfig, CacheCounters, Cached, Invalidation};
 use doorbell::{
-    Access, Endpoint, EndpointConfig, Error, ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
+    Access, CacheConfig, CacheCounters, Cached, Endpoint, EndpointConfig, Error, Invalidation,
+    ProtectionDomain, RegionCache, RemoteSlice, Side, Work,
 };
 use rig::{Limit, Random, SOON, device, from_env};
 use waived::waived;

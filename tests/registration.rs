@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use doorbell::region::{DeviceMemory, Reach, RegionKind};
 use doorbell::{
-    Access, EndpointConfig, Error, ProtectionDomain, Region, RemoteSlice, Side, StateKind, Work,
+    Access, DeviceMemory, EndpointConfig, Error, ProtectionDomain, Reach, Region, RegionKind,
+    RemoteSlice, Side, StateKind, Work,
 };
 use rig::{Limit, Pair, SOON, device};
 use waived::waived;

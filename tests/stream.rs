@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use doorbell::stream::{Event, Executor, HostStream, Outcome, Owner, Submission};
-use doorbell::{Error, Result};
+use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Submission};
 use doorbell_wire::peer::{Dword, Program, Role, Target, TargetId, Targets};
 
 /// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.

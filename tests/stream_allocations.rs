@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell::stream::{Event, Executor, HostStream, Outcome, Owner, Submission};
+use doorbell::{Event, Executor, HostStream, Outcome, Owner, Submission};
 use doorbell_wire::peer::{Program, Role, TargetId, Targets};
 
 thread_local! {

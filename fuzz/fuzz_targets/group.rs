@@ -1,8 +1,7 @@
 //! What ranks and the store of a group say to each other, and what launchers say of hosts.
 #![no_main]
 
-use doorbell::group::Message;
-use doorbell::{Error, LaunchEnvironment};
+use doorbell::{Error, LaunchEnvironment, Message};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

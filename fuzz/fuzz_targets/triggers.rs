@@ -5,11 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell::stream::{Submission, execute};
-use doorbell::{
-    Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side,
-    Work,
-};
+use doorbell::{Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side, Submission, Work, execute};
 use doorbell_wire::peer::PeerOp;
 use libfuzzer_sys::fuzz_target;
 
@@ -42,10 +38,12 @@ impl Stray {
 
     fn forget(&self) {
         for Submission { owner, cookie, .. } in self.owners.lock().unwrap().drain(..) {
-            owner.finished(cookie, doorbell::stream::Outcome::Done);
+            owner.finished(cookie, doorbell::Outcome::Done);
         }
     }
 }
+
+impl doorbell::SealedExecutor for Stray {}
 
 // SAFETY: each program is executed at most once, in order; what else is written is what this target is for.
 unsafe impl Executor for Stray {

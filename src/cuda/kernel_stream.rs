@@ -208,6 +208,8 @@ impl fmt::Debug for KernelStream {
     }
 }
 
+impl crate::stream::SealedExecutor for KernelStream {}
+
 // SAFETY: kernels execute a trigger once and in order, which the turn word ensures; `settle` and `discard` take each program out
 // of `pending` before its owner is told, so it is told once; nothing else is ever in a trigger.
 unsafe impl Executor for KernelStream {

@@ -338,6 +338,8 @@ impl fmt::Debug for CudaStream {
     }
 }
 
+impl crate::stream::SealedExecutor for CudaStream {}
+
 // SAFETY: the driver executes a stream's operations once and in order; `settle` and `discard` take each program out of `pending` before
 // its owner is told, so it is told once; nothing else is ever queued.
 unsafe impl Executor for CudaStream {

@@ -25,6 +25,22 @@ use crate::{Error, Result, StateKind};
 ///   [`CudaStream::launch_host`] does so too, for the driver would call the function again with each launch.
 ///
 /// A builder stays in its thread, as the driver asks of captures.
+///
+/// ```no_run
+/// use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, Side, Work};
+///
+/// fn steps(stream: &CudaStream, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
+///     let mut graph = GraphBuilder::capture(stream)?;
+///     // A kernel that makes the data is launched on `stream.raw()` here, as always.
+///     graph.send(endpoint, work)?;
+///     graph.wait_cq(endpoint, Side::Send)?;
+///     let mut graph = graph.instantiate()?;
+///     for _ in 0..1000 {
+///         graph.launch(stream, &mut [&mut *endpoint])?;
+///     }
+///     Ok(())
+/// }
+/// ```
 pub struct GraphBuilder {
     draft: Draft,
     steps: Vec<GraphStep>,

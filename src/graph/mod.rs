@@ -6,22 +6,6 @@
 //! that are queued or running keep the values that they had. On the proxy path the same is done, with fewer words.
 //!
 //! [`GraphBuilder`] records, while a stream is captured or into a graph that somebody makes node by node; [`GraphExec`] launches.
-//!
-//! ```no_run
-//! use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, Side, Work};
-//!
-//! fn steps(stream: &CudaStream, endpoint: &mut Endpoint, work: &Work<'_>) -> Result<()> {
-//!     let mut graph = GraphBuilder::capture(stream)?;
-//!     // A kernel that makes the data is launched on `stream.raw()` here, as always.
-//!     graph.send(endpoint, work)?;
-//!     graph.wait_cq(endpoint, Side::Send)?;
-//!     let mut graph = graph.instantiate()?;
-//!     for _ in 0..1000 {
-//!         graph.launch(stream, &mut [&mut *endpoint])?;
-//!     }
-//!     Ok(())
-//! }
-//! ```
 
 mod builder;
 mod exec;

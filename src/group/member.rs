@@ -43,6 +43,19 @@ impl Default for GroupConfig {
 ///
 /// An endpoint is made when the first of its two sides asks for it; the other application need not do anything for that. When a rank ends that has
 /// not left, the group has failed: all endpoints are aborted, so that every wait ends, and every call here names that rank.
+///
+/// # When a rank ends
+/// A group fails as a whole, once: when the connection between a rank and the store ends before that rank has [left](Group::leave), every
+/// other one is told which rank it was. Its calls return [`Error::Rank`](crate::Error::Rank) from then on, and its endpoints are aborted, so
+/// that no stream goes on waiting. A killed process is noticed at once, a host that loses its power after about 20 seconds. A process that is
+/// stopped, or hangs, keeps its connection: there the deadlines of the calls are what ends a wait.
+///
+/// # What the token protects against
+/// Each side proves that it has the token without showing it, and nothing that the store knows is told to a process before it has done so. So who can
+/// reach the port, and does not know the token, can neither join nor read nor pose as the store; at most it can hold places in the queue of
+/// connections for a few seconds. What follows is neither encrypted nor signed: who can read the network can read it, and who can change it can
+/// take a connection over. And who sees a handshake can try out tokens at leisure, so a token should be long and random.
+/// [`LaunchEnvironment::from_env`] says where the token is from; without `DOORBELL_TOKEN` it may be no secret.
 #[derive(Debug)]
 pub struct Group {
     /// Locked by nobody: what takes them has the group alone, and the lock lets others share the rest of it.

@@ -28,7 +28,9 @@ use gpu::OnGpu;
 pub use step::PutStep;
 pub use view::QueueView;
 
-/// The send queue of an endpoint, owned by kernels.
+/// The send queue of an endpoint, owned by kernels: threads of a GPU, or of this process, any number of them at once.
+///
+/// What they do with its [`QueueView`] stands in `include/doorbell/queue.h`, which is C and CUDA.
 ///
 /// While it is queue, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
 /// nothing checks; what they have submitted goes out and on, while the endpoint is there. A reset then gives it its send queue back. The endpoint may be dropped before.

@@ -26,19 +26,8 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(100);
 /// A wait that spins on and on costs its machine milliseconds a turn as soon as more threads spin than there are cores, because
 /// the thread that is waited for gets no core before a scheduler slice is over. A wait that sleeps at once costs every short
 /// wait two context switches. This one does the cheap thing first and gets out of the way soon.
-///
-/// ```
-/// use doorbell::stream::Backoff;
-/// use std::sync::atomic::{AtomicBool, Ordering};
-///
-/// let ready = AtomicBool::new(true);
-/// let mut backoff = Backoff::new();
-/// while !ready.load(Ordering::Acquire) {
-///     backoff.pause();
-/// }
-/// ```
 #[derive(Debug, Clone)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     turns: u32,
     spin_ends: Option<Instant>,
     yielded: bool,

@@ -56,6 +56,10 @@ impl fmt::Debug for Submission {
     }
 }
 
+/// Keeps [`Executor`] to this workspace.
+#[doc(hidden)]
+pub trait SealedExecutor {}
+
 /// A stream: executes what is submitted, in order, some time later.
 ///
 /// All calls but [`Executor::synchronize`] return before the work is done. They wait only while the stream's queue is full.
@@ -68,11 +72,14 @@ impl fmt::Debug for Submission {
 /// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
 /// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///
+/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Others cannot, because
+/// an [`Event`] is reached by means of the library alone.
+///
 /// # Safety
 /// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that
-/// it accepted at most once, in the order of submission, calls [`Owner::finished`] exactly once for each, and executes nothing that was
+/// it accepted at most once, in the order of submission, calls `Owner::finished` exactly once for each, and executes nothing that was
 /// not submitted to it.
-pub unsafe trait Executor: Send + Sync {
+pub unsafe trait Executor: SealedExecutor + Send + Sync {
     /// A number of its own in this process.
     fn id(&self) -> u64;
 
@@ -84,6 +91,7 @@ pub unsafe trait Executor: Send + Sync {
     /// # Errors
     /// [`Error::Range`] when the batch is longer than the queue, [`Error::Foreign`] when a program addresses another table than
     /// its owner's, [`Error::State`] when the queue is full and only the caller could empty it, [`Error::Asynchronous`].
+    #[doc(hidden)]
     fn submit(&self, batch: &mut Vec<Submission>) -> Result<()>;
 
     /// Queues one program. Allocates nothing unless it fails.
@@ -91,6 +99,7 @@ pub unsafe trait Executor: Send + Sync {
     /// # Errors
     /// As [`Executor::submit`]; the submission comes back with the error.
     // The pair is large, but a box for it would have to be made on the path that must not allocate, or unpacked by every caller.
+    #[doc(hidden)]
     #[allow(clippy::result_large_err)]
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)>;
 
@@ -99,6 +108,7 @@ pub unsafe trait Executor: Send + Sync {
     ///
     /// # Errors
     /// As [`Executor::submit`].
+    #[doc(hidden)]
     fn submit_program(&self, program: &Program, owner: Arc<dyn Owner>, cookie: u64) -> Result<()> {
         let program = *program;
         self.submit_one(Submission {

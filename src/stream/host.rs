@@ -18,12 +18,6 @@ use super::{Backoff, Event, Executor, Owner, Submission};
 use crate::peer::Program;
 use crate::{Error, Result};
 
-/// Entries of a stream's queue unless told otherwise; as many as CUDA gives a stream.
-pub const CAPACITY_DEFAULT: usize = 1024;
-
-/// The most entries that a stream's queue may have.
-pub const CAPACITY_MAX: usize = 1 << 16;
-
 /// An in-order queue of kernels, programs, records and waits with a thread that executes them: the semantics of a CUDA stream on
 /// a machine without one.
 ///
@@ -39,7 +33,7 @@ pub const CAPACITY_MAX: usize = 1 << 16;
 ///   takes a deadline.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
 ///
-/// The thread stays awake some 120 us when it runs out of work, then sleeps. It leaves waits by [`Backoff`], so more streams than cores
+/// The thread stays awake some 120 us when it runs out of work, then sleeps. Its waits back off, so more streams than cores
 /// hinder one another little.
 #[derive(Clone)]
 pub struct HostStream {
@@ -66,26 +60,32 @@ impl Drop for StreamHandle {
 }
 
 impl HostStream {
-    /// A stream with a queue of [`CAPACITY_DEFAULT`] entries. The name is for people: errors and the thread bear it.
+    /// Entries of a stream's queue unless told otherwise; as many as CUDA gives a stream.
+    pub const CAPACITY_DEFAULT: usize = 1024;
+
+    /// The most entries that a stream's queue may have.
+    pub const CAPACITY_MAX: usize = 1 << 16;
+
+    /// A stream with a queue of [`HostStream::CAPACITY_DEFAULT`] entries. The name is for people: errors and the thread bear it.
     ///
     /// # Errors
     /// [`Error::System`] when the thread cannot be started.
     pub fn new(name: impl Into<String>) -> Result<Self> {
-        Self::with_capacity(name, CAPACITY_DEFAULT)
+        Self::with_capacity(name, Self::CAPACITY_DEFAULT)
     }
 
-    /// A stream with a queue of at least `capacity` entries, 1 to [`CAPACITY_MAX`]: the next power of two. An entry takes some 450
+    /// A stream with a queue of at least `capacity` entries, 1 to [`HostStream::CAPACITY_MAX`]: the next power of two. An entry takes some 450
     /// bytes.
     ///
     /// # Errors
     /// [`Error::Range`] for the capacity, [`Error::System`] when the thread cannot be started.
     pub fn with_capacity(name: impl Into<String>, capacity: usize) -> Result<Self> {
-        if !(1..=CAPACITY_MAX).contains(&capacity) {
+        if !(1..=Self::CAPACITY_MAX).contains(&capacity) {
             return Err(Error::Range {
                 argument: "capacity",
                 value: capacity as u64,
                 min: 1,
-                max: CAPACITY_MAX as u64,
+                max: Self::CAPACITY_MAX as u64,
             });
         }
         let id = next_id();
@@ -188,6 +188,8 @@ impl HostStream {
         }
     }
 }
+
+impl crate::stream::SealedExecutor for HostStream {}
 
 // SAFETY: the stream's thread takes each entry of its queue once and in order (`ring`), interprets it, and calls `finished`
 // (`worker`); nobody else executes.

@@ -7,7 +7,7 @@
 //! [`HostStream`] is the executor that every machine has: a thread, with the semantics of a CUDA stream.
 //!
 //! ```
-//! use doorbell::stream::{Event, Executor, HostStream};
+//! use doorbell::{Event, Executor, HostStream};
 //! use std::sync::{Arc, atomic::{AtomicU32, Ordering}};
 //!
 //! let stream = HostStream::new("compute")?;
@@ -38,18 +38,16 @@ mod parker;
 mod ring;
 mod worker;
 
-pub use backoff::Backoff;
-pub(crate) use backoff::sharpen_sleeps;
+pub(crate) use backoff::{Backoff, sharpen_sleeps};
 pub use event::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use event::{Elsewhere, Mark, Progress, Record};
-pub use executor::{Executor, Submission};
+pub use executor::{Executor, SealedExecutor, Submission};
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;
-#[doc(hidden)]
 pub use fault::StreamFailure;
+pub use host::HostStream;
 pub(crate) use host::next_id;
-pub use host::{CAPACITY_DEFAULT, CAPACITY_MAX, HostStream};
 pub use interpreter::execute;
 #[cfg(feature = "cuda")]
 pub(crate) use lock::Lock;

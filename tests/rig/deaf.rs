@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use doorbell::stream::{Outcome, Owner, StreamFailure, Submission};
-use doorbell::{Event, Executor, HostStream, Result};
+use doorbell::{Event, Executor, HostStream, Outcome, Owner, Result, StreamFailure, Submission};
 use doorbell_wire::peer::{TargetId, Targets};
 
 pub struct DeafStream(pub HostStream);
@@ -40,6 +39,8 @@ fn deafen(submission: Submission) -> Submission {
         ..submission
     }
 }
+
+impl doorbell::SealedExecutor for DeafStream {}
 
 // SAFETY: it hands everything on to a host stream, once and in order.
 unsafe impl Executor for DeafStream {

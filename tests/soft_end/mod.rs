@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use doorbell::stream::{Outcome, Owner, execute};
+use doorbell::{Outcome, Owner, execute};
 use doorbell_softcx::device::{Access, Attributes, Device, Pages, QueuePair, QueuePairSizes};
 use doorbell_wire::mlx5::{
     CqRing, CqRingConfig, Cqe, DataSegment, SendQueue, SendQueueConfig, SendRequest,

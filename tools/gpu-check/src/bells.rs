@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use doorbell::stream::{Attachments, Outcome, Owner, Submission};
-use doorbell::{CudaStream, Executor, KernelStream};
+use doorbell::{Attachments, CudaStream, Executor, KernelStream, Outcome, Owner, Submission};
 use doorbell_wire::peer::{Fence, Program, Role, Target, TargetId, Targets};
 use serde_json::{Value, json};
 
