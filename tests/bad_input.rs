@@ -23,7 +23,7 @@ fn config() -> EndpointConfig {
         .recv_depth(DEPTH)
         .max_segments(2)
         .max_inline_bytes(64)
-        .timeout(8)
+        .ack_timeout(8)
         .retry_count(1)
         .wait_timeout(Some(Duration::from_secs(20)))
 }
@@ -589,7 +589,7 @@ fn configs_out_of_their_limits() {
             0,
             476,
         ),
-        (bad(|c| c.timeout = 32), "timeout", 0, 31),
+        (bad(|c| c.ack_timeout = 32), "ack_timeout", 0, 31),
         (bad(|c| c.retry_count = 8), "retry_count", 0, 7),
         (bad(|c| c.rnr_retry = 8), "rnr_retry", 0, 7),
         (bad(|c| c.min_rnr_timer = 32), "min_rnr_timer", 0, 31),

@@ -315,7 +315,7 @@ fn two_devices_have_their_own_gpu_memory_copied_for_each_other() {
     };
     let limit = Limit::new(test, BOUND);
     let mut random = Random(from_env("DOORBELL_TEST_SEED", 4));
-    let config = EndpointConfig::default().timeout(0);
+    let config = EndpointConfig::default().ack_timeout(0);
     let mut here = Pair::new(&device, &config);
     let there = Pair::new(&Device::open("softcx").unwrap(), &config);
     let mut end = there.b;
@@ -633,7 +633,7 @@ fn a_copy_that_fails_is_an_error_of_its_work_request_and_of_no_other() {
     };
     let limit = Limit::new(test, BOUND);
     // Nothing is repeated but at once.
-    let config = EndpointConfig::default().timeout(0);
+    let config = EndpointConfig::default().ack_timeout(0);
     let mut pair = Pair::new(&device, &config);
     let mut bystander = Pair::new(&device, &EndpointConfig::default());
     let gpus = [(); 2].map(|()| Gpu::new(&pair, &context, 1 << 20));

@@ -26,7 +26,7 @@ fn everything(random: &mut Random) -> Things {
     let config = EndpointConfig::default()
         .send_depth(8)
         .recv_depth(8)
-        .timeout(6)
+        .ack_timeout(6)
         .retry_count(1)
         .wait_timeout(Some(Duration::from_millis(5)));
     let mut pair = Pair::new(&device, &config);

@@ -40,7 +40,7 @@ fn patient() -> EndpointConfig {
     EndpointConfig::default()
         .send_depth(16)
         .recv_depth(16)
-        .timeout(8)
+        .ack_timeout(8)
         .retry_count(7)
         .rnr_retry(7)
         .mtu_bytes(1024)
@@ -48,7 +48,7 @@ fn patient() -> EndpointConfig {
 
 /// Gives up soon.
 fn hasty() -> EndpointConfig {
-    patient().timeout(5).retry_count(1).rnr_retry(1)
+    patient().ack_timeout(5).retry_count(1).rnr_retry(1)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -202,7 +202,7 @@ fn an_abort_ends_a_wait_of_a_kernel() {
     }
     let mut config = config();
     // For ever: what a kernel waits for does not come, and is not given up either.
-    config.timeout = 0;
+    config.ack_timeout = 0;
     let pair = Pair::new(&device(), &config);
     let region = pair.region(8192);
     let mut application = Application::over(&context, Bench { pair, region });

@@ -428,7 +428,7 @@ fn a_dead_peer_reaches_the_kernel_that_waits() {
     let Some(application) = Application::of("a_dead_peer_reaches_the_kernel") else {
         return;
     };
-    let hasty = config().timeout(8).retry_count(1);
+    let hasty = config().ack_timeout(8).retry_count(1);
     for _ in 0..3 {
         let kernels = application.kernels();
         let Pair { mut a, b, domain } = Pair::new(&device(), &hasty);

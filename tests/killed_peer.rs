@@ -17,7 +17,7 @@ const ROLE: &str = "DOORBELL_TEST_PEER";
 const LEN: usize = 1 << 20;
 /// 4.096 us * 2^15, sent eight times: the peer is given up after 1.07 s. One that lives may be off its processor for a while.
 const ATTRIBUTES: Attributes = Attributes {
-    timeout: 15,
+    ack_timeout: 15,
     retry_count: 7,
     mtu_bytes: 4096,
     rnr_retry: 7,

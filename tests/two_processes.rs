@@ -31,7 +31,7 @@ fn config() -> EndpointConfig {
     EndpointConfig::default()
         .send_depth(32)
         .recv_depth(32)
-        .timeout(15)
+        .ack_timeout(15)
         .retry_count(7)
         .wait_timeout(Some(Duration::from_secs(30)))
 }

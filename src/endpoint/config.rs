@@ -41,9 +41,9 @@ pub struct EndpointConfig {
     pub blueflame: bool,
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
     pub mtu_bytes: u32,
-    /// Time without an answer of the peer before packets are sent again, as verbs code it: 4.096 us * 2^timeout; 0 is for
-    /// ever. Default 14, which is 67 ms.
-    pub timeout: u8,
+    /// The code of the time without an acknowledgement of the peer before the device sends packets again: 4.096 us * 2^`ack_timeout`, 0 to 31;
+    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 14, which is 67 ms.
+    pub ack_timeout: u8,
     /// Repetitions without any progress before a work request fails, 0 to 7. Default 7.
     pub retry_count: u8,
     /// The same where the peer has no receive posted, 0 to 6; 7 repeats without end. Default 7.
@@ -69,7 +69,7 @@ setters!(EndpointConfig {
     wait_timeout: Option<Duration>,
     blueflame: bool,
     mtu_bytes: u32,
-    timeout: u8,
+    ack_timeout: u8,
     retry_count: u8,
     rnr_retry: u8,
     min_rnr_timer: u8,
@@ -89,7 +89,7 @@ impl Default for EndpointConfig {
             wait_timeout: Some(Duration::from_secs(30)),
             blueflame: false,
             mtu_bytes: attributes.mtu_bytes,
-            timeout: attributes.timeout,
+            ack_timeout: attributes.ack_timeout,
             retry_count: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
             min_rnr_timer: 1,
@@ -113,7 +113,7 @@ impl EndpointConfig {
     pub(super) fn attributes(&self) -> Attributes {
         Attributes {
             mtu_bytes: self.mtu_bytes,
-            timeout: self.timeout,
+            ack_timeout: self.ack_timeout,
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,

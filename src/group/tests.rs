@@ -330,7 +330,7 @@ fn an_endpoint_of_the_group_needs_no_repetition() {
         let address = free();
         let one = move |rank| {
             let domain = Device::open("softcx").unwrap().protection_domain();
-            let endpoint = EndpointConfig::default().retry_count(0).timeout(20);
+            let endpoint = EndpointConfig::default().retry_count(0).ack_timeout(20);
             let config = GroupConfig {
                 timeout: SOON,
                 endpoint,

@@ -45,7 +45,7 @@ impl States {
         self.modify("ibv_modify_qp to RTR", step.attr, step.mask)?;
         self.step(State::Init, State::ReadyToReceive);
         let mut step = steps(ibv_qp_state::IBV_QPS_RTS)?;
-        step.attr.timeout = own.timeout;
+        step.attr.timeout = own.ack_timeout;
         self.modify("ibv_modify_qp to RTS", step.attr, step.mask)?;
         self.step(State::ReadyToReceive, State::ReadyToSend);
         Ok(())

@@ -250,7 +250,7 @@ impl States {
 
     fn to_ready_to_send(&self, progress: &StateProgress, remote: &VerbsRemote) -> Result<()> {
         let mut attr = blank(ibv_qp_state::IBV_QPS_RTS);
-        attr.timeout = progress.attributes.timeout;
+        attr.timeout = progress.attributes.ack_timeout;
         attr.retry_cnt = progress.attributes.retry_count;
         attr.rnr_retry = progress.attributes.rnr_retry;
         attr.sq_psn = progress.psn;

@@ -86,7 +86,7 @@ pub struct doorbell_endpoint_config {
     pub blueflame: u32,
     pub wait_timeout_ms: i64,
     pub mtu_bytes: u32,
-    pub timeout: u32,
+    pub ack_timeout: u32,
     pub retry_count: u32,
     pub rnr_retry: u32,
     pub min_rnr_timer: u32,
@@ -112,7 +112,7 @@ unsafe impl Growing for doorbell_endpoint_config {
                 .wait_timeout
                 .map_or(DOORBELL_NO_TIMEOUT, |timeout| timeout.as_millis() as i64),
             mtu_bytes: config.mtu_bytes,
-            timeout: config.timeout.into(),
+            ack_timeout: config.ack_timeout.into(),
             retry_count: config.retry_count.into(),
             rnr_retry: config.rnr_retry.into(),
             min_rnr_timer: config.min_rnr_timer.into(),
@@ -150,7 +150,7 @@ impl doorbell_endpoint_config {
             .wait_timeout(timeout(self.wait_timeout_ms)?)
             .blueflame(self.blueflame == 1)
             .mtu_bytes(self.mtu_bytes)
-            .timeout(byte("timeout", self.timeout)?)
+            .ack_timeout(byte("ack_timeout", self.ack_timeout)?)
             .retry_count(byte("retry_count", self.retry_count)?)
             .rnr_retry(byte("rnr_retry", self.rnr_retry)?)
             .min_rnr_timer(byte("min_rnr_timer", self.min_rnr_timer)?)

@@ -30,7 +30,7 @@ struct Queues {
 
 impl Queues {
     fn new(context: &CudaContext, domain: &ProtectionDomain, count: u32) -> Result<Queues> {
-        let config = EndpointConfig::default().send_depth(256).timeout(10);
+        let config = EndpointConfig::default().send_depth(256).ack_timeout(10);
         let (mut queues, mut ends, mut views) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..count {
             let mut a = Endpoint::new(domain, &config)?;

@@ -73,7 +73,7 @@ static inline void set_up(uint64_t local_bytes, uint64_t remote_bytes)
 	config.send_depth = depth;
 	config.control = control + 1;
 	/* 4.096 us * 2^10, twice: a dead peer is noticed soon. */
-	config.timeout = 10;
+	config.ack_timeout = 10;
 	config.retry_count = 1;
 	for (end = 0; end < 2; end++)
 		CHECK(doorbell_endpoint_create(domain, &config, &ends[end]) == 0);
@@ -136,7 +136,7 @@ static inline void set_up_waiting(void)
 	CHECK(doorbell_endpoint_config_init(&patient, sizeof(patient)) == 0);
 	patient.send_depth = depth;
 	patient.control = control + 1;
-	patient.timeout = 0;
+	patient.ack_timeout = 0;
 	for (end = 0; end < 2; end++) {
 		CHECK(doorbell_endpoint_destroy(ends[end]) == 0);
 		CHECK(doorbell_endpoint_create(domain, &patient, &ends[end]) == 0);

@@ -8,8 +8,9 @@ use crate::{Error, Result};
 pub struct Attributes {
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
-    /// Time without an acknowledgement before packets are sent again: 4.096 us * 2^timeout; 0 waits for ever (IBTA 9.7.6.1.3).
-    pub timeout: u8,
+    /// The code of the time without an acknowledgement before packets are sent again: 4.096 us * 2^`ack_timeout`, 0 to 31; 0 waits for ever
+    /// (Local Ack Timeout, IBTA 9.7.6.1.3).
+    pub ack_timeout: u8,
     /// How often packets are sent again, without any progress, before the queue pair fails: 0 to 7.
     pub retry_count: u8,
     /// The same for a peer with no receive posted: 0 to 6, and 7 for without end.
@@ -26,7 +27,7 @@ impl Default for Attributes {
     fn default() -> Attributes {
         Attributes {
             mtu_bytes: 4096,
-            timeout: 14,
+            ack_timeout: 14,
             retry_count: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,
@@ -59,19 +60,19 @@ impl Attributes {
                 allowed: "256, 512, 1024, 2048 or 4096",
             });
         }
-        range("timeout", self.timeout.into(), 0, 31)?;
+        range("ack_timeout", self.ack_timeout.into(), 0, 31)?;
         range("retry_count", self.retry_count.into(), 0, 7)?;
         range("rnr_retry", self.rnr_retry.into(), 0, 7)?;
         range("min_rnr_timer", self.min_rnr_timer.into(), 0, 31)?;
         range("max_reads", self.max_reads.into(), 1, 16)
     }
 
-    /// The time of [`Attributes::timeout`] in nanoseconds; `u64::MAX` for 0.
-    pub fn timeout_ns(&self) -> u64 {
-        if self.timeout == 0 {
+    /// The time of [`Attributes::ack_timeout`] in nanoseconds; `u64::MAX` for 0.
+    pub fn ack_timeout_ns(&self) -> u64 {
+        if self.ack_timeout == 0 {
             u64::MAX
         } else {
-            4096u64 << self.timeout
+            4096u64 << self.ack_timeout
         }
     }
 }
@@ -104,10 +105,10 @@ mod tests {
         );
         assert_eq!(
             bad(Attributes {
-                timeout: 32,
+                ack_timeout: 32,
                 ..good
             }),
-            "timeout"
+            "ack_timeout"
         );
         assert_eq!(
             bad(Attributes {

@@ -73,7 +73,7 @@ impl QpAttributes {
         };
         Attributes {
             mtu_bytes,
-            timeout: self.timeout,
+            ack_timeout: self.timeout,
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             min_rnr_timer: self.min_rnr_timer,

@@ -101,8 +101,11 @@ impl Qp {
         requester.asked_again = false;
         requester.patient_until_ns = None;
         let outstanding = psn_distance(requester.unsent_psn, requester.unacked_psn) > 0;
-        requester.deadline_ns =
-            outstanding.then(|| context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        requester.deadline_ns = outstanding.then(|| {
+            context
+                .now_ns
+                .saturating_add(self.attributes.ack_timeout_ns())
+        });
     }
 
     /// A later packet shows that a response was lost. One retry for one loss, however many later packets show it.
@@ -123,8 +126,11 @@ impl Qp {
         }
         self.requester.retries += 1;
         self.requester.asked_again = false;
-        self.requester.deadline_ns =
-            Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+        self.requester.deadline_ns = Some(
+            context
+                .now_ns
+                .saturating_add(self.attributes.ack_timeout_ns()),
+        );
         self.go_back(context);
     }
 
@@ -170,7 +176,9 @@ impl Qp {
         {
             self.requester.deadline_ns = None;
             if self.has_patience(context) {
-                let again = context.now_ns.saturating_add(self.attributes.timeout_ns());
+                let again = context
+                    .now_ns
+                    .saturating_add(self.attributes.ack_timeout_ns());
                 self.requester.deadline_ns = Some(again);
             } else if self.requester.has_work() || !self.requester.messages.is_empty() {
                 self.retry(context);

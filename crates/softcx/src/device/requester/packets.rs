@@ -143,8 +143,11 @@ impl Qp {
     #[inline]
     pub(super) fn arm(&mut self, context: &DeviceParts) {
         if self.requester.deadline_ns.is_none() {
-            self.requester.deadline_ns =
-                Some(context.now_ns.saturating_add(self.attributes.timeout_ns()));
+            self.requester.deadline_ns = Some(
+                context
+                    .now_ns
+                    .saturating_add(self.attributes.ack_timeout_ns()),
+            );
         }
     }
 }

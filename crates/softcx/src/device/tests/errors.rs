@@ -490,7 +490,7 @@ fn nobody_answers() {
     for (timeout, retry_count) in [(8, 0), (8, 7), (12, 3)] {
         let mut case = Case::new(Shape {
             attributes: Attributes {
-                timeout,
+                ack_timeout: timeout,
                 retry_count,
                 ..Attributes::default()
             },

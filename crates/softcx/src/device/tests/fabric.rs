@@ -66,7 +66,7 @@ fn numbers_of_queue_pairs_name_their_node() {
 fn patient() -> Shape {
     Shape {
         attributes: Attributes {
-            timeout: 10,
+            ack_timeout: 10,
             retry_count: 7,
             ..Attributes::default()
         },

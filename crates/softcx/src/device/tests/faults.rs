@@ -13,7 +13,7 @@ fn shape() -> Shape {
     Shape {
         attributes: Attributes {
             mtu_bytes: MTU,
-            timeout: 6,
+            ack_timeout: 6,
             min_rnr_timer: 1,
             ..Attributes::default()
         },
@@ -204,7 +204,7 @@ fn a_late_acknowledgement_of_what_is_about_to_be_sent_again() {
     // The answer comes after the timer has run out and before the packet has left once more.
     let mut world = World::new(1);
     let mut shape = shape();
-    shape.attributes.timeout = 3;
+    shape.attributes.ack_timeout = 3;
     let (mut a, b) = world.pair(shape);
     for delay_ns in (14_000..60_000).step_by(500) {
         world.set_faults(Faults {

@@ -217,7 +217,7 @@ fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
         assert!(turns < 50_000);
     }
     // Patience, which ends with one of its time-outs, and then those that count.
-    let timeout_ns = Attributes::default().timeout_ns();
+    let timeout_ns = Attributes::default().ack_timeout_ns();
     let want = 5_000_000_000 + timeout_ns * 7;
     assert!((want..want + timeout_ns * 2).contains(&world.now_ns));
     assert_eq!(a.all_sent(), [(0, Some(Syndrome::TransportRetryExc))]);
@@ -241,7 +241,7 @@ fn a_lane_that_nobody_reads_costs_no_turns_and_ends_in_a_time_out() {
 fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_long() {
     let shape = Shape {
         attributes: Attributes {
-            timeout: 14,
+            ack_timeout: 14,
             ..Attributes::default()
         },
         ..Shape::default()
