@@ -57,9 +57,10 @@ const WIRE: Package = Package {
     folder: "crates/wire/src",
     common: &["error"],
     rooms: &[
-        ("verbs", &[]),
-        // Names the statuses of completions.
-        ("error", &["verbs"]),
+        // The statuses of completions, which errors name.
+        ("status", &[]),
+        ("error", &["status"]),
+        ("verbs", &["status"]),
         ("peer", &[]),
         ("mlx5", &["peer", "verbs"]),
         ("memory", &["mlx5", "verbs"]),

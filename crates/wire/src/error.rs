@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::verbs::WcStatus;
+use crate::status::WcStatus;
 
 /// What went wrong. A variant is the operation or the rule that failed, with its context.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

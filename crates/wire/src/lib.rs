@@ -11,6 +11,7 @@ mod error;
 pub mod memory;
 pub mod mlx5;
 pub mod peer;
+mod status;
 pub mod verbs;
 
 pub use error::{Cause, Error, Result, StateKind, WorkError};

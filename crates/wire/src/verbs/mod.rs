@@ -4,10 +4,9 @@ mod access;
 mod attributes;
 mod capacity;
 mod state;
-mod status;
 
+pub use crate::status::WcStatus;
 pub use access::Access;
 pub use attributes::Attributes;
 pub use capacity::{Abilities, Capacity};
 pub use state::State;
-pub use status::WcStatus;
