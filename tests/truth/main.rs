@@ -1,0 +1,187 @@
+//! Is what the library says true? Random sequences of calls over several endpoints, streams and threads, with faults, are carried out. A model knows
+//! which statuses, completions, bytes and errors are possible, and each contradiction is a finding.
+//!
+//! The seed is printed. `DOORBELL_SEED` begins with that plan, `DOORBELL_TRUTH_OPERATIONS` sets the number of calls. The same seed makes the same
+//! plan; the interleaving of threads, streams and the device is different each time, so `DOORBELL_TRUTH_REPEATS` carries out each plan several
+//! times. A plan that shows a contradiction is made shorter, and printed.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod memory;
+mod model;
+mod plan;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod shrink;
+#[path = "../waived/mod.rs"]
+mod waived;
+mod world;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::model::{Lie, Model, lock};
+use crate::plan::Plan;
+use crate::rig::{Random, by_trigger, device, from_env};
+
+/// No plan takes so long.
+const BOUND: Duration = Duration::from_secs(90);
+/// How long everything may take to be over once all endpoints are aborted and all streams are let go.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The same for a plan that is known to contradict.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+/// Plans that run at the same time, each on a device of its own.
+const WORKERS: u64 = 3;
+/// Kinds of contradictions after which no more are looked for.
+const KINDS_MAX: usize = 12;
+/// Whether what is behind a failed wait on a stream is to be discarded, with all that follows from it; see `DOORBELL_TRUTH_FAULTS`.
+const CHECKS_FAULTS: bool = false;
+
+/// What was found of one kind.
+struct Finding {
+    plan: Plan,
+    lie: Lie,
+    /// Calls that were made until it was found first.
+    after: u64,
+    plans: u64,
+}
+
+/// Carries plans out, and ends the process when one of them hangs.
+struct Runner {
+    checks_faults: bool,
+    /// What runs: since when, the plan's seed, and the model.
+    running: Mutex<Option<(Instant, u64)>>,
+    model: Mutex<Option<Arc<Model>>>,
+}
+
+impl Runner {
+    fn new() -> Arc<Runner> {
+        let runner = Arc::new(Runner {
+            checks_faults: from_env("DOORBELL_TRUTH_FAULTS", CHECKS_FAULTS.into()) != 0,
+            running: Mutex::default(),
+            model: Mutex::default(),
+        });
+        let watched = Arc::downgrade(&runner);
+        std::thread::spawn(move || {
+            while let Some(runner) = watched.upgrade() {
+                let running = *lock(&runner.running);
+                if let Some((since, seed)) = running
+                    && since.elapsed() > BOUND
+                {
+                    let states = lock(&runner.model).as_ref().map(|model| model.states());
+                    let plan = Plan::new(seed, may_panic());
+                    say(&format!(
+                        "HANG: DOORBELL_SEED={seed}\n{plan}{}",
+                        states.unwrap_or_default()
+                    ));
+                    std::process::abort();
+                }
+                drop(runner);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        runner
+    }
+
+    fn run(&self, plan: &Plan, patience: Duration) -> Vec<Lie> {
+        *lock(&self.running) = Some((Instant::now(), plan.seed));
+        let device = device();
+        let lies = world::run(plan, &device, patience, self.checks_faults, &self.model);
+        *lock(&self.running) = None;
+        lies
+    }
+}
+
+/// Past the test harness, which keeps what is printed until the test ends.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Whether a stream reports a kernel that panics: where kernels of an application execute programs, it is the application's.
+fn may_panic() -> bool {
+    !by_trigger()
+}
+
+fn plan(seed: u64, round: u64) -> Plan {
+    // The first is that of the seed itself: `DOORBELL_SEED` repeats any.
+    let seed = if round == 0 {
+        seed
+    } else {
+        Random(seed ^ round << 40).next() >> 16
+    };
+    Plan::new(seed, may_panic())
+}
+
+#[test]
+fn nothing_is_said_that_is_not_true() {
+    let seed = from_env("DOORBELL_SEED", 0x7a57);
+    let operations = from_env("DOORBELL_TRUTH_OPERATIONS", 20_000);
+    let repeats = from_env("DOORBELL_TRUTH_REPEATS", 1);
+    println!(
+        "DOORBELL_SEED={seed} DOORBELL_TRUTH_OPERATIONS={operations} DOORBELL_TRUTH_REPEATS={repeats}"
+    );
+    let (rounds, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let findings = Mutex::new(BTreeMap::<&'static str, Finding>::new());
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                let runner = Runner::new();
+                while done.load(Ordering::Relaxed) < operations && lock(&findings).len() < KINDS_MAX
+                {
+                    let plan = plan(seed, rounds.fetch_add(1, Ordering::Relaxed));
+                    for _ in 0..repeats {
+                        let known = !lock(&findings).is_empty();
+                        let lies = runner.run(&plan, if known { SHORT_PATIENCE } else { PATIENCE });
+                        let after = done.fetch_add(plan.steps.len() as u64, Ordering::Relaxed);
+                        note(&findings, &plan, lies, after);
+                    }
+                }
+            });
+        }
+    });
+    let (rounds, done) = (rounds.into_inner(), done.into_inner());
+    println!("{rounds} plans, {done} calls");
+    let findings = findings.into_inner().unwrap();
+    let runner = Runner::new();
+    for (kind, finding) in &findings {
+        say(&format!(
+            "{kind}: first after {} calls, in {} plans; DOORBELL_SEED={} DOORBELL_TRUTH_OPERATIONS=1: {}",
+            finding.after, finding.plans, finding.plan.seed, finding.lie.text
+        ));
+    }
+    for (kind, finding) in &findings {
+        say(&shrink::shrunk(&finding.plan, kind, &|plan| {
+            runner.run(plan, SHORT_PATIENCE)
+        }));
+    }
+    assert!(
+        findings.is_empty(),
+        "{} kinds of contradictions, see above",
+        findings.len()
+    );
+}
+
+fn note(
+    findings: &Mutex<BTreeMap<&'static str, Finding>>,
+    plan: &Plan,
+    lies: Vec<Lie>,
+    after: u64,
+) {
+    let mut findings = lock(findings);
+    let mut seen = Vec::new();
+    for lie in lies {
+        if seen.contains(&lie.kind) {
+            continue;
+        }
+        seen.push(lie.kind);
+        let found = findings.entry(lie.kind).or_insert_with(|| Finding {
+            plan: plan.clone(),
+            lie,
+            after,
+            plans: 0,
+        });
+        found.plans += 1;
+    }
+}

@@ -1,0 +1,769 @@
+//! What may be true: each request with all that was seen of it, and what contradicts.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell::{Side, Status, Ticket, WorkError};
+
+use crate::memory::{Found, Memory, word};
+use crate::plan::{Call, Plan, Send, Step, Transfer};
+
+/// A contradiction between what the library says and what is.
+#[derive(Debug, Clone)]
+pub struct Lie {
+    pub kind: &'static str,
+    pub text: String,
+}
+
+/// A kernel that was launched: when it ran, by the model's clock; 0 is not yet.
+#[derive(Debug)]
+pub struct Launched {
+    pub number: usize,
+    pub panics: bool,
+    pub started_at: AtomicU64,
+    pub ended_at: AtomicU64,
+}
+
+impl Launched {
+    pub fn started(&self) -> u64 {
+        self.started_at.load(Ordering::SeqCst)
+    }
+
+    pub fn ended(&self) -> u64 {
+        self.ended_at.load(Ordering::SeqCst)
+    }
+}
+
+/// An endpoint between two resets.
+#[derive(Debug)]
+pub struct Life {
+    pub end: usize,
+    failure: Mutex<Option<WorkError>>,
+    sides: [Order; 2],
+}
+
+/// The requests of one queue in one life, in order.
+#[derive(Debug)]
+struct Order {
+    requests: Mutex<Vec<usize>>,
+    /// Those that make a completion when they succeed.
+    completions: Mutex<Vec<usize>>,
+    /// Completions that were given to waits and polls.
+    taken: AtomicUsize,
+    /// Whether the two above are known exactly. Operations that are dropped may or may not leave a completion.
+    exact: AtomicBool,
+}
+
+impl Life {
+    pub fn new(end: usize) -> Arc<Life> {
+        let order = || Order {
+            requests: Mutex::default(),
+            completions: Mutex::default(),
+            taken: AtomicUsize::new(0),
+            exact: AtomicBool::new(true),
+        };
+        Arc::new(Life {
+            end,
+            failure: Mutex::default(),
+            sides: [order(), order()],
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+pub enum What {
+    Send(Send),
+    Recv { end: usize, to: usize },
+    Wait { end: usize, side: Side },
+    WaitValue { gate: usize },
+    WriteValue,
+}
+
+/// Something that has a ticket.
+pub struct Request {
+    pub number: usize,
+    pub what: What,
+    trail: Mutex<Trail>,
+}
+
+/// What was seen of a request.
+#[derive(Default)]
+pub struct Trail {
+    pub ticket: Option<Ticket>,
+    pub life: Option<Arc<Life>>,
+    /// Of a wait: which completion of its queue it takes.
+    index: Option<usize>,
+    /// The kernel that its stream has to execute before it.
+    pub behind: Option<Arc<Launched>>,
+    /// Why the device cannot have been told of it.
+    pub never: Option<&'static str>,
+    pub dropped: bool,
+    last: Option<Status>,
+    rung_at: u64,
+    over_at: u64,
+    /// What was in its place when it was over.
+    found: Option<Found>,
+    /// Its place was cleared after that, to see whether it is written again.
+    cleared: bool,
+}
+
+pub struct Model {
+    pub memory: Memory,
+    pub requests: Vec<Option<Request>>,
+    pub checks_faults: bool,
+    is_quiet: bool,
+    clock: AtomicU64,
+    lies: Mutex<Vec<Lie>>,
+    /// Lives that are over, and those that are not.
+    lives: Mutex<Vec<Arc<Life>>>,
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_final(status: Status) -> bool {
+    !matches!(status, Status::Prepared | Status::Queued | Status::Rung)
+}
+
+fn rank(status: Status) -> u8 {
+    match status {
+        Status::Prepared => 0,
+        Status::Queued => 1,
+        Status::Rung => 2,
+        _ => 3,
+    }
+}
+
+impl Request {
+    fn new(step: &Step) -> Option<Request> {
+        let what = match &step.call {
+            Call::Send(send) => What::Send(*send),
+            Call::Recv { end, to, .. } => What::Recv { end: *end, to: *to },
+            Call::StreamWait { end, side, .. } => What::Wait {
+                end: *end,
+                side: *side,
+            },
+            Call::WaitValue { gate, .. } => What::WaitValue { gate: *gate },
+            Call::WriteValue { .. } => What::WriteValue,
+            _ => return None,
+        };
+        Some(Request {
+            number: step.number,
+            what,
+            trail: Mutex::default(),
+        })
+    }
+
+    pub fn trail(&self) -> MutexGuard<'_, Trail> {
+        lock(&self.trail)
+    }
+
+    pub fn end(&self) -> Option<usize> {
+        match &self.what {
+            What::Send(send) => Some(send.end),
+            What::Recv { end, .. } | What::Wait { end, .. } => Some(*end),
+            What::WaitValue { .. } | What::WriteValue => None,
+        }
+    }
+
+    pub fn is_wait(&self) -> bool {
+        matches!(self.what, What::Wait { .. } | What::WaitValue { .. })
+    }
+
+    fn side(&self) -> Side {
+        match &self.what {
+            What::Recv { .. }
+            | What::Wait {
+                side: Side::Recv, ..
+            } => Side::Recv,
+            _ => Side::Send,
+        }
+    }
+
+    /// The region whose place it fills, and with how many of its own bytes: all but a receive, which is filled with those of another.
+    fn fills(&self) -> Option<(usize, u64)> {
+        match &self.what {
+            What::Send(send) => match send.transfer {
+                Transfer::Send | Transfer::SendInline | Transfer::FetchAdd => None,
+                _ => Some((send.to, send.len_bytes)),
+            },
+            _ => None,
+        }
+    }
+}
+
+impl Model {
+    pub fn new(memory: Memory, plan: &Plan, checks_faults: bool) -> Model {
+        let mut requests = Vec::new();
+        for step in &plan.steps {
+            requests.resize_with(step.number + 1, || None);
+            requests[step.number] = Request::new(step);
+        }
+        Model {
+            memory,
+            requests,
+            checks_faults,
+            is_quiet: plan.is_quiet(),
+            clock: AtomicU64::new(1),
+            lies: Mutex::default(),
+            lives: Mutex::default(),
+        }
+    }
+
+    pub fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    pub fn lie(&self, kind: &'static str, text: impl Into<String>) {
+        lock(&self.lies).push(Lie {
+            kind,
+            text: text.into(),
+        });
+    }
+
+    pub fn lies(&self) -> Vec<Lie> {
+        lock(&self.lies).clone()
+    }
+
+    pub fn request(&self, number: usize) -> &Request {
+        self.requests[number].as_ref().unwrap()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().flatten()
+    }
+
+    /// The request of that number for the application, if there is one.
+    pub fn named(&self, wr_id: u64) -> Option<&Request> {
+        let number = usize::try_from(wr_id).ok()?.checked_sub(1)?;
+        self.requests.get(number)?.as_ref()
+    }
+
+    pub fn begin_life(&self, end: usize) -> Arc<Life> {
+        let life = Life::new(end);
+        lock(&self.lives).push(Arc::clone(&life));
+        life
+    }
+
+    /// The endpoint has taken a request. The caller has the endpoint to itself.
+    pub fn accepted(
+        &self,
+        request: &Request,
+        life: &Arc<Life>,
+        ticket: Ticket,
+        behind: Option<Arc<Launched>>,
+    ) {
+        let order = &life.sides[request.side() as usize];
+        let mut trail = request.trail();
+        if request.is_wait() {
+            trail.index = Some(order.taken.fetch_add(1, Ordering::SeqCst));
+        } else {
+            lock(&order.requests).push(request.number);
+            if !matches!(
+                request.what,
+                What::Send(Send {
+                    signaled: false,
+                    ..
+                })
+            ) {
+                lock(&order.completions).push(request.number);
+            }
+        }
+        trail.life = Some(Arc::clone(life));
+        trail.behind = behind;
+        trail.ticket = Some(ticket);
+    }
+
+    /// A request that nobody has taken.
+    pub fn refused(&self, request: &Request, why: &'static str) {
+        request.trail().never.get_or_insert(why);
+    }
+
+    /// An operation is about to be dropped, or taken back, that no stream has.
+    pub fn dropping(&self, request: &Request) {
+        let mut trail = request.trail();
+        trail.dropped = true;
+        trail.never = Some("it was dropped before a stream had it");
+        if let Some(life) = &trail.life {
+            life.sides[request.side() as usize]
+                .exact
+                .store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// The failure that an endpoint names, or a call of it.
+    pub fn failed(&self, life: &Life, failure: WorkError) {
+        {
+            let mut known = lock(&life.failure);
+            match *known {
+                None => *known = Some(failure),
+                Some(first) if first != failure => {
+                    self.lie(
+                        "two causes",
+                        format!("endpoint {}: {first:?}, and then {failure:?}", life.end),
+                    );
+                }
+                Some(_) => {}
+            }
+        }
+        self.names(failure);
+    }
+
+    /// A failure with the number of a request: that one has failed.
+    pub fn names(&self, failure: WorkError) {
+        let Some(request) = failure.wr_id.and_then(|wr_id| self.named(wr_id)) else {
+            return;
+        };
+        let Some(ticket) = request.trail().ticket.clone() else {
+            // Its call has not returned yet.
+            return;
+        };
+        match ticket.status() {
+            Status::Failed(_) => {}
+            status => self.lie(
+                "names what has not failed",
+                format!(
+                    "{failure:?}, but the ticket of step {} says {status:?}",
+                    request.number
+                ),
+            ),
+        }
+    }
+
+    /// A poll has found the completion of that request.
+    pub fn polled(&self, life: &Life, side: Side, wr_id: u64) {
+        let order = &life.sides[side as usize];
+        let index = order.taken.fetch_add(1, Ordering::SeqCst);
+        let Some(request) = self.named(wr_id) else {
+            self.lie(
+                "polled what is unknown",
+                format!("endpoint {} {side:?}: work request {wr_id}", life.end),
+            );
+            return;
+        };
+        let trail = request.trail();
+        let expected = lock(&order.completions).get(index).copied();
+        if order.exact.load(Ordering::SeqCst) && expected != Some(request.number) {
+            let number = request.number;
+            self.lie("polled out of order", format!("endpoint {} {side:?}: completion {index} is of step {number} and not {expected:?}", life.end));
+        }
+        match trail.ticket.as_ref().map(Ticket::status) {
+            Some(Status::Complete) | None => {}
+            Some(_) if trail.dropped => {}
+            Some(status) => {
+                self.lie(
+                    "polled what is not complete",
+                    format!("the ticket of step {} says {status:?}", request.number),
+                );
+            }
+        }
+    }
+
+    /// A poll has found a completion in error: what follows is not known exactly.
+    pub fn polled_error(&self, life: &Life, side: Side) {
+        life.sides[side as usize]
+            .exact
+            .store(false, Ordering::SeqCst);
+    }
+
+    /// Looks at a request, unless another thread is at it.
+    pub fn observe(&self, request: &Request) {
+        let Ok(mut trail) = request.trail.try_lock() else {
+            return;
+        };
+        self.observe_with(request, &mut trail);
+    }
+
+    fn observe_with(&self, request: &Request, trail: &mut Trail) {
+        let Some(ticket) = trail.ticket.clone() else {
+            return;
+        };
+        let number = request.number;
+        let status = ticket.status();
+        let now = self.tick();
+        if let Some(last) = trail.last {
+            if matches!(last, Status::Failed(_)) && status == Status::Cancelled {
+                self.lie("failed, then cancelled", format!("step {number}: {last:?}"));
+            } else if is_final(last) && status != last {
+                self.lie(
+                    "changed after its end",
+                    format!("step {number}: {last:?}, then {status:?}"),
+                );
+            } else if rank(status) < rank(last) {
+                self.lie(
+                    "went back",
+                    format!("step {number}: {last:?}, then {status:?}"),
+                );
+            }
+        }
+        let is_new = !trail.last.is_some_and(is_final) && is_final(status);
+        trail.last = Some(status);
+        if status == Status::Rung && trail.rung_at == 0 {
+            trail.rung_at = now;
+        }
+        if is_new {
+            trail.over_at = now;
+            self.ends(request, trail, status, &ticket);
+        }
+        if !is_final(status) {
+            self.is_not_early(request, trail);
+        }
+    }
+
+    /// What its stream has not come to is not transmitted.
+    fn is_not_early(&self, request: &Request, trail: &Trail) {
+        let Some(behind) = &trail.behind else { return };
+        if behind.started() == 0 || behind.ended() != 0 {
+            return;
+        }
+        let found = self.found(request);
+        if matches!(found, Some(Found::Part | Found::All)) && behind.ended() == 0 {
+            self.lie(
+                "transmitted before its turn",
+                format!(
+                    "step {}: kernel {} before it still runs",
+                    request.number, behind.number
+                ),
+            );
+        }
+    }
+
+    fn found(&self, request: &Request) -> Option<Found> {
+        if let What::Recv { to, .. } = request.what {
+            let bytes = Memory::read(&self.memory.targets[to], request.number);
+            let untouched = bytes.iter().all(|byte| *byte == 0);
+            return Some(if untouched {
+                Found::Nothing
+            } else {
+                Found::All
+            });
+        }
+        let (bank, len_bytes) = request.fills()?;
+        let bytes = Memory::read(&self.memory.targets[bank], request.number);
+        let (found, foreign) = self.memory.find(&bytes, request.number, len_bytes);
+        if foreign {
+            self.lie(
+                "wrong bytes",
+                format!(
+                    "step {}: bytes in its place that it does not transfer",
+                    request.number
+                ),
+            );
+        }
+        Some(found)
+    }
+
+    /// A request is over.
+    fn ends(&self, request: &Request, trail: &mut Trail, status: Status, ticket: &Ticket) {
+        let number = request.number;
+        trail.found = self.found(request);
+        match status {
+            Status::Failed(failure) => {
+                if let Some(life) = &trail.life {
+                    let mut known = lock(&life.failure);
+                    if *known.get_or_insert(failure) != failure {
+                        self.lie("two causes", format!("endpoint {}: {:?}, but the ticket of step {number} says {failure:?}", life.end, *known));
+                    }
+                }
+            }
+            Status::Complete => self.is_done(request, trail, ticket),
+            _ => {}
+        }
+    }
+
+    fn is_done(&self, request: &Request, trail: &mut Trail, ticket: &Ticket) {
+        let number = request.number;
+        if let Some(why) = trail.never {
+            self.lie("complete and never sent", format!("step {number}: {why}"));
+        }
+        match &request.what {
+            What::Send(Send {
+                transfer: Transfer::FetchAdd,
+                to,
+                ..
+            }) => {
+                let mut bytes = [0; 8];
+                self.memory.targets[*to]
+                    .read(crate::memory::place(number), &mut bytes)
+                    .unwrap();
+                let (_, one) = Memory::counter(number);
+                let before = u64::from_le_bytes(bytes);
+                let times = self.memory.added(number);
+                if times != 1 {
+                    self.lie(
+                        "complete and not added once",
+                        format!("step {number}: added {times} times"),
+                    );
+                }
+                if before == u64::MAX || before / one & 3 != 0 {
+                    self.lie(
+                        "complete without its result",
+                        format!("step {number}: {before:#x}"),
+                    );
+                }
+            }
+            What::Send(Send {
+                transfer: Transfer::Send | Transfer::SendInline,
+                ..
+            }) => {
+                let times = self.receipts(number);
+                if times != 1 {
+                    self.lie(
+                        "complete and not received once",
+                        format!("step {number}: in {times} receives"),
+                    );
+                }
+            }
+            What::Send(send) => {
+                if trail.found != Some(Found::All) {
+                    self.lie(
+                        "complete without its bytes",
+                        format!("step {number}: {:?} of them", trail.found),
+                    );
+                }
+                let place = crate::memory::place(number);
+                self.memory.targets[send.to]
+                    .fill(place, send.len_bytes, 0)
+                    .unwrap();
+                trail.cleared = true;
+            }
+            What::Recv { end, to, .. } => self.is_received(number, *end, *to, ticket),
+            What::WriteValue => {
+                if self.memory.words.load_u32(word(number)) != Ok(number as u32 + 1) {
+                    self.lie("complete without its value", format!("step {number}"));
+                }
+            }
+            What::WaitValue { gate } => {
+                if self.memory.words.load_u32(4 * *gate as u64) == Ok(0) {
+                    self.lie("complete before its value", format!("step {number}"));
+                }
+            }
+            What::Wait { .. } => {}
+        }
+    }
+
+    /// In how many receives the bytes of a send are, all of them.
+    fn receipts(&self, number: usize) -> usize {
+        let What::Send(send) = &self.request(number).what else {
+            return 0;
+        };
+        let stamp = self.memory.stamp(number, send.len_bytes);
+        let receives = self.all().filter_map(|request| match request.what {
+            What::Recv { end, to, .. } if end == send.end ^ 1 => {
+                Some(Memory::read(&self.memory.targets[to], request.number))
+            }
+            _ => None,
+        });
+        receives.filter(|bytes| bytes.starts_with(&stamp)).count()
+    }
+
+    fn is_received(&self, number: usize, end: usize, to: usize, ticket: &Ticket) {
+        let bytes = Memory::read(&self.memory.targets[to], number);
+        let details = ticket.details();
+        let sender = match self.memory.sender(&bytes) {
+            Some(sender) => Some(sender),
+            // The immediate data of a write leave no bytes in the receive.
+            None => details.and_then(|(_, imm)| imm).map(|imm| imm as usize),
+        };
+        let Some(sender) = sender else {
+            if details.is_some() || bytes.iter().any(|byte| *byte != 0) {
+                self.lie(
+                    "received what nobody sent",
+                    format!("step {number}: {details:?}, {:x?}", &bytes[..16]),
+                );
+            }
+            return;
+        };
+        let Some(Request {
+            what: What::Send(send),
+            ..
+        }) = self.requests.get(sender).and_then(Option::as_ref)
+        else {
+            self.lie(
+                "received what nobody sent",
+                format!("step {number}: step {sender}"),
+            );
+            return;
+        };
+        let is_write = send.transfer == Transfer::WriteImm;
+        if send.end != end ^ 1 || is_write == self.memory.sender(&bytes).is_some() {
+            self.lie(
+                "received what is not for it",
+                format!("step {number}: step {sender}, {details:?}"),
+            );
+        }
+        if !is_write && self.memory.find(&bytes, sender, send.len_bytes) != (Found::All, false) {
+            self.lie("received in part", format!("step {number}: step {sender}"));
+        }
+        let expected = (send.len_bytes as u32, imm(sender, send.transfer));
+        if details.is_some_and(|details| details != expected) {
+            self.lie(
+                "wrong details",
+                format!("step {number}: {details:?} instead of {expected:?} of step {sender}"),
+            );
+        }
+    }
+
+    /// Requests that are not over.
+    pub fn under_way(&self) -> Vec<usize> {
+        let is_under_way = |request: &&Request| {
+            let mut trail = request.trail();
+            self.observe_with(request, &mut trail);
+            trail.ticket.is_some() && !trail.last.is_some_and(is_final)
+        };
+        self.all()
+            .filter(is_under_way)
+            .map(|request| request.number)
+            .collect()
+    }
+
+    /// The last status that was seen of each request. For the report of a hang: looks at nothing, waits for nothing.
+    pub fn states(&self) -> String {
+        let state = |request: &Request| match request.trail.try_lock() {
+            Ok(trail) => format!("{}: {:?}\n", request.number, trail.last),
+            Err(_) => format!("{}: a thread is at it\n", request.number),
+        };
+        self.all().map(state).collect()
+    }
+
+    /// Everything is over, and nothing happens any more.
+    pub fn settle(&self) {
+        for request in self.all() {
+            let mut trail = request.trail();
+            self.observe_with(request, &mut trail);
+            self.settle_one(request, &mut trail);
+        }
+        for life in lock(&self.lives).iter() {
+            for order in &life.sides {
+                self.settle_order(life, order);
+            }
+        }
+    }
+
+    fn settle_one(&self, request: &Request, trail: &mut Trail) {
+        let number = request.number;
+        let is_complete = trail.last == Some(Status::Complete);
+        if let Some(behind) = &trail.behind {
+            if trail.rung_at != 0 && trail.rung_at < behind.ended() {
+                self.lie(
+                    "rung before its turn",
+                    format!(
+                        "step {number}: kernel {} before it was still running",
+                        behind.number
+                    ),
+                );
+            }
+            if trail.over_at != 0 && trail.over_at < behind.ended() {
+                trail
+                    .never
+                    .get_or_insert("it was over before its stream came to it");
+                if is_complete {
+                    self.lie(
+                        "complete before its turn",
+                        format!(
+                            "step {number}: kernel {} before it was still running",
+                            behind.number
+                        ),
+                    );
+                }
+            }
+        }
+        if trail.last == Some(Status::Cancelled) {
+            trail.never.get_or_insert("it was cancelled");
+        }
+        let found = self.found(request);
+        let arrived = matches!(found, Some(Found::Part | Found::All));
+        if trail.cleared && arrived {
+            self.lie("written again", format!("step {number}"));
+        }
+        if let What::Send(send) = &request.what {
+            let times = match send.transfer {
+                Transfer::FetchAdd => self.memory.added(number),
+                Transfer::Send | Transfer::SendInline => self.receipts(number) as u64,
+                _ => u64::from(arrived),
+            };
+            if times > 1 {
+                self.lie("carried out twice", format!("step {number}: {times} times"));
+            }
+            if let (Some(why), 1..) = (trail.never, times) {
+                self.lie(
+                    "arrived and never sent",
+                    format!("step {number}, {:?}: {why}", trail.last),
+                );
+            }
+        } else if let (What::Recv { .. }, Some(why), true) = (&request.what, trail.never, arrived) {
+            self.lie(
+                "received and never posted",
+                format!("step {number}, {:?}: {why}", trail.last),
+            );
+        }
+        // Here: the memory of this side. There: what was on its way may arrive where the wire holds packets back.
+        let is_here = matches!(
+            request.what,
+            What::Recv { .. }
+                | What::Send(Send {
+                    transfer: Transfer::Read,
+                    ..
+                })
+        );
+        if !is_complete && trail.over_at != 0 && found != trail.found && (is_here || self.is_quiet)
+        {
+            self.lie(
+                "arrived after its end",
+                format!(
+                    "step {number}, {:?}: {:?}, then {found:?}",
+                    trail.last, trail.found
+                ),
+            );
+        }
+    }
+
+    fn settle_order(&self, life: &Life, order: &Order) {
+        let last = |number: usize| self.request(number).trail().last;
+        let mut failed = None;
+        for number in lock(&order.requests).iter().copied() {
+            match last(number) {
+                Some(Status::Failed(_)) => failed = failed.or(Some(number)),
+                Some(Status::Complete) if failed.is_some() => {
+                    self.lie("complete behind what failed", format!("endpoint {}: step {number} is complete, and {failed:?} before it failed", life.end));
+                }
+                _ => {}
+            }
+        }
+        if !order.exact.load(Ordering::SeqCst) {
+            return;
+        }
+        let completions = lock(&order.completions);
+        for wait in self.all() {
+            let trail = wait.trail();
+            let (Some(index), Some(its_life)) = (trail.index, &trail.life) else {
+                continue;
+            };
+            if !std::ptr::eq(&its_life.sides[wait.side() as usize], order)
+                || trail.last != Some(Status::Complete)
+            {
+                continue;
+            }
+            drop(trail);
+            let found = completions
+                .get(index)
+                .map(|number| (*number, last(*number)));
+            if !matches!(found, Some((_, Some(Status::Complete)))) {
+                self.lie(
+                    "a wait for what is not complete",
+                    format!(
+                        "endpoint {}: step {} is complete, and it waited for {found:?}",
+                        life.end, wait.number
+                    ),
+                );
+            }
+        }
+    }
+}
+
+/// The immediate data of a step.
+pub fn imm(number: usize, transfer: Transfer) -> Option<u32> {
+    let has_imm = transfer == Transfer::WriteImm || transfer == Transfer::Send && number % 2 == 1;
+    has_imm.then_some(number as u32)
+}

@@ -1,0 +1,700 @@
+//! Plans: random sequences of calls, each made from a seed. The same seed makes the same plan; how its threads, streams and the device interleave
+//! is different in each run.
+
+use std::fmt;
+use std::time::Duration;
+
+use doorbell::{EndpointConfig, Faults, Side};
+
+use crate::rig::Random;
+
+/// Calls in the longest plan. Each has a place of its own in every region.
+pub const STEPS_MAX: usize = 64;
+/// Regions to transfer from, and as many to transfer to.
+pub const BANKS: usize = 2;
+/// Flags that kernels wait for, words that streams wait for, and events.
+pub const GATES: usize = 3;
+pub const EVENTS: usize = 3;
+/// The longest transfer, and the bytes of a step's place.
+pub const PLACE: u64 = 1024;
+
+/// One random test.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub seed: u64,
+    /// The two endpoints of a pair are numbers `2 * pair` and `2 * pair + 1`.
+    pub pairs: Vec<EndpointConfig>,
+    pub streams: usize,
+    pub threads: usize,
+    pub steps: Vec<Step>,
+    /// A post that finds its queue full is tried again for a while.
+    pub insists: bool,
+    /// Whether what is under way at the end gets time to complete before all endpoints are aborted.
+    pub lingers: bool,
+}
+
+/// One call. Its number stays the same when others are taken out of the plan.
+#[derive(Debug, Clone)]
+pub struct Step {
+    pub number: usize,
+    pub thread: usize,
+    pub call: Call,
+}
+
+/// How an operation is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// By the calling thread.
+    Now,
+    Stream(usize),
+    /// Only prepared. A later step gives it to a stream, or takes it back.
+    Prepare,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    Write,
+    WriteInline,
+    WriteImm,
+    Send,
+    SendInline,
+    Read,
+    FetchAdd,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Send {
+    pub end: usize,
+    pub transfer: Transfer,
+    pub len_bytes: u64,
+    pub pieces: u64,
+    pub signaled: bool,
+    pub fence: bool,
+    pub wrong_key: bool,
+    /// Regions here and there.
+    pub from: usize,
+    pub to: usize,
+    pub way: Way,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    Plain,
+    Sleeps(u64),
+    /// Ends when the gate is opened.
+    Gate(usize),
+    Panics,
+}
+
+#[derive(Debug, Clone)]
+pub enum Call {
+    Send(Send),
+    Recv {
+        end: usize,
+        len_bytes: u64,
+        to: usize,
+        way: Way,
+    },
+    /// A wait on a stream, or one that is prepared.
+    StreamWait {
+        end: usize,
+        side: Side,
+        timeout: Option<Duration>,
+        way: Way,
+    },
+    Poll {
+        end: usize,
+        side: Side,
+    },
+    WaitCq {
+        end: usize,
+        side: Side,
+        timeout: Duration,
+    },
+    /// What earlier steps have prepared is given to a stream, in this order.
+    Post {
+        prepared: Vec<usize>,
+        stream: usize,
+    },
+    Rollback(usize),
+    DropPrepared(usize),
+    Launch {
+        stream: usize,
+        kernel: Kernel,
+    },
+    Open(usize),
+    Record {
+        stream: usize,
+        event: usize,
+    },
+    WaitEvent {
+        stream: usize,
+        event: usize,
+    },
+    WaitValue {
+        stream: usize,
+        gate: usize,
+        timeout: Duration,
+    },
+    WriteValue {
+        stream: usize,
+    },
+    Query(usize),
+    Synchronize {
+        stream: usize,
+        timeout: Duration,
+    },
+    AbortStream(usize),
+    Abort(usize),
+    /// Aborted before, or once the streams are done.
+    Reset {
+        pair: usize,
+        aborts: bool,
+    },
+    DropEndpoint(usize),
+    Faults {
+        loss: f64,
+        duplicate: f64,
+        reorder: f64,
+        delay_ns: u64,
+    },
+    Freeze(bool),
+    StallProxy(bool),
+    Deregister {
+        bank: usize,
+        is_target: bool,
+    },
+    Pause(u64),
+    Failure(usize),
+}
+
+impl Plan {
+    /// `may_panic`: whether kernels that panic are reported by their stream.
+    pub fn new(seed: u64, may_panic: bool) -> Plan {
+        let mut random = Random(seed);
+        // Posts by the calling thread, of which many fail, and resets: what is seldom the case otherwise takes many of them.
+        let is_storm = random.below(6) == 0;
+        let pairs: Vec<_> = (0..if is_storm { 1 } else { 1 + random.below(3) })
+            .map(|_| config(&mut random, is_storm))
+            .collect();
+        let streams = 1 + random.below(3) as usize;
+        let threads = if is_storm {
+            1
+        } else {
+            1 + random.below(3) as usize
+        };
+        let count = 4 + random.below(STEPS_MAX as u64 - 4) as usize;
+        let mut makes = Makes {
+            ends: 2 * pairs.len(),
+            streams,
+            is_storm,
+            // How much goes wrong on purpose: in some plans nothing does, as few things are found behind the first failure of everything.
+            gremlin: *random.pick(&[0, 1, 4, 12]),
+            may_panic,
+            // What a plan does without leaves room for more of the rest.
+            without: Feature::ALL.map(|_| random.below(4) == 0),
+            prepared: Vec::new(),
+            random,
+        };
+        let step = |number| Step {
+            number,
+            thread: makes.below(threads),
+            call: makes.call(number),
+        };
+        let steps = (0..count).map(step).collect();
+        Plan {
+            seed,
+            pairs,
+            streams,
+            threads,
+            steps,
+            insists: is_storm || makes.random.below(4) == 0,
+            lingers: makes.random.below(3) > 0,
+        }
+    }
+
+    /// Without the mention of operations that are not prepared any more.
+    pub fn tidied(mut self) -> Plan {
+        let numbers: Vec<_> = self.steps.iter().map(|step| step.number).collect();
+        for step in &mut self.steps {
+            if let Call::Post { prepared, .. } = &mut step.call {
+                prepared.retain(|number| numbers.contains(number));
+            }
+        }
+        self
+    }
+
+    /// Whether a packet that its sender knows to have failed may still arrive: the wire keeps some of them for a while.
+    pub fn is_quiet(&self) -> bool {
+        !self
+            .steps
+            .iter()
+            .any(|step| matches!(step.call, Call::Faults { .. } | Call::Freeze(_)))
+    }
+}
+
+fn config(random: &mut Random, is_storm: bool) -> EndpointConfig {
+    let ms = Duration::from_millis;
+    let depths = if is_storm {
+        [1, 1, 1, 2]
+    } else {
+        [1, 2, 4, 16]
+    };
+    EndpointConfig::default()
+        .send_depth(*random.pick(&depths))
+        .recv_depth(*random.pick(&[1, 4, 16]))
+        .timeout(5 + random.below(4) as u8)
+        .retry_count(*random.pick(&[1, 3, 7]))
+        .rnr_retry(*random.pick(&[1, 7, 7]))
+        .mtu_bytes(*random.pick(&[256, 1024]))
+        .wait_timeout(Some(*random.pick(&[ms(5), ms(50), ms(500)])))
+}
+
+/// What a plan may do without.
+#[derive(Clone, Copy)]
+enum Feature {
+    Now,
+    Streams,
+    Prepares,
+    Kernels,
+    Events,
+    Values,
+    Unsignaled,
+}
+
+impl Feature {
+    const ALL: [Feature; 7] = [
+        Feature::Now,
+        Feature::Streams,
+        Feature::Prepares,
+        Feature::Kernels,
+        Feature::Events,
+        Feature::Values,
+        Feature::Unsignaled,
+    ];
+}
+
+struct Makes {
+    random: Random,
+    ends: usize,
+    streams: usize,
+    is_storm: bool,
+    gremlin: u64,
+    may_panic: bool,
+    without: [bool; Feature::ALL.len()],
+    /// Steps that only prepare and that no later one has taken.
+    prepared: Vec<usize>,
+}
+
+impl Makes {
+    fn below(&mut self, end: usize) -> usize {
+        self.random.below(end as u64) as usize
+    }
+
+    fn has(&self, feature: Feature) -> bool {
+        !self.without[feature as usize]
+    }
+
+    fn side(&mut self) -> Side {
+        *self.random.pick(&[Side::Send, Side::Send, Side::Recv])
+    }
+
+    fn way(&mut self, number: usize) -> Way {
+        match self.random.below(8) {
+            _ if self.is_storm => Way::Now,
+            0 | 1 if self.has(Feature::Now) => Way::Now,
+            2 | 3 if self.has(Feature::Prepares) => {
+                self.prepared.push(number);
+                Way::Prepare
+            }
+            _ if self.has(Feature::Streams) => Way::Stream(self.below(self.streams)),
+            _ => Way::Now,
+        }
+    }
+
+    fn takes_prepared(&mut self) -> Option<usize> {
+        let at = (!self.prepared.is_empty()).then(|| self.below(self.prepared.len()))?;
+        Some(self.prepared.remove(at))
+    }
+
+    fn call(&mut self, number: usize) -> Call {
+        if self.random.below(50) < self.gremlin {
+            return self.mischief();
+        }
+        let (ends, streams) = (self.ends, self.streams);
+        let kind = match self.random.below(80) {
+            _ if self.is_storm => return self.storm(number),
+            64..=70 if !self.has(Feature::Kernels) => 0,
+            71 | 72 if !self.has(Feature::Events) => 0,
+            73 | 74 if !self.has(Feature::Values) => 0,
+            kind => kind,
+        };
+        match kind {
+            0..=29 => Call::Send(self.send(number)),
+            30..=39 => Call::Recv {
+                end: self.below(ends),
+                len_bytes: *self.random.pick(&[PLACE, PLACE, 64]),
+                to: self.below(BANKS),
+                way: self.way(number),
+            },
+            40..=49 => {
+                let timeout = *self
+                    .random
+                    .pick(&[None, None, Some(Duration::from_millis(2))]);
+                let (end, side) = (self.below(ends), self.side());
+                let way = match self.way(number) {
+                    Way::Now => Way::Stream(self.below(streams)),
+                    way => way,
+                };
+                Call::StreamWait {
+                    end,
+                    side,
+                    timeout,
+                    way,
+                }
+            }
+            50..=55 => Call::Poll {
+                end: self.below(ends),
+                side: self.side(),
+            },
+            56 | 57 => Call::WaitCq {
+                end: self.below(ends),
+                side: self.side(),
+                timeout: Duration::from_millis(1 + self.random.below(3)),
+            },
+            58..=61 => {
+                let stream = self.below(streams);
+                let count = if self.random.below(2) == 0 { 1 } else { 4 };
+                // Most often in the order in which they were prepared: others are refused.
+                let count = count.min(self.prepared.len());
+                let prepared = match (count, self.random.below(4)) {
+                    (1, 0) => self.takes_prepared().into_iter().collect(),
+                    _ => self.prepared.drain(..count).collect(),
+                };
+                Call::Post { prepared, stream }
+            }
+            62 | 63 => match self.takes_prepared() {
+                Some(number) if self.random.below(2) == 0 => Call::Rollback(number),
+                Some(number) => Call::DropPrepared(number),
+                None => Call::Pause(self.random.below(300)),
+            },
+            64..=68 => {
+                let kernel = match self.random.below(4) {
+                    0 => Kernel::Plain,
+                    1 => Kernel::Sleeps(self.random.below(2000)),
+                    _ => Kernel::Gate(self.below(GATES)),
+                };
+                Call::Launch {
+                    stream: self.below(streams),
+                    kernel,
+                }
+            }
+            69 | 70 => Call::Open(self.below(GATES)),
+            71 => Call::Record {
+                stream: self.below(streams),
+                event: self.below(EVENTS),
+            },
+            72 => Call::WaitEvent {
+                stream: self.below(streams),
+                event: self.below(EVENTS),
+            },
+            73 => Call::WaitValue {
+                stream: self.below(streams),
+                gate: self.below(GATES),
+                timeout: Duration::from_millis(1 + self.random.below(20)),
+            },
+            74 => Call::WriteValue {
+                stream: self.below(streams),
+            },
+            75 => Call::Query(self.below(streams)),
+            76 => Call::Synchronize {
+                stream: self.below(streams),
+                timeout: Duration::from_millis(self.random.below(5)),
+            },
+            77 => Call::Failure(self.below(ends)),
+            _ => Call::Pause(self.random.below(500)),
+        }
+    }
+
+    fn storm(&mut self, number: usize) -> Call {
+        match self.random.below(10) {
+            0..=6 => Call::Send(self.send(number)),
+            7 => Call::Failure(self.below(self.ends)),
+            8 => Call::Poll {
+                end: self.below(self.ends),
+                side: Side::Send,
+            },
+            _ => Call::Reset {
+                pair: 0,
+                aborts: false,
+            },
+        }
+    }
+
+    fn send(&mut self, number: usize) -> Send {
+        use Transfer::{FetchAdd, Read, SendInline, Write, WriteImm, WriteInline};
+        let transfers = [
+            Write,
+            Write,
+            Write,
+            WriteInline,
+            WriteImm,
+            Transfer::Send,
+            Transfer::Send,
+            SendInline,
+            Read,
+            FetchAdd,
+        ];
+        let transfer = *self.random.pick(&transfers);
+        let len_bytes = match transfer {
+            FetchAdd => 8,
+            WriteInline | SendInline => 16 + 8 * self.random.below(7),
+            _ => *self.random.pick(&[16, 64, 64, PLACE]),
+        };
+        Send {
+            end: self.below(self.ends),
+            transfer,
+            len_bytes,
+            pieces: if transfer == FetchAdd {
+                1
+            } else {
+                1 + self.random.below(2)
+            },
+            signaled: self.without[Feature::Unsignaled as usize] || self.random.below(4) > 0,
+            fence: self.random.below(8) == 0,
+            wrong_key: self.is_storm && self.random.below(3) == 0
+                || self.gremlin > 0 && self.random.below(25) == 0,
+            from: self.below(BANKS),
+            to: self.below(BANKS),
+            way: self.way(number),
+        }
+    }
+
+    fn mischief(&mut self) -> Call {
+        let (ends, streams) = (self.ends, self.streams);
+        match self.random.below(22) {
+            0..=5 => Call::Abort(self.below(ends)),
+            6..=10 => Call::Reset {
+                pair: self.below(ends / 2),
+                aborts: self.random.below(2) == 0,
+            },
+            11 | 12 => Call::AbortStream(self.below(streams)),
+            13 => Call::DropEndpoint(self.below(ends)),
+            14 => Call::Deregister {
+                bank: self.below(BANKS),
+                is_target: self.random.below(2) == 0,
+            },
+            15 | 16 => Call::Faults {
+                loss: *self.random.pick(&[0.0, 0.1, 0.3]),
+                duplicate: *self.random.pick(&[0.0, 0.2]),
+                reorder: *self.random.pick(&[0.0, 0.3]),
+                delay_ns: *self.random.pick(&[0, 20_000]),
+            },
+            17 => Call::Freeze(true),
+            18 => Call::Freeze(false),
+            19 => Call::StallProxy(true),
+            20 => Call::StallProxy(false),
+            _ if self.may_panic => Call::Launch {
+                stream: self.below(streams),
+                kernel: Kernel::Panics,
+            },
+            _ => Call::Pause(self.random.below(500)),
+        }
+    }
+}
+
+impl Call {
+    fn pair(&self) -> Option<usize> {
+        match self {
+            Call::Send(Send { end, .. })
+            | Call::Recv { end, .. }
+            | Call::StreamWait { end, .. }
+            | Call::Poll { end, .. }
+            | Call::WaitCq { end, .. }
+            | Call::Abort(end)
+            | Call::DropEndpoint(end)
+            | Call::Failure(end) => Some(end / 2),
+            Call::Reset { pair, .. } => Some(*pair),
+            _ => None,
+        }
+    }
+
+    pub fn faults(&self, seed: u64) -> Option<Faults> {
+        let Call::Faults {
+            loss,
+            duplicate,
+            reorder,
+            delay_ns,
+        } = *self
+        else {
+            return None;
+        };
+        Some(Faults {
+            loss,
+            duplicate,
+            reorder,
+            delay_ns,
+            seed,
+            ..Faults::default()
+        })
+    }
+}
+
+/// The name of an endpoint in a printed plan.
+pub fn end_name(end: usize) -> String {
+    format!("{}{}", ["a", "b"][end % 2], end / 2)
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let uses = |number: usize| {
+            self.steps
+                .iter()
+                .any(|step| step.call.pair() == Some(number))
+        };
+        let pairs = self.pairs.iter().enumerate();
+        for (number, config) in pairs.filter(|(number, _)| uses(*number)) {
+            let EndpointConfig {
+                send_depth,
+                recv_depth,
+                timeout,
+                retry_count,
+                rnr_retry,
+                mtu_bytes,
+                wait_timeout,
+                ..
+            } = config;
+            writeln!(
+                f,
+                "let (a{number}, b{number}) = pair(send_depth({send_depth}).recv_depth({recv_depth}).timeout({timeout}).retry_count({retry_count})\
+                 .rnr_retry({rnr_retry}).mtu_bytes({mtu_bytes}).wait_timeout({wait_timeout:?}));"
+            )?;
+        }
+        for step in &self.steps {
+            write!(f, "{step}")?;
+            if self.steps.iter().any(|step| step.thread > 0) {
+                write!(f, " // thread {}", step.thread)?;
+            }
+            writeln!(f)?;
+        }
+        let end = if self.lingers {
+            "after a while, all endpoints are aborted"
+        } else {
+            "all endpoints are aborted"
+        };
+        writeln!(f, "// Then all gates are opened, and {end}.")
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = self.number;
+        let way = |f: &mut fmt::Formatter<'_>, end: usize, way: Way, what: &str| {
+            let end = end_name(end);
+            match way {
+                Way::Now => write!(f, "let t{number} = {end}.post_{what}("),
+                Way::Stream(stream) => {
+                    write!(f, "let t{number} = {end}.stream_queue_{what}(&s{stream}, ")
+                }
+                Way::Prepare => write!(f, "let p{number} = {end}.prepare_{what}("),
+            }
+        };
+        match &self.call {
+            Call::Send(send) => {
+                way(f, send.end, send.way, "send")?;
+                write!(
+                    f,
+                    "{:?} {{ {} bytes in {}, signaled: {}, fence: {}, regions {} to {}{} }});",
+                    send.transfer,
+                    send.len_bytes,
+                    send.pieces,
+                    send.signaled,
+                    send.fence,
+                    send.from,
+                    send.to,
+                    if send.wrong_key { ", wrong rkey" } else { "" }
+                )
+            }
+            Call::Recv {
+                end,
+                len_bytes,
+                to,
+                way: by,
+            } => {
+                way(f, *end, *by, "recv")?;
+                write!(f, "{len_bytes} bytes, region {to});")
+            }
+            Call::StreamWait {
+                end,
+                side,
+                timeout,
+                way,
+            } => {
+                let end = end_name(*end);
+                match way {
+                    Way::Stream(stream) => write!(
+                        f,
+                        "let t{number} = {end}.stream_wait_cq_for(&s{stream}, {side:?}, {timeout:?});"
+                    ),
+                    _ => write!(
+                        f,
+                        "let p{number} = {end}.prepare_wait_cq_for({side:?}, {timeout:?});"
+                    ),
+                }
+            }
+            Call::Poll { end, side } => write!(f, "{}.poll_cq({side:?});", end_name(*end)),
+            Call::WaitCq { end, side, timeout } => {
+                write!(f, "{}.wait_cq({side:?}, {timeout:?});", end_name(*end))
+            }
+            Call::Post { prepared, stream } => match &prepared[..] {
+                [one] => write!(f, "stream_post(&s{stream}, p{one});"),
+                several => write!(f, "stream_post_all(&s{stream}, {several:?});"),
+            },
+            Call::Rollback(number) => write!(f, "rollback(p{number});"),
+            Call::DropPrepared(number) => write!(f, "drop(p{number});"),
+            Call::Launch { stream, kernel } => write!(f, "s{stream}.launch({kernel:?});"),
+            Call::Open(gate) => write!(f, "open(gate {gate});"),
+            Call::Record { stream, event } => write!(f, "s{stream}.record(&e{event});"),
+            Call::WaitEvent { stream, event } => write!(f, "s{stream}.wait_event(&e{event});"),
+            Call::WaitValue {
+                stream,
+                gate,
+                timeout,
+            } => write!(
+                f,
+                "let t{number} = stream_wait_value32(&s{stream}, gate {gate}, {timeout:?});"
+            ),
+            Call::WriteValue { stream } => write!(
+                f,
+                "let t{number} = stream_write_value32(&s{stream}, word {number});"
+            ),
+            Call::Query(stream) => write!(f, "s{stream}.query();"),
+            Call::Synchronize { stream, timeout } => {
+                write!(f, "s{stream}.synchronize({timeout:?});")
+            }
+            Call::AbortStream(stream) => write!(f, "s{stream}.abort();"),
+            Call::Abort(end) => write!(f, "{}.abort();", end_name(*end)),
+            Call::Reset { pair, aborts } => {
+                let first = if *aborts {
+                    "abort both, open all gates, "
+                } else {
+                    "open all gates, synchronize, "
+                };
+                write!(f, "{first}a{pair}.reset(); b{pair}.reset(); connect;")
+            }
+            Call::DropEndpoint(end) => write!(f, "drop({});", end_name(*end)),
+            Call::Faults { .. } => write!(f, "device.set_faults({:?});", self.call),
+            Call::Freeze(is_frozen) => write!(f, "device.set_frozen({is_frozen});"),
+            Call::StallProxy(is_stalled) => write!(f, "device.set_proxy_stalled({is_stalled});"),
+            Call::Deregister { bank, is_target } => {
+                write!(
+                    f,
+                    "{}[{bank}].deregister();",
+                    if *is_target { "targets" } else { "sources" }
+                )
+            }
+            Call::Pause(us) => write!(f, "sleep({us} us);"),
+            Call::Failure(end) => write!(f, "{}.failure();", end_name(*end)),
+        }
+    }
+}

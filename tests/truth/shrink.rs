@@ -1,0 +1,53 @@
+//! Makes a plan shorter that shows a contradiction: calls are taken out as long as it still shows.
+
+use std::time::{Duration, Instant};
+
+use crate::model::Lie;
+use crate::plan::Plan;
+
+/// How often a plan is repeated before it counts as one that does not show it: it may depend on the interleaving.
+const REPEATS: usize = 40;
+/// How long one plan is made shorter.
+const TIME: Duration = Duration::from_secs(20);
+
+/// The shortest plan that was found, as text, with what it showed.
+pub fn shrunk(plan: &Plan, kind: &str, run: &dyn Fn(&Plan) -> Vec<Lie>) -> String {
+    let started = Instant::now();
+    let shows = |plan: &Plan, repeats: usize| {
+        (0..repeats)
+            .filter(|_| started.elapsed() < TIME)
+            .find_map(|_| run(plan).into_iter().find(|lie| lie.kind == kind))
+    };
+    let Some(mut lie) = shows(plan, 4 * REPEATS) else {
+        return format!("{kind}: not again in {} repetitions\n{plan}", 4 * REPEATS);
+    };
+    let mut plan = plan.clone();
+    let mut chunk = plan.steps.len().div_ceil(2);
+    loop {
+        let mut at = 0;
+        while at < plan.steps.len() && started.elapsed() < TIME {
+            let mut shorter = plan.clone();
+            shorter.steps.drain(at..(at + chunk).min(plan.steps.len()));
+            match shows(&shorter, REPEATS) {
+                Some(found) => (plan, lie) = (shorter.tidied(), found),
+                None => at += chunk,
+            }
+        }
+        if chunk == 1 {
+            break;
+        }
+        chunk = chunk.div_ceil(2);
+    }
+    for thread in (0..plan.threads).rev() {
+        let mut simpler = plan.clone();
+        simpler
+            .steps
+            .iter_mut()
+            .filter(|step| step.thread == thread)
+            .for_each(|step| step.thread = 0);
+        if let Some(found) = shows(&simpler, REPEATS) {
+            (plan, lie) = (simpler, found);
+        }
+    }
+    format!("{kind}: {}\n{plan}", lie.text)
+}

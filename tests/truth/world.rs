@@ -1,0 +1,932 @@
+//! Carries out a plan: endpoints, streams and threads, and what each call says to the model.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    AbortHandle, Condition, Control, Device, Endpoint, Error, Event, Executor, Faults, Prepared,
+    Result, Side, Slice, Status, Ticket, Work, stream_post, stream_post_all, stream_wait_value32,
+    stream_write_value32,
+};
+
+use crate::memory::{Memory, place, word};
+use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
+use crate::plan::{Call, EVENTS, GATES, Kernel, Plan, Send, Step, Transfer, Way, end_name};
+use crate::rig::{Stream, is_cuda, stream};
+
+/// Longer than a kernel waits for its gate.
+const GATE: Duration = Duration::from_secs(30);
+
+/// How long a post is tried again that found its queue full.
+const INSISTS: Duration = Duration::from_millis(1);
+
+struct End {
+    /// None once it was dropped.
+    endpoint: Option<Endpoint>,
+    life: Arc<Life>,
+}
+
+/// A stream with all that was queued on it, in order.
+struct Lane {
+    stream: Stream,
+    log: Vec<Entry>,
+}
+
+enum Entry {
+    Kernel(Arc<Launched>),
+    Request(usize),
+    /// Aborted, and when that call had returned.
+    Abort(u64),
+    /// Behind the kernel of another stream, by an event.
+    After(Arc<Launched>, usize),
+    /// A call has reported a failure.
+    Report,
+}
+
+struct Recorded {
+    event: Event,
+    /// The last kernel before the record, and its stream.
+    last: Option<(Arc<Launched>, usize)>,
+}
+
+/// What kernels wait for and what they tell.
+struct Gates {
+    open: [AtomicBool; GATES],
+    clock: AtomicU64,
+}
+
+pub struct World<'a> {
+    plan: &'a Plan,
+    device: &'a Device,
+    pub model: Arc<Model>,
+    ends: Vec<Mutex<End>>,
+    aborts: Vec<AbortHandle>,
+    lanes: Vec<Mutex<Lane>>,
+    events: Vec<Mutex<Recorded>>,
+    prepared: Vec<Mutex<Option<Prepared>>>,
+    gates: Arc<Gates>,
+    /// Memory of regions as it was when they had been deregistered.
+    deregistered: Mutex<Vec<(usize, Vec<Vec<u8>>)>>,
+    control: Control,
+}
+
+/// What a run found, and whether something did not end: the process cannot be trusted to go on then.
+pub fn run(
+    plan: &Plan,
+    device: &Device,
+    patience: Duration,
+    checks_faults: bool,
+    watched: &Mutex<Option<Arc<Model>>>,
+) -> Vec<Lie> {
+    let world = World::new(plan, device, checks_faults);
+    *lock(watched) = Some(Arc::clone(&world.model));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let witness = scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                world
+                    .model
+                    .all()
+                    .for_each(|request| world.model.observe(request));
+                std::thread::sleep(Duration::from_micros(30));
+            }
+        });
+        let threads: Vec<_> = (0..plan.threads)
+            .map(|thread| {
+                let world = &world;
+                scope.spawn(move || {
+                    for step in plan.steps.iter().filter(|step| step.thread == thread) {
+                        world.step(step);
+                    }
+                })
+            })
+            .collect();
+        let panicked = threads
+            .into_iter()
+            .filter_map(|thread| thread.join().err())
+            .count();
+        if panicked > 0 {
+            world.model.lie("panic", "a call of the library panicked");
+        }
+        world.drain(patience);
+        is_over.store(true, Ordering::Release);
+        if witness.join().is_err() {
+            world.model.lie("panic", "a look at a ticket panicked");
+        }
+    });
+    world.settle();
+    world.model.lies()
+}
+
+impl<'a> World<'a> {
+    fn new(plan: &'a Plan, device: &'a Device, checks_faults: bool) -> World<'a> {
+        let domain = device.protection_domain();
+        let memory = Memory::new(
+            &domain,
+            plan.seed,
+            plan.steps.iter().map(|step| step.number),
+        );
+        for step in &plan.steps {
+            if let Call::Send(Send {
+                transfer: Transfer::FetchAdd,
+                to,
+                ..
+            }) = step.call
+            {
+                memory.targets[to]
+                    .write(place(step.number), &u64::MAX.to_le_bytes())
+                    .unwrap();
+            }
+        }
+        let model = Arc::new(Model::new(memory, plan, checks_faults));
+        let endpoint = |end: usize| Endpoint::new(&domain, &plan.pairs[end / 2]).unwrap();
+        let mut endpoints: Vec<_> = (0..2 * plan.pairs.len()).map(endpoint).collect();
+        for pair in endpoints.chunks_mut(2) {
+            let [a, b] = pair else { unreachable!() };
+            a.connect(&b.address()).unwrap();
+            b.connect(&a.address()).unwrap();
+        }
+        let steps = plan
+            .steps
+            .iter()
+            .map(|step| step.number + 1)
+            .max()
+            .unwrap_or(0);
+        World {
+            plan,
+            device,
+            control: endpoints[0].path().control,
+            aborts: endpoints.iter().map(Endpoint::abort_handle).collect(),
+            ends: (endpoints.into_iter().enumerate())
+                .map(|(end, endpoint)| {
+                    Mutex::new(End {
+                        endpoint: Some(endpoint),
+                        life: model.begin_life(end),
+                    })
+                })
+                .collect(),
+            lanes: (0..plan.streams)
+                .map(|number| {
+                    Mutex::new(Lane {
+                        stream: stream(&format!("s{number}")),
+                        log: Vec::new(),
+                    })
+                })
+                .collect(),
+            events: (0..EVENTS)
+                .map(|_| {
+                    Mutex::new(Recorded {
+                        event: Event::new(),
+                        last: None,
+                    })
+                })
+                .collect(),
+            prepared: (0..steps).map(|_| Mutex::default()).collect(),
+            gates: Arc::new(Gates {
+                open: Default::default(),
+                clock: AtomicU64::new(0),
+            }),
+            deregistered: Mutex::default(),
+            model,
+        }
+    }
+
+    fn step(&self, step: &Step) {
+        let number = step.number;
+        match &step.call {
+            Call::Send(send) => self.send(number, send),
+            Call::Recv {
+                end,
+                len_bytes,
+                to,
+                way,
+            } => {
+                let into = [self.model.memory.targets[*to]
+                    .slice(place(number), *len_bytes)
+                    .unwrap()];
+                let wr_id = number as u64 + 1;
+                self.operation(
+                    number,
+                    *end,
+                    *way,
+                    Call3 {
+                        now: &|endpoint| endpoint.post_recv(wr_id, &into),
+                        queued: &|endpoint, stream| {
+                            endpoint.stream_queue_recv(stream, wr_id, &into)
+                        },
+                        prepared: &|endpoint| endpoint.prepare_recv(wr_id, &into),
+                    },
+                );
+            }
+            Call::StreamWait {
+                end,
+                side,
+                timeout,
+                way,
+            } => {
+                let timeout = |endpoint: &Endpoint| timeout.or(endpoint.config().wait_timeout);
+                self.operation(
+                    number,
+                    *end,
+                    *way,
+                    Call3 {
+                        now: &|_| unreachable!(),
+                        queued: &|endpoint, stream| {
+                            endpoint.stream_wait_cq_for(stream, *side, timeout(endpoint))
+                        },
+                        prepared: &|endpoint| {
+                            endpoint.prepare_wait_cq_for(*side, timeout(endpoint))
+                        },
+                    },
+                );
+            }
+            Call::Poll { end, side } => self.poll(*end, *side, |endpoint| endpoint.poll_cq(*side)),
+            Call::WaitCq { end, side, timeout } => {
+                self.poll(*end, *side, |endpoint| {
+                    match endpoint.wait_cq(*side, Some(*timeout)) {
+                        Err(Error::Timeout { .. }) => Ok(None),
+                        taken => taken.map(Some),
+                    }
+                })
+            }
+            Call::Post { prepared, stream } => self.post(prepared, *stream),
+            Call::Rollback(prepared) => self.take_back(*prepared, true),
+            Call::DropPrepared(prepared) => self.take_back(*prepared, false),
+            Call::Launch { stream, kernel } => self.launch(number, *stream, *kernel),
+            Call::Open(gate) => self.open(*gate),
+            Call::Record { stream, event } => {
+                let mut lane = self.lane(*stream);
+                let mut recorded = lock(&self.events[*event]);
+                let result = lane.stream.record(&recorded.event);
+                if self.allowed(&mut lane, result).is_some() {
+                    recorded.last = lane.last_kernel().map(|kernel| (kernel, *stream));
+                }
+            }
+            Call::WaitEvent { stream, event } => {
+                let mut lane = self.lane(*stream);
+                let recorded = lock(&self.events[*event]);
+                let result = lane.stream.wait_event(&recorded.event);
+                if self.allowed(&mut lane, result).is_some()
+                    && let Some((kernel, of)) = &recorded.last
+                {
+                    lane.log.push(Entry::After(Arc::clone(kernel), *of));
+                }
+            }
+            Call::WaitValue {
+                stream,
+                gate,
+                timeout,
+            } => {
+                let (words, at) = (&self.model.memory.words, 4 * *gate as u64);
+                self.value(number, *stream, |stream| {
+                    stream_wait_value32(
+                        stream,
+                        words,
+                        at,
+                        Condition::GreaterOrEqual(1),
+                        Some(*timeout),
+                    )
+                });
+            }
+            Call::WriteValue { stream } => {
+                let words = &self.model.memory.words;
+                self.value(number, *stream, |stream| {
+                    stream_write_value32(stream, words, word(number), number as u32 + 1)
+                });
+            }
+            Call::Query(stream) => {
+                let mut lane = self.lane(*stream);
+                let result = lane.stream.query();
+                self.allowed(&mut lane, result);
+            }
+            Call::Synchronize { stream, timeout } => {
+                self.synchronize(*stream, *timeout);
+            }
+            Call::AbortStream(stream) => self.abort_stream(*stream),
+            Call::Abort(end) => self.aborts[*end].abort(),
+            Call::Reset { pair, aborts } => self.reset(*pair, *aborts),
+            Call::DropEndpoint(end) => drop(lock(&self.ends[*end]).endpoint.take()),
+            Call::Faults { .. } => {
+                self.device
+                    .set_faults(step.call.faults(self.plan.seed).unwrap());
+            }
+            Call::Freeze(is_frozen) => {
+                self.device.set_frozen(*is_frozen);
+            }
+            Call::StallProxy(is_stalled) => self.stall(*is_stalled),
+            Call::Deregister { bank, is_target } => {
+                let memory = &self.model.memory;
+                if !is_target {
+                    memory.sources[*bank].deregister();
+                } else if memory.targets[*bank].deregister() {
+                    let places = self.model.requests.len();
+                    let seen = (0..places)
+                        .map(|number| Memory::read(&memory.targets[*bank], number))
+                        .collect();
+                    lock(&self.deregistered).push((*bank, seen));
+                }
+            }
+            Call::Pause(us) => std::thread::sleep(Duration::from_micros(*us)),
+            Call::Failure(end) => {
+                let end = lock(&self.ends[*end]);
+                if let Some(failure) = end.endpoint.as_ref().and_then(Endpoint::failure) {
+                    self.model.failed(&end.life, failure);
+                }
+            }
+        }
+    }
+
+    fn lane(&self, stream: usize) -> MutexGuard<'_, Lane> {
+        lock(&self.lanes[stream])
+    }
+
+    /// What a call may answer in a plan with faults; anything else is a finding.
+    fn allowed<T>(&self, lane: &mut Lane, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => return Some(value),
+            Err(Error::Asynchronous { .. }) => lane.log.push(Entry::Report),
+            Err(Error::Timeout { .. }) => {}
+            Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
+        }
+        None
+    }
+
+    fn send(&self, number: usize, send: &Send) {
+        let memory = &self.model.memory;
+        let (source, target) = match send.transfer {
+            Transfer::Read => (&memory.targets[send.to], &memory.sources[send.from]),
+            Transfer::FetchAdd => (&memory.targets[send.to], &memory.counters),
+            _ => (&memory.sources[send.from], &memory.targets[send.to]),
+        };
+        let mut remote = target.remote();
+        if send.wrong_key {
+            remote.rkey ^= 0x5500;
+        }
+        let (offset, one) = match send.transfer {
+            Transfer::FetchAdd => Memory::counter(number),
+            _ => (place(number), 0),
+        };
+        let remote = remote.slice(offset, send.len_bytes).unwrap();
+        let each = send.len_bytes / send.pieces / 8 * 8;
+        let slices: Vec<Slice<'_>> = (0..send.pieces)
+            .map(|piece| {
+                let len_bytes = if piece + 1 == send.pieces {
+                    send.len_bytes - piece * each
+                } else {
+                    each
+                };
+                source
+                    .slice(place(number) + piece * each, len_bytes)
+                    .unwrap()
+            })
+            .collect();
+        let bytes = memory.stamp(number, send.len_bytes);
+        let mut work = match send.transfer {
+            Transfer::Write | Transfer::WriteImm => Work::write(&slices, remote),
+            Transfer::WriteInline => Work::write_inline(&bytes, remote),
+            Transfer::Send => Work::send(&slices),
+            Transfer::SendInline => Work::send_inline(&bytes),
+            Transfer::Read => Work::read(&slices, remote),
+            Transfer::FetchAdd => Work::fetch_add(&slices, remote, one),
+        };
+        if let Some(imm) = imm(number, send.transfer) {
+            work = work.imm(imm);
+        }
+        let work = work
+            .wr_id(number as u64 + 1)
+            .signaled(send.signaled)
+            .fence(send.fence);
+        self.operation(
+            number,
+            send.end,
+            send.way,
+            Call3 {
+                now: &|endpoint| endpoint.post_send(&work),
+                queued: &|endpoint, stream| endpoint.stream_queue_send(stream, &work),
+                prepared: &|endpoint| endpoint.prepare_send(&work),
+            },
+        );
+    }
+
+    fn operation(&self, number: usize, end: usize, way: Way, calls: Call3<'_>) {
+        let request = self.model.request(number);
+        let mut end = lock(&self.ends[end]);
+        let End { endpoint, life } = &mut *end;
+        let Some(endpoint) = endpoint else {
+            return self
+                .model
+                .refused(request, "its endpoint was dropped before");
+        };
+        let failure = endpoint.failure();
+        let mut lane = None;
+        let result = match way {
+            Way::Now => {
+                let started = Instant::now();
+                loop {
+                    match (calls.now)(endpoint) {
+                        Err(Error::QueueFull { .. })
+                            if self.plan.insists && started.elapsed() < INSISTS =>
+                        {
+                            std::hint::spin_loop()
+                        }
+                        result => break result,
+                    }
+                }
+            }
+            Way::Stream(stream) => {
+                let lane = lane.insert(self.lane(stream));
+                (calls.queued)(endpoint, &lane.stream)
+            }
+            Way::Prepare => (calls.prepared)(endpoint).map(|prepared| {
+                let ticket = prepared.ticket();
+                *lock(&self.prepared[number]) = Some(prepared);
+                ticket
+            }),
+        };
+        if let Some(failure) = failure {
+            self.model.failed(life, failure);
+            if result.is_ok() {
+                self.model.lie(
+                    "accepted after a failure",
+                    format!("step {number}: {failure:?}"),
+                );
+            }
+        }
+        match result {
+            Ok(ticket) => {
+                let behind = lane.as_deref().and_then(Lane::last_kernel);
+                self.model.accepted(request, life, ticket, behind);
+                if let Some(lane) = &mut lane {
+                    lane.log.push(Entry::Request(number));
+                }
+            }
+            Err(error) => {
+                self.model.refused(request, "the call that posts it failed");
+                match error {
+                    Error::Work(failure) => self.model.failed(life, failure),
+                    // Not connected, nothing to wait for, or not its turn; a deregistered region; its stream is not done in time (sync).
+                    Error::QueueFull { .. } | Error::State { .. } | Error::Timeout { .. } => {}
+                    Error::Asynchronous { .. } if let Some(lane) = &mut lane => {
+                        lane.log.push(Entry::Report)
+                    }
+                    error => self
+                        .model
+                        .lie("unexpected error", format!("step {number}: {error:?}")),
+                }
+            }
+        }
+    }
+
+    fn poll(
+        &self,
+        end: usize,
+        side: Side,
+        take: impl FnOnce(&mut Endpoint) -> Result<Option<doorbell::Completion>>,
+    ) {
+        let mut end = lock(&self.ends[end]);
+        let End { endpoint, life } = &mut *end;
+        let Some(endpoint) = endpoint else { return };
+        match take(endpoint) {
+            Ok(Some(completion)) => self.model.polled(life, side, completion.wr_id),
+            Ok(None) => {}
+            Err(Error::Work(failure)) => {
+                self.model.polled_error(life, side);
+                self.model.names(failure);
+            }
+            Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
+        }
+    }
+
+    fn post(&self, numbers: &[usize], stream: usize) {
+        let mut lane = self.lane(stream);
+        let taken = numbers
+            .iter()
+            .filter_map(|number| Some((*number, lock(self.prepared.get(*number)?).take()?)));
+        let (numbers, mut list): (Vec<_>, Vec<_>) = taken.unzip();
+        let requests: Vec<&Request> = numbers
+            .iter()
+            .map(|number| self.model.request(*number))
+            .collect();
+        // Until it is known whether the stream has them: a refusal takes their tickets back to "prepared".
+        let mut trails: Vec<_> = requests.iter().map(|request| request.trail()).collect();
+        let result = if list.len() == 1 {
+            stream_post(&lane.stream, list.remove(0))
+                .map(drop)
+                .map_err(|rejected| {
+                    list.push(rejected.prepared);
+                    rejected.error
+                })
+        } else {
+            stream_post_all(&lane.stream, &mut list).map(drop)
+        };
+        match result {
+            Ok(()) => {
+                let behind = lane.last_kernel();
+                trails
+                    .iter_mut()
+                    .for_each(|trail| trail.behind.clone_from(&behind));
+                lane.log
+                    .extend(numbers.iter().map(|number| Entry::Request(*number)));
+            }
+            Err(error) => {
+                for (number, prepared) in numbers.iter().zip(list) {
+                    *lock(&self.prepared[*number]) = Some(prepared);
+                }
+                match error {
+                    Error::Work(_) | Error::State { .. } | Error::Timeout { .. } => {}
+                    Error::Asynchronous { .. } => lane.log.push(Entry::Report),
+                    error => self
+                        .model
+                        .lie("unexpected error", format!("post {numbers:?}: {error:?}")),
+                }
+            }
+        }
+    }
+
+    fn take_back(&self, number: usize, rolls_back: bool) {
+        let Some(request) = self.model.requests.get(number).and_then(Option::as_ref) else {
+            return;
+        };
+        let end = request.end().map(|end| lock(&self.ends[end]));
+        let Some(prepared) = lock(&self.prepared[number]).take() else {
+            return;
+        };
+        self.model.dropping(request);
+        let (true, Some(mut end)) = (rolls_back, end) else {
+            return drop(prepared);
+        };
+        match &mut end.endpoint {
+            Some(endpoint) => endpoint.rollback(prepared),
+            None => drop(prepared),
+        }
+    }
+
+    fn launch(&self, number: usize, stream: usize, kernel: Kernel) {
+        let launched = Arc::new(Launched {
+            number,
+            panics: kernel == Kernel::Panics,
+            started_at: AtomicU64::new(0),
+            ended_at: AtomicU64::new(0),
+        });
+        let (gates, model, told) = (
+            Arc::clone(&self.gates),
+            Arc::clone(&self.model),
+            Arc::clone(&launched),
+        );
+        let function = move || {
+            told.started_at.store(model.tick(), Ordering::SeqCst);
+            let started = Instant::now();
+            match kernel {
+                Kernel::Plain | Kernel::Panics => {}
+                Kernel::Sleeps(us) => std::thread::sleep(Duration::from_micros(us)),
+                Kernel::Gate(gate) => {
+                    while !gates.open[gate].load(Ordering::Acquire) && started.elapsed() < GATE {
+                        std::thread::sleep(Duration::from_micros(20));
+                    }
+                }
+            }
+            gates.clock.fetch_add(1, Ordering::Relaxed);
+            told.ended_at.store(model.tick(), Ordering::SeqCst);
+            if kernel == Kernel::Panics {
+                // Without the hook, which would print it.
+                std::panic::resume_unwind(Box::new("a kernel that fails"));
+            }
+        };
+        let mut lane = self.lane(stream);
+        let result = lane.stream.launch(function);
+        if self.allowed(&mut lane, result).is_some() {
+            lane.log.push(Entry::Kernel(launched));
+        }
+    }
+
+    fn open(&self, gate: usize) {
+        self.gates.open[gate].store(true, Ordering::Release);
+        self.model
+            .memory
+            .words
+            .store_u32(4 * gate as u64, 1)
+            .unwrap();
+    }
+
+    fn open_all(&self) {
+        (0..GATES).for_each(|gate| self.open(gate));
+    }
+
+    fn value(&self, number: usize, stream: usize, queue: impl FnOnce(&Stream) -> Result<Ticket>) {
+        let request = self.model.request(number);
+        let mut lane = self.lane(stream);
+        let result = queue(&lane.stream);
+        match self.allowed(&mut lane, result) {
+            Some(ticket) => {
+                let mut trail = request.trail();
+                trail.ticket = Some(ticket);
+                trail.behind = lane.last_kernel();
+                lane.log.push(Entry::Request(number));
+            }
+            None => self
+                .model
+                .refused(request, "the call that queues it failed"),
+        }
+    }
+
+    /// Whether the stream has come to its end.
+    fn synchronize(&self, stream: usize, timeout: Duration) -> bool {
+        let mut lane = self.lane(stream);
+        let result = lane.stream.synchronize(Some(timeout));
+        let timed_out = matches!(result, Err(Error::Timeout { .. }));
+        let is_ok = self.allowed(&mut lane, result).is_some();
+        let panicked = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if kernel.panics && kernel.ended() != 0);
+        if is_ok && lane.stream.host().is_some() && lane.log.iter().any(panicked) {
+            self.model.lie(
+                "no word of a kernel that panicked",
+                format!("stream {stream}: synchronize is Ok"),
+            );
+        }
+        !timed_out
+    }
+
+    fn abort_stream(&self, stream: usize) {
+        // On the sync path another thread may be in a call that only this abort ends: then it is not known what was queued before.
+        let Ok(mut lane) = self.lanes[stream].try_lock() else {
+            return;
+        };
+        if let Some(host) = lane.stream.host() {
+            host.abort();
+            let now = self.model.tick();
+            lane.log.push(Entry::Abort(now));
+        }
+    }
+
+    fn reset(&self, pair: usize, aborts: bool) {
+        let mut a = lock(&self.ends[2 * pair]);
+        let mut b = lock(&self.ends[2 * pair + 1]);
+        let abort = || {
+            [2 * pair, 2 * pair + 1]
+                .iter()
+                .for_each(|end| self.aborts[*end].abort())
+        };
+        if aborts {
+            abort();
+        }
+        self.open_all();
+        if !aborts
+            && !(0..self.lanes.len())
+                .all(|stream| self.synchronize(stream, Duration::from_millis(20)))
+        {
+            abort();
+        }
+        for (end, of) in [&mut a, &mut b].into_iter().zip(2 * pair..) {
+            let Some(endpoint) = &mut end.endpoint else {
+                continue;
+            };
+            match endpoint.reset() {
+                Ok(()) => end.life = self.model.begin_life(of),
+                // A stream still has a program.
+                Err(Error::Timeout { .. }) => return,
+                Err(error) => {
+                    return self
+                        .model
+                        .lie("reset refused", format!("{}: {error:?}", end_name(of)));
+                }
+            }
+        }
+        let (Some(a), Some(b)) = (&mut a.endpoint, &mut b.endpoint) else {
+            return;
+        };
+        for connected in [a.connect(&b.address()), b.connect(&a.address())] {
+            match connected {
+                // Another thread has aborted it meanwhile.
+                Ok(()) | Err(Error::Work(_)) => {}
+                Err(error) => self
+                    .model
+                    .lie("connect refused", format!("pair {pair}: {error:?}")),
+            }
+        }
+    }
+
+    fn stall(&self, is_stalled: bool) {
+        if self.control == Control::Proxy {
+            self.device.set_proxy_stalled(is_stalled).unwrap();
+        }
+    }
+
+    /// Brings everything to its end.
+    fn drain(&self, patience: Duration) {
+        self.device.set_frozen(false);
+        self.device.set_faults(Faults::default());
+        self.stall(false);
+        self.open_all();
+        let started = Instant::now();
+        while self.plan.lingers
+            && started.elapsed() < Duration::from_millis(10)
+            && !self.model.under_way().is_empty()
+        {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        for (number, prepared) in self.prepared.iter().enumerate() {
+            if let Some(prepared) = lock(prepared).take() {
+                self.model.dropping(self.model.request(number));
+                drop(prepared);
+            }
+        }
+        self.aborts.iter().for_each(AbortHandle::abort);
+        for stream in 0..self.lanes.len() {
+            if !self.synchronize(stream, patience) {
+                self.model
+                    .lie("a stream does not end", format!("stream {stream}"));
+                return;
+            }
+        }
+        let started = Instant::now();
+        loop {
+            let under_way = self.model.under_way();
+            if under_way.is_empty() {
+                break;
+            }
+            if started.elapsed() > patience {
+                let is_gone = |number: &usize| {
+                    self.model
+                        .request(*number)
+                        .end()
+                        .is_some_and(|end| lock(&self.ends[end]).endpoint.is_none())
+                };
+                let kind = if under_way.iter().all(is_gone) {
+                    "never over, endpoint dropped"
+                } else {
+                    "never over"
+                };
+                self.model.lie(kind, format!("steps {under_way:?}"));
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        for (end, state) in self.ends.iter().enumerate() {
+            let state = lock(state);
+            match state.endpoint.as_ref().map(Endpoint::failure) {
+                Some(Some(failure)) => self.model.failed(&state.life, failure),
+                Some(None) => self.model.lie("aborted without a failure", end_name(end)),
+                None => {}
+            }
+        }
+        // For what comes too late to be seen.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+
+    fn settle(&self) {
+        for (stream, lane) in self.lanes.iter().enumerate() {
+            self.settle_lane(stream, &lock(lane));
+        }
+        self.model.settle();
+        for (bank, before) in lock(&self.deregistered).iter() {
+            for (number, before) in before.iter().enumerate() {
+                let now = Memory::read(&self.model.memory.targets[*bank], number);
+                let came = now
+                    .iter()
+                    .zip(before)
+                    .any(|(now, before)| *now != 0 && now != before);
+                if came {
+                    self.model.lie(
+                        "written after it was deregistered",
+                        format!("target {bank}, step {number}"),
+                    );
+                }
+            }
+        }
+    }
+
+    /// What ran on a stream, and in which order.
+    fn settle_lane(&self, stream: usize, lane: &Lane) {
+        let is_host = lane.stream.host().is_some() && !is_cuda();
+        // What is queued behind these does not run.
+        let (mut panicked, mut failed_wait) = (None, None);
+        let mut previous: Option<&Arc<Launched>> = None;
+        let mut after: Vec<&Arc<Launched>> = Vec::new();
+        for (at, entry) in lane.log.iter().enumerate() {
+            match entry {
+                Entry::Abort(aborted_at) => {
+                    self.settle_abort(stream, &lane.log[..at], *aborted_at);
+                    failed_wait = None;
+                }
+                Entry::Report => failed_wait = None,
+                Entry::After(kernel, of) => {
+                    after.push(kernel);
+                    let failed = self.failed_before(*of, kernel);
+                    failed_wait =
+                        failed_wait.or(failed.filter(|_| is_host && self.model.checks_faults));
+                }
+                Entry::Kernel(kernel) => {
+                    let ran = kernel.started() != 0;
+                    for before in previous.into_iter().chain(after.iter().copied()) {
+                        if ran && before.started() != 0 && before.ended() > kernel.started() {
+                            self.model.lie(
+                                "kernel before its turn",
+                                format!(
+                                    "stream {stream}: kernel {} before the end of {}",
+                                    kernel.number, before.number
+                                ),
+                            );
+                        }
+                    }
+                    if let (true, Some(by)) = (ran, panicked.or(failed_wait)) {
+                        self.model.lie(
+                            "kernel behind a failure",
+                            format!("stream {stream}: kernel {} behind step {by}", kernel.number),
+                        );
+                    }
+                    if kernel.panics && kernel.ended() != 0 && is_host {
+                        panicked = Some(kernel.number);
+                    }
+                    previous = Some(kernel);
+                }
+                Entry::Request(number) => {
+                    let request = self.model.request(*number);
+                    let mut trail = request.trail();
+                    if let Some(by) = panicked.or(failed_wait)
+                        && self.control != Control::Sync
+                    {
+                        trail
+                            .never
+                            .get_or_insert("it is behind what failed on its stream");
+                        if trail.ticket.as_ref().map(Ticket::status) == Some(Status::Complete) {
+                            self.model.lie(
+                                "complete behind a failure",
+                                format!("stream {stream}: step {number} behind step {by}"),
+                            );
+                        }
+                    }
+                    let has_failed = matches!(
+                        trail.ticket.as_ref().map(Ticket::status),
+                        Some(Status::Failed(_))
+                    );
+                    if self.model.checks_faults && is_host && has_failed && request.is_wait() {
+                        failed_wait = failed_wait.or(Some(*number));
+                    }
+                }
+            }
+        }
+        let is_silent = |entry: &Entry| !matches!(entry, Entry::Report);
+        if let (Some(by), true) = (failed_wait, lane.log.iter().all(is_silent)) {
+            self.model.lie(
+                "no word of a failed wait",
+                format!("stream {stream}: step {by} failed, and synchronize is Ok"),
+            );
+        }
+    }
+
+    /// What failed on another stream before that kernel of it, if the kernel panicked.
+    fn failed_before(&self, _stream: usize, kernel: &Launched) -> Option<usize> {
+        (kernel.panics && kernel.ended() != 0).then_some(kernel.number)
+    }
+
+    /// What was queued behind a kernel that ran when the stream was aborted has not run.
+    fn settle_abort(&self, stream: usize, before: &[Entry], aborted_at: u64) {
+        let runs = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if (1..aborted_at).contains(&kernel.started()) && kernel.ended() > aborted_at);
+        let Some(running) = before.iter().position(runs) else {
+            return;
+        };
+        for entry in &before[running + 1..] {
+            match entry {
+                Entry::Kernel(kernel) if kernel.started() != 0 => {
+                    self.model.lie(
+                        "kernel ran after an abort",
+                        format!("stream {stream}: kernel {}", kernel.number),
+                    );
+                }
+                Entry::Request(number) => {
+                    let request = self.model.request(*number);
+                    let mut trail = request.trail();
+                    trail
+                        .never
+                        .get_or_insert("its stream was aborted before it came to it");
+                    let is_complete =
+                        trail.ticket.as_ref().map(Ticket::status) == Some(Status::Complete);
+                    if is_complete && self.control != Control::Sync {
+                        self.model.lie(
+                            "complete after an abort",
+                            format!("stream {stream}: step {number}"),
+                        );
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn last_kernel(&self) -> Option<Arc<Launched>> {
+        let kernel = |entry: &Entry| match entry {
+            Entry::Kernel(kernel) => Some(Arc::clone(kernel)),
+            _ => None,
+        };
+        self.log.iter().rev().find_map(kernel)
+    }
+}
+
+/// The three ways to carry out one operation.
+struct Call3<'a> {
+    now: &'a dyn Fn(&mut Endpoint) -> Result<Ticket>,
+    queued: &'a dyn Fn(&mut Endpoint, &dyn Executor) -> Result<Ticket>,
+    prepared: &'a dyn Fn(&mut Endpoint) -> Result<Prepared>,
+}
