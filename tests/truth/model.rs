@@ -111,7 +111,6 @@ pub struct Model {
     pub memory: Memory,
     pub requests: Vec<Option<Request>>,
     pub checks_faults: bool,
-    is_quiet: bool,
     clock: AtomicU64,
     lies: Mutex<Vec<Lie>>,
     /// Lives that are over, and those that are not.
@@ -124,6 +123,18 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn is_final(status: Status) -> bool {
     !matches!(status, Status::Prepared | Status::Queued | Status::Rung)
+}
+
+/// A name for each way in which a ticket changes that is over, as they differ in their causes.
+fn kind_of_change(last: Status, status: Status) -> &'static str {
+    match (last, status) {
+        (Status::Failed(_), Status::Cancelled) => "failed, then cancelled",
+        (Status::Cancelled, Status::Complete) => "cancelled, then complete",
+        (Status::Failed(_), Status::Complete) => "failed, then complete",
+        (Status::Complete, _) => "complete, then not",
+        (Status::Failed(_), Status::Failed(_)) => "failed, then failed otherwise",
+        _ => "changed after its end",
+    }
 }
 
 fn rank(status: Status) -> u8 {
@@ -204,7 +215,6 @@ impl Model {
             memory,
             requests,
             checks_faults,
-            is_quiet: plan.is_quiet(),
             clock: AtomicU64::new(1),
             lies: Mutex::default(),
             lives: Mutex::default(),
@@ -382,27 +392,28 @@ impl Model {
         let number = request.number;
         let status = ticket.status();
         let now = self.tick();
-        if let Some(last) = trail.last {
-            if matches!(last, Status::Failed(_)) && status == Status::Cancelled {
-                self.lie("failed, then cancelled", format!("step {number}: {last:?}"));
-            } else if is_final(last) && status != last {
+        let last = trail.last.unwrap_or(Status::Prepared);
+        if is_final(last) {
+            // Whatever it says from now on, what it said first counts.
+            if status != last {
                 self.lie(
-                    "changed after its end",
-                    format!("step {number}: {last:?}, then {status:?}"),
-                );
-            } else if rank(status) < rank(last) {
-                self.lie(
-                    "went back",
+                    kind_of_change(last, status),
                     format!("step {number}: {last:?}, then {status:?}"),
                 );
             }
+            return;
         }
-        let is_new = !trail.last.is_some_and(is_final) && is_final(status);
+        if rank(status) < rank(last) {
+            self.lie(
+                "went back",
+                format!("step {number}: {last:?}, then {status:?}"),
+            );
+        }
         trail.last = Some(status);
         if status == Status::Rung && trail.rung_at == 0 {
             trail.rung_at = now;
         }
-        if is_new {
+        if is_final(status) {
             trail.over_at = now;
             self.ends(request, trail, status, &ticket);
         }
@@ -476,6 +487,7 @@ impl Model {
         let number = request.number;
         if let Some(why) = trail.never {
             self.lie("complete and never sent", format!("step {number}: {why}"));
+            return;
         }
         match &request.what {
             What::Send(Send {
@@ -698,7 +710,7 @@ impl Model {
                 format!("step {number}, {:?}: {why}", trail.last),
             );
         }
-        // Here: the memory of this side. There: what was on its way may arrive where the wire holds packets back.
+        // The memory of this side. What is on its way to the other one may arrive later.
         let is_here = matches!(
             request.what,
             What::Recv { .. }
@@ -707,8 +719,7 @@ impl Model {
                     ..
                 })
         );
-        if !is_complete && trail.over_at != 0 && found != trail.found && (is_here || self.is_quiet)
-        {
+        if is_here && !is_complete && trail.over_at != 0 && found != trail.found {
             self.lie(
                 "arrived after its end",
                 format!(

@@ -223,14 +223,6 @@ impl Plan {
         }
         self
     }
-
-    /// Whether a packet that its sender knows to have failed may still arrive: the wire keeps some of them for a while.
-    pub fn is_quiet(&self) -> bool {
-        !self
-            .steps
-            .iter()
-            .any(|step| matches!(step.call, Call::Faults { .. } | Call::Freeze(_)))
-    }
 }
 
 fn config(random: &mut Random, is_storm: bool) -> EndpointConfig {

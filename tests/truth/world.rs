@@ -467,8 +467,9 @@ impl<'a> World<'a> {
                     Error::Work(failure) => self.model.failed(life, failure),
                     // Not connected, nothing to wait for, or not its turn; a deregistered region; its stream is not done in time (sync).
                     Error::QueueFull { .. } | Error::State { .. } | Error::Timeout { .. } => {}
-                    Error::Asynchronous { .. } if let Some(lane) = &mut lane => {
-                        lane.log.push(Entry::Report)
+                    Error::Asynchronous { .. } => {
+                        lane.into_iter()
+                            .for_each(|mut lane| lane.log.push(Entry::Report));
                     }
                     error => self
                         .model
