@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use doorbell::{Side, Status, Ticket, WorkError};
+use doorbell::{Cause, Side, Status, Ticket, WorkError};
 
 use crate::memory::{Found, Memory, word};
 use crate::plan::{Call, Plan, Send, Step, Transfer};
@@ -15,6 +16,14 @@ pub struct Lie {
     pub text: String,
 }
 
+/// How many operations ended in which way.
+#[derive(Debug, Default)]
+pub struct Ends {
+    pub complete: AtomicU64,
+    pub failed: AtomicU64,
+    pub cancelled: AtomicU64,
+}
+
 /// A kernel that was launched: when it ran, by the model's clock; 0 is not yet.
 #[derive(Debug)]
 pub struct Launched {
@@ -22,6 +31,7 @@ pub struct Launched {
     pub panics: bool,
     pub started_at: AtomicU64,
     pub ended_at: AtomicU64,
+    pub ended_when: Mutex<Option<Instant>>,
 }
 
 impl Launched {
@@ -101,6 +111,7 @@ pub struct Trail {
     last: Option<Status>,
     rung_at: u64,
     over_at: u64,
+    over_when: Option<Instant>,
     /// What was in its place when it was over.
     found: Option<Found>,
     /// Its place was cleared after that, to see whether it is written again.
@@ -129,6 +140,7 @@ fn is_final(status: Status) -> bool {
 fn kind_of_change(last: Status, status: Status) -> &'static str {
     match (last, status) {
         (Status::Failed(_), Status::Cancelled) => "failed, then cancelled",
+        (Status::Cancelled, Status::Failed(_)) => "cancelled, then failed",
         (Status::Cancelled, Status::Complete) => "cancelled, then complete",
         (Status::Failed(_), Status::Complete) => "failed, then complete",
         (Status::Complete, _) => "complete, then not",
@@ -176,6 +188,12 @@ impl Request {
             What::Recv { end, .. } | What::Wait { end, .. } => Some(*end),
             What::WaitValue { .. } | What::WriteValue => None,
         }
+    }
+
+    /// How it stands, if anybody has taken it.
+    pub fn status(&self) -> Option<Status> {
+        let trail = self.trail();
+        trail.ticket.as_ref().map(Ticket::status)
     }
 
     pub fn is_wait(&self) -> bool {
@@ -396,10 +414,13 @@ impl Model {
         if is_final(last) {
             // Whatever it says from now on, what it said first counts.
             if status != last {
-                self.lie(
-                    kind_of_change(last, status),
-                    format!("step {number}: {last:?}, then {status:?}"),
-                );
+                let kind = match kind_of_change(last, status) {
+                    "failed, then complete" if request.is_wait() => {
+                        "a wait that failed, then complete"
+                    }
+                    kind => kind,
+                };
+                self.lie(kind, format!("step {number}: {last:?}, then {status:?}"));
             }
             return;
         }
@@ -415,6 +436,7 @@ impl Model {
         }
         if is_final(status) {
             trail.over_at = now;
+            trail.over_when = Some(Instant::now());
             self.ends(request, trail, status, &ticket);
         }
         if !is_final(status) {
@@ -639,6 +661,19 @@ impl Model {
         self.all().map(state).collect()
     }
 
+    /// Adds how its operations ended.
+    pub fn count(&self, ends: &Ends) {
+        for request in self.all() {
+            let of = match request.trail().last {
+                Some(Status::Complete) => &ends.complete,
+                Some(Status::Failed(_)) => &ends.failed,
+                Some(Status::Cancelled) => &ends.cancelled,
+                _ => continue,
+            };
+            of.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Everything is over, and nothing happens any more.
     pub fn settle(&self) {
         for request in self.all() {
@@ -680,6 +715,26 @@ impl Model {
                     );
                 }
             }
+        }
+        if let (
+            Some(Status::Failed(WorkError {
+                cause: Cause::Deadline(timeout),
+                ..
+            })),
+            What::WaitValue { .. },
+        ) = (trail.last, &request.what)
+            && let (Some(over), Some(behind)) = (trail.over_when, &trail.behind)
+            && let Some(began) = *lock(&behind.ended_when)
+            && over.saturating_duration_since(began) < timeout
+        {
+            self.lie(
+                "deadline before its turn",
+                format!(
+                    "step {number}: given up {:?} after kernel {} before it",
+                    over.saturating_duration_since(began),
+                    behind.number
+                ),
+            );
         }
         if trail.last == Some(Status::Cancelled) {
             trail.never.get_or_insert("it was cancelled");

@@ -213,6 +213,12 @@ impl Plan {
         }
     }
 
+    pub fn in_one_thread(&self) -> Plan {
+        let mut plan = self.clone();
+        plan.steps.iter_mut().for_each(|step| step.thread = 0);
+        plan
+    }
+
     /// Without the mention of operations that are not prepared any more.
     pub fn tidied(mut self) -> Plan {
         let numbers: Vec<_> = self.steps.iter().map(|step| step.number).collect();
@@ -314,7 +320,7 @@ impl Makes {
             return self.mischief();
         }
         let (ends, streams) = (self.ends, self.streams);
-        let kind = match self.random.below(80) {
+        let kind = match self.random.below(91) {
             _ if self.is_storm => return self.storm(number),
             64..=70 if !self.has(Feature::Kernels) => 0,
             71 | 72 if !self.has(Feature::Events) => 0,
@@ -323,12 +329,7 @@ impl Makes {
         };
         match kind {
             0..=29 => Call::Send(self.send(number)),
-            30..=39 => Call::Recv {
-                end: self.below(ends),
-                len_bytes: *self.random.pick(&[PLACE, PLACE, 64]),
-                to: self.below(BANKS),
-                way: self.way(number),
-            },
+            30..=39 => self.receive(number),
             40..=49 => {
                 let timeout = *self
                     .random
@@ -404,7 +405,26 @@ impl Makes {
                 timeout: Duration::from_millis(self.random.below(5)),
             },
             77 => Call::Failure(self.below(ends)),
+            80..=87 => self.receive(number),
+            // Without one, a plan is about nothing any more once all of its endpoints have failed.
+            88..=90 => self.reset(),
             _ => Call::Pause(self.random.below(500)),
+        }
+    }
+
+    fn receive(&mut self, number: usize) -> Call {
+        Call::Recv {
+            end: self.below(self.ends),
+            len_bytes: *self.random.pick(&[PLACE, PLACE, PLACE, 64]),
+            to: self.below(BANKS),
+            way: self.way(number),
+        }
+    }
+
+    fn reset(&mut self) -> Call {
+        Call::Reset {
+            pair: self.below(self.ends / 2),
+            aborts: self.random.below(2) == 0,
         }
     }
 
@@ -466,10 +486,7 @@ impl Makes {
         let (ends, streams) = (self.ends, self.streams);
         match self.random.below(22) {
             0..=5 => Call::Abort(self.below(ends)),
-            6..=10 => Call::Reset {
-                pair: self.below(ends / 2),
-                aborts: self.random.below(2) == 0,
-            },
+            6..=10 => self.reset(),
             11 | 12 => Call::AbortStream(self.below(streams)),
             13 => Call::DropEndpoint(self.below(ends)),
             14 => Call::Deregister {

@@ -22,6 +22,22 @@ pub fn shrunk(plan: &Plan, kind: &str, run: &dyn Fn(&Plan) -> Vec<Lie>) -> Strin
         return format!("{kind}: not again in {} repetitions\n{plan}", 4 * REPEATS);
     };
     let mut plan = plan.clone();
+    let simpler = [
+        Plan {
+            lingers: false,
+            ..plan.clone()
+        },
+        plan.in_one_thread(),
+        Plan {
+            lingers: false,
+            ..plan.in_one_thread()
+        },
+    ];
+    for simpler in simpler {
+        if let Some(found) = shows(&simpler, REPEATS) {
+            (plan, lie) = (simpler, found);
+        }
+    }
     let mut chunk = plan.steps.len().div_ceil(2);
     loop {
         let mut at = 0;
@@ -38,16 +54,8 @@ pub fn shrunk(plan: &Plan, kind: &str, run: &dyn Fn(&Plan) -> Vec<Lie>) -> Strin
         }
         chunk = chunk.div_ceil(2);
     }
-    for thread in (0..plan.threads).rev() {
-        let mut simpler = plan.clone();
-        simpler
-            .steps
-            .iter_mut()
-            .filter(|step| step.thread == thread)
-            .for_each(|step| step.thread = 0);
-        if let Some(found) = shows(&simpler, REPEATS) {
-            (plan, lie) = (simpler, found);
-        }
+    if let Some(found) = shows(&plan.in_one_thread(), REPEATS) {
+        (plan, lie) = (plan.in_one_thread(), found);
     }
     format!("{kind}: {}\n{plan}", lie.text)
 }

@@ -13,7 +13,7 @@ use doorbell::{
 use crate::memory::{Memory, place, word};
 use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
 use crate::plan::{Call, EVENTS, GATES, Kernel, Plan, Send, Step, Transfer, Way, end_name};
-use crate::rig::{Stream, is_cuda, stream};
+use crate::rig::{Stream, stream};
 
 /// Longer than a kernel waits for its gate.
 const GATE: Duration = Duration::from_secs(30);
@@ -38,22 +38,24 @@ enum Entry {
     Request(usize),
     /// Aborted, and when that call had returned.
     Abort(u64),
-    /// Behind the kernel of another stream, by an event.
-    After(Arc<Launched>, usize),
+    /// Behind that many entries of another stream, by an event.
+    After {
+        stream: usize,
+        entries: usize,
+    },
     /// A call has reported a failure.
     Report,
 }
 
 struct Recorded {
     event: Event,
-    /// The last kernel before the record, and its stream.
-    last: Option<(Arc<Launched>, usize)>,
+    /// The stream, and how many of its entries were before the record.
+    at: Option<(usize, usize)>,
 }
 
 /// What kernels wait for and what they tell.
 struct Gates {
     open: [AtomicBool; GATES],
-    clock: AtomicU64,
 }
 
 pub struct World<'a> {
@@ -178,14 +180,13 @@ impl<'a> World<'a> {
                 .map(|_| {
                     Mutex::new(Recorded {
                         event: Event::new(),
-                        last: None,
+                        at: None,
                     })
                 })
                 .collect(),
             prepared: (0..steps).map(|_| Mutex::default()).collect(),
             gates: Arc::new(Gates {
                 open: Default::default(),
-                clock: AtomicU64::new(0),
             }),
             deregistered: Mutex::default(),
             model,
@@ -260,7 +261,7 @@ impl<'a> World<'a> {
                 let mut recorded = lock(&self.events[*event]);
                 let result = lane.stream.record(&recorded.event);
                 if self.allowed(&mut lane, result).is_some() {
-                    recorded.last = lane.last_kernel().map(|kernel| (kernel, *stream));
+                    recorded.at = Some((*stream, lane.log.len()));
                 }
             }
             Call::WaitEvent { stream, event } => {
@@ -268,9 +269,9 @@ impl<'a> World<'a> {
                 let recorded = lock(&self.events[*event]);
                 let result = lane.stream.wait_event(&recorded.event);
                 if self.allowed(&mut lane, result).is_some()
-                    && let Some((kernel, of)) = &recorded.last
+                    && let Some((stream, entries)) = recorded.at
                 {
-                    lane.log.push(Entry::After(Arc::clone(kernel), *of));
+                    lane.log.push(Entry::After { stream, entries });
                 }
             }
             Call::WaitValue {
@@ -455,7 +456,9 @@ impl<'a> World<'a> {
         }
         match result {
             Ok(ticket) => {
-                let behind = lane.as_deref().and_then(Lane::last_kernel);
+                let behind = lane
+                    .as_deref()
+                    .and_then(|lane| Lane::last_kernel(&lane.log));
                 self.model.accepted(request, life, ticket, behind);
                 if let Some(lane) = &mut lane {
                     lane.log.push(Entry::Request(number));
@@ -523,7 +526,7 @@ impl<'a> World<'a> {
         };
         match result {
             Ok(()) => {
-                let behind = lane.last_kernel();
+                let behind = Lane::last_kernel(&lane.log);
                 trails
                     .iter_mut()
                     .for_each(|trail| trail.behind.clone_from(&behind));
@@ -569,6 +572,7 @@ impl<'a> World<'a> {
             panics: kernel == Kernel::Panics,
             started_at: AtomicU64::new(0),
             ended_at: AtomicU64::new(0),
+            ended_when: Mutex::default(),
         });
         let (gates, model, told) = (
             Arc::clone(&self.gates),
@@ -587,7 +591,7 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            gates.clock.fetch_add(1, Ordering::Relaxed);
+            *lock(&told.ended_when) = Some(Instant::now());
             told.ended_at.store(model.tick(), Ordering::SeqCst);
             if kernel == Kernel::Panics {
                 // Without the hook, which would print it.
@@ -622,7 +626,7 @@ impl<'a> World<'a> {
             Some(ticket) => {
                 let mut trail = request.trail();
                 trail.ticket = Some(ticket);
-                trail.behind = lane.last_kernel();
+                trail.behind = Lane::last_kernel(&lane.log);
                 lane.log.push(Entry::Request(number));
             }
             None => self
@@ -775,8 +779,11 @@ impl<'a> World<'a> {
     }
 
     fn settle(&self) {
-        for (stream, lane) in self.lanes.iter().enumerate() {
-            self.settle_lane(stream, &lock(lane));
+        let failures: Vec<_> = (0..self.lanes.len())
+            .map(|stream| self.failures(stream))
+            .collect();
+        for stream in 0..self.lanes.len() {
+            self.settle_lane(stream, &failures);
         }
         self.model.settle();
         for (bank, before) in lock(&self.deregistered).iter() {
@@ -796,29 +803,61 @@ impl<'a> World<'a> {
         }
     }
 
+    /// The step whose failure an entry of a stream is behind, entry by entry, and one more for the end: a kernel that panicked, or with
+    /// `checks_faults` a wait.
+    fn failures(&self, stream: usize) -> Vec<Option<usize>> {
+        let lane = self.lane(stream);
+        let is_host = lane.stream.host().is_some();
+        let (mut panicked, mut wait) = (None, None);
+        let mut failures = vec![None];
+        for entry in &lane.log {
+            match entry {
+                Entry::Abort(_) | Entry::Report => wait = None,
+                Entry::Kernel(kernel) if kernel.panics && kernel.ended() != 0 => {
+                    panicked = panicked.or(Some(kernel.number))
+                }
+                Entry::Request(number) if self.model.checks_faults => {
+                    let request = self.model.request(*number);
+                    if request.is_wait() && matches!(request.status(), Some(Status::Failed(_))) {
+                        wait = wait.or(Some(*number));
+                    }
+                }
+                _ => {}
+            }
+            failures.push(panicked.or(wait).filter(|_| is_host));
+        }
+        failures
+    }
+
     /// What ran on a stream, and in which order.
-    fn settle_lane(&self, stream: usize, lane: &Lane) {
-        let is_host = lane.stream.host().is_some() && !is_cuda();
-        // What is queued behind these does not run.
-        let (mut panicked, mut failed_wait) = (None, None);
+    fn settle_lane(&self, stream: usize, failures: &[Vec<Option<usize>>]) {
+        let lane = self.lane(stream);
         let mut previous: Option<&Arc<Launched>> = None;
-        let mut after: Vec<&Arc<Launched>> = Vec::new();
+        let mut after: Vec<Arc<Launched>> = Vec::new();
+        // By an event of a stream that had failed.
+        let mut poisoned = None;
         for (at, entry) in lane.log.iter().enumerate() {
+            let failed = failures[stream][at].or(poisoned);
             match entry {
                 Entry::Abort(aborted_at) => {
                     self.settle_abort(stream, &lane.log[..at], *aborted_at);
-                    failed_wait = None;
+                    poisoned = None;
                 }
-                Entry::Report => failed_wait = None,
-                Entry::After(kernel, of) => {
-                    after.push(kernel);
-                    let failed = self.failed_before(*of, kernel);
-                    failed_wait =
-                        failed_wait.or(failed.filter(|_| is_host && self.model.checks_faults));
+                Entry::Report => poisoned = None,
+                Entry::After {
+                    stream: of,
+                    entries,
+                } => {
+                    if *of != stream {
+                        after.extend(Lane::last_kernel(&self.lane(*of).log[..*entries]));
+                    }
+                    if self.model.checks_faults && lane.stream.host().is_some() {
+                        poisoned = poisoned.or(failures[*of][*entries]);
+                    }
                 }
                 Entry::Kernel(kernel) => {
                     let ran = kernel.started() != 0;
-                    for before in previous.into_iter().chain(after.iter().copied()) {
+                    for before in previous.into_iter().chain(&after) {
                         if ran && before.started() != 0 && before.ended() > kernel.started() {
                             self.model.lie(
                                 "kernel before its turn",
@@ -829,55 +868,38 @@ impl<'a> World<'a> {
                             );
                         }
                     }
-                    if let (true, Some(by)) = (ran, panicked.or(failed_wait)) {
+                    if let (true, Some(by)) = (ran, failed) {
                         self.model.lie(
                             "kernel behind a failure",
                             format!("stream {stream}: kernel {} behind step {by}", kernel.number),
                         );
                     }
-                    if kernel.panics && kernel.ended() != 0 && is_host {
-                        panicked = Some(kernel.number);
-                    }
                     previous = Some(kernel);
                 }
-                Entry::Request(number) => {
+                Entry::Request(number) if self.control != Control::Sync => {
+                    let Some(by) = failed else { continue };
                     let request = self.model.request(*number);
-                    let mut trail = request.trail();
-                    if let Some(by) = panicked.or(failed_wait)
-                        && self.control != Control::Sync
-                    {
-                        trail
-                            .never
-                            .get_or_insert("it is behind what failed on its stream");
-                        if trail.ticket.as_ref().map(Ticket::status) == Some(Status::Complete) {
-                            self.model.lie(
-                                "complete behind a failure",
-                                format!("stream {stream}: step {number} behind step {by}"),
-                            );
-                        }
-                    }
-                    let has_failed = matches!(
-                        trail.ticket.as_ref().map(Ticket::status),
-                        Some(Status::Failed(_))
-                    );
-                    if self.model.checks_faults && is_host && has_failed && request.is_wait() {
-                        failed_wait = failed_wait.or(Some(*number));
+                    request
+                        .trail()
+                        .never
+                        .get_or_insert("it is behind what failed on its stream");
+                    if request.status() == Some(Status::Complete) {
+                        self.model.lie(
+                            "complete behind a failure",
+                            format!("stream {stream}: step {number} behind step {by}"),
+                        );
                     }
                 }
+                Entry::Request(_) => {}
             }
         }
         let is_silent = |entry: &Entry| !matches!(entry, Entry::Report);
-        if let (Some(by), true) = (failed_wait, lane.log.iter().all(is_silent)) {
+        if let (Some(Some(by)), true) = (failures[stream].last(), lane.log.iter().all(is_silent)) {
             self.model.lie(
-                "no word of a failed wait",
+                "no word of a failure",
                 format!("stream {stream}: step {by} failed, and synchronize is Ok"),
             );
         }
-    }
-
-    /// What failed on another stream before that kernel of it, if the kernel panicked.
-    fn failed_before(&self, _stream: usize, kernel: &Launched) -> Option<usize> {
-        (kernel.panics && kernel.ended() != 0).then_some(kernel.number)
     }
 
     /// What was queued behind a kernel that ran when the stream was aborted has not run.
@@ -900,9 +922,8 @@ impl<'a> World<'a> {
                     trail
                         .never
                         .get_or_insert("its stream was aborted before it came to it");
-                    let is_complete =
-                        trail.ticket.as_ref().map(Ticket::status) == Some(Status::Complete);
-                    if is_complete && self.control != Control::Sync {
+                    drop(trail);
+                    if request.status() == Some(Status::Complete) && self.control != Control::Sync {
                         self.model.lie(
                             "complete after an abort",
                             format!("stream {stream}: step {number}"),
@@ -916,12 +937,12 @@ impl<'a> World<'a> {
 }
 
 impl Lane {
-    fn last_kernel(&self) -> Option<Arc<Launched>> {
+    fn last_kernel(log: &[Entry]) -> Option<Arc<Launched>> {
         let kernel = |entry: &Entry| match entry {
             Entry::Kernel(kernel) => Some(Arc::clone(kernel)),
             _ => None,
         };
-        self.log.iter().rev().find_map(kernel)
+        log.iter().rev().find_map(kernel)
     }
 }
 
