@@ -108,7 +108,7 @@ impl Memory {
         let (offset, one) = Memory::counter(number);
         let mut bytes = [0; 8];
         self.counters.read(offset, &mut bytes).unwrap();
-        u64::from_le_bytes(bytes) / one & 3
+        (u64::from_le_bytes(bytes) / one) & 3
     }
 }
 

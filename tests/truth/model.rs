@@ -530,7 +530,7 @@ impl Model {
                         format!("step {number}: added {times} times"),
                     );
                 }
-                if before == u64::MAX || before / one & 3 != 0 {
+                if before == u64::MAX || (before / one) & 3 != 0 {
                     self.lie(
                         "complete without its result",
                         format!("step {number}: {before:#x}"),

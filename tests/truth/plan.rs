@@ -445,17 +445,19 @@ impl Makes {
 
     fn send(&mut self, number: usize) -> Send {
         use Transfer::{FetchAdd, Read, SendInline, Write, WriteImm, WriteInline};
+        // Few of those that take a receive: one that finds none holds up all behind it.
         let transfers = [
             Write,
             Write,
             Write,
             WriteInline,
-            WriteImm,
-            Transfer::Send,
-            Transfer::Send,
-            SendInline,
+            Read,
             Read,
             FetchAdd,
+            FetchAdd,
+            Transfer::Send,
+            SendInline,
+            WriteImm,
         ];
         let transfer = *self.random.pick(&transfers);
         let len_bytes = match transfer {

@@ -58,6 +58,16 @@ struct Gates {
     open: [AtomicBool; GATES],
 }
 
+/// The kind of contradiction that it is when tickets of an endpoint that was dropped are never over.
+pub const DROPPED: &str = "never over, endpoint dropped";
+
+/// How long everything may take to be over once all endpoints are aborted and all streams are let go; and what is only of endpoints that were dropped.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    pub all: Duration,
+    pub dropped: Duration,
+}
+
 pub struct World<'a> {
     plan: &'a Plan,
     device: &'a Device,
@@ -77,7 +87,7 @@ pub struct World<'a> {
 pub fn run(
     plan: &Plan,
     device: &Device,
-    patience: Duration,
+    patience: Patience,
     checks_faults: bool,
     watched: &Mutex<Option<Arc<Model>>>,
 ) -> Vec<Lie> {
@@ -717,7 +727,7 @@ impl<'a> World<'a> {
     }
 
     /// Brings everything to its end.
-    fn drain(&self, patience: Duration) {
+    fn drain(&self, patience: Patience) {
         self.device.set_frozen(false);
         self.device.set_faults(Faults::default());
         self.stall(false);
@@ -735,9 +745,14 @@ impl<'a> World<'a> {
                 drop(prepared);
             }
         }
-        self.aborts.iter().for_each(AbortHandle::abort);
+        for (end, abort) in self.ends.iter().zip(&self.aborts) {
+            // One that was dropped comes to its end without that.
+            if lock(end).endpoint.is_some() {
+                abort.abort();
+            }
+        }
         for stream in 0..self.lanes.len() {
-            if !self.synchronize(stream, patience) {
+            if !self.synchronize(stream, patience.all) {
                 self.model
                     .lie("a stream does not end", format!("stream {stream}"));
                 return;
@@ -749,18 +764,16 @@ impl<'a> World<'a> {
             if under_way.is_empty() {
                 break;
             }
-            if started.elapsed() > patience {
-                let is_gone = |number: &usize| {
-                    self.model
-                        .request(*number)
-                        .end()
-                        .is_some_and(|end| lock(&self.ends[end]).endpoint.is_none())
-                };
-                let kind = if under_way.iter().all(is_gone) {
-                    "never over, endpoint dropped"
-                } else {
-                    "never over"
-                };
+            let is_gone = |number: &usize| {
+                let end = self.model.request(*number).end();
+                end.is_some_and(|end| lock(&self.ends[end]).endpoint.is_none())
+            };
+            let (kind, limit) = if under_way.iter().all(is_gone) {
+                (DROPPED, patience.dropped)
+            } else {
+                ("never over", patience.all)
+            };
+            if started.elapsed() > limit {
                 self.model.lie(kind, format!("steps {under_way:?}"));
                 break;
             }
@@ -884,8 +897,14 @@ impl<'a> World<'a> {
                         .never
                         .get_or_insert("it is behind what failed on its stream");
                     if request.status() == Some(Status::Complete) {
+                        let is_panic = self.model.requests.get(by).is_none_or(Option::is_none);
+                        let kind = if is_panic {
+                            "complete behind a panic"
+                        } else {
+                            "complete behind a failure"
+                        };
                         self.model.lie(
-                            "complete behind a failure",
+                            kind,
                             format!("stream {stream}: step {number} behind step {by}"),
                         );
                     }
