@@ -68,9 +68,10 @@ const KNOWN: &[&str] = &[
     "complete, then not",
     "a wait that failed, then complete",
     DROPPED,
-    // A CUDA stream does not count functions of the host, and begins with what is behind them.
+    // A reset at the moment of an abort: "Error does not lead to Init".
+    "reset refused",
+    // The ticket of a store on a CUDA stream, behind a function of the host, which the stream does not count.
     "rung before its turn",
-    "deadline before its turn",
     // A wait of a CUDA stream is given up by a store to its word, which another one sees.
     "complete before its value",
 ];
@@ -229,7 +230,7 @@ fn nothing_is_said_that_is_not_true() {
         cancelled,
     } = ends;
     let [complete, failed, cancelled] = [complete, failed, cancelled].map(AtomicU64::into_inner);
-    assert!(operations < 5000 || complete > operations / 20 && failed > 0 && cancelled > 0);
+    assert!(operations < 2000 || complete > operations / 20 && failed > 0 && cancelled > 0);
 }
 
 fn note(
