@@ -66,6 +66,7 @@ const KNOWN: &[&str] = &[
     "failed, then cancelled",
     // What completes during a reset, and what completes when its deadline has just passed.
     "complete, then not",
+    "failed, then failed otherwise",
     "a wait that failed, then complete",
     DROPPED,
     // A reset at the moment of an abort: "Error does not lead to Init".
