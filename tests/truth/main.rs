@@ -40,8 +40,8 @@ const KINDS_MAX: usize = 12;
 /// Whether what is behind a failed wait on a stream is to be discarded, with all that follows from it; see `DOORBELL_TRUTH_FAULTS`.
 const CHECKS_FAULTS: bool = false;
 
-/// Kinds of contradictions that are known. They are printed, and make the test fail with `DOORBELL_TRUTH_STRICT=1` only. To be emptied as their causes
-/// are mended.
+/// Kinds of contradictions that are known. They are printed, and make the test fail with `DOORBELL_TRUTH_STRICT=1` only. To be emptied as their
+/// causes are mended.
 const KNOWN: &[&str] = &[
     // A completion that was written to release a wait lies where the device completes as well: what is before it counts as done. Or: a place is used
     // again before its failure is known.

@@ -61,7 +61,7 @@ struct Gates {
 /// The kind of contradiction that it is when tickets of an endpoint that was dropped are never over.
 pub const DROPPED: &str = "never over, endpoint dropped";
 
-/// How long everything may take to be over once all endpoints are aborted and all streams are let go; and what is only of endpoints that were dropped.
+/// How long everything may take to be over once all endpoints are aborted and all streams are let go; and what is of endpoints that were dropped.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
     pub all: Duration,
