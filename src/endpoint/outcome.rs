@@ -1,7 +1,7 @@
 //! The transitions of an operation: what a completion proves, and what a ticket reports. `docs/outcomes.md` is the model of this file, and
 //! `tests/model` explores it.
 
-use crate::WorkError;
+use crate::{Cause, WorkError};
 
 /// The state of a queued operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Status {
     /// It was rung, the endpoint failed with this error, and no completion tells whether it was carried out: it may have been, wholly or
     /// in part.
     Unknown(WorkError),
-    /// Its stream had failed or was aborted, and did not execute it: it was never rung, and never will be.
+    /// Its stream had failed or was aborted, and did not execute it, or an operation of its endpoint before it: it was not rung, and never will be.
     Discarded,
     /// Dropped or rolled back before it was given to a stream.
     Cancelled,
@@ -86,8 +86,8 @@ impl RequestState {
             RequestState::Succeeded => OpStatus::Done,
             RequestState::Failed => OpStatus::Failed,
             RequestState::Unproven => OpStatus::Unknown,
-            _ if is_rung => OpStatus::Rung,
             RequestState::Discarded => OpStatus::Discarded,
+            _ if is_rung => OpStatus::Rung,
             RequestState::Posted if is_queued => OpStatus::Queued,
             RequestState::Posted => OpStatus::Prepared,
         }
@@ -129,6 +129,13 @@ impl OpStatus {
             (OpStatus::Done, _) => Status::Complete,
             (OpStatus::Cancelled, _) => Status::Cancelled,
             (OpStatus::Discarded, _) => Status::Discarded,
+            // The failure is that an operation before this one was discarded. A request that failed or was rung says so.
+            (status, Some(failure))
+                if failure.cause == Cause::Discarded
+                    && (is_wait || matches!(status, OpStatus::Queued | OpStatus::Prepared)) =>
+            {
+                Status::Discarded
+            }
             // A failure was found, and its finder is about to record the cause.
             (OpStatus::Failed | OpStatus::Unknown | OpStatus::Rung, None) => Status::Rung,
             (OpStatus::Queued, None) => Status::Queued,

@@ -73,12 +73,22 @@ impl Prepared {
         }
     }
 
-    /// The operation was taken back, and is never given to a stream.
-    pub(super) fn end_cancelled(&mut self) {
-        self.live = false;
-        if let Some(cancelled) = self.cancelled.get() {
-            cancelled.store(true, Ordering::Release);
-        }
+    /// The operation is being taken back. Whether it is: on an endpoint that has failed it has failed, and stays so.
+    pub(super) fn mark_cancelled(&mut self) -> bool {
+        let PreparedOperation { count, epoch, .. } = self.operation;
+        let queue = self.shared.queue(self.operation.side);
+        let cancelled = self.shared.while_alive(epoch, || {
+            if self.operation.is_wait() {
+                queue.set_wait(count, Wait::Cancelled);
+            } else {
+                queue.cancel(count);
+            }
+            if let Some(cancelled) = self.cancelled.get() {
+                cancelled.store(true, Ordering::Release);
+            }
+        });
+        self.live &= !cancelled;
+        cancelled
     }
 
     /// The bytecode that rings the doorbell or waits.
@@ -352,34 +362,37 @@ impl Parts<'_> {
         Ok(program)
     }
 
-    /// Cancels the operation, which was not given to a stream.
-    pub(super) fn cancel(&self) {
-        // Held, so that no reset in another thread begins a new generation while this one's ring is written.
-        let _generation = self.shared.hold_generation();
-        let PreparedOperation { kind, count, .. } = self.operation;
-        if self.shared.epoch.load(Ordering::Acquire) != self.operation.epoch {
-            return;
-        }
+    /// Cancels the operation, which was not given to a stream. On an endpoint that has failed it has failed with it, and stays so. The flag is that of its
+    /// tickets.
+    pub(super) fn cancel(&self, cancelled: Option<&AtomicBool>) {
+        let PreparedOperation {
+            kind, count, epoch, ..
+        } = self.operation;
         let queue = self.queue();
-        match kind {
-            OperationKind::Send { posted, signaled } => {
-                self.shared.nop_over(posted, signaled);
-                queue.cancel(count);
+        self.shared.while_alive(epoch, || {
+            match kind {
+                OperationKind::Send { posted, signaled } => {
+                    self.shared.nop_over(posted, signaled);
+                    queue.cancel(count);
+                }
+                OperationKind::Recv => queue.cancel(count),
+                OperationKind::Wait => {
+                    queue.set_wait(count, Wait::Cancelled);
+                    queue.cq.abort_peek(count);
+                }
             }
-            OperationKind::Recv => queue.cancel(count),
-            OperationKind::Wait => {
-                queue.set_wait(count, Wait::Cancelled);
-                queue.cq.abort_peek(count);
+            if let Some(cancelled) = cancelled {
+                cancelled.store(true, Ordering::Release);
             }
-        }
+        });
     }
 }
 
 impl Drop for Prepared {
     fn drop(&mut self) {
         if self.live {
-            self.parts().cancel();
-            self.end_cancelled();
+            let cancelled = self.cancelled.get().map(Arc::as_ref);
+            self.parts().cancel(cancelled);
         }
     }
 }

@@ -69,11 +69,7 @@ impl Ticket {
     /// The state now. Looks at new completions first, without waiting. If the endpoint has failed just now, it first stops the device, which
     /// takes up to 20 ms: only then is it known which operations were carried out.
     pub fn status(&self) -> Status {
-        let (shared, side, is_wait, count, serial, epoch) = match &self.subject {
-            Subject::Operation {
-                cancelled: Some(cancelled),
-                ..
-            } if cancelled.load(Ordering::Acquire) => return Status::Cancelled,
+        let (shared, side, is_wait, count, serial, epoch, cancelled) = match &self.subject {
             Subject::Operation {
                 shared,
                 side,
@@ -81,8 +77,8 @@ impl Ticket {
                 count,
                 serial,
                 epoch,
-                ..
-            } => (shared, *side, *is_wait, *count, *serial, *epoch),
+                cancelled,
+            } => (shared, *side, *is_wait, *count, *serial, *epoch, cancelled),
             Subject::Value(wait) => return wait.status(),
         };
         let (status, failure) = shared
@@ -91,7 +87,11 @@ impl Ticket {
             // If a reset came meanwhile, that has seen a mixture.
             .filter(|_| shared.is_in(epoch))
             .unwrap_or_else(|| shared.status_in_generation(epoch, side, is_wait, count));
-        status.report(is_wait, failure)
+        // After the look at the failure: on an endpoint that has failed nothing is cancelled.
+        match cancelled {
+            Some(cancelled) if cancelled.load(Ordering::Acquire) => Status::Cancelled,
+            _ => status.report(is_wait, failure),
+        }
     }
 
     /// Whether it is over, well or not.

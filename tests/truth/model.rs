@@ -492,7 +492,7 @@ impl Model {
         let number = request.number;
         trail.found = self.found(request);
         match status {
-            Status::Failed(failure) => {
+            Status::Failed(failure) | Status::Unknown(failure) => {
                 if let Some(life) = &trail.life {
                     let mut known = lock(&life.failure);
                     if *known.get_or_insert(failure) != failure {
@@ -501,6 +501,7 @@ impl Model {
                 }
             }
             Status::Complete => self.is_done(request, trail, ticket),
+            Status::Discarded => trail.never = trail.never.or(Some("its stream discarded it")),
             _ => {}
         }
     }
@@ -666,7 +667,7 @@ impl Model {
         for request in self.all() {
             let of = match request.trail().last {
                 Some(Status::Complete) => &ends.complete,
-                Some(Status::Failed(_)) => &ends.failed,
+                Some(Status::Failed(_) | Status::Unknown(_) | Status::Discarded) => &ends.failed,
                 Some(Status::Cancelled) => &ends.cancelled,
                 _ => continue,
             };
@@ -790,7 +791,9 @@ impl Model {
         let mut failed = None;
         for number in lock(&order.requests).iter().copied() {
             match last(number) {
-                Some(Status::Failed(_)) => failed = failed.or(Some(number)),
+                Some(Status::Failed(_) | Status::Unknown(_) | Status::Discarded) => {
+                    failed = failed.or(Some(number));
+                }
                 Some(Status::Complete) if failed.is_some() => {
                     self.lie("complete behind what failed", format!("endpoint {}: step {number} is complete, and {failed:?} before it failed", life.end));
                 }

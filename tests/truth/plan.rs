@@ -241,7 +241,7 @@ fn config(random: &mut Random, is_storm: bool) -> EndpointConfig {
     EndpointConfig::default()
         .send_depth(*random.pick(&depths))
         .recv_depth(*random.pick(&[1, 4, 16]))
-        .timeout(5 + random.below(4) as u8)
+        .ack_timeout(5 + random.below(4) as u8)
         .retry_count(*random.pick(&[1, 3, 7]))
         .rnr_retry(*random.pick(&[1, 7, 7]))
         .mtu_bytes(*random.pick(&[256, 1024]))
@@ -568,7 +568,7 @@ impl fmt::Display for Plan {
             let EndpointConfig {
                 send_depth,
                 recv_depth,
-                timeout,
+                ack_timeout,
                 retry_count,
                 rnr_retry,
                 mtu_bytes,
@@ -577,7 +577,7 @@ impl fmt::Display for Plan {
             } = config;
             writeln!(
                 f,
-                "let (a{number}, b{number}) = pair(send_depth({send_depth}).recv_depth({recv_depth}).timeout({timeout}).retry_count({retry_count})\
+                "let (a{number}, b{number}) = pair(send_depth({send_depth}).recv_depth({recv_depth}).ack_timeout({ack_timeout}).retry_count({retry_count})\
                  .rnr_retry({rnr_retry}).mtu_bytes({mtu_bytes}).wait_timeout({wait_timeout:?}));"
             )?;
         }

@@ -356,7 +356,7 @@ impl<'a> World<'a> {
     fn allowed<T>(&self, lane: &mut Lane, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => return Some(value),
-            Err(Error::Asynchronous { .. }) => lane.log.push(Entry::Report),
+            Err(Error::Asynchronous { .. }) => lane.take_fault(),
             Err(Error::Timeout { .. }) => {}
             Err(error) => self.model.lie("unexpected error", format!("{error:?}")),
         }
@@ -481,8 +481,7 @@ impl<'a> World<'a> {
                     // Not connected, nothing to wait for, or not its turn; a deregistered region; its stream is not done in time (sync).
                     Error::QueueFull { .. } | Error::State { .. } | Error::Timeout { .. } => {}
                     Error::Asynchronous { .. } => {
-                        lane.into_iter()
-                            .for_each(|mut lane| lane.log.push(Entry::Report));
+                        lane.into_iter().for_each(|mut lane| lane.take_fault());
                     }
                     error => self
                         .model
@@ -549,7 +548,7 @@ impl<'a> World<'a> {
                 }
                 match error {
                     Error::Work(_) | Error::State { .. } | Error::Timeout { .. } => {}
-                    Error::Asynchronous { .. } => lane.log.push(Entry::Report),
+                    Error::Asynchronous { .. } => lane.take_fault(),
                     error => self
                         .model
                         .lie("unexpected error", format!("post {numbers:?}: {error:?}")),
@@ -652,7 +651,12 @@ impl<'a> World<'a> {
         let timed_out = matches!(result, Err(Error::Timeout { .. }));
         let is_ok = self.allowed(&mut lane, result).is_some();
         let panicked = |entry: &Entry| matches!(entry, Entry::Kernel(kernel) if kernel.panics && kernel.ended() != 0);
-        if is_ok && lane.stream.host().is_some() && lane.log.iter().any(panicked) {
+        let reported = lane
+            .log
+            .iter()
+            .rposition(|entry| matches!(entry, Entry::Report))
+            .unwrap_or(0);
+        if is_ok && lane.stream.host().is_some() && lane.log[reported..].iter().any(panicked) {
             self.model.lie(
                 "no word of a kernel that panicked",
                 format!("stream {stream}: synchronize is Ok"),
@@ -825,7 +829,8 @@ impl<'a> World<'a> {
         let mut failures = vec![None];
         for entry in &lane.log {
             match entry {
-                Entry::Abort(_) | Entry::Report => wait = None,
+                Entry::Abort(_) => wait = None,
+                Entry::Report => (panicked, wait) = (None, None),
                 Entry::Kernel(kernel) if kernel.panics && kernel.ended() != 0 => {
                     panicked = panicked.or(Some(kernel.number))
                 }
@@ -956,6 +961,12 @@ impl<'a> World<'a> {
 }
 
 impl Lane {
+    /// A call has reported a failure: takes it, so that the stream can be used again.
+    fn take_fault(&mut self) {
+        self.stream.take_fault();
+        self.log.push(Entry::Report);
+    }
+
     fn last_kernel(log: &[Entry]) -> Option<Arc<Launched>> {
         let kernel = |entry: &Entry| match entry {
             Entry::Kernel(kernel) => Some(Arc::clone(kernel)),

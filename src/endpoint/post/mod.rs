@@ -284,6 +284,6 @@ struct Ungiven<'a>(Parts<'a>);
 
 impl Drop for Ungiven<'_> {
     fn drop(&mut self) {
-        self.0.cancel();
+        self.0.cancel(None);
     }
 }

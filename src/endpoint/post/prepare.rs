@@ -257,16 +257,21 @@ impl Endpoint {
             side, kind, count, ..
         } = prepared.operation;
         let queue = shared.queue(side);
-        let newest = queue.ledger.posted().wrapping_sub(1) == count;
-        match kind {
-            OperationKind::Send { .. } | OperationKind::Recv
-                if newest && self.roll_back_newest(side) => {}
-            OperationKind::Wait if queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1) => {
-                queue.untake(count);
+        let newest = match kind {
+            OperationKind::Send { .. } | OperationKind::Recv => {
+                queue.ledger.posted().wrapping_sub(1) == count
             }
-            _ => return,
+            OperationKind::Wait => queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1),
+        };
+        // Otherwise dropping it cancels it.
+        if newest && prepared.mark_cancelled() {
+            match kind {
+                OperationKind::Send { .. } | OperationKind::Recv => {
+                    self.roll_back_newest(side);
+                }
+                OperationKind::Wait => queue.untake(count),
+            }
         }
-        prepared.end_cancelled();
     }
 
     /// The send queue, for kernels to own. It comes back by a reset, once they are done with it.

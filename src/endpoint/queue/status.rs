@@ -15,7 +15,7 @@ pub(in crate::endpoint) struct FinalStatuses {
 }
 
 impl FinalStatuses {
-    /// `standings` of the newest operations, newest first, all of them over; those before them ended well. `next` is the count of the next one.
+    /// `standings` of the newest operations, newest first; those before them ended well. `next` is the count of the next one.
     fn new(next: u32, standings: impl Iterator<Item = (u32, OpStatus)> + Clone) -> FinalStatuses {
         let failed_from = standings
             .clone()
@@ -97,17 +97,25 @@ impl QueueState {
         serial
     }
 
-    /// Sets the state of the wait for this running index, unless the place belongs to a later one already.
-    pub(in crate::endpoint) fn set_wait(&self, index: u32, state: Wait) {
+    /// Sets the state of the wait for this running index, unless it is over or the place belongs to a later one already. Whether it was set.
+    pub(in crate::endpoint) fn set_wait(&self, index: u32, state: Wait) -> bool {
         let wait = &self.record(index).wait;
         let mut old = wait.load(Ordering::Acquire);
-        while WaitWord(old).is_for(index) {
-            let new = WaitWord(old).with(state);
+        while WaitWord(old).is_for(index)
+            && let Some(new) = WaitWord(old).next(state)
+        {
             match wait.compare_exchange_weak(old, new.0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(now) => old = now,
             }
         }
+        false
+    }
+
+    /// Whether the wait for this running index was given up, though its completion may have come since.
+    pub(in crate::endpoint) fn is_given_up(&self, index: u32) -> bool {
+        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        wait.is_for(index) && wait.op_status() == OpStatus::Failed
     }
 
     /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the
@@ -182,22 +190,14 @@ impl QueueState {
             let seq = posted.wrapping_sub(back);
             let outcome = self.outcome(seq);
             let serial = outcome.serial.load(Ordering::Relaxed);
-            let op_status = match self.op_status(seq, serial, rung) {
-                // The reset took it from the device.
-                OpStatus::Rung => OpStatus::Unknown,
-                OpStatus::Prepared | OpStatus::Queued => OpStatus::Failed,
-                over => over,
-            };
+            let op_status = self.op_status(seq, serial, rung);
             (outcome.seq.load(Ordering::Relaxed) == seq).then_some((seq, op_status))
         });
         let taken = self.taken.load(Ordering::Acquire);
         let waits = (1..=self.records.len() as u32).filter_map(|back| {
             let index = taken.wrapping_sub(back);
             let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-            let op_status = match self.wait_status(index, wait.serial()) {
-                OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung => OpStatus::Failed,
-                over => over,
-            };
+            let op_status = self.wait_status(index, wait.serial());
             wait.is_for(index).then_some((index, op_status))
         });
         (

@@ -15,6 +15,16 @@ pub(in crate::endpoint) enum Wait {
     Discarded,
 }
 
+impl Wait {
+    /// Whether a wait in this state may become one in that state. What is over stays as it is.
+    fn leads_to(self, next: Wait) -> bool {
+        match self {
+            Wait::Prepared | Wait::Queued | Wait::Started => self != next,
+            Wait::Done | Wait::GivenUp | Wait::Cancelled | Wait::Discarded => false,
+        }
+    }
+}
+
 /// A wait in one word: its state, the running index of its completion, and a serial that tells waits apart which had the same
 /// index, because the earlier one was taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,24 +45,40 @@ impl WaitWord {
         self != WaitWord::NONE && (self.0 >> 8) as u32 == index
     }
 
+    /// The word with that state, if this one leads to it.
+    pub(super) fn next(self, state: Wait) -> Option<WaitWord> {
+        self.state()
+            .is_some_and(|now| now.leads_to(state))
+            .then(|| self.with(state))
+    }
+
+    fn state(self) -> Option<Wait> {
+        const STATES: [Wait; 7] = [
+            Wait::Prepared,
+            Wait::Queued,
+            Wait::Started,
+            Wait::Done,
+            Wait::GivenUp,
+            Wait::Cancelled,
+            Wait::Discarded,
+        ];
+        STATES.get((self.0 & 0xff) as usize).copied()
+    }
+
     /// 24 bits.
     pub(super) fn serial(self) -> u32 {
         (self.0 >> 40) as u32
     }
 
     pub(super) fn op_status(self) -> OpStatus {
-        const STATUSES: [OpStatus; 7] = [
-            OpStatus::Prepared,
-            OpStatus::Queued,
-            OpStatus::Rung,
-            OpStatus::Done,
-            OpStatus::Failed,
-            OpStatus::Cancelled,
-            OpStatus::Discarded,
-        ];
-        STATUSES
-            .get((self.0 & 0xff) as usize)
-            .copied()
-            .unwrap_or(OpStatus::Failed)
+        match self.state() {
+            Some(Wait::Prepared) => OpStatus::Prepared,
+            Some(Wait::Queued) => OpStatus::Queued,
+            Some(Wait::Started) => OpStatus::Rung,
+            Some(Wait::Done) => OpStatus::Done,
+            Some(Wait::GivenUp) | None => OpStatus::Failed,
+            Some(Wait::Cancelled) => OpStatus::Cancelled,
+            Some(Wait::Discarded) => OpStatus::Discarded,
+        }
     }
 }

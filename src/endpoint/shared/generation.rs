@@ -103,10 +103,14 @@ impl Shared {
     /// Starts a new generation. The caller has the endpoint to itself, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
         let _generation = self.hold_generation();
-        // What is complete by now is told as that, also where nobody has looked for it yet.
+        // What is complete by now is told as that, also where nobody has looked for it yet. The rest ends as by an abort: the device is stopped
+        // before the final statuses are taken, so that nothing completes between the two.
         self.look_for_failure();
         self.reap_fully();
-        // Before anything starts over, so that no flush of the old generation arrives in the new one.
+        if self.failure().is_none() {
+            self.fail(None, Cause::Aborted);
+        }
+        self.break_down();
         self.qp.reset()?;
         let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),

@@ -101,21 +101,27 @@ unsafe impl Owner for Shared {
             // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
             let given_up = outcome != Outcome::Done
                 || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
-            let state = match outcome {
-                Outcome::Discarded => Wait::Discarded,
-                _ if given_up => Wait::GivenUp,
-                _ => Wait::Done,
-            };
-            queue.set_wait(cookie.count, state);
+            if outcome != Outcome::Discarded {
+                let state = if given_up { Wait::GivenUp } else { Wait::Done };
+                queue.set_wait(cookie.count, state);
+            }
         }
         if outcome == Outcome::Discarded {
             if cookie.is_wait {
+                self.unless_failed_otherwise(|| {
+                    queue.set_wait(cookie.count, Wait::Discarded);
+                });
+                queue.set_wait(cookie.count, Wait::GivenUp);
                 // The program that would have cleared the mark was not executed.
                 queue.cq.abort_peek(cookie.count);
-            } else {
-                queue.discard(cookie.count);
+            } else if self.rung(cookie.side).wrapping_sub(cookie.count) as i32 <= 0 {
+                self.unless_failed_otherwise(|| queue.discard(cookie.count));
             }
             self.fail(None, Cause::Discarded);
+            if !cookie.is_wait {
+                // At once: the next doorbell of the queue would release this request, too, because doorbell records count.
+                self.stop_transmitting();
+            }
         }
         self.on_streams.leave();
     }
@@ -125,7 +131,7 @@ unsafe impl Owner for Shared {
         let cookie = Cookie::from_bits(cookie);
         let queue = self.queue(cookie.side);
         let is_well = if cookie.is_wait {
-            queue.has_succeeded(cookie.count)
+            queue.has_succeeded(cookie.count) && !queue.is_given_up(cookie.count)
         } else {
             // The wait for its turn ends by the count, which a breakdown moves.
             !(cookie.waits_turn && self.broken_down.load(Ordering::Acquire))

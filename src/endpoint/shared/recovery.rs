@@ -36,6 +36,25 @@ impl Shared {
             .map_or(Ok(()), |failure| Err(Error::Work(failure)))
     }
 
+    /// Does that, if the generation goes on and has not failed, and tells whether it did. No failure is recorded and no generation begins meanwhile.
+    pub(in crate::endpoint) fn while_alive(&self, epoch: u32, what: impl FnOnce()) -> bool {
+        let _generation = self.hold_generation();
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_alive = failure.is_none() && self.epoch.load(Ordering::Relaxed) == epoch;
+        if is_alive {
+            what();
+        }
+        is_alive
+    }
+
+    /// Does that, unless the endpoint has failed for another reason than a discarded operation: then its operations have failed with it, and stay so.
+    pub(super) fn unless_failed_otherwise(&self, what: impl FnOnce()) {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.is_none_or(|failure| failure.cause == Cause::Discarded) {
+            what();
+        }
+    }
+
     /// Records a failure of the generation that is now; only the first counts. The watchdog then breaks the endpoint down.
     pub(in crate::endpoint) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
         self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
@@ -71,11 +90,20 @@ impl Shared {
             return;
         }
         self.fail(None, Cause::Dropped);
-        self.qp.fail();
+        self.stop_transmitting();
+    }
+
+    /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown.
+    pub(super) fn stop_transmitting(&self) {
+        let _generation = self.hold_generation();
+        // A queue pair that was silenced stays so: it would write completions again.
+        if !self.broken_down.load(Ordering::Relaxed) {
+            self.qp.fail();
+        }
     }
 
     /// After a failure: nothing may be waited for any more.
-    fn break_down(&self) {
+    pub(super) fn break_down(&self) {
         if !self.broken_down.load(Ordering::Relaxed) {
             self.qp.fail();
             self.await_flush();
@@ -120,7 +148,12 @@ impl Shared {
         // Before the last look at completions: what was complete when it failed, is.
         let failure = self.failure();
         let mut status = look();
-        if failure.is_some() && matches!(status, OpStatus::Queued | OpStatus::Rung) {
+        if failure.is_some()
+            && matches!(
+                status,
+                OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
+            )
+        {
             self.break_down_now();
             status = look();
         }
@@ -294,8 +327,10 @@ impl Shared {
                 }
                 let started = record.wait_started_ns.load(Ordering::Relaxed);
                 let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
-                if started != 0 && now_ns.saturating_sub(started) > timeout {
-                    queue.set_wait(index, Wait::GivenUp);
+                if started != 0
+                    && now_ns.saturating_sub(started) > timeout
+                    && queue.set_wait(index, Wait::GivenUp)
+                {
                     return Some(Duration::from_nanos(timeout));
                 }
             }
