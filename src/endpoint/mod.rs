@@ -26,6 +26,8 @@ mod queue;
 mod recipe;
 mod rendezvous;
 mod shared;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod ticket;
 mod value;
 mod watchdog;

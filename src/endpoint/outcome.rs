@@ -1,5 +1,5 @@
-//! The transitions of an operation: what a completion proves, and what a ticket reports. `docs/outcomes.md` is the model of this file, and
-//! `tests/model` explores it.
+//! The transitions of an operation: what a completion proves, and what a ticket reports. `docs/outcomes.md` describes the model, and
+//! `endpoint/tests/outcomes.rs` explores it with these transitions.
 
 use crate::{Cause, WorkError};
 

@@ -270,6 +270,8 @@ impl Endpoint {
         prepared.parts().enter_queued();
         prepared.live = false;
         queue.last_stream.store(0, Ordering::Relaxed);
+        let begun = prepared.operation.count.wrapping_add(1);
+        queue.begun.store(begun, Ordering::Relaxed);
         let cookie = prepared.parts().cookie(false);
         // Balanced by `finished`, which the interpreter does not call: there is no stream that could be done with it.
         let _ = execute(&prepared.program, &*shared, cookie);

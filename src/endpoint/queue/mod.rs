@@ -92,6 +92,8 @@ pub(super) struct QueueState {
     pub(super) queued: AtomicU32,
     /// The number of the call that hands work requests over, 0 while none does; never waited for.
     posting: AtomicU64,
+    /// Running count of work requests of which a thread of this process has begun to store the doorbell.
+    pub(super) begun: AtomicU32,
     /// The stream of the last hand-over; 0 for the CPU.
     pub(super) last_stream: AtomicU64,
     /// Completions that can come: signaled sends, or receives.
@@ -109,7 +111,7 @@ pub(super) struct QueueState {
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
-    /// Work requests that were rung before the device was silenced; above 32 bits before that.
+    /// Work requests that may have been rung before the device was silenced; above 32 bits before that.
     rung_in_all: AtomicU64,
     pub(super) turn_waits: TurnWaits,
     /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
@@ -148,6 +150,7 @@ impl QueueState {
             ledger: Ledger::new(depth),
             queued: AtomicU32::new(0),
             posting: AtomicU64::new(0),
+            begun: AtomicU32::new(0),
             last_stream: AtomicU64::new(0),
             turn_waits: TurnWaits::default(),
             turn_timeout_ns,
@@ -453,6 +456,7 @@ impl QueueState {
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
         self.rung_in_all.store(u64::MAX, Ordering::Release);
+        self.begun.store(0, Ordering::Relaxed);
         self.last_stream.store(0, Ordering::Relaxed);
         self.turn_waits.reset();
         for outcome in &self.outcomes {

@@ -86,8 +86,14 @@ unsafe impl Owner for Shared {
                 .wait_started_ns
                 .store(now_ns(), Ordering::Relaxed);
             queue.set_wait(cookie.count, Wait::Started);
-        } else if cookie.waits_turn {
-            queue.turn_waits.begin(now_ns());
+        } else {
+            // Before the doorbell, which the program counts after it has stored it.
+            queue
+                .begun
+                .store(cookie.count.wrapping_add(1), Ordering::Relaxed);
+            if cookie.waits_turn {
+                queue.turn_waits.begin(now_ns());
+            }
         }
     }
 

@@ -111,7 +111,7 @@ impl Shared {
                 self.queues.iter().for_each(QueueState::enter_silence);
             }
             for queue in &self.queues {
-                queue.end_rung(self.told(queue.side));
+                queue.end_rung(self.may_be_rung(queue));
             }
             // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.
@@ -123,6 +123,24 @@ impl Shared {
             // Nobody need wait for a turn any more.
             self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
         }
+    }
+
+    /// Running count of work requests whose doorbell may have been stored. A program counts its doorbell after it has stored it.
+    fn may_be_rung(&self, queue: &QueueState) -> u32 {
+        let told = self.told(queue.side);
+        if self.doorbells().is_some() {
+            return told;
+        }
+        let begun = queue.begun.load(Ordering::Relaxed);
+        if begun.wrapping_sub(told).cast_signed() > 0 {
+            return begun;
+        }
+        // Of a GPU it is not known where in a program it is.
+        let queued = queue.queued.load(Ordering::Acquire);
+        if !self.attachments.is_empty() && queued != told {
+            return told.wrapping_add(1);
+        }
+        told
     }
 
     /// How an operation of this generation stands, and the failure that ended the generation, once the device is stopped.

@@ -1,0 +1,449 @@
+//! The model of `docs/outcomes.md`, explored to exhaustion: one queue of three requests with its stream, device, reaper, and an application that
+//! aborts, drops and looks at tickets. Every order of their steps is tried, and the transitions are those of `outcome.rs` itself.
+//!
+//! What is left out: the wrap of counts, receives without a doorbell of their own, waits, resets, and time.
+
+use std::collections::{HashSet, VecDeque};
+
+use crate::endpoint::outcome::{Evidence, OpStatus, RequestState, Status};
+use crate::{Cause, WorkError};
+
+const REQUESTS: usize = 3;
+
+/// Which transitions the model uses; each field but the first is a mistake that must be noticed.
+#[derive(Clone, Copy)]
+struct Rules {
+    after_later: fn(RequestState, Evidence) -> RequestState,
+    status: fn(RequestState, bool, bool) -> OpStatus,
+    report: fn(OpStatus, Option<WorkError>) -> Status,
+    /// Drops of operations count only while the endpoint is alive.
+    cancels_alive_only: bool,
+    /// A discarded request stops its queue at once.
+    discard_stops: bool,
+    /// The device is silent once the endpoint is broken down.
+    silences: bool,
+    /// Rung and not rung are told apart by the count at the breakdown, and not by the one of the moment.
+    remembers_rung: bool,
+    /// A doorbell that the stream has begun to store counts as rung, though the stream has not counted it.
+    counts_begun: bool,
+}
+
+const RULES: Rules = Rules {
+    after_later: RequestState::after_later,
+    status: RequestState::status,
+    report: |status, failure| status.report(false, failure),
+    cancels_alive_only: true,
+    discard_stops: true,
+    silences: true,
+    remembers_rung: true,
+    counts_begun: true,
+};
+
+/// What a request is to do, which no step changes.
+#[derive(Clone, Copy)]
+struct Plan {
+    signaled: [bool; REQUESTS],
+    refused: [bool; REQUESTS],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Fate {
+    Waiting,
+    Executed,
+    Nop,
+    Refused,
+    Flushed,
+}
+
+/// [`Cause`], without what it says more.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum End {
+    Aborted,
+    Discarded,
+    QueuePair,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct World {
+    requests: [RequestState; REQUESTS],
+    fates: [Fate; REQUESTS],
+    /// Handed to the stream, in order; those before that were dropped are skipped.
+    queued: usize,
+    /// Entries that the stream is done with.
+    passed: usize,
+    /// The stream has stored the doorbell of its entry, and not its count.
+    in_doorbell: bool,
+    stream_failed: bool,
+    /// Requests that the device was told of, and that were counted.
+    rung: usize,
+    counted: usize,
+    /// Where the device is, and what it has completed.
+    next: usize,
+    completions: VecDeque<(usize, Evidence)>,
+    in_error: bool,
+    is_silent: bool,
+    reaped: usize,
+    failure: Option<End>,
+    rung_in_all: Option<usize>,
+    told: [Option<OpKind>; REQUESTS],
+}
+
+/// A final status, without the cause.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum OpKind {
+    Complete,
+    Failed,
+    Unknown,
+    Discarded,
+    Cancelled,
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            requests: [RequestState::Posted; REQUESTS],
+            fates: [Fate::Waiting; REQUESTS],
+            queued: 0,
+            passed: 0,
+            in_doorbell: false,
+            stream_failed: false,
+            rung: 0,
+            counted: 0,
+            next: 0,
+            completions: VecDeque::new(),
+            in_error: false,
+            is_silent: false,
+            reaped: 0,
+            failure: None,
+            rung_in_all: None,
+            told: [None; REQUESTS],
+        }
+    }
+
+    fn fail(&mut self, cause: End) {
+        self.failure.get_or_insert(cause);
+    }
+
+    fn steps(&self, plan: &Plan, rules: &Rules) -> Vec<World> {
+        let mut after = Vec::new();
+        let mut step = |change: &dyn Fn(&mut World)| {
+            let mut world = self.clone();
+            change(&mut world);
+            after.push(world);
+        };
+        // The application: hands over the next operation, drops one, aborts; the stream fails for a reason of its own.
+        if self.queued < REQUESTS && self.failure.is_none() {
+            step(&|world| world.queued += 1);
+        }
+        for at in self.queued..REQUESTS {
+            let may = self.failure.is_none() || !rules.cancels_alive_only;
+            if may && self.requests[at] == RequestState::Posted {
+                step(&|world| {
+                    world.requests[at] = RequestState::Cancelled;
+                });
+            }
+        }
+        if self.failure.is_none() {
+            step(&|world| world.fail(End::Aborted));
+        }
+        if !self.stream_failed {
+            step(&|world| world.stream_failed = true);
+            // Its fault is taken, and the stream goes on: below.
+        } else {
+            step(&|world| world.stream_failed = false);
+        }
+        self.stream(rules, &mut step);
+        self.device(plan, &mut step);
+        // The watchdog: the queue pair to error, then silence.
+        if self.failure.is_some() && !self.in_error {
+            step(&|world| world.in_error = true);
+        }
+        if self.failure.is_some() && self.in_error && self.rung_in_all.is_none() {
+            step(&|world| {
+                world.is_silent = rules.silences;
+                let begun = usize::from(rules.counts_begun && world.in_doorbell);
+                world.rung_in_all = Some(world.counted.max(world.passed + begun));
+            });
+        }
+        // The reaper.
+        if let Some((own, evidence)) = self.completions.front().copied() {
+            step(&|world| {
+                world.completions.pop_front();
+                for at in world.reaped..own {
+                    world.requests[at] = (rules.after_later)(world.requests[at], evidence);
+                }
+                world.requests[own] = world.requests[own].after_own(evidence);
+                world.reaped = own + 1;
+                if evidence != Evidence::Success {
+                    world.fail(End::QueuePair);
+                }
+            });
+        }
+        after
+    }
+
+    fn stream(&self, rules: &Rules, step: &mut dyn FnMut(&dyn Fn(&mut World))) {
+        if self.in_doorbell {
+            step(&|world| {
+                world.in_doorbell = false;
+                world.passed += 1;
+                world.counted = world.passed;
+            });
+        } else if self.passed < self.queued {
+            let at = self.passed;
+            if self.requests[at] == RequestState::Cancelled {
+                step(&|world| world.passed += 1);
+            } else if self.stream_failed {
+                step(&|world| {
+                    world.passed += 1;
+                    if world.failure.is_none_or(|cause| cause == End::Discarded) {
+                        world.requests[at] = RequestState::Discarded;
+                    }
+                    world.fail(End::Discarded);
+                    // Not while it is silent, which it stays.
+                    if rules.discard_stops && world.rung_in_all.is_none() {
+                        world.in_error = true;
+                    }
+                });
+            } else {
+                step(&|world| {
+                    world.rung = at + 1;
+                    world.in_doorbell = true;
+                });
+            }
+        }
+    }
+
+    fn device(&self, plan: &Plan, step: &mut dyn FnMut(&dyn Fn(&mut World))) {
+        if self.is_silent || self.next >= self.rung {
+            return;
+        }
+        let at = self.next;
+        if self.in_error && !plan.signaled[at] {
+            // Verbs promise a completion for each flushed request; the library does not count on it for those that are not signaled.
+            step(&|world| {
+                world.next += 1;
+                world.fates[at] = Fate::Flushed;
+            });
+        }
+        step(&|world| {
+            world.next += 1;
+            if world.in_error {
+                world.fates[at] = Fate::Flushed;
+                world.completions.push_back((at, Evidence::Flush));
+                return;
+            }
+            let is_nop = world.requests[at] == RequestState::Cancelled;
+            if plan.refused[at] && !is_nop {
+                world.fates[at] = Fate::Refused;
+                world.completions.push_back((at, Evidence::Error));
+                world.in_error = true;
+                return;
+            }
+            world.fates[at] = if is_nop { Fate::Nop } else { Fate::Executed };
+            if plan.signaled[at] {
+                world.completions.push_back((at, Evidence::Success));
+            }
+        });
+    }
+
+    /// What the ticket of a request says. `None`: not over, or the device has to be stopped first.
+    fn look(&self, at: usize, rules: &Rules) -> Option<OpKind> {
+        if !self.completions.is_empty() {
+            // A look reaps first.
+            return None;
+        }
+        let rung = match self.rung_in_all {
+            Some(rung) if rules.remembers_rung => rung,
+            _ => self.counted,
+        };
+        let status = (rules.status)(self.requests[at], at < rung, at < self.queued);
+        let is_open = matches!(
+            status,
+            OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
+        );
+        if is_open && self.failure.is_some() && self.rung_in_all.is_none() {
+            return None;
+        }
+        let failure = self.failure.map(|cause| WorkError {
+            qpn: 1,
+            wr_id: None,
+            cause: match cause {
+                End::Aborted => Cause::Aborted,
+                End::Discarded => Cause::Discarded,
+                End::QueuePair => Cause::QueuePair,
+            },
+        });
+        match (rules.report)(status, failure) {
+            Status::Complete => Some(OpKind::Complete),
+            Status::Failed(_) => Some(OpKind::Failed),
+            Status::Unknown(_) => Some(OpKind::Unknown),
+            Status::Discarded => Some(OpKind::Discarded),
+            Status::Cancelled => Some(OpKind::Cancelled),
+            _ => None,
+        }
+    }
+
+    /// Tickets are looked at in every state. Gives the first contradiction.
+    fn check(&mut self, rules: &Rules) -> Result<(), String> {
+        for at in 0..REQUESTS {
+            let fate = self.fates[at];
+            if let Some(now) = self.look(at, rules) {
+                let first = *self.told[at].get_or_insert(now);
+                if first != now {
+                    return Err(format!("request {at}: {first:?}, then {now:?}"));
+                }
+            }
+            let lies = match self.told[at] {
+                None | Some(OpKind::Unknown) => false,
+                Some(OpKind::Complete) => fate != Fate::Executed,
+                // The device says so, or it never came to it.
+                Some(OpKind::Failed) => fate == Fate::Executed,
+                Some(OpKind::Discarded | OpKind::Cancelled) => {
+                    matches!(fate, Fate::Executed | Fate::Refused)
+                }
+            };
+            if lies {
+                return Err(format!("request {at}: {:?} of {fate:?}", self.told[at]));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Fate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Fate::Waiting => "one that the device has not seen",
+            Fate::Executed => "one that was executed",
+            Fate::Nop => "a no-operation",
+            Fate::Refused => "one that was refused",
+            Fate::Flushed => "one that was flushed",
+        })
+    }
+}
+
+/// Every state that can be reached. Gives their number, or the first contradiction.
+fn explore(rules: &Rules) -> Result<usize, String> {
+    let mut states = 0;
+    for bits in 0..1u32 << (2 * REQUESTS) {
+        let bit = |at: usize| bits >> at & 1 == 1;
+        let plan = Plan {
+            signaled: std::array::from_fn(bit),
+            refused: std::array::from_fn(|at| bit(REQUESTS + at)),
+        };
+        let mut seen = HashSet::new();
+        let mut ahead = vec![World::new()];
+        while let Some(mut world) = ahead.pop() {
+            world.check(rules)?;
+            if !seen.insert(world.clone()) {
+                continue;
+            }
+            let next = world.steps(&plan, rules);
+            // Nothing is left to do but to fail the stream and to take its fault: all that is over is told as that.
+            let is_over = world.rung_in_all.is_some()
+                && world.completions.is_empty()
+                && world.passed == world.queued
+                && (world.is_silent || world.next >= world.rung);
+            if is_over && world.told.iter().any(Option::is_none) {
+                return Err("a ticket that never ends".into());
+            }
+            ahead.extend(next);
+        }
+        states += seen.len();
+    }
+    Ok(states)
+}
+
+#[test]
+fn no_order_of_steps_makes_a_ticket_lie() {
+    let states = explore(&RULES).unwrap();
+    println!("{states} states");
+    assert!(
+        states > 10_000,
+        "{states} states: the model has lost its steps"
+    );
+}
+
+#[test]
+fn mistakes_in_the_transitions_are_noticed() {
+    let mistakes: [(&str, Rules); 9] = [
+        (
+            "a flush vouches for what is before it",
+            Rules {
+                after_later: |state, evidence| match evidence {
+                    Evidence::Flush => state.after_later(Evidence::Success),
+                    _ => state.after_later(evidence),
+                },
+                ..RULES
+            },
+        ),
+        (
+            "an error says nothing of a dropped request before it",
+            Rules {
+                after_later: |_, _| RequestState::Succeeded,
+                ..RULES
+            },
+        ),
+        (
+            "a discarded request that a later doorbell passes counts as rung",
+            Rules {
+                status: |state, is_rung, is_queued| match state {
+                    RequestState::Discarded if is_rung => OpStatus::Rung,
+                    _ => state.status(is_rung, is_queued),
+                },
+                ..RULES
+            },
+        ),
+        (
+            "what was rung and lost its completion has failed",
+            Rules {
+                report: |status, failure| match (status, failure) {
+                    (OpStatus::Rung | OpStatus::Unknown, Some(failure)) => Status::Failed(failure),
+                    _ => status.report(false, failure),
+                },
+                ..RULES
+            },
+        ),
+        (
+            "operations of a failed endpoint are cancelled",
+            Rules {
+                cancels_alive_only: false,
+                ..RULES
+            },
+        ),
+        (
+            "the queue goes on behind a discarded request",
+            Rules {
+                discard_stops: false,
+                ..RULES
+            },
+        ),
+        (
+            "the device completes after the breakdown",
+            Rules {
+                silences: false,
+                ..RULES
+            },
+        ),
+        (
+            "a doorbell counts when the stream has counted it",
+            Rules {
+                counts_begun: false,
+                ..RULES
+            },
+        ),
+        (
+            "the count of the moment says what was rung",
+            Rules {
+                remembers_rung: false,
+                ..RULES
+            },
+        ),
+    ];
+    for (mistake, rules) in mistakes {
+        let found = explore(&rules);
+        assert!(found.is_err(), "not noticed: {mistake}");
+        println!("{mistake}: {}", found.unwrap_err());
+    }
+}
