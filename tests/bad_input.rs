@@ -254,6 +254,72 @@ fn too_many_slices_too_much_inline_and_atomics_of_a_wrong_shape() {
     works(&mut pair, &stream);
 }
 
+/// What a device answers with a completion in error, which costs the endpoint, is refused at the post.
+#[test]
+fn what_the_device_would_fail_is_refused_at_the_post() {
+    let mut pair = Pair::new(&device(), &config());
+    let stream = HostStream::new("s").unwrap();
+    let region = pair.region(4096);
+    let remote = region.remote();
+    let result = [region.slice(0, 8).unwrap()];
+    for off in 1..8 {
+        let addr = remote.addr + 64 + off;
+        let target = RemoteSlice::at(addr, remote.rkey);
+        for work in [
+            Work::compare_swap(&result, target, 0, 0),
+            Work::fetch_add(&result, target, 0),
+        ] {
+            let error = each_way(&mut pair.a, &stream, &work);
+            assert!(
+                matches!(error, Error::Alignment { argument: "remote", value, align: 8 } if value == addr),
+                "{error:?}"
+            );
+        }
+    }
+    let short = remote.slice(64, 7).unwrap();
+    let error = each_way(&mut pair.a, &stream, &Work::fetch_add(&result, short, 0));
+    assert!(matches!(error, Error::OutOfBounds { .. }), "{error:?}");
+    let target = remote.slice(64, 8).unwrap();
+    for access in [Access::LOCAL_READ, Access::REMOTE_READ] {
+        let constant = Region::alloc(&pair.domain, 64, access).unwrap();
+        let slices = [region.slice(0, 0).unwrap(), constant.slice(0, 8).unwrap()];
+        let refused = |error: Error, at: &str| {
+            assert!(
+                matches!(&error, Error::State { kind: StateKind::NoAccess, reason, .. } if reason.contains(at)),
+                "{error:?}"
+            );
+        };
+        let error = each_way(&mut pair.a, &stream, &Work::read(&slices, target));
+        refused(error, "slice 1");
+        for work in [
+            Work::compare_swap(&slices[1..], target, 0, 0),
+            Work::fetch_add(&slices[1..], target, 0),
+        ] {
+            refused(each_way(&mut pair.a, &stream, &work), "slice 0");
+        }
+        refused(pair.b.post_recv(1, &slices).unwrap_err(), "slice 1");
+        let queued = pair.b.stream_queue_recv(&stream, 1, &slices[1..]);
+        refused(queued.unwrap_err(), "slice 0");
+        // What only reads the region goes.
+        let ticket = pair.a.post_send(&Work::write(&slices, target)).unwrap();
+        pair.a.wait_cq(Side::Send, SOON).unwrap();
+        assert_eq!(ticket.status(), Status::Complete);
+    }
+    for work in [
+        Work::read(&result, target),
+        Work::fetch_add(&result, target, 1),
+        Work::nop(),
+    ] {
+        let error = each_way(&mut pair.a, &stream, &work.imm(0));
+        assert!(
+            matches!(&error, Error::State { kind: StateKind::WrongKind, reason, .. } if reason.contains("immediate")),
+            "{error:?}"
+        );
+    }
+    assert_eq!(pair.a.failure(), None);
+    works(&mut pair, &stream);
+}
+
 #[test]
 fn foreign_and_deregistered_regions() {
     let mut pair = Pair::new(&device(), &config());

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use doorbell::{
     Access, Cause, Condition, Control, Device, EndpointConfig, Error, Executor, Faults, HostStream,
-    Region, RemoteSlice, Side, Status, Ticket, WcStatus, Work, WorkError, stream_post,
+    Region, RemoteSlice, Side, StateKind, Status, Ticket, WcStatus, Work, WorkError, stream_post,
     stream_wait_value32,
 };
 
@@ -201,34 +201,57 @@ impl Bench {
                 self.refused_there(closed.remote().addr, closed.remote().rkey, 64);
                 assert!(closed.is_filled_with(0, 4096, 0).unwrap());
             }
-            Fault::LongerThanTheReceive => self.receive_error(false),
-            Fault::ReceiveIntoReadOnly => self.receive_error(true),
+            Fault::LongerThanTheReceive => self.longer_than_the_receive(),
+            Fault::ReceiveIntoReadOnly => {
+                let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
+                let into = [closed.slice(0, 64).unwrap()];
+                let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+                let error = self.patient.b.stream_queue_recv(stream, 44, &into);
+                assert!(
+                    matches!(
+                        error,
+                        Err(Error::State {
+                            kind: StateKind::NoAccess,
+                            ..
+                        })
+                    ),
+                    "{error:?}"
+                );
+                assert_eq!(self.patient.b.failure(), None);
+            }
             Fault::ReadIntoReadOnly => {
                 let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
                 let remote = self.region.remote();
                 let into = [closed.slice(0, 64).unwrap()];
-                let work = Work::read(&into, RemoteSlice::at(remote.addr, remote.rkey));
-                let failure = fails(
-                    &mut self.patient,
-                    executor(&self.stream, &*self.deaf, &mut self.random),
-                    &mut self.random,
-                    work,
+                let error = self.refused_at_the_post(&Work::read(
+                    &into,
+                    RemoteSlice::at(remote.addr, remote.rkey),
+                ));
+                assert!(
+                    matches!(
+                        error,
+                        Error::State {
+                            kind: StateKind::NoAccess,
+                            ..
+                        }
+                    ),
+                    "{error:?}"
                 );
-                expect(failure, WcStatus::LocProtErr);
             }
             Fault::MisalignedAtomic => {
                 let remote = self.region.remote();
-                let into = [self.region.slice(0, 8).unwrap()];
+                let region = self.region.clone();
+                let into = [region.slice(0, 8).unwrap()];
                 let addr = remote.addr + 1 + self.random.below(7);
-                let work = Work::fetch_add(&into, RemoteSlice::at(addr, remote.rkey), 1);
-                let failure = fails(
-                    &mut self.patient,
-                    executor(&self.stream, &*self.deaf, &mut self.random),
-                    &mut self.random,
-                    work,
+                let error = self.refused_at_the_post(&Work::fetch_add(
+                    &into,
+                    RemoteSlice::at(addr, remote.rkey),
+                    1,
+                ));
+                assert!(
+                    matches!(error, Error::Alignment { align: 8, .. }),
+                    "{error:?}"
                 );
-                expect(failure, WcStatus::RemInvReqErr);
-                peer_fails(&mut self.patient);
             }
             Fault::DeregisteredHere => self.deregistered_here(),
             Fault::DeregisteredThere => {
@@ -526,14 +549,17 @@ impl Bench {
         peer_fails(&mut self.patient);
     }
 
+    /// A work request that a post refuses, which leaves the endpoint as it was.
+    fn refused_at_the_post(&mut self, work: &Work<'_>) -> Error {
+        let stream = executor(&self.stream, &*self.deaf, &mut self.random);
+        let error = self.patient.a.stream_queue_send(stream, work).unwrap_err();
+        assert_eq!(self.patient.a.failure(), None);
+        error
+    }
+
     /// A send whose receive cannot take it.
-    fn receive_error(&mut self, read_only: bool) {
-        let closed = Region::alloc(&self.patient.domain, 64, Access::LOCAL_READ).unwrap();
-        let into = if read_only {
-            [closed.slice(0, 64).unwrap()]
-        } else {
-            [self.region.slice(HALF, 63).unwrap()]
-        };
+    fn longer_than_the_receive(&mut self) {
+        let into = [self.region.slice(HALF, 63).unwrap()];
         self.patient.b.post_recv(44, &into).unwrap();
         let data = [self.region.slice(0, 64).unwrap()];
         let stream = executor(&self.stream, &*self.deaf, &mut self.random);
@@ -543,15 +569,10 @@ impl Bench {
             &mut self.random,
             Work::send(&data),
         );
-        let (here, there) = if read_only {
-            (WcStatus::RemOpErr, WcStatus::LocProtErr)
-        } else {
-            (WcStatus::RemInvReqErr, WcStatus::LocLenErr)
-        };
-        expect(failure, here);
+        expect(failure, WcStatus::RemInvReqErr);
         let failure = failure_of(&self.patient.b);
         assert_eq!(failure.wr_id, Some(44));
-        expect(failure, there);
+        expect(failure, WcStatus::LocLenErr);
     }
 
     fn deregistered_here(&mut self) {

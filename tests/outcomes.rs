@@ -355,3 +355,39 @@ fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
         .unwrap();
     go
 }
+
+/// An abort that comes while the endpoint is reset counts for the old generation or for the new one. It does not come between the steps of the
+/// reset, or of the connection: those would find a queue pair in error.
+#[test]
+fn an_abort_during_a_reset_is_told_as_an_abort() {
+    // Long queues, so that the reset takes longer than from one look of the watchdog to the next.
+    let config = EndpointConfig::default()
+        .send_depth(16384)
+        .recv_depth(16384);
+    let mut pair = Pair::new(&device(), &config);
+    let peer = pair.b.address();
+    let abort = pair.a.abort_handle();
+    let over = AtomicBool::new(false);
+    let failed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                abort.abort();
+                std::thread::yield_now();
+            }
+        });
+        let rounds = rig::from_env("DOORBELL_ROUNDS", 3000) / 10;
+        let failed = (0..rounds).find_map(|round| {
+            let result = pair.a.reset().and_then(|()| match pair.a.connect(&peer) {
+                Err(Error::Work(error)) if error.cause == Cause::Aborted => Ok(()),
+                result => result,
+            });
+            result.err().map(|error| (round, error))
+        });
+        over.store(true, Ordering::Release);
+        failed
+    });
+    assert_eq!(failed, None);
+    pair.reset();
+    pair.a.post_send(&Work::nop()).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+}

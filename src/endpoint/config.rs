@@ -37,6 +37,10 @@ pub struct EndpointConfig {
     /// How long a wait on a stream may take before the watchdog releases it and fails the endpoint. Default 30 s; `None`
     /// waits for ever.
     pub wait_timeout: Option<Duration>,
+    /// How long a call that posts or prepares an operation waits for room in a full queue, as
+    /// [`Endpoint::wait_room`](crate::Endpoint::wait_room). Default `None`: it does not wait, and fails with
+    /// [`Error::QueueFull`](crate::Error::QueueFull).
+    pub room_timeout: Option<Duration>,
     /// Whether a doorbell carries its WQE to the device (BlueFlame). Default: no.
     pub blueflame: bool,
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
@@ -67,6 +71,7 @@ setters!(EndpointConfig {
     max_segments: u32,
     max_inline_bytes: u32,
     wait_timeout: Option<Duration>,
+    room_timeout: Option<Duration>,
     blueflame: bool,
     mtu_bytes: u32,
     ack_timeout: u8,
@@ -87,6 +92,7 @@ impl Default for EndpointConfig {
             max_segments: 4,
             max_inline_bytes: 64,
             wait_timeout: Some(Duration::from_secs(30)),
+            room_timeout: None,
             blueflame: false,
             mtu_bytes: attributes.mtu_bytes,
             ack_timeout: attributes.ack_timeout,

@@ -100,6 +100,8 @@ impl Endpoint {
     /// [`Error::State`] if it is connected already, has failed, or if the peer's device is gone or on another host; [`Error::Foreign`] if it
     /// is a device of another kind; [`Error::System`] naming the verbs call that failed.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
+        // As in `reset`: no failure of the endpoint comes between two steps.
+        let _generation = self.shared.hold_generation();
         self.check_unconnected()?;
         let mtu_bytes = self.config.mtu_bytes.min(peer.mtu_bytes);
         self.shared.qp.init(Attributes {
@@ -155,6 +157,8 @@ impl Endpoint {
     pub fn reset(&mut self) -> Result<()> {
         self.shared.queues[0].check_ownership_over("reset")?;
         let _closing = self.shared.close(QUIESCE)?;
+        // Until the queue pair is in INIT again. Otherwise the watchdog could set it to ERR between two steps, for an abort of the new generation.
+        let _generation = self.shared.hold_generation();
         self.shared.start_over()?;
         self.send.reset();
         self.recv.reset();
@@ -233,6 +237,14 @@ impl AbortHandle {
     pub fn abort(&self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.fail(None, Cause::Aborted);
+        }
+    }
+
+    /// [`AbortHandle::abort`] for the end of that rank of the group.
+    #[cfg(feature = "group")]
+    pub(crate) fn abort_for_rank(&self, rank: u32) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.fail(None, Cause::Rank(rank));
         }
     }
 }

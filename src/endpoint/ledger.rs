@@ -133,6 +133,18 @@ impl<T> Ledger<T> {
         value
     }
 
+    /// Shows the oldest entry, if one is in flight. The reaper's call, for an entry that the poster does not take back.
+    pub(super) fn oldest<R>(&self, show: impl FnOnce(&T) -> R) -> Option<R> {
+        let count = self.done.load(Ordering::Relaxed);
+        // Acquire: pairs with the release in `post`.
+        if self.posted.load(Ordering::Acquire) == count {
+            return None;
+        }
+        // SAFETY: in flight, so the poster does not touch it before `done` has passed it, which only the caller moves.
+        self.entry(count)
+            .with_mut(|entry| unsafe { (*entry).as_ref().map(show) })
+    }
+
     /// Drops everything; poster and reaper are both the caller.
     pub(super) fn clear(&self) {
         while self.reap_with(|_| {}).is_some() {}

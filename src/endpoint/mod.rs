@@ -1,7 +1,7 @@
 //! Endpoints: a queue pair with its completions, its peer, and its operations on streams.
 //!
 //! - [`Endpoint`] prepares and queues operations; [`Prepared`] is one that is ready, [`Ticket`] tells what became of it.
-//! - `post` is the endpoint as applications use it; `prepare` inside it is what all its operations begin with.
+//! - `post` is the endpoint as applications use it; `prepare` inside it is what all its operations begin with, `flow` is the room in its queues.
 //! - `queue` is the state of one queue, send or receive, with its completions: `completions` reaps them, `status` says what became of
 //!   an operation, `ownership` whether the host or kernels post, `ledger` holds what work in flight needs to live.
 //! - `shared` is what the endpoint, its tickets, programs on streams and the watchdog hold together: `ringing` stores doorbells for streams
@@ -17,6 +17,7 @@ mod deadline;
 mod device_queue;
 mod device_queue_state;
 mod ledger;
+mod look_until;
 mod outcome;
 mod path;
 mod post;

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::endpoint::Side;
+use crate::endpoint::look_until::look_until;
 use crate::endpoint::outcome::Status;
 use crate::endpoint::prepared::PreparedOperation;
 use crate::endpoint::shared::Shared;
 use crate::endpoint::value::ValueWait;
+use crate::stream::Owner;
 use crate::{Error, Result, StateKind};
 
 #[derive(Clone)]
@@ -92,6 +95,20 @@ impl Ticket {
             Some(cancelled) if cancelled.load(Ordering::Acquire) => Status::Cancelled,
             _ => status.report(is_wait, failure),
         }
+    }
+
+    /// Waits in this thread until the operation is complete; `None` waits for ever. Makes progress on a device that needs it, and does not keep the
+    /// core busy.
+    ///
+    /// # Errors
+    /// As [`Ticket::check`], and [`Error::Timeout`], after which the operation goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        let progress = || match &self.subject {
+            Subject::Operation { shared, .. } => shared.qp.progress(),
+            Subject::Value(wait) => wait.progress(),
+        };
+        let look = || Ok(self.check()?.then_some(()));
+        look_until("the wait for an operation", timeout, progress, look)
     }
 
     /// Whether it is over, well or not.

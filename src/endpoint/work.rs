@@ -35,6 +35,8 @@ pub struct Work<'a> {
     pub(super) solicited: bool,
     pub(super) fence: bool,
     pub(super) imm: u32,
+    /// Immediate data were given to an operation that carries none.
+    pub(super) imm_unused: bool,
     pub(super) remote: RemoteSlice,
     pub(super) operand: u64,
     pub(super) compare: u64,
@@ -50,6 +52,7 @@ impl<'a> Work<'a> {
             solicited: false,
             fence: false,
             imm: 0,
+            imm_unused: false,
             remote,
             operand: 0,
             compare: 0,
@@ -122,13 +125,16 @@ impl<'a> Work<'a> {
     }
 
     /// Immediate data for the peer's completion; makes a send with immediate of a send, and a write with immediate, which
-    /// takes one of the peer's receives, of a write. Nothing to the others.
+    /// takes one of the peer's receives, of a write. A post refuses it with any other operation.
     pub const fn imm(mut self, imm: u32) -> Work<'a> {
         self.imm = imm;
         self.opcode = match self.opcode {
             Opcode::Send => Opcode::SendImm,
             Opcode::RdmaWrite => Opcode::RdmaWriteImm,
-            other => other,
+            other => {
+                self.imm_unused = !matches!(other, Opcode::SendImm | Opcode::RdmaWriteImm);
+                other
+            }
         };
         self
     }

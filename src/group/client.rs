@@ -18,8 +18,8 @@ const CANCEL: Duration = Duration::from_secs(1);
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
-    /// The group fails. Nobody was told of it yet, and when this returns all are.
-    fn failing(&self, client: &StoreClient);
+    /// The group fails with that rank. Nobody was told of it yet, and when this returns all are.
+    fn failing(&self, client: &StoreClient, rank: u32);
     /// The group has failed: [`StoreClient::failure`] says so.
     fn failed(&self, client: &StoreClient);
 }
@@ -238,7 +238,7 @@ impl StoreClient {
             return;
         }
         // First, so that who hears of the failure has it behind itself, and what it begins then is not ended.
-        watcher.failing(self);
+        watcher.failing(self, rank);
         self.state().failure = Some((rank, reason));
         self.changed.notify_all();
         watcher.failed(self);

@@ -75,7 +75,8 @@ struct MeshState {
     links: BTreeMap<u32, PeerState>,
     /// Of every endpoint, also of those that the application has.
     aborts: Vec<AbortHandle>,
-    has_failed: bool,
+    /// The rank that has failed.
+    failed: Option<u32>,
 }
 
 impl Mesh {
@@ -145,8 +146,8 @@ impl Mesh {
     fn make(&self, state: &mut MeshState) -> Result<Endpoint> {
         let endpoint = Endpoint::new(&self.domain, &self.config)?;
         let abort = endpoint.abort_handle();
-        if state.has_failed {
-            abort.abort();
+        if let Some(rank) = state.failed {
+            abort.abort_for_rank(rank);
         }
         state.aborts.push(abort);
         Ok(endpoint)
@@ -235,10 +236,12 @@ impl Watcher for MeshWatcher {
         mesh.changed.notify_all();
     }
 
-    fn failing(&self, _: &StoreClient) {
+    fn failing(&self, _: &StoreClient, rank: u32) {
         let mut state = self.0.state();
-        state.has_failed = true;
-        state.aborts.iter().for_each(AbortHandle::abort);
+        state.failed = Some(rank);
+        for abort in &state.aborts {
+            abort.abort_for_rank(rank);
+        }
     }
 
     fn failed(&self, _: &StoreClient) {

@@ -165,7 +165,7 @@ struct Nobody;
 impl Watcher for Nobody {
     fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
-    fn failing(&self, _: &StoreClient) {}
+    fn failing(&self, _: &StoreClient, _: u32) {}
 
     fn failed(&self, _: &StoreClient) {}
 }

@@ -11,7 +11,7 @@ use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, Verdict};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
 use crate::region::{Access, Device, Region};
-use crate::{EndpointConfig, Error, Side, Work};
+use crate::{Cause, EndpointConfig, Error, Side, Work};
 
 const SOON: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
@@ -387,7 +387,8 @@ fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
     impl Watcher for Order {
         fn mail(&self, _: &StoreClient, _: u32, _: &[u8]) {}
 
-        fn failing(&self, client: &StoreClient) {
+        fn failing(&self, client: &StoreClient, rank: u32) {
+            assert_eq!(rank, 1);
             self.0.send(("failing", client.failure())).unwrap();
         }
 
@@ -425,7 +426,17 @@ fn the_end_of_a_rank_ends_the_waits_of_all_endpoints() {
         // It waits for the one that is still there, unless it knows better already.
         let endpoint = group.endpoint(2 - rank);
         let waited = endpoint.and_then(|endpoint| endpoint.wait_cq(Side::Recv, None));
-        let error = group.cause_of(waited.unwrap_err());
+        let waited = waited.unwrap_err();
+        assert!(
+            matches!(waited, Error::Work(error) if error.cause == Cause::Rank(1))
+                || matches!(waited, Error::Rank { rank: 1, .. }),
+            "{waited}"
+        );
+        assert!(
+            waited.to_string().contains("rank 1 of the group"),
+            "{waited}"
+        );
+        let error = group.cause_of(waited);
         assert!(matches!(error, Error::Rank { rank: 1, .. }), "{error}");
         assert!(matches!(group.check(), Err(Error::Rank { rank: 1, .. })));
         assert!(group.endpoint(2 - rank).is_err());

@@ -74,11 +74,14 @@ pub enum Error {
         expected: String,
     },
     /// A queue has no room.
-    #[error("the {queue} queue is full: {depth} of {depth} entries are in use")]
+    #[error(
+        "the {queue} queue is full: {depth} of {depth} entries are in use{}",
+        what_frees(queue)
+    )]
     QueueFull {
-        /// `send` or `receive`.
+        /// `send`, `receive`, `send completion` or `receive completion`.
         queue: &'static str,
-        /// Its depth in work requests.
+        /// Its depth in work requests or completions.
         depth: u32,
     },
     /// An object that no longer is, or is not in a state for this.
@@ -166,6 +169,20 @@ pub enum Error {
         /// How it is known.
         reason: String,
     },
+}
+
+/// What makes room in a queue, if the queue is one of an endpoint.
+fn what_frees(queue: &str) -> &'static str {
+    match queue {
+        "send" => {
+            "; an entry is free when the completion of its work request, or of a later signaled one, has arrived"
+        }
+        "receive" => "; an entry is free when a message has filled its receive",
+        "send completion" | "receive completion" => {
+            "; an entry is free when a wait on a stream, `poll_cq` or `wait_cq` has taken its completion; sends can be posted unsignaled"
+        }
+        _ => "",
+    }
 }
 
 fn limits(min: u64, max: u64) -> String {
@@ -261,6 +278,8 @@ pub enum StateKind {
     QueuePair,
     /// The region is deregistered.
     Deregistered,
+    /// The region was registered without the access right that the operation needs.
+    NoAccess,
     /// The memory cannot be registered or used in this way, because of what it is or how it is mapped.
     Memory,
     /// The stream is being captured.
@@ -302,7 +321,8 @@ pub enum StateKind {
 pub struct WorkError {
     /// The number of the endpoint's queue pair.
     pub qpn: u32,
-    /// The number that the application gave to the work request; `None` where no single one is to blame.
+    /// The number that the application gave to the work request; of a deadline, to the oldest one in the queue that was not done. `None` where
+    /// no single one is to blame.
     pub wr_id: Option<u64>,
     /// What happened.
     pub cause: Cause,
@@ -333,6 +353,8 @@ pub enum Cause {
     Aborted,
     /// The application dropped the endpoint.
     Dropped,
+    /// That rank of the group has ended or failed, and the group with it.
+    Rank(u32),
     /// A trigger word of the proxy path had a value that no operation stores: something else wrote to it.
     Trigger(u32),
 }
@@ -357,7 +379,7 @@ impl fmt::Display for WorkError {
             }
             Cause::Deadline(timeout) => write!(
                 f,
-                ": a wait for a completion did not end within {timeout:?} and was released"
+                ": a wait for a completion did not end within {timeout:?} and was released; usual causes: the peer sent nothing, had no receive posted, or has failed"
             ),
             Cause::QueuePair => f.write_str(
                 ": the queue pair is in error; the peer's request was refused, or the peer failed",
@@ -366,6 +388,7 @@ impl fmt::Display for WorkError {
             Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
             Cause::Aborted => f.write_str(": aborted"),
             Cause::Dropped => f.write_str(": the endpoint was dropped"),
+            Cause::Rank(rank) => write!(f, ": rank {rank} of the group has ended or failed"),
             Cause::Trigger(found) => {
                 write!(f, ": something wrote {found:#x} over a trigger word")
             }
@@ -380,7 +403,7 @@ fn hint(status: WcStatus) -> &'static str {
             ": the peer had no receive posted; post one there before this side sends, or raise `rnr_retry`"
         }
         WcStatus::RemAccessErr => {
-            ": the peer's device refused the remote key, the address range, or the access right; keys end when their region is deregistered"
+            ": the peer's device refused the remote key, the address range, or the access right, and does not tell which; keys end when their region is deregistered"
         }
         WcStatus::RetryExcErr => {
             ": no answer from the peer; usual causes: its endpoint failed or was destroyed, or the network drops packets"

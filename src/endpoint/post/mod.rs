@@ -1,5 +1,6 @@
 //! Operations of an endpoint: prepared, queued on a stream, or carried out by the calling thread.
 
+mod flow;
 mod prepare;
 
 use std::collections::VecDeque;

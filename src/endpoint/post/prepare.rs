@@ -15,7 +15,7 @@ use crate::endpoint::{Control, DeviceQueue, Side, Work};
 use crate::mlx5::{DataSegment, DoorbellStores, Opcode, Payload, SendRequest};
 use crate::nic::State;
 use crate::peer::{Fence, Program};
-use crate::region::Slice;
+use crate::region::{Access, Slice};
 use crate::{Error, Result, StateKind};
 
 /// The data segments of a list of slices, and the regions to hold.
@@ -30,9 +30,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Work`] if the endpoint has failed; [`Error::State`] if it is not connected, or a region is deregistered;
-    /// [`Error::Foreign`] for a region of another protection domain; [`Error::Range`] for too many slices or inline bytes,
-    /// and for an atomic whose slice has not 8 bytes; [`Error::State`] for a read or an atomic on a device that has none;
-    /// [`Error::QueueFull`]. Nothing has changed then.
+    /// or if a read or an atomic would write to a region without [`Access::LOCAL_WRITE`]; [`Error::Foreign`] for a region of another protection
+    /// domain; [`Error::Range`] for too many slices or inline bytes, and for an atomic whose slice does not have 8 bytes; [`Error::Alignment`] for an
+    /// atomic whose remote address is not a multiple of 8; [`Error::OutOfBounds`] for more bytes than the remote slice has; [`Error::State`] for a
+    /// read or an atomic on a device that has none, and for immediate data with an operation that carries none; [`Error::QueueFull`], and with
+    /// [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) [`Error::Timeout`]. Nothing has changed then.
     pub fn prepare_send(&mut self, work: &Work<'_>) -> Result<Prepared> {
         let operation = self.make_send(work)?;
         Ok(self.prepared(operation))
@@ -43,14 +45,18 @@ impl Endpoint {
         self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_send", State::ReadyToSend)?;
-        if work.opcode.is_fetch() {
-            self.check_ability(work.opcode)?;
+        let writes_here = work.opcode.is_fetch();
+        if writes_here {
+            self.check_fetch(work)?;
+        }
+        if work.imm_unused {
+            return Err(no_imm(work.opcode));
         }
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
                 check_remote(work, check_message(slices)?)?;
-                segments = self.segments(slices)?;
+                segments = self.segments(slices, writes_here)?;
                 (
                     Payload::Segments(&segments.list[..segments.count]),
                     segments.held,
@@ -143,7 +149,7 @@ impl Endpoint {
         self.program.clear();
         self.shared.check_alive()?;
         self.check_state("prepare_recv", State::Init)?;
-        let segments = self.segments(slices)?;
+        let segments = self.segments(slices, true)?;
         self.roll_back_cancelled(Side::Recv)?;
         self.make_room(Side::Recv)?;
         let list = &segments.list[..segments.count];
@@ -341,8 +347,16 @@ impl Endpoint {
         ))
     }
 
-    /// Fails for an operation that the device has not. It would find out itself, and fail the endpoint.
-    fn check_ability(&self, opcode: Opcode) -> Result<()> {
+    /// Fails for a read or an atomic that the device does not have, and for an atomic whose remote address is not aligned.
+    fn check_fetch(&self, work: &Work<'_>) -> Result<()> {
+        let opcode = work.opcode;
+        if opcode.is_atomic() && !work.remote.addr().is_multiple_of(ATOMIC_BYTES) {
+            return Err(Error::Alignment {
+                argument: "remote",
+                value: work.remote.addr(),
+                align: ATOMIC_BYTES,
+            });
+        }
         let abilities = self.shared.qp.abilities();
         let has = if opcode.is_atomic() {
             abilities.atomics
@@ -372,8 +386,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Checks the slices and turns them into data segments.
-    fn segments(&self, slices: &[Slice<'_>]) -> Result<Segments> {
+    /// Checks the slices and turns them into data segments. `written`: the device writes to them.
+    fn segments(&self, slices: &[Slice<'_>], written: bool) -> Result<Segments> {
         if slices.len() > self.config.max_segments as usize {
             let max = u64::from(self.config.max_segments);
             return Err(Error::Range {
@@ -398,6 +412,9 @@ impl Endpoint {
                     format!("the region of slice {at} is deregistered"),
                 ));
             }
+            if written && !region.access().contains(Access::LOCAL_WRITE) {
+                return Err(no_write_access(at));
+            }
             segments.list[at] = DataSegment {
                 len_bytes: slice.len_bytes,
                 lkey: region.lkey(),
@@ -406,53 +423,6 @@ impl Endpoint {
             segments.held.hold(region);
         }
         Ok(segments)
-    }
-
-    /// Sees to room for a further work request and its completion.
-    fn make_room(&mut self, side: Side) -> Result<()> {
-        if self.shared.queue(side).take_known_room() {
-            return Ok(());
-        }
-        self.release()?;
-        if self.shared.queue(side).has_room() {
-            return self.check_room(side);
-        }
-        self.reap()?;
-        let queue = self.shared.queue(side);
-        if queue.has_room() {
-            self.check_room(side)
-        } else {
-            queue.check_host_owned("prepare_send")?;
-            Err(queue.full())
-        }
-    }
-
-    /// Places of requests that have failed are not used again: their tickets tell of success when the place is another one's. The caller has
-    /// found room, and the reaper records an error before it makes room.
-    fn check_room(&self, side: Side) -> Result<()> {
-        if !self.shared.queue(side).has_error() {
-            return Ok(());
-        }
-        self.shared.reap_fully();
-        let epoch = self.shared.epoch.load(Ordering::Relaxed);
-        Err(Error::Work(self.shared.failure_of_flush(epoch)))
-    }
-
-    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
-    fn reap(&mut self) -> Result<()> {
-        // Where completions come by software, they come by whoever asks.
-        self.shared.qp.progress();
-        self.shared.reap_fully();
-        self.shared.check_alive()?;
-        self.release()
-    }
-
-    /// Gives the ring entries of completed work back to the queues.
-    #[inline]
-    fn release(&mut self) -> Result<()> {
-        let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
-        self.send.release(consumed(Side::Send))?;
-        self.recv.release(consumed(Side::Recv))
     }
 
     /// Takes the newest work request of a queue back, which no stream was given. Whether it is gone; that cannot fail, unless the
@@ -483,7 +453,7 @@ impl Endpoint {
     /// Work requests that were prepared and dropped, and have nothing behind them, never were: they take no room, and no completion
     /// of theirs is to be waited for.
     #[inline]
-    fn roll_back_cancelled(&mut self, side: Side) -> Result<()> {
+    pub(super) fn roll_back_cancelled(&mut self, side: Side) -> Result<()> {
         loop {
             let queue = self.shared.queue(side);
             let newest = queue.ledger.posted().wrapping_sub(1);
@@ -512,6 +482,26 @@ fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> R
         program.fence(Fence::WORK_BEFORE_FLAG)?;
     }
     program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
+}
+
+/// What an atomic operates on, and the alignment of its remote address.
+const ATOMIC_BYTES: u64 = 8;
+
+#[cold]
+fn no_imm(opcode: Opcode) -> Error {
+    let reason = format!(
+        "{} carries no immediate data; a send or a write does",
+        opcode.name()
+    );
+    Error::state(StateKind::WrongKind, "prepare_send", reason)
+}
+
+#[cold]
+fn no_write_access(at: usize) -> Error {
+    let reason = format!(
+        "the region of slice {at} has no local write access, which receives, reads and atomics need; register it with `Access::LOCAL_WRITE`"
+    );
+    Error::state(StateKind::NoAccess, "post", reason)
 }
 
 /// The longest message (IBTA: 2^31 bytes).

@@ -220,22 +220,48 @@ impl QueueState {
     /// further places.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
+        let places = self.free_places();
+        self.room.store(places.saturating_sub(1), Ordering::Relaxed);
+        places > 0
+    }
+
+    /// Further work requests that have a place, with their completions; for the poster, of whom it is exact.
+    #[inline]
+    pub(super) fn free_places(&self) -> u32 {
         // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
         // application has not collected stays in the completion queue, too.
         // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
         // arrived, too. So one may be counted twice, and none is missed.
         if self.is_device_owned() {
-            return false;
+            return 0;
         }
         let in_flight = self.ledger.in_flight();
         let freed = self.freed.load(Ordering::Acquire);
         let uncollected = self.arrived.load(Ordering::Acquire).wrapping_sub(freed);
-        let places = self
-            .depth
+        self.depth
             .saturating_sub(in_flight)
-            .min(self.cq.cqe_count().saturating_sub(in_flight + uncollected));
-        self.room.store(places.saturating_sub(1), Ordering::Relaxed);
-        places > 0
+            .min(self.cq.cqe_count().saturating_sub(in_flight + uncollected))
+    }
+
+    /// The most that [`QueueState::free_places`] can become without a further call of the poster.
+    pub(super) fn room_to_come(&self) -> u32 {
+        let expected = self.expected.load(Ordering::Relaxed);
+        let taken = self.taken.load(Ordering::Relaxed);
+        // Completions that no wait was posted for, whether they have arrived or not. The poster alone can take them.
+        let untaken = expected
+            .wrapping_sub(taken)
+            .cast_signed()
+            .max(0)
+            .cast_unsigned();
+        // No completion is to come, so what is in flight is unsignaled, and stays.
+        let stays = if self.arrived.load(Ordering::Acquire) == expected {
+            self.ledger.in_flight()
+        } else {
+            0
+        };
+        self.depth
+            .saturating_sub(stays)
+            .min(self.cq.cqe_count().saturating_sub(stays + untaken))
     }
 
     pub(super) fn full(&self) -> Error {
@@ -429,6 +455,16 @@ impl QueueState {
     /// The device was made silent: what was not rung by now never will be.
     pub(super) fn end_rung(&self, rung: u32) {
         self.rung_in_all.store(rung.into(), Ordering::Release);
+    }
+
+    /// The number of the oldest work request that is not done. `rung` counts those that the poster cannot take back any more.
+    pub(super) fn oldest_wr_id(&self, rung: u32) -> Option<u64> {
+        // The reaper's right.
+        let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_rung = rung.wrapping_sub(self.ledger.done()).cast_signed() > 0;
+        is_rung
+            .then(|| self.ledger.oldest(|work| work.wr_id))
+            .flatten()
     }
 
     /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.

@@ -100,9 +100,8 @@ impl Shared {
         Ok(closing)
     }
 
-    /// Starts a new generation. The caller has the endpoint to itself, and no stream has a program of it.
+    /// Starts a new generation. The caller has the endpoint to itself, holds the generation, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
-        let _generation = self.hold_generation();
         // What is complete by now is told as that, also where nobody has looked for it yet. The rest ends as by an abort: the device is stopped
         // before the final statuses are taken, so that nothing completes between the two.
         self.look_for_failure();

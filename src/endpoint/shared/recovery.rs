@@ -334,9 +334,13 @@ impl Shared {
         self.enlist();
     }
 
-    /// The deadline that has passed, if one has.
-    fn overdue(&self, now_ns: u64) -> Option<Duration> {
+    /// The deadline that has passed, if one has, and the number of the oldest work request in its queue.
+    fn overdue(&self, now_ns: u64) -> Option<(Duration, Option<u64>)> {
         for queue in &self.queues {
+            let overdue = |timeout_ns| {
+                let wr_id = queue.oldest_wr_id(self.told(queue.side));
+                (Duration::from_nanos(timeout_ns), wr_id)
+            };
             for index in queue.under_way() {
                 let record = queue.record(index);
                 // One whose completion is there is over; its stream was only slow to see it.
@@ -349,13 +353,13 @@ impl Shared {
                     && now_ns.saturating_sub(started) > timeout
                     && queue.set_wait(index, Wait::GivenUp)
                 {
-                    return Some(Duration::from_nanos(timeout));
+                    return Some(overdue(timeout));
                 }
             }
             let timeout = queue.turn_timeout_ns;
             let since = queue.turn_waits.since_ns();
             if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
-                return Some(Duration::from_nanos(timeout));
+                return Some(overdue(timeout));
             }
         }
         None
@@ -372,9 +376,9 @@ impl Watched for Shared {
         let _generation = self.hold_generation();
         self.look_for_failure();
         if !self.has_failed.load(Ordering::Acquire)
-            && let Some(timeout) = self.overdue(now)
+            && let Some((timeout, wr_id)) = self.overdue(now)
         {
-            self.fail(None, Cause::Deadline(timeout));
+            self.fail(wr_id, Cause::Deadline(timeout));
         }
         if !self.has_failed.load(Ordering::Acquire)
             && self.is_dropped.load(Ordering::Acquire)

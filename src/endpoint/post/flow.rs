@@ -1,0 +1,116 @@
+//! Room in the queues: what a post takes of it, and waiting for it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Endpoint;
+use crate::endpoint::Side;
+use crate::endpoint::look_until::look_until;
+use crate::{Error, Result};
+
+impl Endpoint {
+    /// How many further work requests can be posted to a queue now, each with a completion. Looks at new completions first. 0 for an endpoint that
+    /// has failed.
+    ///
+    /// A work request takes a place in its queue until its completion, or that of a later signaled one, has arrived. Its completion then takes a
+    /// place in the completion queue until a wait or a poll has taken it.
+    pub fn room(&mut self, side: Side) -> u32 {
+        let looked = self.roll_back_cancelled(side).and_then(|()| self.reap());
+        looked.map_or(0, |()| self.shared.queue(side).free_places())
+    }
+
+    /// Waits in this thread until `count` further work requests can be posted to a queue; `None` waits for ever. Makes progress on a device that
+    /// needs it, and does not keep the core busy. [`EndpointConfig::room_timeout`](crate::EndpointConfig::room_timeout) has every post do this.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], after which the endpoint is as it was; [`Error::Work`] if the endpoint fails; [`Error::Range`] for more than the queue
+    /// holds; [`Error::QueueFull`], at once, if the room will not come: the places are those of completions that no wait was posted for, or of
+    /// unsignaled work requests without a signaled one behind them.
+    pub fn wait_room(&mut self, side: Side, count: u32, timeout: Option<Duration>) -> Result<()> {
+        let depth = self.shared.queue(side).depth;
+        if count > depth {
+            return Err(Error::Range {
+                argument: "count",
+                value: count.into(),
+                min: 0,
+                max: depth.into(),
+            });
+        }
+        let shared = Arc::clone(&self.shared);
+        look_until(
+            "the wait for room in a queue",
+            timeout,
+            || shared.qp.progress(),
+            || {
+                self.roll_back_cancelled(side)?;
+                self.shared.look_for_failure();
+                self.reap()?;
+                let queue = self.shared.queue(side);
+                queue.check_host_owned("wait_room")?;
+                if queue.free_places() >= count {
+                    return self.check_room(side).map(Some);
+                }
+                if queue.room_to_come() < count {
+                    return Err(queue.full());
+                }
+                Ok(None)
+            },
+        )
+    }
+
+    /// Sees to room for a further work request and its completion.
+    pub(super) fn make_room(&mut self, side: Side) -> Result<()> {
+        if self.shared.queue(side).take_known_room() {
+            return Ok(());
+        }
+        self.release()?;
+        if self.shared.queue(side).has_room() {
+            return self.check_room(side);
+        }
+        self.reap()?;
+        let queue = self.shared.queue(side);
+        if queue.has_room() {
+            self.check_room(side)
+        } else {
+            queue.check_host_owned("prepare_send")?;
+            match self.config.room_timeout {
+                None => Err(queue.full()),
+                timeout => {
+                    self.wait_room(side, 1, timeout)?;
+                    // Takes the place.
+                    self.shared.queue(side).has_room();
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    /// Places of requests that have failed are not used again: their tickets tell of success when the place is another one's. The caller has
+    /// found room, and the reaper records an error before it makes room.
+    fn check_room(&self, side: Side) -> Result<()> {
+        if !self.shared.queue(side).has_error() {
+            return Ok(());
+        }
+        self.shared.reap_fully();
+        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+        Err(Error::Work(self.shared.failure_of_flush(epoch)))
+    }
+
+    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
+    pub(super) fn reap(&mut self) -> Result<()> {
+        // Where completions come by software, they come by whoever asks.
+        self.shared.qp.progress();
+        self.shared.reap_fully();
+        self.shared.check_alive()?;
+        self.release()
+    }
+
+    /// Gives the ring entries of completed work back to the queues.
+    #[inline]
+    fn release(&mut self) -> Result<()> {
+        let consumed = |side| self.shared.queue(side).consumed.load(Ordering::Acquire);
+        self.send.release(consumed(Side::Send))?;
+        self.recv.release(consumed(Side::Recv))
+    }
+}
