@@ -49,9 +49,10 @@
  *   through its last handle argument, and stores NULL there on failure. The caller owns the handle. Each type has one
  *   call that destroys it; that call accepts NULL. Destroying a handle does not affect other objects and work in flight
  *   that still use the object: devices, domains, regions, endpoints, streams, events and tickets may be destroyed in
- *   any order, even while work is queued on them. In all other calls a NULL handle returns DOORBELL_EINVAL. A pointer
- *   that is no live handle of the right type returns DOORBELL_EHANDLE if the library was built with debug assertions
- *   (`cargo build`). In release builds it is undefined behaviour, as with free().
+ *   any order, even while work is queued on them. In all other calls a NULL handle returns DOORBELL_EINVAL. A handle
+ *   that was destroyed, or that has another type, returns DOORBELL_EHANDLE. The library remembers the last 1024 destroyed
+ *   objects. A pointer that is no handle, or a handle that was destroyed before those, returns DOORBELL_EHANDLE if the
+ *   library was built with debug assertions (`cargo build`); in release builds it is undefined behaviour, as with free().
  *
  * Threads
  *   A call may be made from any thread at any time, also while other threads use the same objects, unless its comment

@@ -34,8 +34,8 @@ enum doorbell_error {
 	DOORBELL_OK = 0,
 	/* An argument is invalid: a null pointer, an unknown flag, an impossible struct_size. */
 	DOORBELL_EINVAL = -1,
-	/* The handle was destroyed, has another type, or is no handle. Only builds with debug assertions detect
-	   this. */
+	/* The handle was destroyed, has another type, or is no handle. A handle that was destroyed long ago (1024
+	   objects since) or never was one is only detected in builds with debug assertions. */
 	DOORBELL_EHANDLE = -2,
 	/* Another thread is using the object. */
 	DOORBELL_EBUSY = -3,
@@ -92,12 +92,15 @@ enum doorbell_cause {
 	/* A trigger word of the proxy path had a value that no operation stores: other code wrote to it. */
 	DOORBELL_CAUSE_TRIGGER = 6,
 	/* doorbell_endpoint_destroy was called. */
-	DOORBELL_CAUSE_DROPPED = 7
+	DOORBELL_CAUSE_DROPPED = 7,
+	/* A rank of the group, see `rank`, has ended or failed. */
+	DOORBELL_CAUSE_RANK = 8
 };
 
 /* Why an operation, and with it its endpoint, failed. */
 typedef struct doorbell_failure {
-	uint64_t wr_id;           /* ID of the work request that failed, if has_wr_id is 1 */
+	uint64_t wr_id;           /* ID of the work request that failed, if has_wr_id is 1; for
+				     DOORBELL_CAUSE_DEADLINE of the oldest one in the queue that was not done */
 	uint32_t has_wr_id;       /* 0 or 1 */
 	uint32_t qpn;             /* number of the endpoint's queue pair; 0 for a wait for a value */
 	uint32_t cause;           /* DOORBELL_CAUSE_* */
@@ -105,7 +108,9 @@ typedef struct doorbell_failure {
 	uint32_t syndrome;        /* from the error CQE */
 	uint32_t vendor_syndrome; /* from the error CQE */
 	int64_t timeout_ms;       /* of the wait, in ms; for DOORBELL_CAUSE_DEADLINE */
-	uint64_t reserved[3];     /* 0 */
+	uint32_t rank;            /* for DOORBELL_CAUSE_RANK */
+	uint32_t reserved_word;   /* 0 */
+	uint64_t reserved[2];     /* 0 */
 } doorbell_failure;
 
 /*

@@ -39,6 +39,9 @@ typedef struct doorbell_endpoint_config {
 	uint32_t access_flags;     /* what the peer may do, if the region also allows it; default DOORBELL_ACCESS_ALL */
 	uint32_t control;          /* who rings the doorbell: DOORBELL_CONTROL_* + 1; default 0: what the device was
 				      opened with, or else the best path that is available */
+	int64_t room_timeout_ms;   /* how long a call that queues, posts or prepares an operation waits for room in a
+				      full queue, in ms, or DOORBELL_NO_TIMEOUT; default 0: it does not wait, and
+				      returns DOORBELL_EFULL. When it passes, the call returns DOORBELL_ETIMEOUT. */
 } doorbell_endpoint_config;
 
 #define DOORBELL_ADDRESS_BYTES 48
@@ -150,6 +153,31 @@ int doorbell_endpoint_path(const doorbell_endpoint *endpoint, uint32_t *control,
  */
 int doorbell_endpoint_failure(const doorbell_endpoint *endpoint, doorbell_failure *failure, char *text,
 			      size_t capacity);
+
+/* -------------------------------------------------------------------------------------------------- flow control */
+
+/*
+ * An operation takes a slot of its queue when it is queued or prepared, not when the stream executes it. The slot is
+ * free when the completion of the operation, or of a later signaled one of the same queue, has arrived. A completion
+ * then stays in the completion queue, which holds at least twice the depth, until a wait on a stream, doorbell_poll_cq or
+ * doorbell_wait_cq has taken it: completions that nobody takes fill the queue.
+ */
+
+/*
+ * Returns how many further work requests can be posted to a queue (DOORBELL_SIDE_*) without DOORBELL_EFULL. Looks at
+ * new completions first. Returns 0 if the endpoint has failed.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_room(doorbell_endpoint *endpoint, uint32_t queue_side);
+
+/*
+ * Waits until `count` further work requests can be posted to a queue. It spins, with increasing pauses. Returns
+ * DOORBELL_ETIMEOUT if the timeout passes, DOORBELL_EWORK if the endpoint fails, and DOORBELL_EFULL, without waiting, if
+ * the room cannot come: the slots are those of completions that no wait was queued for, or of unsignaled work requests
+ * without a signaled one behind them.
+ * Threads: one at a time for endpoint.
+ */
+int doorbell_endpoint_wait_room(doorbell_endpoint *endpoint, uint32_t queue_side, uint32_t count, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------------------------------------- work requests */
 
@@ -370,6 +398,13 @@ typedef struct doorbell_details {
  * the NIC flush its work, which takes at most 20 ms.
  */
 int doorbell_ticket_status(const doorbell_ticket *ticket, doorbell_failure *failure);
+
+/*
+ * Waits until the operation is complete. It spins, with increasing pauses. Returns DOORBELL_EWORK if the operation failed
+ * or its outcome is unknown, DOORBELL_ESTATE if it was cancelled or discarded, and DOORBELL_ETIMEOUT if the timeout
+ * passes; the operation then continues.
+ */
+int doorbell_ticket_wait(const doorbell_ticket *ticket, int64_t timeout_ms);
 
 /*
  * Writes the byte count and immediate data of a complete work request or receive, and returns 1. Returns 0 and writes

@@ -4,9 +4,10 @@
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use crate::argument::{
-    DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, text,
+    DOORBELL_NO_TIMEOUT, Growing, choice, out, out_handle, out_optional, read_struct, side, text,
     timeout, write_struct, write_text,
 };
 use crate::boundary::{call, guard, guard_or};
@@ -93,9 +94,10 @@ pub struct doorbell_endpoint_config {
     pub max_reads: u32,
     pub access_flags: u32,
     pub control: u32,
+    pub room_timeout_ms: i64,
 }
 
-// SAFETY: repr(C), the 64-bit field at offset 24 of 64 bytes without padding, integers, and the size first.
+// SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 72 bytes without padding, integers, and the size first.
 unsafe impl Growing for doorbell_endpoint_config {
     const BYTES_FIRST: usize = 64;
 
@@ -119,12 +121,13 @@ unsafe impl Growing for doorbell_endpoint_config {
             max_reads: config.max_reads.into(),
             access_flags: config.access.bits(),
             control: 0,
+            room_timeout_ms: 0,
         }
     }
 }
 
 const _: () =
-    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST);
+    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST + 8);
 
 impl doorbell_endpoint_config {
     pub(super) fn to_config(self) -> Result<EndpointConfig, Failure> {
@@ -142,7 +145,14 @@ impl doorbell_endpoint_config {
             Some(DOORBELL_CONTROL_SYNC) => Some(Control::Sync),
             Some(_) => return Err(choice("control", self.control, DOORBELL_CONTROL_SYNC + 1)),
         };
+        // 0 is what a program that knows nothing of this has.
+        let room_timeout = match self.room_timeout_ms {
+            0 => None,
+            DOORBELL_NO_TIMEOUT => Some(Duration::MAX),
+            other => timeout(other)?,
+        };
         Ok(EndpointConfig::default()
+            .room_timeout(room_timeout)
             .send_depth(self.send_depth)
             .recv_depth(self.recv_depth)
             .max_segments(self.max_segments)
@@ -366,6 +376,40 @@ pub unsafe extern "C" fn doorbell_endpoint_memory_bytes(endpoint: *const doorbel
         // SAFETY: the caller's promise about handles.
         let endpoint = unsafe { get(endpoint, "endpoint") }?;
         Ok(endpoint.lock()?.memory_bytes() as u64)
+    })
+}
+
+/// How many further work requests can be posted to a queue now.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_endpoint_room(
+    endpoint: *mut doorbell_endpoint,
+    queue_side: u32,
+) -> c_int {
+    call!(endpoint = get(endpoint), || {
+        let room = endpoint.lock()?.room(side(queue_side)?);
+        // At most the depth of a queue.
+        Ok(room.min(c_int::MAX as u32) as c_int)
+    })
+}
+
+/// Waits until so many further work requests can be posted to a queue.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_endpoint_wait_room(
+    endpoint: *mut doorbell_endpoint,
+    queue_side: u32,
+    count: u32,
+    timeout_ms: i64,
+) -> c_int {
+    call!(endpoint = get(endpoint), || {
+        let (side, timeout) = (side(queue_side)?, timeout(timeout_ms)?);
+        endpoint.lock()?.wait_room(side, count, timeout)?;
+        Ok(0)
     })
 }
 

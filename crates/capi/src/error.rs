@@ -24,6 +24,8 @@ pub const DOORBELL_CAUSE_ABORTED: u32 = 5;
 pub const DOORBELL_CAUSE_TRIGGER: u32 = 6;
 /// The application destroyed the endpoint.
 pub const DOORBELL_CAUSE_DROPPED: u32 = 7;
+/// A rank of the group has ended or failed.
+pub const DOORBELL_CAUSE_RANK: u32 = 8;
 
 /// [`WorkError`] for C.
 #[repr(C)]
@@ -38,7 +40,9 @@ pub struct doorbell_failure {
     pub syndrome: u32,
     pub vendor_syndrome: u32,
     pub timeout_ms: i64,
-    pub reserved: [u64; 3],
+    pub rank: u32,
+    pub reserved_word: u32,
+    pub reserved: [u64; 2],
 }
 
 impl From<WorkError> for doorbell_failure {
@@ -70,6 +74,10 @@ impl From<WorkError> for doorbell_failure {
             Cause::Aborted => DOORBELL_CAUSE_ABORTED,
             Cause::Trigger(_) => DOORBELL_CAUSE_TRIGGER,
             Cause::Dropped => DOORBELL_CAUSE_DROPPED,
+            Cause::Rank(rank) => {
+                failure.rank = rank;
+                DOORBELL_CAUSE_RANK
+            }
             other => unreachable!("{other:?} is no value of this version"),
         };
         failure

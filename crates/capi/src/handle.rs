@@ -1,12 +1,17 @@
 //! Handles: objects of the library as C holds them.
 //!
-//! A handle is the address of its object. Debug builds keep a list of all addresses they gave out, and an object's memory
-//! for a while after its end, so that a handle that is none, is of another kind, or was destroyed is found out without
-//! looking at what it points to. Release builds believe the caller: a list would be a lock on the way of every operation.
+//! A handle is the address of its object. A word before the object says of which kind it is, and whether it was destroyed. The memory of an
+//! object is kept for a while after its end, so that the word of a handle that was destroyed is there to be read.
+//!
+//! Debug builds also keep a list of all addresses they gave out, which finds handles that never were any. Release builds believe the caller in
+//! that: a list would be a lock on the way of every operation.
 #![allow(unsafe_code)] // turns addresses that C kept for us into references
 
 use std::alloc::{Layout, dealloc};
 use std::collections::{HashMap, VecDeque};
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::failure::Failure;
@@ -17,16 +22,67 @@ pub(super) trait CObject: Send + Sync + Sized {
     const NAME: &'static str;
 }
 
-/// Ends whose memory is kept, in debug builds.
+/// An object with the word before it.
+#[repr(C)]
+struct HeldObject<T> {
+    word: AtomicU64,
+    object: T,
+}
+
+/// Where the word lies, before the object.
+const WORD_BYTES: usize = size_of::<AtomicU64>();
+
+impl<T: CObject> HeldObject<T> {
+    /// The word of an object that is in use: a hash of the name (FNV-1a). That of a destroyed object is its complement.
+    const LIVE: u64 = {
+        // Whatever the type, so that the word is found without knowing it.
+        assert!(offset_of!(HeldObject<T>, object) == WORD_BYTES);
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        let mut at = 0;
+        while at < T::NAME.len() {
+            hash = (hash ^ T::NAME.as_bytes()[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            at += 1;
+        }
+        hash
+    };
+
+    /// The word of a handle.
+    ///
+    /// # Safety
+    /// The handle is of [`create`], of any type, and its memory is still kept.
+    #[inline]
+    unsafe fn word<'a>(handle: *const T) -> &'a AtomicU64 {
+        // SAFETY: before each object of `create` there is a word.
+        unsafe { &*handle.byte_sub(WORD_BYTES).cast() }
+    }
+
+    #[cold]
+    fn refusal(word: u64, argument: &'static str) -> Failure {
+        let reason = if word == !Self::LIVE {
+            format!("it was a {}, and is destroyed", T::NAME)
+        } else {
+            format!("it is not a {} of this library", T::NAME)
+        };
+        Failure::Handle { argument, reason }
+    }
+}
+
+/// Ends whose memory is kept.
 const QUARANTINE: usize = 1024;
 
 #[derive(Default)]
 struct HandleTable {
-    /// What each address is, and whether it still is.
+    /// What each address is, and whether it still is; in debug builds.
     known: HashMap<usize, (&'static str, bool)>,
     /// Objects at their end, oldest first, whose memory is not given back yet.
-    ended: VecDeque<(usize, Layout)>,
+    ended: VecDeque<EndedObject>,
 }
+
+/// The memory of an object at its end.
+struct EndedObject(NonNull<u8>, Layout);
+
+// SAFETY: nobody else uses the memory.
+unsafe impl Send for EndedObject {}
 
 fn register() -> MutexGuard<'static, HandleTable> {
     static REGISTER: OnceLock<Mutex<HandleTable>> = OnceLock::new();
@@ -50,7 +106,12 @@ impl HandleTable {
 
 /// Gives an object to C.
 pub(super) fn create<T: CObject>(object: T) -> *mut T {
-    let handle = Box::into_raw(Box::new(object));
+    let held = Box::into_raw(Box::new(HeldObject {
+        word: AtomicU64::new(HeldObject::<T>::LIVE),
+        object,
+    }));
+    // SAFETY: of the box.
+    let handle = unsafe { &raw mut (*held).object };
     if cfg!(debug_assertions) {
         register().known.insert(handle as usize, (T::NAME, true));
     }
@@ -60,7 +121,7 @@ pub(super) fn create<T: CObject>(object: T) -> *mut T {
 /// The object of a handle.
 ///
 /// # Safety
-/// The handle is null, or of [`create`] and not destroyed before the reference is gone. In debug builds it may be anything.
+/// The handle is null, or of [`create`], and not destroyed by another thread before the reference is gone. In debug builds it may be anything.
 #[inline]
 pub(super) unsafe fn get<'a, T: CObject>(
     handle: *const T,
@@ -72,7 +133,12 @@ pub(super) unsafe fn get<'a, T: CObject>(
     if cfg!(debug_assertions) {
         register().check::<T>(handle as usize, argument)?;
     }
-    // SAFETY: the caller's promise, which debug builds have just checked.
+    // SAFETY: of `create`, by the caller's promise, which debug builds have just checked.
+    let word = unsafe { HeldObject::word(handle) }.load(Ordering::Relaxed);
+    if word != HeldObject::<T>::LIVE {
+        return Err(HeldObject::<T>::refusal(word, argument));
+    }
+    // SAFETY: an object that is in use, by the word, and by the caller's promise stays so.
     Ok(unsafe { &*handle })
 }
 
@@ -102,24 +168,34 @@ pub(super) unsafe fn take<T: CObject>(
     if handle.is_null() {
         return Err(Failure::null(argument));
     }
-    if !cfg!(debug_assertions) {
-        // SAFETY: of `create`, by the caller's promise.
-        return Ok(*unsafe { Box::from_raw(handle) });
+    if cfg!(debug_assertions) {
+        register().check::<T>(handle as usize, argument)?;
     }
-    let mut locked = register();
-    locked.check::<T>(handle as usize, argument)?;
-    locked.known.insert(handle as usize, (T::NAME, false));
-    // SAFETY: of `create`, and nobody else gets past the check above any more: the memory is given back as such, without the object.
+    // SAFETY: of `create`, by the caller's promise, which debug builds have just checked.
+    let word = unsafe { HeldObject::word(handle) };
+    let (live, ended) = (HeldObject::<T>::LIVE, !HeldObject::<T>::LIVE);
+    // Of two threads that destroy it at once, one does.
+    word.compare_exchange(live, ended, Ordering::AcqRel, Ordering::Relaxed)
+        .map_err(|word| HeldObject::<T>::refusal(word, argument))?;
+    // SAFETY: of `create`, and nobody else gets past the word any more: the memory is given back as such, without the object.
     let object = unsafe { handle.read() };
+    let mut locked = register();
+    if cfg!(debug_assertions) {
+        locked.known.insert(handle as usize, (T::NAME, false));
+    }
+    // SAFETY: the box begins with the word.
+    let held = unsafe { NonNull::new_unchecked(handle.byte_sub(WORD_BYTES).cast()) };
     locked
         .ended
-        .push_back((handle as usize, Layout::new::<T>()));
+        .push_back(EndedObject(held, Layout::new::<HeldObject<T>>()));
     if locked.ended.len() > QUARANTINE
-        && let Some((oldest, layout)) = locked.ended.pop_front()
+        && let Some(EndedObject(oldest, layout)) = locked.ended.pop_front()
     {
-        locked.known.remove(&oldest);
+        locked
+            .known
+            .remove(&(oldest.as_ptr() as usize + WORD_BYTES));
         // SAFETY: allocated by a box of this layout, and empty since it was put here.
-        unsafe { dealloc(std::ptr::with_exposed_provenance_mut(oldest), layout) };
+        unsafe { dealloc(oldest.as_ptr(), layout) };
     }
     // Its drop may take as long as it likes, and call back: after the lock.
     Ok(object)
@@ -157,6 +233,48 @@ mod tests {
             assert!(destroy(std::ptr::null_mut::<One>(), "x").is_ok());
             assert!(destroy(handle, "x").is_ok());
         }
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+
+    #[test]
+    fn a_handle_that_is_used_up_or_of_another_kind_is_refused_in_every_build() {
+        let held = Arc::new(());
+        let handle = create(One(Arc::clone(&held)));
+        // SAFETY: handles whose memory is still kept: tests beside this one end few objects.
+        unsafe {
+            let other = refused(get(handle.cast::<Other>(), "x"));
+            assert!(other.starts_with("`x`: it is "), "{other}");
+            assert!(other.contains("not a other"), "{other}");
+            assert!(destroy(handle.cast::<Other>(), "x").is_err());
+            assert!(destroy(handle, "x").is_ok());
+            for other in 0..QUARANTINE as u64 / 4 {
+                assert!(destroy(create(Other(other)), "x").is_ok());
+            }
+            let ended = "`x`: it was a one, and is destroyed";
+            assert_eq!(refused(get(handle, "x")), ended);
+            assert_eq!(refused(take(handle, "x")), ended);
+            assert_eq!(refused(destroy(handle, "x")), ended);
+        }
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+
+    #[test]
+    fn of_threads_that_destroy_the_same_handle_one_does() {
+        let held = Arc::new(());
+        let handle = create(One(Arc::clone(&held))) as usize;
+        let ends = || {
+            // SAFETY: a handle whose memory is kept.
+            let end = unsafe { destroy(std::ptr::with_exposed_provenance_mut::<One>(handle), "x") };
+            u32::from(end.is_ok())
+        };
+        let ended = std::thread::scope(|scope| {
+            let threads = [0; 4].map(|_| scope.spawn(ends));
+            threads
+                .map(|thread| thread.join().unwrap())
+                .iter()
+                .sum::<u32>()
+        });
+        assert_eq!(ended, 1);
         assert_eq!(Arc::strong_count(&held), 1);
     }
 

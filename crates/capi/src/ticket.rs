@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use crate::argument::{out, out_optional};
+use crate::argument::{out, out_optional, timeout};
 use crate::boundary::{call, guard};
 use crate::error::doorbell_failure;
 use crate::handle::{CObject, create, destroy, get};
@@ -111,6 +111,21 @@ pub unsafe extern "C" fn doorbell_ticket_status(
             }
             other => unreachable!("{other:?} is no value of this version"),
         })
+    })
+}
+
+/// Waits until an operation is complete.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_ticket_wait(
+    ticket: *const doorbell_ticket,
+    timeout_ms: i64,
+) -> c_int {
+    call!(ticket = get(ticket), || {
+        ticket.inner.wait(timeout(timeout_ms)?)?;
+        Ok(0)
     })
 }
 

@@ -40,6 +40,49 @@ static int streams_ring(void)
 	return strncmp(rig_device_name(), "verbs:", 6) != 0 && !strstr(rig_device_name(), "path=proxy");
 }
 
+static void flow_control(struct rig *rig)
+{
+	const doorbell_work work = doorbell_work_init(DOORBELL_OP_NOP, NULL, 0);
+	doorbell_completion completion;
+	doorbell_ticket *ticket, *recv;
+	int depth, step;
+
+	depth = doorbell_endpoint_room(rig->a, DOORBELL_SIDE_SEND);
+	EXPECT(depth == 128 && doorbell_endpoint_room(rig->a, DOORBELL_SIDE_RECV) == 128);
+	FAILS(DOORBELL_ERANGE, "side", doorbell_endpoint_room(rig->a, 2));
+	for (step = 0; step < 3 * depth; step++) {
+		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, SOON_MS));
+		WORKS(doorbell_post_send(rig->a, &work, &ticket));
+		WORKS(doorbell_ticket_wait(ticket, SOON_MS));
+		WORKS(doorbell_ticket_wait(ticket, 0));
+		WORKS(doorbell_ticket_destroy(ticket));
+		WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	}
+	for (step = 0; step < 2 * depth; step++) {
+		WORKS(doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, SOON_MS));
+		WORKS(doorbell_post_send(rig->a, &work, NULL));
+	}
+	/* Nobody takes the completions. */
+	FAILS(DOORBELL_EFULL, "send completion",
+	      doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, 1, DOORBELL_NO_TIMEOUT));
+	for (step = 0; step < 2 * depth; step++)
+		WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	GIVES(depth, doorbell_endpoint_room(rig->a, DOORBELL_SIDE_SEND));
+	FAILS(DOORBELL_ERANGE, "`count`",
+	      doorbell_endpoint_wait_room(rig->a, DOORBELL_SIDE_SEND, (uint32_t)depth + 1, SOON_MS));
+
+	WORKS(doorbell_post_recv(rig->b, 1, NULL, 0, &recv));
+	FAILS(DOORBELL_ETIMEOUT, "did not end within", doorbell_ticket_wait(recv, 10));
+	{
+		const doorbell_work empty = doorbell_work_send(NULL, 0);
+		WORKS(doorbell_post_send(rig->a, &empty, NULL));
+	}
+	WORKS(doorbell_ticket_wait(recv, SOON_MS));
+	WORKS(doorbell_ticket_destroy(recv));
+	WORKS(doorbell_wait_cq(rig->a, DOORBELL_SIDE_SEND, SOON_MS, &completion));
+	WORKS(doorbell_wait_cq(rig->b, DOORBELL_SIDE_RECV, SOON_MS, &completion));
+}
+
 static void rings_on_a_stream(struct rig *rig)
 {
 	const doorbell_slice from = {rig->region, 0, 100}, to = {rig->region, 4096, 100};
@@ -436,6 +479,7 @@ int main(void)
 	basics();
 	rig_make(&rig);
 	rings_on_a_stream(&rig);
+	flow_control(&rig);
 	posts_from_the_cpu(&rig);
 	prepares_and_posts(&rig);
 	waits_for_words_and_events(&rig);
