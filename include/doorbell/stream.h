@@ -47,10 +47,17 @@ int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void
 /*
  * Waits, spinning, until all work that was queued so far is done. On DOORBELL_ETIMEOUT the stream continues. Returns
  * DOORBELL_EASYNC if work that was queued earlier failed. As in CUDA, any call with a stream may return this code, and
- * then queues nothing. A function of doorbell_stream_launch that failed is reported by every later call. A released
- * wait is reported by at most one call; only its ticket and doorbell_endpoint_failure report it reliably.
+ * then queues nothing. The failure of a host stream is reported by every call until
+ * doorbell_stream_take_fault takes it. A ticket and doorbell_endpoint_failure report what failed.
  */
 int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
+
+/*
+ * Takes the failure of the stream, after which the stream can be used again; what was queued before is discarded.
+ * Writes its text to a text buffer and returns the length of the text. Returns 0 and writes nothing if the stream has not
+ * failed. The failure of a CUDA stream whose context is lost stays.
+ */
+int doorbell_stream_take_fault(doorbell_stream *stream, char *text, size_t capacity);
 
 /*
  * Returns 1 if all work that was queued so far is done, else 0. For a CUDA stream the result comes from the driver,

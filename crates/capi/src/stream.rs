@@ -4,7 +4,9 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::argument::{Growing, choice, out, out_handle, read_struct, text, timeout, write_struct};
+use crate::argument::{
+    Growing, choice, out, out_handle, read_struct, text, timeout, write_struct, write_text,
+};
 use crate::boundary::{call, guard};
 use crate::event::doorbell_event;
 use crate::failure::Failure;
@@ -375,6 +377,25 @@ pub unsafe extern "C" fn doorbell_stream_synchronize(
     call!(stream = get(stream), || {
         stream.executor().synchronize(timeout(timeout_ms)?)?;
         Ok(0)
+    })
+}
+
+/// Takes the fault of a stream, after which it can be used again.
+///
+/// # Safety
+/// As the header says of handles and text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_take_fault(
+    stream: *mut doorbell_stream,
+    text: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    call!(stream = get(stream), || {
+        let Some(fault) = stream.executor().take_fault() else {
+            return Ok(0);
+        };
+        // SAFETY: the caller's promise about text buffers.
+        unsafe { write_text(&fault.to_string(), text, capacity) }
     })
 }
 

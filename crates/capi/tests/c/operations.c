@@ -286,11 +286,18 @@ static void waits_for_words_and_events(struct rig *rig)
 	GIVES(DOORBELL_ESTATE, doorbell_event_elapsed_ns(start, plain, &elapsed_ns));
 	WORKS(doorbell_ticket_destroy(wait));
 
-	/* A word that never comes: its wait is released, the stream says so once, and goes on. */
+	/* A word that never comes: its wait is released, and the stream says so until its failure is taken. */
 	WORKS(doorbell_stream_wait_value32(rig->stream, rig->region, 512, DOORBELL_WAIT_GEQ, 100, 20, &wait));
 	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(wait, &failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE && failure.timeout_ms == 20 && failure.has_wr_id == 0);
+	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
+	{
+		char text[128];
+		EXPECT(doorbell_stream_take_fault(rig->stream, text, sizeof text) > 0);
+		EXPECT(strstr(text, "did not end within 20ms"));
+	}
+	GIVES(0, doorbell_stream_take_fault(rig->stream, NULL, 0));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_ticket_destroy(wait));
 	WORKS(doorbell_event_destroy(start));
@@ -314,6 +321,7 @@ static void synchronize_released(struct rig *rig)
 {
 	const int code = doorbell_stream_synchronize(rig->stream, SOON_MS);
 	EXPECT(code == 0 || code == DOORBELL_EASYNC);
+	EXPECT(doorbell_stream_take_fault(rig->stream, NULL, 0) >= 0);
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 }
 
@@ -368,10 +376,11 @@ static void fails_and_comes_back(struct rig *rig)
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
 	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &wait));
 	WORKS(doorbell_stream_abort(rig->stream));
-	for (i = 0; i < SOON_MS && doorbell_ticket_status(wait, NULL) != DOORBELL_STATUS_FAILED; i++)
+	for (i = 0; i < SOON_MS && doorbell_ticket_status(wait, NULL) != DOORBELL_STATUS_DISCARDED; i++)
 		(void)doorbell_stream_synchronize(rig->stream, 1);
 	synchronize_released(rig);
-	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(wait, &failure));
+	GIVES(DOORBELL_STATUS_DISCARDED, doorbell_ticket_status(wait, NULL));
+	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
 	EXPECT(failure.cause == DOORBELL_CAUSE_DISCARDED);
 	WORKS(doorbell_ticket_destroy(wait));
 	brings_back(rig);
