@@ -13,6 +13,10 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use doorbell::{
+    Cause, Device, Error, Executor, Group, GroupConfig, HostStream, LaunchEnvironment, Side, Token,
+};
+
 /// Set for a rank: how many rounds it goes.
 const ROUNDS: &str = "DOORBELL_TEST_RING";
 /// Set for a job in which one is to be killed: which rank, by itself, after a few rounds.
@@ -203,4 +207,58 @@ fn a_rank_killed_under_mpirun_is_named_by_every_other() {
     let said = text(&output);
     let named = said.matches("ended with: rank 1 of the group: ").count();
     assert_eq!(named, 3, "{said}");
+}
+
+/// Whoever waits learns the rank without asking the group: by the ticket, by the stream, and by a poll.
+#[test]
+fn what_waits_for_a_dead_rank_names_it() {
+    let [_, b, c, d] = std::process::id().to_be_bytes();
+    let address = format!("127.{b}.{c}.{d}:19999");
+    let one = |rank| {
+        let token = Token::new("of this test");
+        let environment = LaunchEnvironment::new(rank, 2, &address, token).unwrap();
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let mut group = Group::join(&environment, &domain, &GroupConfig::default()).unwrap();
+        let peer = 1 - group.rank();
+        group.endpoint(peer).unwrap();
+        group.barrier().unwrap();
+        if group.rank() == 1 {
+            // The other one waits by then, usually.
+            thread::sleep(Duration::from_millis(300));
+            return;
+        }
+        // None, if the group knows already.
+        let Ok(endpoint) = group.endpoint(peer) else {
+            return;
+        };
+        let stream = HostStream::new("waits").unwrap();
+        let names = |error: Error| {
+            let (Error::Work(work)
+            | Error::Asynchronous {
+                work: Some(work), ..
+            }) = &error
+            else {
+                panic!("{error:?}");
+            };
+            assert_eq!(work.cause, Cause::Rank(1), "{error}");
+            assert!(error.to_string().contains("rank 1 of the group"), "{error}");
+        };
+        // Once the rank is found dead, these fail as well, and name it.
+        let queued = endpoint
+            .post_recv(1, &[])
+            .and_then(|received| Ok((received, endpoint.stream_wait_cq(&stream, Side::Recv)?)));
+        match queued {
+            Ok((received, waits)) => {
+                names(stream.synchronize(Some(LIMIT)).unwrap_err());
+                names(received.wait(Some(LIMIT)).unwrap_err());
+                names(waits.wait(Some(LIMIT)).unwrap_err());
+            }
+            Err(error) => names(error),
+        }
+        names(endpoint.wait_cq(Side::Recv, Some(LIMIT)).unwrap_err());
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| one(1));
+        one(0);
+    });
 }
