@@ -106,6 +106,8 @@ impl Request {
             solicited: self.solicited,
             fence: self.fence,
             imm: self.imm,
+            // The recipe was made of a request that was checked.
+            imm_unused: false,
             remote: self.remote,
             operand: self.operand,
             compare: self.compare,
