@@ -46,7 +46,7 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
         return Err(libc::EOPNOTSUPP);
     }
     let qp = call.tables.objects.qp(base.qp_handle)?;
-    check(base)?;
+    check(base, call.context.port.is_ethernet())?;
     let attributes = QpAttributes {
         state: base.qp_state,
         current_state: base.cur_qp_state,
@@ -78,12 +78,14 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     client.modify_qp(qp.qpn, &attributes, base.attr_mask)
 }
 
-/// What the kernel and its driver check before the table of transitions: EINVAL for values that nothing has.
-fn check(request: &ModifyQp) -> Result<(), Errno> {
+/// What the kernel and its driver check before the table of transitions: EINVAL for values that nothing has, and for a path without a global
+/// route on Ethernet, which has no LIDs (`rdma_is_grh_required`).
+fn check(request: &ModifyQp, ethernet: bool) -> Result<(), Errno> {
     let names = |bit: u32| request.attr_mask & bit != 0;
     let path_is_wrong = |path: &QpDest, port: u8| {
         path.port_num != 1
             || port != 1
+            || (ethernet && path.is_global == 0)
             || (path.is_global != 0 && u32::from(path.sgid_index) >= GIDS)
     };
     let wrong = [

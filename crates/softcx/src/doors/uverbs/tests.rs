@@ -11,8 +11,9 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::Device;
+use crate::device::client::mask;
 use crate::device::space::Space;
+use crate::device::{Device, DeviceOptions, LinkLayer};
 use crate::doors::abi::*;
 use crate::doors::event_pipe::inode;
 
@@ -123,9 +124,12 @@ struct Client {
 impl Client {
     /// Before GET_CONTEXT.
     fn unopened() -> Client {
+        Client::on(&Device::open().unwrap())
+    }
+
+    fn on(device: &Device) -> Client {
         let process = Process::new();
-        let device = Device::open();
-        let (context, _) = DeviceContext::open(&device.unwrap()).unwrap();
+        let (context, _) = DeviceContext::open(device).unwrap();
         Client { context, process }
     }
 
@@ -484,6 +488,59 @@ fn queues_are_made_changed_and_destroyed() {
     client.process.take_back(channel);
     client.create_channel().unwrap();
     assert_eq!(client.context.lock().channels.len(), 2);
+}
+
+#[test]
+fn a_path_without_a_global_route_leads_nowhere_on_ethernet() {
+    for (link, lids) in [
+        (LinkLayer::InfiniBand, Ok(())),
+        (LinkLayer::Ethernet, Err(libc::EINVAL)),
+    ] {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            link,
+            ..DeviceOptions::default()
+        };
+        let client = Client::on(&Device::on_fabric(&options).unwrap());
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+        let modify = |attr_mask, qp_state, is_global| {
+            let path = QpDest {
+                dlid: 1,
+                is_global,
+                port_num: 1,
+                ..QpDest::default()
+            };
+            let request = ModifyQp {
+                qp_handle: qp.qp_handle,
+                attr_mask,
+                qp_state,
+                port_num: 1,
+                path_mtu: 3,
+                dest: path,
+                alt_dest: path,
+                alt_port_num: 1,
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        const TO_RTR: u32 = 1
+            | mask::AV
+            | mask::PATH_MTU
+            | mask::DEST_QPN
+            | mask::RQ_PSN
+            | mask::MAX_DEST_RD_ATOMIC
+            | mask::MIN_RNR_TIMER;
+        assert_eq!(modify(0x39, 1, 0), Ok(()));
+        assert_eq!(modify(TO_RTR | mask::ALT_PATH, 2, 0), lids, "{link:?}");
+        if lids.is_err() {
+            assert_eq!(modify(TO_RTR, 2, 0), lids);
+            assert_eq!(modify(TO_RTR, 2, 1), Ok(()));
+        }
+    }
 }
 
 /// Calls that succeed on a context with a domain, a UAR page, a queue of each kind and a region; the fuzzer changes them.
