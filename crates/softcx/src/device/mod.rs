@@ -44,6 +44,7 @@ pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::Faults;
 pub use foreign::{Foothold, Foreign, Move};
 pub use handle::{Device, PortId};
+pub(crate) use inbox::{file_error, random};
 pub use keys::Access;
 pub use options::{DeviceOptions, LinkLayer};
 pub use packet::{AckCode, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, PacketKind, Service, flag};

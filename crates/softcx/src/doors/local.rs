@@ -61,8 +61,7 @@ impl Local {
             }
         };
         let device = Device::on_fabric(options)?;
-        let scratch = Scratch::new().map_err(system("creation of a private directory"))?;
-        sysfs::write(scratch.path(), &device).map_err(system("creation of the sysfs tree"))?;
+        let scratch = sysfs::show(&device)?;
         let leaver = device.lock().fabric().map(Fabric::leaver);
         let local: &'static Local = Box::leak(Box::new(Local {
             device,

@@ -7,7 +7,9 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Result;
+use crate::device::{file_error, random};
 
 const PREFIX: &str = "doorbell-softcx-";
 /// Held while the owner lives, whatever ends it: by this lock later runs find what one that was killed has left.
@@ -22,17 +24,21 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// A fresh one, after what dead owners have left is cleared away.
-    pub(super) fn new() -> io::Result<Scratch> {
-        Scratch::new_in(root(), &std::process::id().to_string())
+    ///
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) if there is no room for it, else [`Error::System`](crate::Error::System).
+    pub(super) fn new() -> Result<Scratch> {
+        // Random, because all users make such names in the same folder: nobody can take this one before.
+        let name = format!("{}-{:016x}", std::process::id(), random()?);
+        Scratch::new_in(root(), &name)
+            .map_err(|error| file_error("creation of a private directory", root(), 4096, &error))
     }
 
     fn new_in(root: &Path, owner: &str) -> io::Result<Scratch> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         sweep(root);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
         // A name that no sweep looks at, until the lock is held.
-        let unready = root.join(format!(".{PREFIX}{owner}-{count}"));
-        let path = root.join(format!("{PREFIX}{owner}-{count}"));
+        let unready = root.join(format!(".{PREFIX}{owner}"));
+        let path = root.join(format!("{PREFIX}{owner}"));
         fs::DirBuilder::new().mode(0o755).create(&unready)?;
         let locked = File::create(unready.join(LOCK)).and_then(|lock| {
             if !is_free(&lock) {

@@ -13,7 +13,6 @@ use super::clients::Clients;
 use super::descriptors::Limit;
 use super::install::{self, StartFailure};
 use super::listener::CallListener;
-use super::scratch::Scratch;
 use super::signals::{Signal, Signals};
 use super::sysfs;
 use crate::device::{Device, DeviceOptions};
@@ -59,8 +58,7 @@ pub fn run(options: &DeviceOptions, mut command: Command) -> Result<ProgramExit>
     let signals = Signals::block().map_err(system("signalfd"))?;
     let descriptors = Limit::raise().map_err(system("setrlimit"))?;
     let device = Device::on_fabric(options)?;
-    let scratch = Scratch::new().map_err(system("creation of a private directory"))?;
-    sysfs::write(scratch.path(), &device).map_err(system("creation of the sysfs tree"))?;
+    let scratch = sysfs::show(&device)?;
     let clients = Clients::new(device).map_err(system("epoll"))?;
     // SAFETY: takes numbers only. Orphans stay descendants of this process: where ptrace is restricted to those, so is their memory.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };

@@ -4,7 +4,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::device::Device;
+use super::scratch::Scratch;
+use crate::Result;
+use crate::device::{Device, file_error};
 use crate::doors::port::PortIdentity;
 use crate::doors::uverbs::{FIRMWARE, PART};
 
@@ -13,8 +15,22 @@ use crate::doors::uverbs::{FIRMWARE, PART};
 pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
 
+/// What the tree takes: a page for each file.
+const BYTES: usize = 33 * 4096;
+
+/// Makes a private directory with the tree.
+///
+/// # Errors
+/// Those of [`Scratch::new`].
+pub(super) fn show(device: &Device) -> Result<Scratch> {
+    let scratch = Scratch::new()?;
+    write(scratch.path(), device)
+        .map_err(|error| file_error("creation of the sysfs tree", scratch.path(), BYTES, &error))?;
+    Ok(scratch)
+}
+
 /// Writes the tree as it would lie under `/sys`, and the node as it would lie in the root. Files that are there are replaced.
-pub(crate) fn write(root: &Path, device: &Device) -> io::Result<()> {
+fn write(root: &Path, device: &Device) -> io::Result<()> {
     let node = (NODE_IN_TREE, String::new());
     for (name, value) in files(&PortIdentity::of(device)).into_iter().chain([node]) {
         let path = root.join(name);
@@ -118,6 +134,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("doorbell-sysfs-{}", std::process::id()));
         let device = Device::open().unwrap();
         write(&root, &device).unwrap();
+        assert_eq!((files(&PortIdentity::of(&device)).len() + 1) * 4096, BYTES);
         write(&root, &device).unwrap();
         let read = |name: &str| fs::read_to_string(root.join("class").join(name)).unwrap();
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");

@@ -8,8 +8,7 @@ use super::Fabric;
 use super::table;
 
 /// Who has the table locked is about to join or to leave, which is short. If it is not, the next who joins finds out who is gone.
-const TRIES: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// A place on a fabric, and the way to leave it.
 #[derive(Debug)]
@@ -32,28 +31,19 @@ impl Leaver {
 
     /// Leaves: for others the device is not there any more. The last one to go removes the table. Waits for nobody for long.
     pub(crate) fn leave(&self) {
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                std::thread::sleep(PAUSE);
+        if let Some(locked) = table::lock_existing(&self.path, PATIENCE)
+            && locked.inode() == Some(self.inode)
+            && let Ok(shared) = table::map(&locked, &self.path)
+        {
+            if let Some(entry) = shared.entry(self.node) {
+                // Not if it was taken over.
+                let (mine, gone) = (self.port, 0);
+                let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+                let _ = entry.port.compare_exchange(mine, gone, done, failed);
             }
-            let Ok(locked) = table::try_lock(&self.path) else {
-                continue;
-            };
-            if let Some(locked) = locked
-                && locked.inode() == Some(self.inode)
-                && let Ok(shared) = table::map(&locked, &self.path)
-            {
-                if let Some(entry) = shared.entry(self.node) {
-                    // Not if it was taken over.
-                    let (mine, gone) = (self.port, 0);
-                    let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-                    let _ = entry.port.compare_exchange(mine, gone, done, failed);
-                }
-                if shared.is_deserted() {
-                    let _ = std::fs::remove_file(&self.path);
-                }
+            if shared.is_deserted() {
+                let _ = std::fs::remove_file(&self.path);
             }
-            return;
         }
     }
 }

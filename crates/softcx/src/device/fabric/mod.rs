@@ -4,15 +4,17 @@
 //! on the file, which the kernel lets go when its holder dies. Readers take no lock: an entry that is torn or stale names
 //! an inbox that is not there, or not the one of that port, and opening the lane finds that out.
 
+mod folder;
 mod leaver;
 mod table;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 pub(crate) use self::leaver::Leaver;
 use self::table::{FabricTable, NodeEntry};
-use crate::device::inbox::{InboxAddress, host, started};
+use crate::device::inbox::{InboxAddress, start_of};
 use crate::device::options::LinkLayer;
 use crate::device::wire::Destination;
 use crate::{Error, Result, StateKind};
@@ -20,6 +22,8 @@ use crate::{Error, Result, StateKind};
 /// Node numbers are 1 to this one: 6 bits of a queue pair number.
 pub(crate) const NODES: u16 = 63;
 const NAME_BYTES: usize = 64;
+/// How long a device that leaves waits for the lock of the table. Without it the number is given back, but the table is not removed.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The upper half of every InfiniBand GID: link-local, as of a subnet without a manager.
 const SUBNET: u64 = 0xfe80 << 48;
 /// The lower half, or'ed with the node number: the identity of a port, EUI-64.
@@ -40,8 +44,8 @@ impl Fabric {
     /// Takes a node number for the device with this inbox.
     ///
     /// # Errors
-    /// [`Error::State`] if the name is none, or the fabric is full or of another version; [`Error::System`] if the table
-    /// cannot be opened.
+    /// [`Error::State`] if the name is none, the fabric is full or of another version, or its folder cannot be trusted or has no room;
+    /// [`Error::Timeout`] if another process keeps the table locked; [`Error::System`] if the table cannot be opened.
     pub(crate) fn join(name: &str, link: LinkLayer, address: InboxAddress) -> Result<Fabric> {
         let no = |kind, reason: String| Error::state(kind, "open of a fabric", reason);
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -53,7 +57,7 @@ impl Fabric {
                 ),
             ));
         }
-        let path = table::path(name, link);
+        let path = table::path(name, link)?;
         table::sweep(&path);
         let locked = table::lock(&path)?;
         let mut fabric = Fabric {
@@ -71,8 +75,9 @@ impl Fabric {
                 format!("all {NODES} nodes of `{name}` are taken"),
             ));
         };
+        // An entry with a wrong start would be taken for that of a dead process.
+        let at = start_of(address.pid)?;
         if let Some(entry) = fabric.entry(node) {
-            let at = started(address.pid).ok().flatten().unwrap_or(0);
             entry.port.store(0, Ordering::Release);
             entry.pid.store(address.pid, Ordering::Relaxed);
             entry.fd.store(address.fd, Ordering::Relaxed);
@@ -109,7 +114,7 @@ impl Fabric {
         let entry = self.entry(node)?;
         let port = entry.port.load(Ordering::Acquire);
         (port != 0).then(|| InboxAddress {
-            host: host(),
+            host: self.address.host,
             pid: entry.pid.load(Ordering::Relaxed),
             fd: entry.fd.load(Ordering::Relaxed),
             port,
@@ -150,7 +155,7 @@ impl Fabric {
 
     /// Gives the number back; the last one to go removes the table.
     fn leave(&self) {
-        let locked = table::lock_existing(&self.path);
+        let locked = table::lock_existing(&self.path, PATIENCE);
         if let Some(entry) = self.entry(self.node) {
             // Not if it was taken over.
             let (port, gone) = (self.address.port, 0);
@@ -215,9 +220,13 @@ mod tests {
         format!("test-{test}-{}", std::process::id())
     }
 
+    fn table_of(name: &str) -> PathBuf {
+        table::path(name, LinkLayer::InfiniBand).unwrap()
+    }
+
     #[track_caller]
     fn is_forgotten(name: &str) {
-        assert!(!table::path(name, LinkLayer::InfiniBand).exists());
+        assert!(!table_of(name).exists());
     }
 
     #[track_caller]
@@ -299,7 +308,7 @@ mod tests {
         let (left, other) = (name("left"), name("other"));
         let (inbox, a) = fabric(&left);
         let b = fabric(&other);
-        assert!(table::path(&left, LinkLayer::InfiniBand).exists());
+        assert!(table_of(&left).exists());
         a.play_dead();
         // The place of a process that was killed is not given back. Kept in sight: to a leak checker it is no leak.
         static KILLED: std::sync::Mutex<Option<(Inbox, Fabric)>> = std::sync::Mutex::new(None);
@@ -308,7 +317,7 @@ mod tests {
         // Who joins passes over a table that somebody else looks at just then.
         until(|| {
             drop(fabric(&other));
-            !table::path(&left, LinkLayer::InfiniBand).exists()
+            !table_of(&left).exists()
         });
         is_forgotten(&other);
     }
@@ -316,7 +325,7 @@ mod tests {
     #[test]
     fn a_place_is_left_without_its_device() {
         let name = name("leavers");
-        let path = table::path(&name, LinkLayer::InfiniBand);
+        let path = table_of(&name);
         let (_inbox_a, a) = fabric(&name);
         let (inbox_b, b) = fabric(&name);
         // Somebody holds the table, and is not waited for.
@@ -351,6 +360,27 @@ mod tests {
         b.leaver().leave();
         drop((a, b, c));
         is_forgotten(&name);
+    }
+
+    #[test]
+    fn a_process_that_keeps_the_lock_keeps_nobody_for_long() {
+        let name = name("stopped");
+        let (_inbox, a) = fabric(&name);
+        let (inbox_b, b) = fabric(&name);
+        let held = table::lock(&table_of(&name)).unwrap();
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            drop(a);
+            let inbox = Inbox::new().unwrap();
+            let _ = send.send(Fabric::join(&name, LinkLayer::InfiniBand, inbox.address()));
+        });
+        let joined = receive.recv_timeout(Duration::from_secs(60));
+        let joined = joined.expect("a holder of the lock that does not go on is waited for");
+        assert!(matches!(joined, Err(Error::Timeout { .. })), "{joined:?}");
+        // The place is given back all the same.
+        assert_eq!(b.address(1), None);
+        assert_eq!(b.address(2), Some(inbox_b.address()));
+        drop(held);
     }
 
     #[test]

@@ -2,14 +2,17 @@
 #![allow(unsafe_code)] // memory shared with other processes
 
 use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::NODES;
-use crate::device::inbox::{is_inbox, last_error, started};
+use super::folder::folder;
+use crate::device::inbox::{file_error, is_inbox, last_error, started};
 use crate::device::options::LinkLayer;
 use crate::{Error, Result, StateKind};
 
@@ -19,6 +22,9 @@ const VERSION: u64 = 1;
 const TABLE_BYTES: usize = 8192;
 /// Tables of others that are looked over when one is opened.
 const SWEEP: usize = 64;
+/// How long a device that joins waits for the lock. Holders need a millisecond, but one that is stopped keeps the lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// All of it is atomic: any process of the user may write there at any time.
 #[repr(C)]
@@ -136,27 +142,21 @@ impl Drop for FabricTable {
 pub(super) struct Locked(File);
 
 impl Locked {
-    /// Waits for it.
-    ///
-    /// # Errors
-    /// [`Error::System`] if the kernel gives no lock.
-    fn new(file: File) -> Result<Locked> {
+    /// Locks the file. Tries again until `patience` has passed: the kernel's own wait has no deadline.
+    fn new(file: File, patience: Duration) -> io::Result<Locked> {
+        let begun = Instant::now();
         loop {
             // SAFETY: a plain call on an open descriptor.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
                 return Ok(Locked(file));
             }
-            if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
-                return Err(last_error("lock of a fabric"));
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                ErrorKind::Interrupted => {}
+                ErrorKind::WouldBlock if begun.elapsed() < patience => std::thread::sleep(PAUSE),
+                _ => return Err(error),
             }
         }
-    }
-
-    /// Does not wait.
-    fn try_new(file: File) -> Option<Locked> {
-        // SAFETY: a plain call on an open descriptor.
-        let got = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-        (got == 0).then_some(Locked(file))
     }
 
     /// Which file it is.
@@ -176,41 +176,32 @@ impl Drop for Locked {
 }
 
 /// Where the table of a fabric lies: shared memory of this user on this host.
-pub(super) fn path(name: &str, link: LinkLayer) -> PathBuf {
+///
+/// # Errors
+/// Those of [`folder`].
+pub(super) fn path(name: &str, link: LinkLayer) -> Result<PathBuf> {
     let link = match link {
         LinkLayer::InfiniBand => "ib",
         LinkLayer::Ethernet => "eth",
     };
-    Path::new("/dev/shm").join(format!("{}{name}.{link}", prefix()))
-}
-
-fn prefix() -> String {
-    format!("doorbell-fabric-{}-", user())
-}
-
-fn user() -> u32 {
-    // SAFETY: a plain call.
-    unsafe { libc::geteuid() }
+    Ok(folder()?.join(format!("{name}.{link}")))
 }
 
 /// Opens and locks the file, and makes it if it is not there.
 ///
 /// # Errors
-/// [`Error::State`] if it is not this user's, [`Error::System`] if it cannot be opened.
+/// [`Error::Timeout`] if another process keeps the lock, [`Error::System`] if the file cannot be opened.
 pub(super) fn lock(path: &Path) -> Result<Locked> {
     loop {
-        let file = open(path, true).map_err(|error| Error::System {
-            operation: "open of a fabric's table",
-            errno: error.raw_os_error().unwrap_or(0),
+        let file = open(path, true)
+            .map_err(|error| file_error("open of a fabric's table", path, TABLE_BYTES, &error))?;
+        let locked = Locked::new(file, PATIENCE).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => Error::Timeout {
+                operation: "open of a fabric, whose table another process has locked,",
+                timeout: PATIENCE,
+            },
+            _ => file_error("lock of a fabric's table", path, TABLE_BYTES, &error),
         })?;
-        if !is_own(&file) {
-            return Err(Error::state(
-                StateKind::NotFound,
-                "open of a fabric",
-                format!("{} belongs to somebody else", path.display()),
-            ));
-        }
-        let locked = Locked::new(file)?;
         // The last node may have removed it in between.
         if locked.inode().is_some() {
             return Ok(locked);
@@ -218,33 +209,18 @@ pub(super) fn lock(path: &Path) -> Result<Locked> {
     }
 }
 
-/// The table, locked, if it is there; an error if somebody else has it locked.
-pub(super) fn try_lock(path: &Path) -> std::result::Result<Option<Locked>, Busy> {
-    let Some(file) = open(path, false).ok().filter(is_own) else {
-        return Ok(None);
-    };
-    Locked::try_new(file).map(Some).ok_or(Busy)
-}
-
-/// Somebody else has the table locked.
-#[derive(Debug)]
-pub(super) struct Busy;
-
-/// The table, locked, if it is there. Waits for it.
-pub(super) fn lock_existing(path: &Path) -> Option<Locked> {
-    let file = open(path, false).ok().filter(is_own)?;
-    Locked::new(file).ok()
+/// The table, locked, if it is there and its lock can be had in time.
+pub(super) fn lock_existing(path: &Path, patience: Duration) -> Option<Locked> {
+    Locked::new(open(path, false).ok()?, patience).ok()
 }
 
 /// Maps a locked file, made long enough.
 ///
 /// # Errors
-/// [`Error::State`] if it is of another version, [`Error::System`] if there is no memory for it.
+/// [`Error::State`] if it is of another version or there is no room for it, [`Error::System`] if there is no memory for it.
 pub(super) fn map(locked: &Locked, path: &Path) -> Result<FabricTable> {
-    let len = locked.0.metadata().map_or(0, |meta| meta.len());
-    if len < TABLE_BYTES as u64 && locked.0.set_len(TABLE_BYTES as u64).is_err() {
-        return Err(last_error("ftruncate of a fabric"));
-    }
+    reserve(&locked.0, TABLE_BYTES)
+        .map_err(|error| file_error("open of a fabric", path, TABLE_BYTES, &error))?;
     let shared = FabricTable::map(&locked.0)?;
     if shared.is_ours() {
         Ok(shared)
@@ -257,20 +233,26 @@ pub(super) fn map(locked: &Locked, path: &Path) -> Result<FabricTable> {
     }
 }
 
+/// Makes the file so long, with memory behind all of it: a store to a page for which there is no room would end the process with SIGBUS.
+fn reserve(file: &File, len_bytes: usize) -> io::Result<()> {
+    loop {
+        // SAFETY: a plain call on an open descriptor.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len_bytes as libc::off_t) } {
+            0 => return Ok(()),
+            libc::EINTR => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
 /// Removes tables whose nodes are all gone: a process that ends without a word leaves its fabric's.
 pub(super) fn sweep(but: &Path) {
-    let Ok(folder) = std::fs::read_dir("/dev/shm") else {
+    let Some(Ok(folder)) = but.parent().map(std::fs::read_dir) else {
         return;
     };
-    let prefix = prefix();
-    let is_table = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with(&prefix) && path != but
-    };
     let paths = folder.flatten().map(|entry| entry.path());
-    for path in paths.filter(is_table).take(SWEEP) {
-        let file = open(&path, false).ok().filter(is_own);
-        let Some(locked) = file.and_then(Locked::try_new) else {
+    for path in paths.filter(|path| path != but).take(SWEEP) {
+        let Some(locked) = lock_existing(&path, Duration::ZERO) else {
             continue;
         };
         let len = locked.0.metadata().map_or(0, |meta| meta.len());
@@ -293,9 +275,4 @@ fn open(path: &Path, create: bool) -> std::io::Result<File> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(path)
-}
-
-fn is_own(file: &File) -> bool {
-    file.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.uid() == user())
 }

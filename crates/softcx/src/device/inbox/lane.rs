@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
-use super::process::{host, last_error};
+use super::process::{host, start_of};
 use super::{
     CLOSED, INBOX_BYTES, INBOX_LINK, InboxAddress, LANES, MAGIC, SLOTS, SWEEPING, SharedMapping,
     VERSION,
@@ -43,21 +43,26 @@ impl LaneWriter {
     /// Claims a lane.
     ///
     /// # Errors
-    /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left.
+    /// [`Error::State`] if the device is on another host, gone, of another version, or has no lane left; [`Error::System`] if the kernel
+    /// refuses to open the inbox, for want of descriptors or rights for example.
     pub(crate) fn open(to: &InboxAddress) -> Result<LaneWriter> {
         let no = |reason: String| Error::state(StateKind::Unreachable, "connect", reason);
-        if to.host != host() {
+        if to.host != host()? {
             return Err(no(
                 "the peer's software NIC is on another host; it reaches processes of one host only"
                     .into(),
             ));
         }
         let path = format!("/proc/{}/fd/{}", to.pid, to.fd);
-        let gone = |error| {
-            no(format!(
+        let refused = |error: std::io::Error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) | None => no(format!(
                 "process {} or its device is gone ({error})",
                 to.pid
-            ))
+            )),
+            Some(errno) => Error::System {
+                operation: "open of the peer's inbox",
+                errno,
+            },
         };
         let another = || {
             no(format!(
@@ -66,7 +71,7 @@ impl LaneWriter {
             ))
         };
         // Looked at before it is opened: an address may be forged, and to open a device or a terminal may do something.
-        let target = std::fs::read_link(&path).map_err(gone)?;
+        let target = std::fs::read_link(&path).map_err(refused)?;
         if !target
             .as_os_str()
             .as_bytes()
@@ -78,15 +83,14 @@ impl LaneWriter {
             .read(true)
             .write(true)
             .open(&path)
-            .map_err(gone)?;
+            .map_err(refused)?;
+        let meta = file.metadata().map_err(refused)?;
         let file = OwnedFd::from(file);
         // SAFETY: a plain call on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(another());
         }
-        let copy = file.try_clone().map_err(|_| last_error("dup"))?;
-        let meta = File::from(copy).metadata().map_err(gone)?;
         if meta.len() != INBOX_BYTES as u64 {
             return Err(no(
                 "the peer's inbox has another size: another version of the library".into(),
@@ -105,13 +109,14 @@ impl LaneWriter {
                 "the peer's fabric has version {version}, this one {VERSION}"
             )));
         }
-        let free = |lane: usize| mapping.lane(lane).claim(0);
+        let start = start_of(std::process::id())?;
+        let free = |lane: usize| mapping.lane(lane).claim(0, start);
         // The reader frees the lanes of dead processes, too, but one at a time: many may have died since.
         let taken_over = |lane: usize| {
             let lane = mapping.lane(lane);
             let owner = lane.owner.load(Ordering::Acquire);
             let taken = owner != 0 && owner & SWEEPING == 0;
-            taken && lane.is_dead(owner) && lane.claim(owner)
+            taken && lane.is_dead(owner) && lane.claim(owner, start)
         };
         let lane = (0..LANES)
             .find(|&lane| free(lane))

@@ -22,7 +22,8 @@ use crate::device::packet::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
 use crate::device::wake_word::WakeWord;
 
 pub(crate) use lane::{LaneWriter, is_inbox};
-pub(crate) use process::{host, last_error, random, started};
+use process::host;
+pub(crate) use process::{file_error, last_error, random, start_of, started};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"doorbell");
 /// Changes with every change of the layout or of the packet header.
@@ -79,7 +80,8 @@ impl LaneHead {
 
     /// Makes this process the owner in place of `owner`, which is 0 or dead. The cursors stay: the counts of a dead writer
     /// go on, and the slot that it did not publish is written anew.
-    fn claim(&self, owner: u64) -> bool {
+    /// `start` is when this process started.
+    fn claim(&self, owner: u64, start: u64) -> bool {
         let pid = u64::from(std::process::id());
         let swap = |from, to| {
             self.owner
@@ -90,8 +92,7 @@ impl LaneHead {
             return false;
         }
         // The mark keeps others from judging us by the start of the last owner.
-        let at = started(pid as u32).ok().flatten().unwrap_or(0);
-        self.owner_started.store(at, Ordering::Release);
+        self.owner_started.store(start, Ordering::Release);
         swap(pid | CLAIMING, pid)
     }
 }
@@ -217,7 +218,7 @@ impl Inbox {
         }
         let mapping = SharedMapping::new(&file)?;
         let address = InboxAddress {
-            host: host(),
+            host: host()?,
             pid: std::process::id(),
             fd: fd as u32,
             port: random()?,
@@ -427,6 +428,61 @@ mod tests {
                 ..inbox.address()
             })
             .contains("host")
+        );
+    }
+
+    /// In a child, because the limit is the whole process's.
+    #[test]
+    fn a_process_without_descriptors_is_told_so() {
+        const CHILD: &str = "DOORBELL_TEST_WITHOUT_DESCRIPTORS";
+        if std::env::var_os(CHILD).is_none() {
+            let name = "device::inbox::tests::a_process_without_descriptors_is_told_so";
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name, "--nocapture", "--test-threads=1"])
+                .env(CHILD, "")
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            return;
+        }
+        let inbox = Inbox::new().unwrap();
+        let limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: reads one `rlimit`.
+        assert_eq!(
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
+            0
+        );
+        let opened = LaneWriter::open(&inbox.address());
+        assert!(
+            matches!(
+                opened,
+                Err(Error::System {
+                    errno: libc::EMFILE,
+                    ..
+                })
+            ),
+            "{opened:?}"
+        );
+        assert!(matches!(
+            start_of(1),
+            Err(Error::System {
+                errno: libc::EMFILE,
+                ..
+            })
+        ));
+        let made = Inbox::new();
+        assert!(
+            matches!(
+                made,
+                Err(Error::System {
+                    errno: libc::EMFILE,
+                    ..
+                })
+            ),
+            "{made:?}"
         );
     }
 

@@ -1,21 +1,69 @@
 //! What the kernel knows: this host, its processes, and random numbers.
 #![allow(unsafe_code)] // one system call
 
-use crate::{Error, Result};
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::{Error, Result, StateKind};
 
 pub(crate) fn last_error(operation: &'static str) -> Error {
     Error::System {
         operation,
-        errno: std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+        errno: io::Error::last_os_error().raw_os_error().unwrap_or(0),
     }
 }
 
-/// A number for this boot of this host.
-pub(crate) fn host() -> u64 {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+/// The kernel's refusal of a file or a folder. If there is no room for it, the error names it and its size.
+pub(crate) fn file_error(
+    operation: &'static str,
+    path: &Path,
+    len_bytes: usize,
+    error: &io::Error,
+) -> Error {
+    let errno = error.raw_os_error().unwrap_or(0);
+    if !matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::ENOMEM) {
+        return Error::System { operation, errno };
+    }
+    let reason = format!(
+        "no room for {len_bytes} bytes in {}: {error}",
+        path.display()
+    );
+    Error::state(StateKind::Exhausted, operation, reason)
+}
+
+/// A number for this boot of this host. Read once: later there may be no descriptor for it.
+///
+/// # Errors
+/// [`Error::System`] if the kernel does not say.
+pub(crate) fn host() -> Result<u64> {
+    static HOST: OnceLock<u64> = OnceLock::new();
+    if let Some(host) = HOST.get() {
+        return Ok(*host);
+    }
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        Error::System {
+            operation: "read of the boot id",
+            errno,
+        }
+    })?;
     // FNV-1a, only to make 64 bits of a text.
-    id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+    let hash = id.trim().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Ok(*HOST.get_or_init(|| hash))
+}
+
+/// When a process that runs started, which marks what it owns as its own.
+///
+/// # Errors
+/// [`Error::System`] if the kernel does not say.
+pub(crate) fn start_of(pid: u32) -> Result<u64> {
+    let found = started(pid).and_then(|at| at.ok_or(io::Error::from_raw_os_error(libc::ESRCH)));
+    found.map_err(|error| Error::System {
+        operation: "read of the start of a process",
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
     })
 }
 
@@ -23,11 +71,11 @@ pub(crate) fn host() -> u64 {
 ///
 /// # Errors
 /// If the kernel does not say, for want of descriptors for example.
-pub(crate) fn started(pid: u32) -> std::io::Result<Option<u64>> {
+pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error)
-            if error.kind() == std::io::ErrorKind::NotFound
+            if error.kind() == io::ErrorKind::NotFound
                 || error.raw_os_error() == Some(libc::ESRCH) =>
         {
             return Ok(None);
@@ -50,7 +98,7 @@ pub(crate) fn started(pid: u32) -> std::io::Result<Option<u64>> {
         // A process whose first thread has ended is shown as a zombie, too, while its other threads go on.
         (Some(&"Z"), threads, _) if threads.unwrap_or(0) <= 1 => Ok(None),
         (_, _, Some(at)) => Ok(Some(at)),
-        _ => Err(std::io::ErrorKind::InvalidData.into()),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
