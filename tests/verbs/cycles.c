@@ -1,6 +1,7 @@
 /*
  * `cycles N`: opens the device, makes one of each object, uses them once, and closes everything, N times; every tenth time in a child
- * that ends without closing anything. Prints what is left of it in this process, and fails if that is more than after the first cycles.
+ * that ends without closing anything. Prints what is left of it in this process (descriptors, mappings, threads), and fails if that is more
+ * than after the first cycles.
  */
 #include "pair.h"
 #include <dirent.h>
@@ -79,7 +80,7 @@ static void use(int and_close)
 
 int main(int argc, char **argv)
 {
-	unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 10, descriptors = 0, maps = 0;
+	unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 10, descriptors = 0, maps = 0, threads = 0;
 	for (unsigned i = 0; i < cycles; i++) {
 		if (i % 10 == 9) {
 			int status;
@@ -94,12 +95,13 @@ int main(int argc, char **argv)
 		if (i == 4) {
 			descriptors = entries_of("/proc/self/fd");
 			maps = mappings();
+			threads = entries_of("/proc/self/task");
 		}
 	}
 	/* A device that lives in this process may need a moment to see that it was closed. */
 	for (int i = 0; i < 200 && entries_of("/proc/self/fd") > descriptors; i++)
 		usleep(10000);
-	printf("%u cycles; descriptors %u, at first %u; mappings %u, at first %u\n", cycles, entries_of("/proc/self/fd"), descriptors, mappings(),
-	       maps);
-	return entries_of("/proc/self/fd") > descriptors || mappings() > maps + 8;
+	printf("%u cycles; descriptors %u, at first %u; mappings %u, at first %u; threads %u, at first %u\n", cycles, entries_of("/proc/self/fd"),
+	       descriptors, mappings(), maps, entries_of("/proc/self/task"), threads);
+	return entries_of("/proc/self/fd") > descriptors || mappings() > maps + 8 || entries_of("/proc/self/task") > threads;
 }

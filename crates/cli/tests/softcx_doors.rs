@@ -8,6 +8,7 @@ mod waived;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -407,6 +408,61 @@ fn both_doors_answer_every_look_at_a_path_alike() {
         let differences: Vec<String> = one.lines().zip(other.lines()).filter_map(differ).collect();
         assert!(differences.is_empty(), "{differences:#?}");
         assert_eq!(one.lines().count(), other.lines().count());
+    }
+}
+
+/// `/dev/shm` of a name space of mounts of its own, which `setup` fills or spoils, is what the run sees.
+fn with_own_shared_memory(setup: &str, run: &Command) -> Option<(i32, String)> {
+    let unshare = ["-m", "-rm"].into_iter().find(|flags| {
+        let mount = ["sh", "-c", "mount -t tmpfs tmpfs /dev/shm"];
+        let tried = Command::new("unshare").arg(flags).args(mount).output();
+        tried.is_ok_and(|output| output.status.success())
+    })?;
+    let mut command = Command::new("unshare");
+    command.args([unshare, "sh", "-c", &format!("{setup}; exec \"$@\""), "sh"]);
+    command.arg(run.get_program()).args(run.get_args());
+    Some(outcome(command))
+}
+
+#[test]
+fn shared_memory_without_room_is_an_error_that_names_it() {
+    for door in doors() {
+        // For the table of the fabric; then for the description of the device.
+        for size in ["4k", "24k"] {
+            let setup = format!("mount -t tmpfs -o size={size} tmpfs /dev/shm");
+            let run = run(&door, &["ls", "/dev/infiniband"]);
+            let Some((code, text)) = with_own_shared_memory(&setup, &run) else {
+                return waived("softcx_doors (full /dev/shm)", "this user may not mount");
+            };
+            // The supervisor's code, or that of ls, which finds no device.
+            assert!([125, 2].contains(&code), "{door:?} {size}: {code} {text}");
+            let named = text.contains("no room for") && text.contains("in /dev/shm/doorbell-");
+            assert!(named, "{door:?} {size}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_another_user_in_shared_memory_is_refused_by_name() {
+    let user = fs::metadata("/proc/self").unwrap().uid();
+    for door in doors() {
+        let setup = format!(
+            "mount -t tmpfs tmpfs /dev/shm && mkdir /dev/shm/doorbell-{user} && chown 54321 /dev/shm/doorbell-{user} || exit 77; \
+             unset XDG_RUNTIME_DIR"
+        );
+        let run = run(&door, &["ls", "/dev/infiniband"]);
+        match with_own_shared_memory(&setup, &run) {
+            None | Some((77, _)) => {
+                return waived(
+                    "softcx_doors (another user)",
+                    "this user may not mount or chown",
+                );
+            }
+            Some((code, text)) => {
+                assert!([125, 2].contains(&code), "{door:?}: {code} {text}");
+                assert!(text.contains("belongs to user 54321"), "{door:?}: {text}");
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod door;
 #[path = "../../../tests/waived/mod.rs"]
 mod waived;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -189,12 +190,9 @@ fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
     let program = program.to_str().unwrap();
     for door in Door::all() {
         let fabric = fabric(&format!("{door:?}-leaving"));
-        let is_left = || {
-            let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
-            let names: Vec<_> = entries.map(|it| it.file_name()).collect();
-            let end = format!("-{fabric}.ib");
-            names.iter().any(|it| it.to_string_lossy().ends_with(&end))
-        };
+        let user = std::fs::metadata("/proc/self").unwrap().uid();
+        let table = format!("/dev/shm/doorbell-{user}/{fabric}.ib");
+        let is_left = || Path::new(&table).exists();
         let mut given_up = 0;
         for how in ["return", "handler", "thread"] {
             for _ in 0..10 {
@@ -222,18 +220,65 @@ fn a_client_killed_in_mid_flood_leaves_the_others_unharmed() {
     );
 }
 
+/// How often and where: each with a supervisor of its own, both behind one, and each with the device in it.
+const STOPS: u32 = 3;
+
+#[test]
+fn a_stopped_process_holds_nobody_up() {
+    let test = "a_stopped_process_holds_nobody_up";
+    let Some(program) = verbs_program(test, "verbs/stopped.c") else {
+        return;
+    };
+    for door in Door::all() {
+        let fabric = fabric(&format!("{door:?}-stopped"));
+        let socket = std::env::temp_dir().join(format!("{}-{door:?}-stop", std::process::id()));
+        let run = || door.run(&["--fabric", &fabric], "sh");
+        for round in 0..STOPS {
+            let seed = round.to_string();
+            let start = |role: &str, last: &str| {
+                let mut command = run();
+                command.args(["-c", "exec \"$@\"", "sh"]);
+                command.arg(&program).arg(role).arg(&socket);
+                command.args(Some(last).filter(|last| !last.is_empty()));
+                Running::start(command, &format!("{test}.{door:?}.{role}"))
+            };
+            let supervised = match door {
+                Door::Reference => "supervised",
+                Door::Preload => "",
+            };
+            let _ = std::fs::remove_file(&socket);
+            let peer = start("peer", supervised);
+            let output = start("owner", &seed).finish();
+            assert!(output.starts_with("not held up"), "{door:?}: {output}");
+            // Killed by the owner, with its supervisor.
+            let (code, output) = peer.end();
+            assert_eq!(code, None, "{door:?}: {output}");
+
+            let _ = std::fs::remove_file(&socket);
+            let mut command = run();
+            let script = "\"$1\" peer \"$2\" & exec \"$1\" owner \"$2\" \"$3\"";
+            command.args(["-c", script, "sh"]);
+            command.arg(&program).arg(&socket).arg(&seed);
+            let output = Running::start(command, &format!("{test}.{door:?}.both")).finish();
+            assert!(output.starts_with("not held up"), "{door:?}: {output}");
+        }
+        let _ = std::fs::remove_file(&socket);
+    }
+}
+
 #[test]
 fn a_thousand_cycles_leak_nothing() {
     let test = "a_thousand_cycles_leak_nothing";
+    let cycles = std::env::var("DOORBELL_CYCLES").unwrap_or_else(|_| "1000".into());
     let Some(program) = verbs_program(test, "verbs/cycles.c") else {
         return;
     };
     for door in Door::all() {
         let fabric = fabric(&test[..20]);
         let mut command = door.run(&["--fabric", &fabric], &program);
-        command.arg("1000");
+        command.arg(&cycles);
         let output = Running::start(command, &format!("{test}.{door:?}")).finish();
-        assert!(output.starts_with("1000 cycles"), "{output}");
+        assert!(output.starts_with(&format!("{cycles} cycles")), "{output}");
     }
 }
 
