@@ -353,6 +353,85 @@ fn peers_that_are_killed_are_errors_in_time_and_the_next_peer_works() {
     }
 }
 
+/// The signal, and the wait until the kernel has done it.
+fn stop(peer: &Peer) {
+    let id = peer.0.id();
+    let status = Command::new("kill")
+        .args(["-s", "STOP", &id.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+    let started = Instant::now();
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+        stat.rsplit_once(") ")
+            .map(|(_, rest)| rest.starts_with('T'))
+    };
+    while state() != Some(true) {
+        assert!(started.elapsed() < WAIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// No call waits for a process that is stopped beyond its own deadline, at whatever moment of a transfer it was stopped.
+#[test]
+fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
+    /// A second would do. Without an end, a call that waits for the peer would wait until the peer goes on.
+    const HELD_UP: Duration = Duration::from_secs(25);
+    let limit = Limit::new("stopped peers", WAIT);
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    for round in 0..from_env("DOORBELL_STOPS", 4) {
+        limit.step(round, WAIT);
+        let peer = Peer::spawn(&listener);
+        let mut end = End::new(listener.accept(WAIT).unwrap(), false);
+        end.channel.send(b"s", WAIT).unwrap();
+        let data = [end.region.slice(OWN, LONG).unwrap()];
+        let into = RemoteSlice::at(end.remote.addr + WRITTEN, end.remote.rkey);
+        let work = Work::write(&data, into);
+        for _ in 0..4 {
+            end.endpoint.stream_queue_send(&end.stream, &work).unwrap();
+        }
+        std::thread::sleep(Duration::from_micros(300 + round * 1700));
+        stop(&peer);
+        let step = |what: &str, call: &mut dyn FnMut()| {
+            limit.step(round, HELD_UP);
+            let started = Instant::now();
+            call();
+            println!("round {round}: {what} took {:?}", started.elapsed());
+        };
+        let timeout = Some(Duration::from_millis(100));
+        let mut endpoint = Some(end.endpoint);
+        let both = |endpoint: &mut Option<Endpoint>, what: &dyn Fn(&mut Endpoint)| {
+            endpoint.iter_mut().for_each(what);
+        };
+        step("a wait with a deadline", &mut || {
+            both(&mut endpoint, &|endpoint| {
+                let _ = endpoint.wait_cq(Side::Recv, timeout);
+            });
+        });
+        step("a message with a deadline", &mut || {
+            let late = end.channel.receive(Duration::from_millis(100));
+            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+        });
+        step("deregister", &mut || assert!(end.region.deregister()));
+        // One after the other: a reset, and a drop without one.
+        if round % 2 == 0 {
+            step("reset", &mut || {
+                both(&mut endpoint, &|endpoint| endpoint.reset().unwrap());
+            });
+        }
+        step("drop of the endpoint", &mut || drop(endpoint.take()));
+        step("synchronize", &mut || {
+            let _ = end.stream.synchronize(SOON);
+        });
+        limit.step(round, HELD_UP);
+        let started = Instant::now();
+        drop((end.stream, end.region, end.channel));
+        println!("round {round}: the rest took {:?}", started.elapsed());
+        limit.step(round, WAIT);
+        drop(peer);
+    }
+}
+
 /// Whoever waits to receive from a killed peer hears nothing at all: the wait's deadline is what ends it.
 #[test]
 fn a_receive_from_a_killed_peer_ends_by_its_deadline() {

@@ -1,0 +1,95 @@
+//! A program that makes and drops everything again and again holds as many threads, descriptors and mappings as after the first times.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::time::{Duration, Instant};
+
+use doorbell::{EndpointConfig, Executor, HostStream, RemoteSlice, Side};
+use rig::{Limit, Pair, SOON, device, from_env};
+
+/// What the process holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    threads: usize,
+    descriptors: usize,
+    mappings: usize,
+}
+
+impl Held {
+    fn now() -> Held {
+        let entries = |folder| std::fs::read_dir(folder).unwrap().count();
+        Held {
+            threads: entries("/proc/self/task"),
+            descriptors: entries("/proc/self/fd"),
+            mappings: std::fs::read_to_string("/proc/self/maps")
+                .unwrap()
+                .lines()
+                .count(),
+        }
+    }
+
+    fn exceeds(self, other: Held, mappings: usize) -> bool {
+        self.threads > other.threads
+            || self.descriptors > other.descriptors
+            || self.mappings > other.mappings + mappings
+    }
+}
+
+/// The allocator splits and joins mappings of its own: a few more are no leak, and a leak is one for each of a thousand cycles.
+const MAPPINGS: usize = 32;
+
+fn cycle() {
+    let device = device();
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(8192);
+    let stream = HostStream::new("cycle").unwrap();
+    let (data, remote) = ([region.slice(0, 64).unwrap()], region.remote());
+    let into = RemoteSlice::at(remote.addr + 4096, remote.rkey);
+    region.fill(0, 64, 7).unwrap();
+    pair.a.stream_queue_write(&stream, &data, into).unwrap();
+    pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    stream.synchronize(SOON).unwrap();
+    let mut got = [0; 64];
+    region.read(4096, &mut got).unwrap();
+    assert_eq!(got, [7; 64]);
+}
+
+/// One test, because it counts what the whole process holds.
+#[test]
+fn nothing_is_left_of_a_thousand_cycles() {
+    const WARM_UP: u64 = 20;
+    let cycles = from_env("DOORBELL_CYCLES", 1000);
+    let limit = Limit::new("life cycles", Duration::from_secs(60));
+    for number in 0..WARM_UP {
+        limit.step(number, Duration::from_secs(60));
+        cycle();
+    }
+    // Behind a door a device is closed a moment later.
+    let settled = |allowed: &mut dyn FnMut(Held) -> bool| {
+        let started = Instant::now();
+        while !allowed(Held::now()) && started.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Held::now()
+    };
+    let mut last = Held::now();
+    let before = settled(&mut |_| {
+        std::thread::sleep(Duration::from_millis(300));
+        let seen = last;
+        last = Held::now();
+        last == seen
+    });
+    for number in 0..cycles {
+        limit.step(WARM_UP + number, Duration::from_secs(60));
+        cycle();
+    }
+    limit.step(cycles, Duration::from_secs(60));
+    let after = settled(&mut |now| !now.exceeds(before, MAPPINGS));
+    assert!(
+        !after.exceeds(before, MAPPINGS),
+        "before {before:?}, after {cycles} cycles {after:?}"
+    );
+    println!("{cycles} cycles: {before:?} before, {after:?} after");
+}
