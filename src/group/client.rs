@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::endpoint::Deadline;
@@ -28,8 +28,9 @@ pub(super) trait Watcher: Send {
 pub(super) struct StoreClient {
     rank: u32,
     size: u32,
-    /// For who writes.
-    stream: Mutex<TcpStream>,
+    stream: TcpStream,
+    /// Held by the thread that writes a message.
+    sending: Mutex<()>,
     state: Mutex<ClientState>,
     changed: Condvar,
 }
@@ -61,7 +62,8 @@ impl StoreClient {
         StoreClient {
             rank,
             size,
-            stream: Mutex::new(stream),
+            stream,
+            sending: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -140,13 +142,24 @@ impl StoreClient {
         }
     }
 
+    /// The turn to write to the store. Whoever has it may wait for a store that does not read, until a deadline of its own.
+    fn turn(&self, deadline: &Deadline) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            match self.sending.try_lock() {
+                Ok(turn) => return Ok(turn),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => deadline.nap()?,
+            }
+        }
+    }
+
     fn send(&self, bytes: &[u8], deadline: &Deadline) -> Result<()> {
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn(deadline)?;
         deadline
-            .write_all(&stream, bytes, "send to the group's store")
+            .write_all(&self.stream, bytes, "send to the group's store")
             .inspect_err(|_| {
                 // Half of a message may be written: nothing can follow it. The reader notes the end, and its reason.
-                let _ = stream.shutdown(Shutdown::Both);
+                let _ = self.stream.shutdown(Shutdown::Both);
             })
             .map_err(|error| match error {
                 Error::Timeout { .. } => error,
@@ -157,8 +170,7 @@ impl StoreClient {
 
     /// Ends the connection.
     pub(super) fn hang_up(&self) {
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = stream.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Takes what comes, until the connection ends.

@@ -2,11 +2,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::endpoint::Deadline;
 use crate::group::client::{StoreClient, Watcher};
 use crate::group::handshake::{self, Handshake, Verdict};
 use crate::group::{Group, GroupConfig, LaunchEnvironment, Store, Token};
@@ -60,6 +61,37 @@ fn ranks_exchange_and_leave() {
         }
         store.leave(SOON).unwrap();
     });
+}
+
+/// As if its process were stopped.
+#[test]
+fn a_store_that_does_not_read_delays_no_call_beyond_its_own_deadline() {
+    let listener = TcpListener::bind(free()).unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (_silent, _) = listener.accept().unwrap();
+    let client = Arc::new(StoreClient::new(1, 2, stream));
+    let sent = Arc::new(AtomicU64::new(0));
+    let writer = thread::spawn({
+        let (client, sent) = (Arc::clone(&client), Arc::clone(&sent));
+        move || {
+            let patient = Deadline::new("mail", SOON);
+            while client.send_mail(0, &[0; 1 << 16], &patient).is_ok() {
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
+    // Until it waits for room.
+    let mut before = u64::MAX;
+    while before != sent.load(Ordering::Relaxed) {
+        before = sent.load(Ordering::Relaxed);
+        thread::sleep(SHORT);
+    }
+    let begun = Instant::now();
+    let late = client.send_mail(0, b"short", &Deadline::new("short mail", SHORT));
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    client.hang_up();
+    writer.join().unwrap();
+    assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
 }
 
 #[test]
