@@ -1,6 +1,6 @@
 //! The thread of a device, and what it shares with the handles.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use crate::device::core::DeviceCore;
 use crate::device::inbox::InboxBell;
 use crate::device::pace::{EnginePace, Rest};
 use crate::{Error, Result};
+use doorbell_wire::memory::NumberSet;
 
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
@@ -24,17 +25,15 @@ pub(super) struct EngineCore {
     stop: AtomicBool,
     /// Changes with every turn that others than the engine make, or would have made.
     pub(super) driven: AtomicU64,
-    /// Whose doorbell to look for: [`NOBODY`], a slot, or [`ANYBODY`].
-    pub(super) rung: AtomicUsize,
+    /// Slots of queue pairs whose doorbells were rung and that no turn looks at.
+    pub(super) rung: NumberSet,
+    /// A doorbell of some queue pair was rung.
+    pub(super) any_rung: AtomicBool,
     /// How many wait for the core to do something with it.
     wanted: AtomicU32,
     pace: EnginePace,
 }
 
-/// Nobody said that a doorbell was rung that no turn looks at.
-pub(super) const NOBODY: usize = usize::MAX;
-/// A doorbell of some queue pair, or doorbells of several, were rung.
-pub(super) const ANYBODY: usize = usize::MAX - 1;
 /// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
 const IDLE_LOOKS: usize = 64;
 
@@ -47,7 +46,8 @@ impl EngineCore {
             started: Instant::now(),
             stop: AtomicBool::new(false),
             driven: AtomicU64::new(0),
-            rung: AtomicUsize::new(NOBODY),
+            rung: NumberSet::default(),
+            any_rung: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
             pace,
         }
@@ -80,15 +80,12 @@ impl EngineCore {
     /// One turn, with a look at what was rung.
     #[inline]
     pub(super) fn turn(&self, core: &mut DeviceCore, now_ns: u64) -> bool {
-        let mut anybody = false;
-        if self.rung.load(Ordering::Relaxed) != NOBODY {
-            // Acquire: behind the doorbell that the hint is about.
-            match self.rung.swap(NOBODY, Ordering::AcqRel) {
-                NOBODY => {}
-                ANYBODY => anybody = true,
-                slot => core.watch(slot),
-            }
+        if !self.rung.is_empty() {
+            self.rung.take(|number| core.look_at_told(number));
         }
+        // Acquire: behind the doorbell that the hint is about.
+        let anybody =
+            self.any_rung.load(Ordering::Relaxed) && self.any_rung.swap(false, Ordering::AcqRel);
         let worked = core.turn(now_ns);
         // The doorbells that every turn looks at come first: a hint without a name is nearly always about one of them.
         if !worked && anybody && core.look_at_idle(usize::MAX) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
 use crate::device::core::DeviceCore;
-use crate::device::engine::{ANYBODY, Engine, EngineCore, NOBODY};
+use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::Faults;
 use crate::device::inbox::InboxAddress;
@@ -191,8 +191,8 @@ impl Device {
         let nic = self.nic();
         // Orders the doorbell before the look at the hint: a hint that is there already may be taken before the doorbell is seen.
         fence(Ordering::SeqCst);
-        if nic.rung.load(Ordering::Relaxed) != ANYBODY {
-            nic.rung.store(ANYBODY, Ordering::Release);
+        if !nic.any_rung.load(Ordering::Relaxed) {
+            nic.any_rung.store(true, Ordering::Release);
         }
         nic.bell.ring();
     }
@@ -204,10 +204,7 @@ impl Device {
         // sees the doorbell in its last look, or this sees that it does not watch.
         fence(Ordering::SeqCst);
         if !status.watched() {
-            let hint = |old| (old != slot).then_some(if old == NOBODY { slot } else { ANYBODY });
-            let _ = nic
-                .rung
-                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, hint);
+            nic.rung.add(slot);
         }
         nic.bell.ring();
     }

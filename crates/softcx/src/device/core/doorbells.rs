@@ -5,11 +5,15 @@ use std::sync::atomic::{Ordering, fence};
 use super::DeviceCore;
 use super::uar::Uar;
 use crate::device::qp::{Counters, Qp, State};
+use doorbell_wire::memory::NumberSet;
 use doorbell_wire::mlx5::Doorbell;
 
 /// Registers of idle queue pairs looked at in one turn, for doorbells of which nobody told: a thousand idle pairs cost a turn
 /// what one costs.
 const COLD_LOOKS: usize = 1;
+
+/// Queue pairs whose registers each turn looks at, of those whose doorbells are told of.
+const HOT_MAX: usize = 8;
 
 impl DeviceCore {
     #[inline]
@@ -30,8 +34,20 @@ impl DeviceCore {
         worked | self.look_at_idle(COLD_LOOKS)
     }
 
-    /// Looks at the registers of this queue pair in every turn from now on: somebody says that it was rung.
-    pub(crate) fn watch(&mut self, slot: usize) {
+    /// Somebody says that a queue pair was rung, of those whose slots are this number in a [`NumberSet`]. While few are in use, every turn looks
+    /// at them from now on, and they need not be told of again. Of more each is told of every time, and costs no turn but its own.
+    pub(crate) fn look_at_told(&mut self, number: usize) {
+        for slot in (number..self.registers.len()).step_by(NumberSet::COUNT) {
+            if self.registers.hot_count() < HOT_MAX {
+                self.watch(slot);
+            } else {
+                self.look_at(slot);
+            }
+        }
+    }
+
+    /// Looks at the registers of this queue pair in every turn from now on.
+    fn watch(&mut self, slot: usize) {
         if let Some(Some(qp)) = self.qps.get(slot)
             && self.registers.heat(slot)
         {

@@ -53,6 +53,11 @@ impl Registers {
         self.hot.get(at).copied()
     }
 
+    /// How many every turn looks at.
+    pub(super) fn hot_count(&self) -> usize {
+        self.hot.len()
+    }
+
     pub(super) fn cool(&mut self, at: usize) {
         self.hot.swap_remove(at);
     }

@@ -177,6 +177,31 @@ fn an_idle_queue_pair_s_doorbell_is_found_among_a_thousand() {
 }
 
 #[test]
+fn of_many_queue_pairs_in_use_each_doorbell_is_found_at_once_and_few_are_looked_at() {
+    let mut world = World::new(1);
+    let mut pairs: Vec<_> = (0..50).map(|_| world.pair(Shape::default())).collect();
+    for round in 0..3 {
+        // Two at a time: one announcement does not replace another.
+        for at in 0..25 {
+            for (a, _) in &mut pairs[2 * at..2 * at + 2] {
+                a.post(&SendRequest::nop().signaled(true));
+                let program = a.commit();
+                a.execute(&program);
+            }
+            world.turn();
+            for (a, _) in &mut pairs[2 * at..2 * at + 2] {
+                assert_eq!(a.all_sent().len(), 1, "round {round}, pairs at {at}");
+            }
+        }
+    }
+    let watched = pairs
+        .iter()
+        .filter(|(a, _)| a.qp.status().watched())
+        .count();
+    assert!((1..=8).contains(&watched), "{watched} are looked at");
+}
+
+#[test]
 fn a_doorbell_is_found_by_the_ring_alone() {
     // One that was not told by name, in a device with nothing else to do.
     let mut world = World::new(1);
