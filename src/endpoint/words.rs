@@ -1,6 +1,8 @@
 //! The words by which streams and the library's threads tell each other how far they have come.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::proxy::Trigger;
 
 /// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own, and apart
 /// from its neighbour, which processors may fetch along: one is written by streams and the other by whoever reaps.
@@ -11,6 +13,13 @@ pub(super) struct Words {
     pub(super) rung: WordPair,
     /// Completions that were processed. On the proxy path this is what a stream waits for.
     pub(super) seen: WordPair,
+}
+
+impl Trigger for Words {
+    fn count(&self) -> u64 {
+        let [send, recv] = &*self.rung;
+        u64::from(send.load(Ordering::Relaxed)) << 32 | u64::from(recv.load(Ordering::Relaxed))
+    }
 }
 
 /// Begins a cache line: what is declared before it and what after it, in a `repr(C)` struct, are written by different threads. Where two

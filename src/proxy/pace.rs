@@ -48,6 +48,11 @@ impl Pace {
         self.rested = false;
     }
 
+    /// Whether rounds come at fixed times.
+    pub(super) fn has_tick(&self) -> bool {
+        self.tick.is_some()
+    }
+
     /// Whether its pauses burn the core now.
     pub(super) fn spins(&self) -> bool {
         self.tick.is_none() && !self.rested

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use doorbell_wire::memory::NumberSet;
 
 use super::elsewhere::begin_to_go_round;
 use super::{Pace, Placement};
@@ -17,23 +19,41 @@ pub(crate) enum PollResult {
     Worked,
     /// There was nothing to do now.
     Waiting,
+    /// There was nothing to do now. What comes next is announced, or changes the trigger, or can wait until the look comes round.
+    Resting,
     /// There is nothing to come before it is registered again.
     Over,
 }
 
+/// A count in memory that changes when there is something to do, stored by who cannot announce it.
+pub(crate) trait Trigger: Send + Sync {
+    /// The count.
+    fn count(&self) -> u64;
+}
+
+/// What a thread calls of those that it polls.
+pub(crate) struct Calls<T: ?Sized> {
+    /// Polls one of them. It must not block: the others wait for it.
+    pub(crate) serve: fn(&T) -> PollResult,
+    /// Gives up a handle, which may be the last. It never waits, either.
+    pub(crate) let_go: fn(Arc<T>),
+    /// From now on it is polled seldom, and whoever has something for it announces this number ([`ProgressThread::announce`]); or, without
+    /// a number, it is polled in every round again. Gives the trigger that is looked at meanwhile.
+    pub(crate) rest: fn(&T, Option<usize>) -> Option<Arc<dyn Trigger>>,
+}
+
 /// A thread and those that it polls.
 pub(crate) struct ProgressThread<T: ?Sized> {
-    /// Polls one of them. It must not block: the others wait for it.
-    serve: fn(&T) -> PollResult,
-    /// Gives up a handle, which may be the last. It never waits, either.
-    let_go: fn(Arc<T>),
+    calls: Calls<T>,
+    /// Numbers of those at rest that have something to do.
+    announced: NumberSet,
     arrivals: Mutex<Vec<Weak<T>>>,
     arrived: Condvar,
     /// Set with `arrivals` locked, so that a round need not lock to find none.
     any_arrived: AtomicBool,
     stalled: AtomicBool,
     /// Those that it polls. Locked during a poll.
-    polled: Mutex<Vec<Served<T>>>,
+    polled: Mutex<Polled<T>>,
     /// Threads that wait for the lock of `polled`. The progress thread takes it again and again, and a lock is not fair.
     waiting: AtomicU32,
 }
@@ -41,13 +61,84 @@ pub(crate) struct ProgressThread<T: ?Sized> {
 /// One that is polled.
 struct Served<T: ?Sized> {
     weak: Weak<T>,
-    /// A handle from one poll to the next. To make one each time would have the thread write to the very line that others count their
-    /// handles in, and while it spins it would take that line from them at each of theirs.
+    /// A handle from one poll to the next, of one that every round polls. To make one each time would have the thread write to the very line
+    /// that others count their handles in, and while it spins it would take that line from them at each of theirs.
     held: Option<Arc<T>>,
+    is_active: bool,
+    trigger: Option<Arc<dyn Trigger>>,
+    /// The trigger's count when it was last polled.
+    count: u64,
+}
+
+/// All that are polled.
+struct Polled<T: ?Sized> {
+    /// By number.
+    served: Vec<Option<Served<T>>>,
+    free: Vec<usize>,
+    /// Numbers of those that every round polls.
+    active: Vec<usize>,
+    /// Where the look at the triggers of the others goes on, and where they are polled next.
+    next_trigger: usize,
+    next_poll: usize,
+}
+
+impl<T: ?Sized> Default for Polled<T> {
+    fn default() -> Self {
+        Polled {
+            served: Vec::new(),
+            free: Vec::new(),
+            active: Vec::new(),
+            next_trigger: 0,
+            next_poll: 0,
+        }
+    }
+}
+
+impl<T: ?Sized> Polled<T> {
+    fn count(&self) -> usize {
+        self.served.len() - self.free.len()
+    }
+
+    /// A new one, which every round polls until it rests.
+    fn add(&mut self, weak: Weak<T>) {
+        let served = Some(Served {
+            weak,
+            held: None,
+            is_active: true,
+            trigger: None,
+            count: 0,
+        });
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.served[number] = served;
+                number
+            }
+            None => {
+                self.served.push(served);
+                self.served.len() - 1
+            }
+        };
+        self.active.push(number);
+    }
+
+    fn remove(&mut self, number: usize) {
+        self.served[number] = None;
+        self.free.push(number);
+    }
+
+    fn get(&mut self, number: usize) -> Option<&mut Served<T>> {
+        self.served.get_mut(number)?.as_mut()
+    }
 }
 
 /// Rounds for which it keeps its handles at most, while it spins: nobody whose last other handle is gone lives longer than that.
 const KEPT_ROUNDS: u32 = 64;
+/// Those that rest are polled in every round all the same while there are no more than these.
+const ACTIVE_MAX: usize = 4;
+/// Triggers of resting ones looked at in a round of a thread that spins. One that sleeps between its rounds looks at all.
+const TRIGGERS_A_ROUND: usize = 64;
+/// Resting ones polled in a round that comes at a fixed time: as many, or an eighth of all if that is more.
+const POLLS_A_TICK: usize = 128;
 
 /// What a proxy rings for.
 pub(crate) trait Proxied: Send + Sync {
@@ -56,6 +147,9 @@ pub(crate) trait Proxied: Send + Sync {
 
     /// Gives up the thread's handle.
     fn let_go(self: Arc<Self>);
+
+    /// See [`Calls::rest`].
+    fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>>;
 }
 
 /// A thread that rings for streams.
@@ -71,15 +165,18 @@ pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
     if let Some(proxy) = proxies.get(&placement) {
         return Ok(Arc::clone(proxy));
     }
-    let serve = <dyn Proxied>::ring_for_streams;
-    let let_go = <dyn Proxied>::let_go;
-    let proxy = ProgressThread::start("doorbell-proxy", placement, Pace::default(), serve, let_go)?;
+    let calls = Calls {
+        serve: <dyn Proxied>::ring_for_streams,
+        let_go: <dyn Proxied>::let_go,
+        rest: <dyn Proxied>::rest,
+    };
+    let proxy = ProgressThread::start_with("doorbell-proxy", placement, Pace::default(), calls)?;
     proxies.insert(placement, Arc::clone(&proxy));
     Ok(proxy)
 }
 
 impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
-    /// Starts a thread of that name, there, at that pace.
+    /// Starts a thread of that name, there, at that pace, for those that announce nothing.
     ///
     /// # Errors
     /// [`Error::System`] if there is no thread to be had.
@@ -90,14 +187,28 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         serve: fn(&T) -> PollResult,
         let_go: fn(Arc<T>),
     ) -> Result<Arc<ProgressThread<T>>> {
-        let thread = Arc::new(ProgressThread {
+        let calls = Calls {
             serve,
             let_go,
+            rest: |_, _| None,
+        };
+        Self::start_with(name, placement, pace, calls)
+    }
+
+    fn start_with(
+        name: &str,
+        placement: Placement,
+        pace: Pace,
+        calls: Calls<T>,
+    ) -> Result<Arc<ProgressThread<T>>> {
+        let thread = Arc::new(ProgressThread {
+            calls,
+            announced: NumberSet::default(),
             arrivals: Mutex::default(),
             arrived: Condvar::new(),
             any_arrived: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
-            polled: Mutex::new(Vec::new()),
+            polled: Mutex::new(Polled::default()),
             waiting: AtomicU32::new(0),
         });
         let run = Arc::clone(&thread);
@@ -126,15 +237,30 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         self.arrived.notify_one();
     }
 
+    /// There is something to do for the one that rests under this number.
+    #[inline]
+    pub(crate) fn announce(&self, number: usize) {
+        self.announced.add(number);
+    }
+
     /// Does something between two polls, and so nobody is kept alive by the thread. It must not wait for the thread.
     pub(crate) fn between_polls<R>(&self, what: impl FnOnce() -> R) -> R {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut polled = self.lock_polled();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
-        polled.iter_mut().for_each(|served| self.release(served));
+        let polled_now = &mut *polled;
+        for &number in &polled_now.active {
+            if let Some(Some(served)) = polled_now.served.get_mut(number) {
+                self.release(served);
+            }
+        }
         let result = what();
         drop(polled);
         result
+    }
+
+    fn lock_polled(&self) -> MutexGuard<'_, Polled<T>> {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops polling before this call returns, or goes on with it: a thread that the system does not let run, for tests.
@@ -159,60 +285,164 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
                 // It may wait in there.
                 self.between_polls(|| ());
                 self.take_arrivals(serves_nobody, &mut arrived);
-                let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
-                polled.extend(arrived.drain(..).map(|weak| Served { weak, held: None }));
+                let mut polled = self.lock_polled();
+                arrived.drain(..).for_each(|weak| polled.add(weak));
                 drop(polled);
                 pace.start();
             }
             rounds = rounds.wrapping_add(1);
             let keeps = pace.spins() && !rounds.is_multiple_of(KEPT_ROUNDS);
             let worked;
-            (worked, serves_nobody) = self.round(keeps);
+            (worked, serves_nobody) = self.round(&pace, keeps);
             if !serves_nobody {
                 pace.pause(worked);
             }
         }
     }
 
-    /// Polls each once. Whether one of them did something, and whether nobody is left.
-    fn round(&self, keeps: bool) -> (bool, bool) {
+    /// Polls each that is active, and looks at some of the others. Whether one of them did something, and whether nobody is left.
+    fn round(&self, pace: &Pace, keeps: bool) -> (bool, bool) {
         let mut worked = false;
-        let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut polled = self.lock_polled();
         let mut at = 0;
         let mut locked = true;
+        if !self.announced.is_empty() && !self.stalled.load(Ordering::Relaxed) {
+            self.announced.take(|number| {
+                for number in (number..polled.served.len()).step_by(NumberSet::COUNT) {
+                    self.wake(&mut polled, number);
+                }
+            });
+        }
         loop {
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 drop(polled);
                 while self.waiting.load(Ordering::Relaxed) > 0 {
                     std::thread::yield_now();
                 }
-                polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+                polled = self.lock_polled();
                 locked = true;
             }
             if std::mem::take(&mut locked) && self.stalled.load(Ordering::Relaxed) {
-                return (worked, polled.is_empty());
+                return (worked, polled.count() == 0);
             }
             // Nobody else adds or removes one.
-            let Some(served) = polled.get_mut(at) else {
-                return (worked, polled.is_empty());
+            let Some(&number) = polled.active.get(at) else {
+                break;
             };
-            let done = self.poll_one(served);
+            let is_one_of_many = polled.active.len() > ACTIVE_MAX;
+            let Some(served) = polled.get(number) else {
+                polled.active.swap_remove(at);
+                continue;
+            };
+            let mut done = self.poll_one(served);
+            if done == PollResult::Resting && is_one_of_many {
+                done = self.rest(served, number);
+            }
             worked |= done == PollResult::Worked;
-            if !keeps || done == PollResult::Over {
+            if !keeps || done == PollResult::Over || !served.is_active {
                 self.release(served);
             }
             if done == PollResult::Over {
-                polled.remove(at);
+                polled.remove(number);
+                polled.active.swap_remove(at);
+            } else if !served.is_active {
+                polled.active.swap_remove(at);
             } else {
                 at += 1;
             }
+        }
+        if polled.count() > polled.active.len() {
+            worked |= self.look_around(&mut polled, pace);
+        }
+        (worked, polled.count() == 0)
+    }
+
+    /// Looks at those that rest: at triggers, and at a few as if it were their turn.
+    fn look_around(&self, polled: &mut Polled<T>, pace: &Pace) -> bool {
+        let mut woken = 0;
+        let all = polled.served.len();
+        let (triggers, polls) = if pace.has_tick() {
+            (0, POLLS_A_TICK.max(all.div_ceil(8)))
+        } else if pace.spins() {
+            (TRIGGERS_A_ROUND, 1)
+        } else {
+            (all, all.div_ceil(64))
+        };
+        for _ in 0..triggers.min(all) {
+            let number = polled.next_trigger % all;
+            polled.next_trigger = number + 1;
+            if let Some(served) = polled.get(number)
+                && !served.is_active
+                && let Some(trigger) = &served.trigger
+                && trigger.count() != served.count
+            {
+                self.wake(polled, number);
+                woken += 1;
+            }
+        }
+        let mut worked = woken > 0;
+        for _ in 0..polls.min(all) {
+            let number = polled.next_poll % all;
+            polled.next_poll = number + 1;
+            let Some(served) = polled.get(number).filter(|served| !served.is_active) else {
+                continue;
+            };
+            let done = self.poll_one(served);
+            match done {
+                PollResult::Resting => self.release(served),
+                PollResult::Worked | PollResult::Waiting => self.wake(polled, number),
+                PollResult::Over => {
+                    self.wake_held(served);
+                    self.release(served);
+                    polled.remove(number);
+                }
+            }
+            worked |= done == PollResult::Worked;
+        }
+        worked
+    }
+
+    /// Has one rest that found nothing to do, unless something has come.
+    fn rest(&self, served: &mut Served<T>, number: usize) -> PollResult {
+        if let Some(held) = &served.held {
+            served.trigger = (self.calls.rest)(held, Some(number));
+        }
+        served.count = served.trigger.as_ref().map_or(0, |trigger| trigger.count());
+        // Orders the number before the last poll; whoever has something stores it, passes a fence, and then looks for the number.
+        fence(Ordering::SeqCst);
+        let done = self.poll_one(served);
+        served.is_active = done != PollResult::Resting;
+        if served.is_active {
+            self.wake_held(served);
+        }
+        done
+    }
+
+    /// Has every round poll one that rests.
+    fn wake(&self, polled: &mut Polled<T>, number: usize) {
+        let Some(served) = polled.get(number).filter(|served| !served.is_active) else {
+            return;
+        };
+        if served.held.is_none() {
+            served.held = served.weak.upgrade();
+        }
+        // One that is gone is removed by the next poll.
+        served.is_active = true;
+        self.wake_held(served);
+        polled.active.push(number);
+    }
+
+    fn wake_held(&self, served: &mut Served<T>) {
+        served.trigger = None;
+        if let Some(held) = &served.held {
+            (self.calls.rest)(held, None);
         }
     }
 
     #[inline]
     fn release(&self, served: &mut Served<T>) {
         if let Some(held) = served.held.take() {
-            (self.let_go)(held);
+            (self.calls.let_go)(held);
         }
     }
 
@@ -225,7 +455,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             return PollResult::Over;
         };
         // None is known to panic. One that does is not polled again, and the others go on.
-        catch_unwind(AssertUnwindSafe(|| (self.serve)(held))).unwrap_or(PollResult::Over)
+        catch_unwind(AssertUnwindSafe(|| (self.calls.serve)(held))).unwrap_or(PollResult::Over)
     }
 
     /// Takes those that came; waits for some while there are none to serve, and while it is stalled.
@@ -251,6 +481,7 @@ impl<T: ?Sized> std::fmt::Debug for ProgressThread<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -366,6 +597,104 @@ mod tests {
         thread.register(Arc::downgrade(&served));
         until("rounds", || served.polls() >= 10);
         assert!(start.elapsed() >= Duration::from_millis(45));
+    }
+
+    /// Works when it was told to, and rests meanwhile.
+    #[derive(Default)]
+    struct Sleeper {
+        polls: AtomicU32,
+        todo: Arc<Count>,
+        done: AtomicU64,
+        number: AtomicUsize,
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl Trigger for Count {
+        fn count(&self) -> u64 {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Sleeper {
+        const AWAKE: usize = 0;
+
+        fn serve(&self) -> PollResult {
+            self.polls.fetch_add(1, Ordering::SeqCst);
+            let todo = self.todo.count();
+            if self.done.swap(todo, Ordering::SeqCst) == todo {
+                PollResult::Resting
+            } else {
+                PollResult::Worked
+            }
+        }
+
+        fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>> {
+            let number = number.map_or(Self::AWAKE, |number| number + 1);
+            self.number.store(number, Ordering::SeqCst);
+            Some(Arc::clone(&self.todo) as Arc<dyn Trigger>)
+        }
+
+        fn thread() -> Arc<ProgressThread<Sleeper>> {
+            let calls = Calls {
+                serve: Sleeper::serve,
+                let_go: drop,
+                rest: Sleeper::rest,
+            };
+            ProgressThread::start_with("rounds", Placement::Anywhere, Pace::default(), calls)
+                .unwrap()
+        }
+    }
+
+    #[test]
+    fn of_many_a_few_are_polled_and_the_others_when_they_have_something_to_do() {
+        const MANY: usize = 5000;
+        let thread = Sleeper::thread();
+        let all: Vec<Arc<Sleeper>> = (0..MANY).map(|_| Arc::default()).collect();
+        for sleeper in &all {
+            thread.register(Arc::downgrade(sleeper));
+        }
+        let resting = || {
+            let rests = |it: &&Arc<Sleeper>| it.number.load(Ordering::SeqCst) != Sleeper::AWAKE;
+            all.iter().filter(rests).count()
+        };
+        until("nearly all rest", || resting() >= MANY - ACTIVE_MAX);
+        for round in 1..=3 {
+            for (at, sleeper) in all.iter().enumerate() {
+                sleeper.todo.0.store(round, Ordering::SeqCst);
+                // One that cannot announce itself is found by its trigger.
+                let number = sleeper.number.load(Ordering::SeqCst);
+                if !at.is_multiple_of(7) && number != Sleeper::AWAKE {
+                    thread.announce(number - 1);
+                }
+            }
+            until("all worked", || {
+                all.iter().all(|it| it.done.load(Ordering::SeqCst) == round)
+            });
+        }
+        until("nearly all rest again", || resting() >= MANY - ACTIVE_MAX);
+    }
+
+    #[test]
+    fn who_rests_and_is_gone_is_kept_by_nobody() {
+        let thread = Sleeper::thread();
+        let all: Vec<Arc<Sleeper>> = (0..50).map(|_| Arc::default()).collect();
+        for sleeper in &all {
+            thread.register(Arc::downgrade(sleeper));
+        }
+        until("each was polled", || {
+            all.iter().all(|it| it.polls.load(Ordering::SeqCst) > 0)
+        });
+        let last: Vec<_> = all.iter().map(Arc::downgrade).collect();
+        drop(all);
+        until("their memory is free", || {
+            last.iter().all(|it| it.strong_count() == 0)
+        });
+        until("nobody is served", || {
+            thread.between_polls(|| ());
+            thread.lock_polled().count() == 0
+        });
     }
 
     #[test]

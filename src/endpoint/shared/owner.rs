@@ -74,6 +74,8 @@ unsafe impl Owner for Shared {
             self.qp.rung();
             // What is behind the program may be what lets a peer send.
             self.qp.settle_receives();
+        } else {
+            self.announce_triggers();
         }
     }
 

@@ -391,10 +391,10 @@ impl Watched for Shared {
         }
         if self.on_streams.any() {
             self.last_active_ns.store(now, Ordering::Relaxed);
-            return PollResult::Waiting;
+            return PollResult::Resting;
         }
         if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
-            return PollResult::Waiting;
+            return PollResult::Resting;
         }
         self.watched.leave(|| {
             let failed =

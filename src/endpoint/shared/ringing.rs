@@ -1,7 +1,7 @@
 //! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::{Shared, end_elsewhere};
@@ -10,12 +10,15 @@ use crate::endpoint::words::CacheLineStart;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
 use crate::nic::{NicQueuePair, Queues};
-use crate::proxy::{PollResult, Proxied, Proxy, Registration, proxy_at};
+use crate::proxy::{PollResult, Proxied, Proxy, Registration, Trigger, proxy_at};
 use crate::region::Device;
 use crate::{Cause, Result};
 
 /// How long a proxy goes on looking at an endpoint with nothing under way, so that one in use does not come and go with each operation.
 const LINGER_NS: u64 = 10_000_000;
+
+/// Not resting: the proxy polls it in every round.
+const ACTIVE: usize = usize::MAX;
 
 /// Chooses who rings, and makes what a proxy needs for it.
 pub(super) fn choose(
@@ -55,6 +58,8 @@ pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
     /// Whether the proxy serves the endpoint now. Who posts looks at it each time.
     served: Registration,
+    /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Changes seldom.
+    resting: AtomicUsize,
     _proxy: CacheLineStart,
     last_work_ns: AtomicU64,
     doorbells: [QueueDoorbells; 2],
@@ -94,6 +99,7 @@ impl DoorbellTable {
         DoorbellTable {
             proxy,
             served: Registration::default(),
+            resting: AtomicUsize::new(ACTIVE),
             _proxy: CacheLineStart,
             last_work_ns: AtomicU64::new(0),
             doorbells: [bell(sends, sends), bell(receives, 0)],
@@ -114,6 +120,19 @@ impl DoorbellTable {
         bell.records[at].store(stores.record, Ordering::Relaxed);
         if let Some(uar) = bell.uars.get(at) {
             uar.store(stores.uar, Ordering::Relaxed);
+        }
+    }
+}
+
+impl DoorbellTable {
+    /// Tells the proxy of what the caller has stored, if it does not poll in every round.
+    #[inline]
+    fn announce(&self) {
+        // Orders what was stored before the look; pairs with the fence of the proxy between the number and its last poll.
+        fence(Ordering::SeqCst);
+        let number = self.resting.load(Ordering::Relaxed);
+        if number != ACTIVE {
+            self.proxy.announce(number);
         }
     }
 }
@@ -145,7 +164,26 @@ impl Shared {
         if doorbells.served.come() {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             doorbells.proxy.register(self.weak.clone());
+        } else if doorbells.resting.load(Ordering::Relaxed) != ACTIVE && self.awaits_receives() {
+            // What is to be sent is announced when it is triggered.
+            doorbells.announce();
         }
+    }
+
+    /// A stream has stored triggers.
+    #[inline]
+    pub(super) fn announce_triggers(&self) {
+        if let Some(doorbells) = &self.doorbells {
+            doorbells.announce();
+        }
+    }
+
+    /// Whether streams wait for receives that are not complete.
+    #[inline]
+    fn awaits_receives(&self) -> bool {
+        let taken = self.queue(Side::Recv).taken.load(Ordering::Relaxed);
+        let seen = self.words.seen[Side::Recv as usize].load(Ordering::Relaxed);
+        taken.wrapping_sub(seen).cast_signed() > 0
     }
 
     /// Sets the count of executed programs, which nobody is to ring for any more: of a generation that ends, or before one that begins.
@@ -291,6 +329,16 @@ impl Shared {
         }
     }
 
+    /// Whether completions are to come that streams wait for, or kernels have the queue, whose counts are elsewhere.
+    fn awaits_device(&self, doorbells: &DoorbellTable) -> bool {
+        let send = self.queue(Side::Send);
+        let [told, _] = &doorbells.doorbells;
+        send.is_device_owned()
+            || told.told.load(Ordering::Relaxed) != send.ledger.done()
+            || self.rung(Side::Send) != told.told.load(Ordering::Relaxed)
+            || self.awaits_receives()
+    }
+
     /// Whether there are triggers that the device was not told of, or may be some.
     fn expects_triggers(&self, doorbells: &DoorbellTable) -> bool {
         self.on_streams.any()
@@ -308,12 +356,22 @@ impl Proxied for Shared {
         end_elsewhere(self);
     }
 
+    fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>> {
+        let doorbells = self.doorbells.as_ref()?;
+        doorbells
+            .resting
+            .store(number.unwrap_or(ACTIVE), Ordering::Relaxed);
+        number?;
+        Some(Arc::clone(&self.words) as Arc<dyn Trigger>)
+    }
+
     fn ring_for_streams(&self) -> PollResult {
         let Some(doorbells) = &self.doorbells else {
             return PollResult::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
-        let moved = self.qp.progress();
+        // Without work on a stream nobody waits for the device here.
+        let moved = (rang || self.on_streams.any()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;
         }
@@ -321,16 +379,20 @@ impl Proxied for Shared {
             if doorbells.last_work_ns.load(Ordering::Relaxed) != 0 {
                 doorbells.last_work_ns.store(0, Ordering::Relaxed);
             }
-            return PollResult::Waiting;
+            return if self.awaits_device(doorbells) {
+                PollResult::Waiting
+            } else {
+                PollResult::Resting
+            };
         }
         let now = now_ns();
         let last = doorbells.last_work_ns.load(Ordering::Relaxed);
         if last == 0 {
             doorbells.last_work_ns.store(now, Ordering::Relaxed);
-            return PollResult::Waiting;
+            return PollResult::Resting;
         }
         if now.saturating_sub(last) < LINGER_NS {
-            return PollResult::Waiting;
+            return PollResult::Resting;
         }
         doorbells.served.leave(|| self.expects_triggers(doorbells))
     }
