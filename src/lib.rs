@@ -111,4 +111,4 @@ pub use region::{Counters, Faults};
 /// What streams and queues hand to each other: no part of the interface, and without its promises.
 #[doc(hidden)]
 pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
-pub use stream::{Event, Executor, HostStream};
+pub use stream::{Event, Executor, HostStream, Spin};

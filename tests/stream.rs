@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Submission};
+use doorbell::{Error, Event, Executor, HostStream, Outcome, Owner, Result, Spin, Submission};
 use doorbell_wire::peer::{Dword, Program, Role, Target, TargetId, Targets};
 
 /// Far more than any of this takes, even on a busy machine; a hang is a failure instead of a hang.
@@ -157,6 +157,44 @@ fn forbidden(stream: &HostStream) -> Arc<AtomicBool> {
         .launch(move || mark.store(true, Ordering::Release))
         .unwrap();
     ran
+}
+
+#[test]
+fn a_stream_works_and_ends_however_it_waits_for_work() {
+    let spins = [
+        Spin::Auto,
+        Spin::Never,
+        Spin::Always,
+        Spin::For(Duration::from_micros(200)),
+        Spin::For(Duration::MAX),
+    ];
+    for first in spins {
+        let stream = HostStream::new("spin").unwrap();
+        stream.set_spin(first);
+        let ended = Arc::new(());
+        for then in spins {
+            let done = Arc::new(AtomicU32::new(0));
+            for round in 1..=20 {
+                let counts = Arc::clone(&done);
+                let kernel = move || _ = counts.fetch_add(1, Ordering::Relaxed);
+                stream.launch(kernel).unwrap();
+                stream.synchronize(PATIENCE).unwrap();
+                assert_eq!(done.load(Ordering::Relaxed), round, "{first:?}, {then:?}");
+                if round % 7 == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            stream.set_spin(then);
+        }
+        let held = Arc::clone(&ended);
+        stream.launch(move || drop(held)).unwrap();
+        drop(stream);
+        let began = Instant::now();
+        while Arc::strong_count(&ended) > 1 {
+            assert!(began.elapsed() < PATIENCE.unwrap(), "{first:?}");
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]

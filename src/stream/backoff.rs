@@ -1,7 +1,60 @@
 //! How a thread waits for memory to change.
 #![allow(unsafe_code)] // one prctl that sets the timer slack of the calling thread
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+/// How a host stream's thread that has run out of work waits for more, and how [`Executor::synchronize`](crate::Executor::synchronize) waits
+/// for that thread; see [`HostStream::set_spin`](crate::HostStream::set_spin).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Spin {
+    /// Spins 20 us, then offers its core to others for 100 us, then sleeps. Spins less than 1 us where the streams of this process that are awake
+    /// and the thread that waits for one are more than the cores: who spins there keeps the core from the thread that it waits for.
+    #[default]
+    Auto,
+    /// Spins that long, then goes on as [`Spin::Auto`] does after its 20 us.
+    For(Duration),
+    /// Never sleeps, and never offers its core to others: the shortest latency, where each such thread has a core to itself.
+    Always,
+    /// Sleeps at once. A stream's thread that sleeps answers some 50 us late.
+    Never,
+}
+
+/// Threads of host streams that are awake.
+static AWAKE: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a stream's thread as awake.
+pub(super) struct Awake(());
+
+impl Awake {
+    pub(super) fn new() -> Awake {
+        AWAKE.fetch_add(1, Ordering::Relaxed);
+        Awake(())
+    }
+
+    /// Does not count while it sleeps in there.
+    pub(super) fn except<R>(&self, sleep: impl FnOnce() -> R) -> R {
+        AWAKE.fetch_sub(1, Ordering::Relaxed);
+        let result = sleep();
+        AWAKE.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        AWAKE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether streams that are awake, and one thread that waits for one of them, are more than the cores.
+fn is_crowded() -> bool {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+    AWAKE.load(Ordering::Relaxed) >= cores
+}
 
 /// How long a wait burns its core, counted from its first look at the clock. About the price of two context switches: less would
 /// pay for a sleep that was not needed, more starves the thread that is waited for when threads outnumber cores.
@@ -28,6 +81,7 @@ const LONGEST_SLEEP: Duration = Duration::from_micros(100);
 /// wait two context switches. This one does the cheap thing first and gets out of the way soon.
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
+    policy: Spin,
     turns: u32,
     spin_ends: Option<Instant>,
     yielded: bool,
@@ -45,10 +99,40 @@ impl Backoff {
     #[must_use]
     pub const fn new() -> Self {
         Self {
+            policy: Spin::For(SPIN),
             turns: 0,
             spin_ends: None,
             yielded: false,
             sleep: SHORTEST_SLEEP,
+        }
+    }
+
+    /// The beginning of a wait for a stream's thread, or of that thread.
+    pub(super) const fn of(policy: Spin) -> Self {
+        Self {
+            policy,
+            ..Self::new()
+        }
+    }
+
+    /// How long it spins.
+    fn spin_time(&self) -> Duration {
+        match self.policy {
+            Spin::Auto if is_crowded() => Duration::ZERO,
+            Spin::Auto => SPIN,
+            Spin::For(time) => time,
+            // Longer than a process lives.
+            Spin::Always => Duration::from_secs(1 << 32),
+            Spin::Never => Duration::ZERO,
+        }
+    }
+
+    /// How long it offers its core to others, after that.
+    fn yield_time(&self) -> Duration {
+        if self.policy == Spin::Never {
+            Duration::ZERO
+        } else {
+            YIELD
         }
     }
 
@@ -74,10 +158,16 @@ impl Backoff {
         if deadline.is_some_and(|deadline| now >= deadline) {
             return false;
         }
-        let spin_ends = *self.spin_ends.get_or_insert(now + SPIN);
+        let spin_ends = match self.spin_ends {
+            Some(ends) => ends,
+            None => {
+                let ends = now.checked_add(self.spin_time());
+                *self.spin_ends.insert(ends.unwrap_or(now))
+            }
+        };
         if self.spins() && now < spin_ends {
             std::hint::spin_loop();
-        } else if !self.yielded || now < spin_ends + YIELD {
+        } else if !self.yielded || now < spin_ends + self.yield_time() {
             self.yielded = true;
             std::thread::yield_now();
         } else {
@@ -184,6 +274,41 @@ mod tests {
         }
         let slept = begin.elapsed();
         assert!((near..long / 2).contains(&slept), "{slept:?}");
+    }
+
+    #[test]
+    fn a_wait_spins_as_long_as_it_is_told() {
+        let long = Duration::from_millis(3);
+        let spins = |policy, most| {
+            let mut backoff = Backoff::of(policy);
+            let begin = Instant::now();
+            while backoff.spins() && begin.elapsed() < most {
+                backoff.pause();
+            }
+            begin.elapsed()
+        };
+        assert!(spins(Spin::For(long), Duration::MAX) >= long);
+        assert!(spins(Spin::Always, 4 * long) >= 4 * long);
+        // Ends.
+        spins(Spin::For(Duration::ZERO), Duration::MAX);
+        spins(Spin::For(Duration::MAX), long);
+        let mut never = Backoff::of(Spin::Never);
+        for _ in 0..=2 * TURNS_PER_CLOCK {
+            never.pause();
+        }
+        assert!(never.has_slept());
+    }
+
+    #[test]
+    fn where_streams_are_more_than_cores_a_wait_offers_its_core_at_once() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let awake: Vec<Awake> = (0..cores).map(|_| Awake::new()).collect();
+        let mut backoff = Backoff::of(Spin::Auto);
+        for _ in 0..TURNS_PER_CLOCK {
+            backoff.pause();
+        }
+        assert!(!backoff.spins());
+        drop(awake);
     }
 
     #[test]

@@ -3,15 +3,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::backoff::deadline_after;
-use super::event::{Mark, Progress, Record};
+use super::backoff::{Spin, deadline_after};
+use super::event::{Mark, Record};
 use super::executor::check;
-use super::fault::{Fault, StreamFailure};
+use super::fault::StreamFailure;
 use super::host_closure::HostClosure;
-use super::parker::Parker;
 use super::ring::{Claim, Ring};
 use super::worker::{self, Item, Queued, StreamShared, forbid_on};
 use super::{Backoff, Event, Executor, Owner, Submission};
@@ -33,8 +32,8 @@ use crate::{Error, Result};
 ///   takes a deadline.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
 ///
-/// The thread stays awake some 120 us when it runs out of work, then sleeps. Its waits back off, so more streams than cores
-/// hinder one another little.
+/// The thread stays awake some 120 us when it runs out of work, then sleeps; [`HostStream::set_spin`] changes that. Its waits back off, so more
+/// streams than cores hinder one another little.
 #[derive(Clone)]
 pub struct HostStream {
     handle: Arc<StreamHandle>,
@@ -90,16 +89,7 @@ impl HostStream {
         }
         let id = next_id();
         let (ring, consumer) = Ring::new(capacity.next_power_of_two());
-        let shared = Arc::new(StreamShared {
-            id,
-            name: name.into(),
-            ring,
-            parker: Parker::new(),
-            progress: Arc::new(Progress::new(id)),
-            fault: Fault::new(),
-            aborted: AtomicU64::new(0),
-            closing: AtomicBool::new(false),
-        });
+        let shared = Arc::new(StreamShared::new(id, name.into(), ring));
         let thread_shared = Arc::clone(&shared);
         std::thread::Builder::new()
             // A NUL would end the name in the middle, which the standard library answers with a panic.
@@ -145,6 +135,11 @@ impl HostStream {
     /// by one call, and what is behind it is executed with whatever data there is.
     pub fn continue_on_error(&self, continues: bool) {
         self.shared().fault.set_continues(continues);
+    }
+
+    /// How the stream's thread waits for work, and how [`Executor::synchronize`] waits for the thread, from now on. [`Spin::Auto`] unless set.
+    pub fn set_spin(&self, spin: Spin) {
+        self.shared().set_spin(spin);
     }
 
     fn shared(&self) -> &StreamShared {
@@ -307,7 +302,7 @@ unsafe impl Executor for HostStream {
         let end = shared.ring.claimed();
         if !shared.progress.reached(end) {
             let deadline = deadline_after(timeout);
-            let mut backoff = Backoff::new();
+            let mut backoff = Backoff::of(shared.spin());
             while !shared.progress.reached(end) {
                 if !backoff.pause_until(deadline) && !shared.progress.reached(end) {
                     return Err(Error::Timeout {

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use super::backoff::{Backoff, sharpen_sleeps};
+use super::backoff::{Awake, Backoff, Spin, sharpen_sleeps};
 use super::event::{Event, Mark, Progress, Record};
 use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
@@ -54,6 +55,8 @@ pub(super) struct StreamShared {
     pub(super) aborted: AtomicU64,
     /// The last handle is gone.
     pub(super) closing: AtomicBool,
+    /// A [`Spin`], see [`StreamShared::spin`].
+    spin_ns: AtomicU64,
 }
 
 /// What an entry of the queue is.
@@ -137,6 +140,7 @@ impl Queued {
 pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
     sharpen_sleeps();
+    let awake = Awake::new();
     loop {
         if consumer.is_ready() {
             shared.step(&mut consumer);
@@ -148,21 +152,67 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
         }
         // A parked thread answers some 50 us late, which an application that synchronizes after each kernel would pay at each
         // step. So it stays awake, and out of the way of others, for as long as such a step takes.
-        let mut backoff = Backoff::new();
-        while !backoff.has_slept() && !consumer.is_ready() {
+        let spin = shared.spin();
+        let mut backoff = Backoff::of(spin);
+        while spin != Spin::Never && !backoff.has_slept() && !consumer.is_ready() {
             backoff.pause();
+            // It may spin for ever otherwise.
+            if shared.closing.load(Ordering::Acquire) || shared.spin() != spin {
+                break;
+            }
         }
         if consumer.is_ready() {
             // Not by way of the parker, whose fence costs the sleeper a system call that interrupts the other processors.
             continue;
         }
-        shared
-            .parker
-            .park(|| consumer.is_ready() || shared.closing.load(Ordering::Acquire));
+        let is_ready = || consumer.is_ready() || shared.closing.load(Ordering::Acquire);
+        awake.except(|| shared.parker.park(is_ready));
     }
 }
 
+/// What stands for a [`Spin`] that is no time, in nanoseconds.
+const SPIN_AUTO: u64 = u64::MAX;
+const SPIN_ALWAYS: u64 = u64::MAX - 1;
+const SPIN_NEVER: u64 = u64::MAX - 2;
+
 impl StreamShared {
+    pub(super) fn spin(&self) -> Spin {
+        match self.spin_ns.load(Ordering::Relaxed) {
+            SPIN_AUTO => Spin::Auto,
+            SPIN_ALWAYS => Spin::Always,
+            SPIN_NEVER => Spin::Never,
+            ns => Spin::For(Duration::from_nanos(ns)),
+        }
+    }
+
+    pub(super) fn set_spin(&self, spin: Spin) {
+        let ns = match spin {
+            Spin::Auto => SPIN_AUTO,
+            Spin::Always => SPIN_ALWAYS,
+            Spin::Never => SPIN_NEVER,
+            Spin::For(time) => u64::try_from(time.as_nanos())
+                .unwrap_or(SPIN_ALWAYS)
+                .min(SPIN_ALWAYS),
+        };
+        self.spin_ns.store(ns, Ordering::Relaxed);
+        // One that sleeps is to go on as it is told now.
+        self.parker.wake();
+    }
+
+    pub(super) fn new(id: u64, name: String, ring: Arc<Ring<Queued>>) -> StreamShared {
+        StreamShared {
+            id,
+            name,
+            ring,
+            parker: Parker::new(),
+            progress: Arc::new(Progress::new(id)),
+            fault: Fault::new(),
+            aborted: AtomicU64::new(0),
+            closing: AtomicBool::new(false),
+            spin_ns: AtomicU64::new(SPIN_AUTO),
+        }
+    }
+
     /// Executes the front of the queue and is done with it, whatever it does.
     fn step(&self, consumer: &mut Consumer<Queued>) {
         let position = consumer.position();
