@@ -98,6 +98,8 @@ pub struct Peer {
     trigger: Option<TriggerKernels>,
     endpoint: Endpoint,
     stream: BenchStream,
+    /// The stream of the synchronous loop.
+    sync_stream: BenchStream,
     /// Length of the kernel of the current step, which is launched with its transfer if it rings.
     #[cfg(feature = "cuda")]
     kernel: Duration,
@@ -117,11 +119,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer that is not connected yet. The two peers of a connection have `seeds` in opposite order.
+    /// A peer that is not connected yet, with its streams of the asynchronous and of the synchronous loop. The two peers of a connection have
+    /// `seeds` in opposite order.
     pub fn new(
         domain: &ProtectionDomain,
         backend: &Backend,
-        stream: &BenchStream,
+        [stream, sync_stream]: [&BenchStream; 2],
         plan: &Plan,
         seeds: [u64; 2],
         limits: &WaitLimits,
@@ -148,6 +151,7 @@ impl Peer {
         Ok(Peer {
             endpoint,
             stream: stream.clone(),
+            sync_stream: sync_stream.clone(),
             trigger,
             #[cfg(feature = "cuda")]
             kernel: Duration::ZERO,
@@ -197,7 +201,7 @@ impl Peer {
         if self.validate {
             let messages = Arc::clone(&self.messages);
             let (index, size_bytes) = (step.index, step.size_bytes);
-            self.stream
+            self.stream_of(by)
                 .launch_host(move || messages.fill(index, size_bytes))?;
         }
         #[cfg(feature = "cuda")]
@@ -205,13 +209,19 @@ impl Peer {
             self.kernel = step.kernel();
             return Ok(());
         }
-        let _ = by;
-        self.stream.launch_kernel(step)
+        self.stream_of(by).launch_kernel(step)
+    }
+
+    fn stream_of(&self, by: Loop) -> &BenchStream {
+        match by {
+            Loop::Sync => &self.sync_stream,
+            Loop::Async => &self.stream,
+        }
     }
 
     /// Waits for the stream by spinning, as applications do by CUDA's default.
     pub fn synchronize(&self) -> Result<()> {
-        let stream = self.stream.executor();
+        let stream = self.sync_stream.executor();
         self.limits.wait_for_all(|slice| stream.synchronize(slice))
     }
 

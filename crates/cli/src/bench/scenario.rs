@@ -129,7 +129,10 @@ impl Scenario {
         let peer = |number: usize| {
             let seeds = [seeds[number], seeds[1 - number]];
             let stream = streams.get(number).unwrap_or(&streams[0]);
-            Peer::new(&domain, backend, stream, plan, seeds, &limits)
+            // The synchronous loop has one thread, which waits for one stream: with a stream for each peer, three threads would take turns on
+            // two cores.
+            let streams = [stream, &streams[0]];
+            Peer::new(&domain, backend, streams, plan, seeds, &limits)
         };
         let peers = match role {
             BenchRole::Both => vec![peer(0)?, peer(1)?],
