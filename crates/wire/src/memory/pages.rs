@@ -1,7 +1,6 @@
 //! Memory that driver and device of one process share.
-#![allow(unsafe_code)] // allocates it
+#![allow(unsafe_code)] // maps it
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::{Error, Result};
@@ -10,7 +9,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
-    layout: Layout,
+    len_bytes: usize,
 }
 
 /// Alignment and granularity of [`Pages`].
@@ -22,7 +21,8 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// At least `len_bytes` of memory, rounded up to whole pages.
+    /// At least `len_bytes` of memory, rounded up to whole pages. It comes from the kernel and not from the allocator, which would write the
+    /// zeros: a page becomes resident when it is first used.
     ///
     /// # Errors
     /// [`Error::System`] with ENOMEM if there is not so much.
@@ -34,13 +34,17 @@ impl Pages {
         let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES) else {
             return Err(none);
         };
-        let Ok(layout) = Layout::from_size_align(len_bytes, PAGE_BYTES) else {
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
             return Err(none);
-        };
-        // SAFETY: the layout has a size of at least one page.
-        let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).ok_or(none)?;
-        Ok(Pages { start, layout })
+        }
+        let start = NonNull::new(start.cast()).ok_or(none)?;
+        Ok(Pages { start, len_bytes })
     }
 
     /// First byte.
@@ -50,7 +54,7 @@ impl Pages {
 
     /// Length, a multiple of [`PAGE_BYTES`].
     pub fn len_bytes(&self) -> usize {
-        self.layout.size()
+        self.len_bytes
     }
 
     /// The byte at `offset`.
@@ -65,8 +69,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        // SAFETY: mapped in `new` with the same length.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
 
