@@ -13,7 +13,7 @@ use doorbell_wire::mlx5::Doorbell;
 const COLD_LOOKS: usize = 1;
 
 /// Queue pairs whose registers each turn looks at, of those whose doorbells are told of.
-const HOT_MAX: usize = 8;
+const HOT_MAX: usize = 4;
 
 impl DeviceCore {
     #[inline]
@@ -31,7 +31,11 @@ impl DeviceCore {
                 at += 1;
             }
         }
-        worked | self.look_at_idle(COLD_LOOKS)
+        // Each is likely to be in no cache: while the device has doorbells anyway, few turns look.
+        if self.registers.cold_look_is_due() {
+            worked |= self.look_at_idle(COLD_LOOKS);
+        }
+        worked
     }
 
     /// Somebody says that a queue pair was rung, of those whose slots are this number in a [`NumberSet`]. While few are in use, every turn looks
@@ -93,6 +97,7 @@ impl DeviceCore {
         if !ring(qp, uar, &mut self.parts.counters) {
             return false;
         }
+        self.registers.count_rung();
         self.enlist(slot);
         true
     }

@@ -12,7 +12,13 @@ pub(super) struct Registers {
     cold: usize,
     /// When the last turn looked.
     looked_ns: u64,
+    /// Whether a doorbell was found since the last turn, and the turns in a row that found one.
+    rung: bool,
+    busy_turns: u32,
 }
+
+/// Turns in a row with doorbells, of which one looks at a register that no turn looks at.
+const BUSY_TURNS: u32 = 8;
 
 impl Registers {
     /// Gives a new queue pair its registers, or none.
@@ -51,6 +57,28 @@ impl Registers {
     #[inline]
     pub(super) fn hot(&self, at: usize) -> Option<usize> {
         self.hot.get(at).copied()
+    }
+
+    /// A doorbell was found.
+    #[inline]
+    pub(super) fn count_rung(&mut self) {
+        self.rung = true;
+    }
+
+    /// Whether this turn, whose doorbells are found, is to look at a register that no turn looks at.
+    #[inline]
+    pub(super) fn cold_look_is_due(&mut self) -> bool {
+        let rung = std::mem::take(&mut self.rung);
+        self.busy_turns = if rung {
+            self.busy_turns + 1
+        } else {
+            BUSY_TURNS
+        };
+        let is_due = self.busy_turns >= BUSY_TURNS;
+        if is_due {
+            self.busy_turns = 0;
+        }
+        is_due
     }
 
     /// How many every turn looks at.
