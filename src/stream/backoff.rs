@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Spin {
-    /// Spins 20 us, then offers its core to others for 100 us, then sleeps. Spins less than 1 us where the streams of this process that are awake
-    /// and the thread that waits for one are more than the cores: who spins there keeps the core from the thread that it waits for.
+    /// Spins 20 us, then offers its core to others for 100 us, then sleeps. Spins about 1 us only where the streams of this process that are awake
+    /// and the thread that waits for one are more than the cores, or the last wait ended when it offered its core: the thread that is waited
+    /// for then needs this very core.
     #[default]
     Auto,
     /// Spins that long, then goes on as [`Spin::Auto`] does after its 20 us.
@@ -84,9 +85,14 @@ pub(crate) struct Backoff {
     policy: Spin,
     turns: u32,
     spin_ends: Option<Instant>,
-    yielded: bool,
+    /// Spins no longer than to the first look at the clock, where the policy leaves it the choice.
+    yields_first: bool,
+    yields: u32,
     sleep: Duration,
 }
+
+/// A wait that ends with one of its first so many offers of its core waited for a thread of the same core.
+const YIELDS_TO_SHARE: u32 = 2;
 
 impl Default for Backoff {
     fn default() -> Self {
@@ -102,7 +108,8 @@ impl Backoff {
             policy: Spin::For(SPIN),
             turns: 0,
             spin_ends: None,
-            yielded: false,
+            yields_first: false,
+            yields: 0,
             sleep: SHORTEST_SLEEP,
         }
     }
@@ -115,10 +122,27 @@ impl Backoff {
         }
     }
 
+    /// As [`Backoff::of`], for a wait whose predecessor found what [`Backoff::shares_core`] says.
+    pub(super) const fn after(policy: Spin, shares_core: bool) -> Self {
+        Self {
+            yields_first: shares_core,
+            ..Self::of(policy)
+        }
+    }
+
+    /// Whether the wait, which is over, was for a thread that needed this very core. To spin would then only delay it.
+    pub(super) fn shares_core(&self) -> bool {
+        if self.turns < TURNS_PER_CLOCK {
+            // Too short to tell.
+            return self.yields_first;
+        }
+        !self.has_slept() && (1..=YIELDS_TO_SHARE).contains(&self.yields)
+    }
+
     /// How long it spins.
     fn spin_time(&self) -> Duration {
         match self.policy {
-            Spin::Auto if is_crowded() => Duration::ZERO,
+            Spin::Auto if self.yields_first || is_crowded() => Duration::ZERO,
             Spin::Auto => SPIN,
             Spin::For(time) => time,
             // Longer than a process lives.
@@ -167,8 +191,8 @@ impl Backoff {
         };
         if self.spins() && now < spin_ends {
             std::hint::spin_loop();
-        } else if !self.yielded || now < spin_ends + self.yield_time() {
-            self.yielded = true;
+        } else if self.yields == 0 || now < spin_ends + self.yield_time() {
+            self.yields = self.yields.saturating_add(1);
             std::thread::yield_now();
         } else {
             let left = deadline.map_or(self.sleep, |deadline| deadline - now);
@@ -181,7 +205,7 @@ impl Backoff {
     /// True as long as pauses burn the core: nobody was offered it yet.
     #[must_use]
     pub fn spins(&self) -> bool {
-        !self.yielded
+        self.yields == 0
     }
 
     /// True once a pause was a sleep: the wait is a long one.
@@ -262,7 +286,7 @@ mod tests {
     fn no_sleep_outlasts_the_deadline() {
         let long = Duration::from_secs(60);
         let mut backoff = Backoff {
-            yielded: true,
+            yields: 1,
             spin_ends: Instant::now().checked_sub(SPIN + YIELD),
             sleep: long,
             ..Backoff::new()
@@ -297,6 +321,25 @@ mod tests {
             never.pause();
         }
         assert!(never.has_slept());
+    }
+
+    #[test]
+    fn a_wait_that_ended_with_an_offer_of_its_core_has_the_next_offer_it_at_once() {
+        let mut backoff = Backoff::of(Spin::Auto);
+        while backoff.spins() {
+            backoff.pause();
+        }
+        assert!(backoff.shares_core());
+        let mut next = Backoff::after(Spin::Auto, true);
+        assert!(next.shares_core(), "too short to tell");
+        for _ in 0..TURNS_PER_CLOCK {
+            next.pause();
+        }
+        assert!(!next.spins() && next.shares_core());
+        for _ in 0..YIELDS_TO_SHARE {
+            next.pause();
+        }
+        assert!(!next.shares_core(), "nobody took it");
     }
 
     #[test]

@@ -302,7 +302,8 @@ unsafe impl Executor for HostStream {
         let end = shared.ring.claimed();
         if !shared.progress.reached(end) {
             let deadline = deadline_after(timeout);
-            let mut backoff = Backoff::of(shared.spin());
+            let shares_core = shared.shares_core.load(Ordering::Relaxed);
+            let mut backoff = Backoff::after(shared.spin(), shares_core);
             while !shared.progress.reached(end) {
                 if !backoff.pause_until(deadline) && !shared.progress.reached(end) {
                     return Err(Error::Timeout {
@@ -310,6 +311,9 @@ unsafe impl Executor for HostStream {
                         timeout: timeout.unwrap_or(Duration::MAX),
                     });
                 }
+            }
+            if backoff.shares_core() != shares_core {
+                shared.shares_core.store(!shares_core, Ordering::Relaxed);
             }
         }
         self.check()

@@ -57,6 +57,8 @@ pub(super) struct StreamShared {
     pub(super) closing: AtomicBool,
     /// A [`Spin`], see [`StreamShared::spin`].
     spin_ns: AtomicU64,
+    /// What the last wait for the thread says of the next, see [`Backoff::shares_core`].
+    pub(super) shares_core: AtomicBool,
 }
 
 /// What an entry of the queue is.
@@ -141,6 +143,7 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
     CURRENT.set(shared.id);
     sharpen_sleeps();
     let awake = Awake::new();
+    let mut shares_core = false;
     loop {
         if consumer.is_ready() {
             shared.step(&mut consumer);
@@ -153,7 +156,7 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
         // A parked thread answers some 50 us late, which an application that synchronizes after each kernel would pay at each
         // step. So it stays awake, and out of the way of others, for as long as such a step takes.
         let spin = shared.spin();
-        let mut backoff = Backoff::of(spin);
+        let mut backoff = Backoff::after(spin, shares_core);
         while spin != Spin::Never && !backoff.has_slept() && !consumer.is_ready() {
             backoff.pause();
             // It may spin for ever otherwise.
@@ -161,6 +164,7 @@ pub(super) fn run(shared: &StreamShared, mut consumer: Consumer<Queued>) {
                 break;
             }
         }
+        shares_core = backoff.shares_core();
         if consumer.is_ready() {
             // Not by way of the parker, whose fence costs the sleeper a system call that interrupts the other processors.
             continue;
@@ -210,6 +214,7 @@ impl StreamShared {
             aborted: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             spin_ns: AtomicU64::new(SPIN_AUTO),
+            shares_core: AtomicBool::new(false),
         }
     }
 
