@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::proxy::Trigger;
+use crate::proxy::TriggerCount;
 
 /// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own, and apart
 /// from its neighbour, which processors may fetch along: one is written by streams and the other by whoever reaps.
@@ -15,7 +15,7 @@ pub(super) struct Words {
     pub(super) seen: WordPair,
 }
 
-impl Trigger for Words {
+impl TriggerCount for Words {
     fn count(&self) -> u64 {
         let [send, recv] = &*self.rung;
         u64::from(send.load(Ordering::Relaxed)) << 32 | u64::from(recv.load(Ordering::Relaxed))

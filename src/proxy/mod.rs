@@ -13,5 +13,7 @@ mod registration;
 pub(crate) use elsewhere::{drop_elsewhere, goes_round};
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
-pub(crate) use progress_thread::{PollResult, ProgressThread, Proxied, Proxy, Trigger, proxy_at};
+pub(crate) use progress_thread::{
+    PollResult, ProgressThread, Proxied, Proxy, TriggerCount, proxy_at,
+};
 pub(crate) use registration::Registration;

@@ -26,25 +26,28 @@ pub(crate) enum PollResult {
 }
 
 /// A count in memory that changes when there is something to do, stored by who cannot announce it.
-pub(crate) trait Trigger: Send + Sync {
+pub(crate) trait TriggerCount: Send + Sync {
     /// The count.
     fn count(&self) -> u64;
 }
 
+/// What is looked at of one that rests, if anything.
+pub(crate) type RestingTrigger = Option<Arc<dyn TriggerCount>>;
+
 /// What a thread calls of those that it polls.
-pub(crate) struct Calls<T: ?Sized> {
+pub(crate) struct PolledCalls<T: ?Sized> {
     /// Polls one of them. It must not block: the others wait for it.
     pub(crate) serve: fn(&T) -> PollResult,
     /// Gives up a handle, which may be the last. It never waits, either.
     pub(crate) let_go: fn(Arc<T>),
     /// From now on it is polled seldom, and whoever has something for it announces this number ([`ProgressThread::announce`]); or, without
     /// a number, it is polled in every round again. Gives the trigger that is looked at meanwhile.
-    pub(crate) rest: fn(&T, Option<usize>) -> Option<Arc<dyn Trigger>>,
+    pub(crate) rest: fn(&T, Option<usize>) -> RestingTrigger,
 }
 
 /// A thread and those that it polls.
 pub(crate) struct ProgressThread<T: ?Sized> {
-    calls: Calls<T>,
+    calls: PolledCalls<T>,
     /// Numbers of those at rest that have something to do.
     announced: NumberSet,
     arrivals: Mutex<Vec<Weak<T>>>,
@@ -65,7 +68,7 @@ struct Served<T: ?Sized> {
     /// that others count their handles in, and while it spins it would take that line from them at each of theirs.
     held: Option<Arc<T>>,
     is_active: bool,
-    trigger: Option<Arc<dyn Trigger>>,
+    trigger: RestingTrigger,
     /// The trigger's count when it was last polled.
     count: u64,
 }
@@ -148,8 +151,8 @@ pub(crate) trait Proxied: Send + Sync {
     /// Gives up the thread's handle.
     fn let_go(self: Arc<Self>);
 
-    /// See [`Calls::rest`].
-    fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>>;
+    /// See [`PolledCalls::rest`].
+    fn rest(&self, number: Option<usize>) -> RestingTrigger;
 }
 
 /// A thread that rings for streams.
@@ -165,7 +168,7 @@ pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
     if let Some(proxy) = proxies.get(&placement) {
         return Ok(Arc::clone(proxy));
     }
-    let calls = Calls {
+    let calls = PolledCalls {
         serve: <dyn Proxied>::ring_for_streams,
         let_go: <dyn Proxied>::let_go,
         rest: <dyn Proxied>::rest,
@@ -187,7 +190,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         serve: fn(&T) -> PollResult,
         let_go: fn(Arc<T>),
     ) -> Result<Arc<ProgressThread<T>>> {
-        let calls = Calls {
+        let calls = PolledCalls {
             serve,
             let_go,
             rest: |_, _| None,
@@ -199,7 +202,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         name: &str,
         placement: Placement,
         pace: Pace,
-        calls: Calls<T>,
+        calls: PolledCalls<T>,
     ) -> Result<Arc<ProgressThread<T>>> {
         let thread = Arc::new(ProgressThread {
             calls,
@@ -611,7 +614,7 @@ mod tests {
     #[derive(Default)]
     struct Count(AtomicU64);
 
-    impl Trigger for Count {
+    impl TriggerCount for Count {
         fn count(&self) -> u64 {
             self.0.load(Ordering::SeqCst)
         }
@@ -630,14 +633,14 @@ mod tests {
             }
         }
 
-        fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>> {
+        fn rest(&self, number: Option<usize>) -> RestingTrigger {
             let number = number.map_or(Self::AWAKE, |number| number + 1);
             self.number.store(number, Ordering::SeqCst);
-            Some(Arc::clone(&self.todo) as Arc<dyn Trigger>)
+            Some(Arc::clone(&self.todo) as Arc<dyn TriggerCount>)
         }
 
         fn thread() -> Arc<ProgressThread<Sleeper>> {
-            let calls = Calls {
+            let calls = PolledCalls {
                 serve: Sleeper::serve,
                 let_go: drop,
                 rest: Sleeper::rest,

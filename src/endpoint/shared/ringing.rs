@@ -10,7 +10,7 @@ use crate::endpoint::words::CacheLineStart;
 use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
 use crate::nic::{NicQueuePair, Queues};
-use crate::proxy::{PollResult, Proxied, Proxy, Registration, Trigger, proxy_at};
+use crate::proxy::{PollResult, Proxied, Proxy, Registration, TriggerCount, proxy_at};
 use crate::region::Device;
 use crate::{Cause, Result};
 
@@ -356,13 +356,13 @@ impl Proxied for Shared {
         end_elsewhere(self);
     }
 
-    fn rest(&self, number: Option<usize>) -> Option<Arc<dyn Trigger>> {
+    fn rest(&self, number: Option<usize>) -> Option<Arc<dyn TriggerCount>> {
         let doorbells = self.doorbells.as_ref()?;
         doorbells
             .resting
             .store(number.unwrap_or(ACTIVE), Ordering::Relaxed);
         number?;
-        Some(Arc::clone(&self.words) as Arc<dyn Trigger>)
+        Some(Arc::clone(&self.words) as Arc<dyn TriggerCount>)
     }
 
     fn ring_for_streams(&self) -> PollResult {
@@ -370,7 +370,7 @@ impl Proxied for Shared {
             return PollResult::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
-        // Without work on a stream nobody waits for the device here.
+        // Without work on a stream nobody waits for the device here. Kernels that have the queue count as such.
         let moved = (rang || self.on_streams.any()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;
