@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell::{Cause, Side, Status, Ticket, WorkError};
+use doorbell::{Cause, Side, Status, Ticket, WcStatus, WorkError};
 
 use crate::memory::{Found, Memory, word};
 use crate::plan::{Call, Plan, Send, Step, Transfer};
@@ -347,8 +347,17 @@ impl Model {
             // Its call has not returned yet.
             return;
         };
+        let flushed = matches!(
+            failure.cause,
+            Cause::Completion {
+                status: WcStatus::WrFlushErr,
+                ..
+            }
+        );
         match ticket.status() {
             Status::Failed(_) => {}
+            // A later doorbell released it to a queue pair in error.
+            Status::Discarded if flushed => {}
             status => self.lie(
                 "names what has not failed",
                 format!(

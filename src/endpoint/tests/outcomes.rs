@@ -98,6 +98,9 @@ enum OpKind {
     Cancelled,
 }
 
+/// Takes the change that a step makes.
+type Step<'a> = dyn FnMut(&dyn Fn(&mut World)) + 'a;
+
 impl World {
     fn new() -> World {
         World {
@@ -182,7 +185,7 @@ impl World {
         after
     }
 
-    fn stream(&self, rules: &Rules, step: &mut dyn FnMut(&dyn Fn(&mut World))) {
+    fn stream(&self, rules: &Rules, step: &mut Step<'_>) {
         if self.in_doorbell {
             step(&|world| {
                 world.in_doorbell = false;
@@ -214,7 +217,7 @@ impl World {
         }
     }
 
-    fn device(&self, plan: &Plan, step: &mut dyn FnMut(&dyn Fn(&mut World))) {
+    fn device(&self, plan: &Plan, step: &mut Step<'_>) {
         if self.is_silent || self.next >= self.rung {
             return;
         }

@@ -450,8 +450,8 @@ mod tests {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: reads one `rlimit`.
         assert_eq!(
+            // SAFETY: reads one `rlimit`.
             unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
             0
         );
