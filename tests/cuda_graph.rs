@@ -567,7 +567,8 @@ fn an_endpoint_that_fails_within_a_graph_lets_it_end_and_is_used_again_after_a_r
     // A peer that is no more.
     bench.launch(&mut graph).unwrap();
     bench.pair.a.abort();
-    let _ = bench.stream.synchronize(SOON);
+    let end = bench.stream.synchronize(SOON).unwrap_err();
+    assert_eq!(bench.stream.take_fault(), Some(end));
     assert_eq!(flag.load_u32(0), Ok(1));
     let status = graph.tickets()[1].status();
     assert!(matches!(status, Status::Failed(_)), "{status:?}");
@@ -600,6 +601,7 @@ fn a_deadline_within_a_graph_ends_the_wait_of_that_launch() {
         flag.store_u32(0, u32::from(comes)).unwrap();
         bench.launch(&mut graph).unwrap();
         let synchronized = bench.stream.synchronize(SOON);
+        assert_eq!(bench.stream.take_fault(), synchronized.clone().err());
         assert_eq!(synchronized.is_ok(), comes, "{synchronized:?}");
         let status = graph.tickets()[0].status();
         assert_eq!(matches!(status, Status::Failed(_)), !comes, "{status:?}");

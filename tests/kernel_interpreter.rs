@@ -105,6 +105,19 @@ static void *set_word(void *value)
 	return NULL;
 }
 
+/* A completion in error, which the stream notes and does not pass, until the host lets it go. */
+static void *fail_word(void *unused)
+{
+	(void)unused;
+	__atomic_store_n(&word, 0xd0000001u, __ATOMIC_RELEASE);
+	while (!__atomic_load_n(&control.status, __ATOMIC_ACQUIRE))
+		usleep(1000);
+	usleep(5000);
+	CHECK(__atomic_load_n(&out[0], __ATOMIC_ACQUIRE) == 0 && control.done == 0);
+	__atomic_store_n(&word, 0x70000001u, __ATOMIC_RELEASE);
+	return NULL;
+}
+
 /* Looks at the stream for longer than the lease, then does what is waited for. Between two looks it may have got no processor: how long. */
 static uint64_t longest_ns;
 
@@ -158,7 +171,7 @@ int main(void)
 	wait_and_stores(DBL_ROLE_COMPLETIONS);
 	/* As the owner bit is waited for; the opcode is MLX5_CQE_REQ_ERR. */
 	words[6] = (words[6] & ~(uint64_t)0xff) | DBL_POLL_AND;
-	beside(set_word, (void *)0xd0000001u);
+	beside(fail_word, NULL);
 	CHECK(out[0] == 5 && control.status == DBL_STATUS_WORK && control.released == 0);
 
 	begin("a wait that is released", 60000);

@@ -391,3 +391,109 @@ fn an_abort_during_a_reset_is_told_as_an_abort() {
     pair.a.post_send(&Work::nop()).unwrap();
     pair.a.wait_cq(Side::Send, SOON).unwrap();
 }
+
+/// On a stream of any kind, a send behind another endpoint's wait that fails is not transmitted: neither that of its own stream, nor that of a
+/// stream that waits for its event.
+#[test]
+fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
+    let device = device();
+    if has_no_queue(&device, "no_endpoint_transmits_behind") {
+        return;
+    }
+    for round in 0..rig::from_env("DOORBELL_ROUNDS", 5) {
+        for way in ["length", "key", "abort", "deadline"] {
+            let mut waits = Pair::new(&device, &EndpointConfig::default());
+            let [mut sends, mut follows] =
+                [(); 2].map(|()| Pair::new(&device, &EndpointConfig::default()));
+            let region = waits.region(4096);
+            let [target, other] = [sends.region(4096), follows.region(4096)];
+            let [stream, second] = ["first", "second"].map(rig::stream);
+            let gate = Arc::new(AtomicBool::new(false));
+            let flag = Arc::clone(&gate);
+            stream
+                .launch(move || {
+                    while !flag.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                })
+                .unwrap();
+            let slices = [region.slice(0, 64).unwrap()];
+            if way == "key" {
+                let RemoteRegion { addr, rkey, .. } = region.remote();
+                let bad = Work::write(&slices, RemoteSlice::at(addr, rkey ^ 0xff00));
+                waits.a.stream_queue_send(&stream, &bad).unwrap();
+                waits.a.stream_wait_cq(&stream, Side::Send).unwrap();
+            } else {
+                let timeout = (way == "deadline").then_some(Duration::from_millis(5));
+                waits.b.post_recv(1, &slices).unwrap();
+                waits
+                    .b
+                    .stream_wait_cq_for(&stream, Side::Recv, timeout)
+                    .unwrap();
+            }
+            let mut behind = Vec::new();
+            let event = Event::new();
+            for (pair, target, stream) in [
+                (&mut sends, &target, &stream),
+                (&mut follows, &other, &second),
+            ] {
+                let source = pair.region(64);
+                source.fill(0, 64, 7).unwrap();
+                let from = [source.slice(0, 64).unwrap()];
+                let write = Work::write(&from, target.remote().slice(0, 64).unwrap());
+                behind.push(pair.a.stream_queue_send(stream, &write).unwrap());
+                if behind.len() == 1 {
+                    stream.record(&event).unwrap();
+                    second.wait_event(&event).unwrap();
+                }
+            }
+            gate.store(true, Ordering::Release);
+            match way {
+                "length" => {
+                    let long = [region.slice(0, 128).unwrap()];
+                    waits.a.post_send(&Work::send(&long)).unwrap();
+                }
+                "abort" => waits.b.abort(),
+                _ => {}
+            }
+            let what = format!("{way}, round {round}");
+            let end = cause(stream.synchronize(SOON));
+            match way {
+                "abort" => assert_eq!(end, Some(Cause::Aborted), "{what}"),
+                "deadline" => assert!(matches!(end, Some(Cause::Deadline(_))), "{what}: {end:?}"),
+                _ => {
+                    let is_completion = matches!(end, Some(Cause::Completion { .. }));
+                    assert!(is_completion, "{what}: {end:?}");
+                }
+            }
+            assert_eq!(cause(second.synchronize(SOON)), end, "{what}");
+            assert_eq!(cause(event.query().map(drop)), end, "{what}");
+            for ticket in &behind {
+                let status = settled(ticket);
+                let is_lost = matches!(status, Status::Discarded | Status::Failed(_));
+                assert!(is_lost, "{what}: {status:?}");
+            }
+            for target in [&target, &other] {
+                let is_empty = target.is_filled_with(0, 4096, 0).unwrap();
+                assert!(is_empty, "{what}: a write behind the wait was sent");
+            }
+            for (stream, pair, target) in [
+                (&stream, &mut sends, &target),
+                (&second, &mut follows, &other),
+            ] {
+                assert_eq!(cause(stream.take_fault().map_or(Ok(()), Err)), end);
+                assert!(stream.take_fault().is_none());
+                pair.reset();
+                let source = pair.region(64);
+                source.fill(0, 64, 9).unwrap();
+                let from = [source.slice(0, 64).unwrap()];
+                let write = Work::write(&from, target.remote().slice(0, 64).unwrap());
+                let sent = pair.a.stream_queue_send(stream, &write).unwrap();
+                pair.a.stream_wait_cq(stream, Side::Send).unwrap();
+                stream.synchronize(SOON).unwrap();
+                assert_eq!(sent.status(), Status::Complete, "{what}");
+                assert!(target.is_filled_with(0, 64, 9).unwrap(), "{what}");
+            }
+        }
+    }
+}

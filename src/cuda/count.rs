@@ -1,10 +1,19 @@
 //! How far a CUDA stream has come.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use super::stream_words::StreamWords;
-use crate::stream::Elsewhere;
+use super::stream_words::{STATUS_WORK, StreamWords};
+use crate::stream::{AlarmListener, Elsewhere};
+
+/// A stream that counts. Each call returns the handle, whose drop may block.
+pub(super) trait CountedStream: Send + Sync {
+    /// Tells owners and events how far the stream has come.
+    fn settle_now(self: Arc<Self>);
+
+    /// As [`AlarmListener::stop_behind`].
+    fn stop_behind(self: Arc<Self>, owner: usize);
+}
 
 /// How far a stream has come: a 64-bit count, from the 32-bit word that the stream stores its count to.
 pub(super) struct Count {
@@ -12,14 +21,16 @@ pub(super) struct Count {
     seen: AtomicU64,
     /// The stream has ended: it will not count further, and nothing should wait for it.
     pub(super) over: AtomicBool,
+    stream: Weak<dyn CountedStream>,
 }
 
 impl Count {
-    pub(super) fn new(words: StreamWords) -> Count {
+    pub(super) fn new(words: StreamWords, stream: Weak<dyn CountedStream>) -> Count {
         Count {
             words,
             seen: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            stream,
         }
     }
 
@@ -48,5 +59,24 @@ impl Elsewhere for Arc<Count> {
 
     fn device_word(&self) -> u64 {
         self.words.done_at()
+    }
+
+    fn settle(&self) {
+        // A stream that is gone has told all.
+        if let Some(stream) = self.stream.upgrade() {
+            stream.settle_now();
+        }
+    }
+}
+
+impl AlarmListener for Count {
+    fn sound(&self) {
+        self.words.note(STATUS_WORK);
+    }
+
+    fn stop_behind(&self, owner: usize) {
+        if let Some(stream) = self.stream.upgrade() {
+            stream.stop_behind(owner);
+        }
     }
 }

@@ -11,8 +11,6 @@ pub(super) struct Decoded<'a> {
     /// How many memory operations of the driver it takes.
     pub(super) memop_count: usize,
     pub(super) waits: bool,
-    /// One of its waits is for a completion in the format of a NIC.
-    pub(super) waits_for_completion: bool,
     stores_qwords: bool,
     polls_nor: bool,
 }
@@ -25,7 +23,6 @@ impl<'a> Decoded<'a> {
             len: 0,
             memop_count: 0,
             waits: false,
-            waits_for_completion: false,
             stores_qwords: false,
             polls_nor: false,
         };
@@ -45,7 +42,8 @@ impl<'a> Decoded<'a> {
                 | PeerOp::PollAnd { at, .. }
                 | PeerOp::PollNor { at, .. } => {
                     decoded.waits = true;
-                    decoded.waits_for_completion |= at.role == Role::Completions;
+                    // The second operation stops at an error.
+                    decoded.memop_count += usize::from(at.role == Role::Completions);
                     decoded.polls_nor |= matches!(op, PeerOp::PollNor { .. });
                 }
                 PeerOp::StoreDword { .. } | PeerOp::Fence(_) => {}

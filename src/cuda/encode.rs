@@ -68,9 +68,9 @@ impl StreamState {
                     waits.then_some(Awaited::Kernel)
                 }
             };
-            let alarm = queue
-                .is_watched
-                .then(|| AlarmGuard::new(owner, self.id, &self.count));
+            // Sends alone end no wait, so that only the status word is of interest.
+            let alarm =
+                (waits || queue.is_watched).then(|| AlarmGuard::new(owner, self.id, &self.count));
             queue.entering.push(PendingEntry {
                 after,
                 done: 0,
@@ -79,8 +79,10 @@ impl StreamState {
                     owner: Arc::clone(owner),
                     cookie: submission.cookie,
                     has_begun: false,
+                    waits,
                     awaited,
                     released: None,
+                    is_behind_given_up: false,
                 },
             });
             // The stream counts after each wait, since it can block only there, and after the last program.
@@ -102,9 +104,7 @@ impl StreamState {
         let can = || program.missing(capabilities).is_none();
         // If neither can, the error of the memory operations says what is missing.
         let may = capabilities.kernels && !queue.of_graph;
-        // Only a kernel sees that a completion reports an error before the work behind the wait runs.
-        let looks = || queue.is_watched && program.waits_for_completion;
-        if may && (queue.execution == Execution::Kernel || looks() || !can()) {
+        if may && (queue.execution == Execution::Kernel || !can()) {
             return Execution::Kernel;
         }
         Execution::MemoryOps

@@ -144,8 +144,10 @@ impl KernelStream {
         state.fault.end("it was aborted");
         state.count.words.note(STATUS_WORK);
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
-        state.aborted.store(true, Ordering::Release);
         drop(queue);
+        // Before waits end, so that no kernel transmits what is behind one.
+        state.give_up_behind(state.count.read(), "it was aborted".into());
+        state.aborted.store(true, Ordering::Release);
         state.ensure_watched();
     }
 
@@ -238,9 +240,7 @@ unsafe impl Executor for KernelStream {
     }
 
     fn take_fault(&self) -> Option<Error> {
-        let state = self.inner.handle.state();
-        let failure = state.fault.take()?;
-        Some(failure.report(&state.name))
+        self.inner.handle.state().take_fault()
     }
 
     fn fail(&self, failure: StreamFailure) {

@@ -3,6 +3,9 @@
 //! According to `cuda.h`, each store of the second version of these functions is preceded by a fence of system scope for the stream's earlier work,
 //! and work after a wait sees what was stored before the word. So the fences of a program need no operations. Writes of NICs are the exception: the
 //! flag FLUSH of a wait is for them.
+//!
+//! A wait for a completion is two operations: the second one waits until the opcode is none of an error. So the stream stops at an error until
+//! this process has given up the endpoints behind it, and then lets it go by [`CqRing::release_waiter`](crate::mlx5::CqRing::release_waiter).
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,
@@ -16,7 +19,7 @@ use cudarc::driver::sys::{
 
 use super::capabilities::Capabilities;
 use super::decoded::Decoded;
-use crate::peer::{At, PeerOp};
+use crate::peer::{At, PeerOp, Role};
 use crate::{Error, Result, StateKind};
 
 /// One operation of the driver.
@@ -69,7 +72,18 @@ pub(super) fn translate(
             PeerOp::PollAnd { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_AND),
             PeerOp::PollNor { at, value } => (at, value, Flags::CU_STREAM_WAIT_VALUE_NOR),
         };
-        out.push(wait(locate(at)?, value, condition as u32 | flush));
+        let address = locate(at)?;
+        if at.role == Role::Completions {
+            out.push(wait(address, value, condition as u32));
+            // The opcodes of errors have the top bit of the word: as a signed number, it is less than 0.
+            out.push(wait(
+                address,
+                0,
+                Flags::CU_STREAM_WAIT_VALUE_GEQ as u32 | flush,
+            ));
+        } else {
+            out.push(wait(address, value, condition as u32 | flush));
+        }
     }
     Ok(())
 }
@@ -183,6 +197,7 @@ mod tests {
     /// One op of each kind, on a target at 0x1000.
     fn translated(capabilities: &Capabilities) -> Result<Vec<Fields>> {
         let mut targets = Targets::new();
+        let completions = targets.register("completions", Role::Completions, 64);
         let page = targets.register("page", Role::Memory, 64);
         let mut program = Program::new(&targets);
         program.fence(Fence::WORK_BEFORE_FLAG)?;
@@ -197,6 +212,7 @@ mod tests {
         if capabilities.nor {
             program.poll_nor(page.dword(40)?, 9)?;
         }
+        program.poll_and(completions.dword(60)?, 1 << 24)?;
         let mut out = Vec::new();
         let decoded = Decoded::new(&program);
         translate(
@@ -222,6 +238,8 @@ mod tests {
             (1, 0x1020, 7, flush),
             (1, 0x1024, 8, 2 | flush),
             (1, 0x1028, 9, 3 | flush),
+            (1, 0x103c, 1 << 24, 2),
+            (1, 0x103c, 0, flush),
         ];
         assert_eq!(translated(&ALL), Ok(expected));
     }

@@ -43,6 +43,7 @@ mod pinned;
 mod probe;
 mod settle;
 mod state;
+mod stop;
 mod stream;
 mod stream_words;
 mod submit;

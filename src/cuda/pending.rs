@@ -12,7 +12,9 @@ use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
 use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
-use crate::stream::{DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure};
+use crate::stream::{
+    AlarmListener, DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure,
+};
 
 /// Drops these in a thread that nobody waits for: dropping the last handle of an owner unregisters its memory, which may block until the GPU is
 /// done, and the caller may be a thread that ends waits of the GPU.
@@ -34,6 +36,17 @@ pub(super) struct Reports<'a> {
     pub(super) fault: &'a Fault,
     pub(super) progress: &'a Progress,
     pub(super) name: &'a str,
+    pub(super) forgiven: u64,
+    /// The entry that the fault is of, or above all counts.
+    pub(super) stopped_from: u64,
+}
+
+/// What has to happen, without the lock of the pending work, before more of it is settled.
+pub(super) enum Next {
+    /// The other stream's work is to be settled.
+    Settle(Mark),
+    /// The wait of the entry ends with this failure, once everything behind it is given up.
+    GiveUpBehind(u64, StreamFailure),
 }
 
 pub(super) enum PendingWork {
@@ -41,10 +54,13 @@ pub(super) enum PendingWork {
         owner: Arc<dyn Owner>,
         cookie: u64,
         has_begun: bool,
+        waits: bool,
         /// How this process can end its wait, if it has one.
         awaited: Option<Awaited>,
         released: Option<Released>,
-        /// While it is pending, the owner's failure sets the stream's status word.
+        /// Everything behind it was given up, so that its wait may end.
+        is_behind_given_up: bool,
+        /// While it is pending, the owner's failure is the stream's.
         alarm: Option<AlarmGuard>,
     },
     Record(Record),
@@ -52,7 +68,9 @@ pub(super) enum PendingWork {
     Count,
     /// A wait for another stream. The mark keeps that stream's words.
     Event {
-        _mark: Option<Mark>,
+        mark: Mark,
+        /// This process has asked how that stream's work has ended.
+        is_settled: bool,
         /// A kernel waits, which can be told to stop.
         by_kernel: bool,
         /// The application has given it up.
@@ -65,7 +83,20 @@ pub(super) enum PendingWork {
     },
 }
 
-/// While it lives, the failure of a program's owner sets the stream's status word.
+impl PendingWork {
+    /// A wait for another stream.
+    pub(super) fn event(mark: Mark, by_kernel: bool) -> PendingWork {
+        PendingWork::Event {
+            mark,
+            is_settled: false,
+            by_kernel,
+            given_up: false,
+            was_told: false,
+        }
+    }
+}
+
+/// While it lives, the stream hears of the failure of a program's owner.
 pub(super) struct AlarmGuard {
     owner: Arc<dyn Owner>,
     stream: u64,
@@ -74,10 +105,8 @@ pub(super) struct AlarmGuard {
 impl AlarmGuard {
     pub(super) fn new(owner: &Arc<dyn Owner>, stream: u64, count: &Arc<Count>) -> AlarmGuard {
         if let Some(attachments) = owner.attachments() {
-            attachments.alarm().enter(stream, || {
-                let count = Arc::clone(count);
-                Arc::new(move || count.words.note(STATUS_WORK))
-            });
+            let ring = || Arc::clone(count) as Arc<dyn AlarmListener>;
+            attachments.alarm().enter(stream, ring);
         }
         AlarmGuard {
             owner: Arc::clone(owner),
@@ -190,25 +219,32 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(address.cast()) })
 }
 
-/// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Calls `released`
-/// for each program whose wait was ended, before its owner is told. Returns what is to be dropped, which may block; handles that are
-/// not an owner's last are dropped in here.
+/// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Adds to `over`
+/// what is to be dropped, which may block; handles that are not an owner's last are dropped in here. Returns what has to happen before it goes on.
 pub(super) fn settle(
     queue: &mut VecDeque<PendingEntry>,
     done: u64,
     words: &StreamWords,
     aborted: bool,
     stream: &Reports<'_>,
-) -> Vec<DeferredDrop> {
-    let mut over = Vec::new();
-    while queue.front().is_some_and(|front| front.done <= done) {
+    over: &mut Vec<DeferredDrop>,
+) -> Option<Next> {
+    while let Some(front) = queue.front_mut().filter(|front| front.done <= done) {
+        if let Some(mark) = front.unsettled() {
+            return Some(Next::Settle(mark));
+        }
+        let number = front.done;
+        let outcome = front.outcome(words);
+        if let Some(failure) = front.failure(outcome) {
+            let last = queue.back().map_or(number, |last| last.done);
+            stream.report(number, last, failure);
+        }
         if let Some(mut front) = queue.pop_front() {
-            let outcome = front.outcome(words);
-            if let Some(failure) = front.failure(outcome) {
-                stream.fault.fail(failure);
-            }
             front.finish(outcome, stream);
             over.extend(front.into_deferred_drop());
+        }
+        if queue.front().is_none_or(|next| next.done > number) {
+            stream.progress.complete(number);
         }
     }
     // Entries with the same count have begun together. If the stream is in a wait, it is one of theirs.
@@ -217,23 +253,96 @@ pub(super) fn settle(
         if pending.after > done || Some(pending.done) != current {
             break;
         }
-        pending.begin(words, aborted);
+        let next = pending.begin(words, aborted);
+        if next.is_some() {
+            return next;
+        }
     }
-    over
+    None
+}
+
+impl Reports<'_> {
+    /// The entry has failed, and the stream has entries up to `last`.
+    fn report(&self, entry: u64, last: u64, failure: StreamFailure) {
+        if self.fault.continues() {
+            self.fault.fail(failure);
+            return;
+        }
+        if self.progress.failure_at(entry).is_none() {
+            self.progress.poison_all((entry, last), failure.clone());
+        }
+        if entry > self.forgiven {
+            self.fault.fail(failure);
+        }
+    }
+
+    /// Why the work before the record with that number was not done.
+    fn failure_before(&self, record: u64) -> Option<StreamFailure> {
+        // The fault may also be of a function of the host, which has no number.
+        let of_stream = || {
+            let is_before = self.stopped_from == u64::MAX || self.stopped_from <= record;
+            self.fault.sticky().filter(|_| is_before)
+        };
+        self.progress.failure_at(record).or_else(of_stream)
+    }
 }
 
 impl PendingEntry {
-    /// The stream has begun the entry. Ends its wait if its owner or the application wants that.
-    fn begin(&mut self, words: &StreamWords, aborted: bool) {
-        let (owner, cookie, has_begun, awaited, released) = match &mut self.what {
+    /// The mark that a wait was for, if it is not known yet how the work before it has ended. Gives it once.
+    fn unsettled(&mut self) -> Option<Mark> {
+        match &mut self.what {
+            PendingWork::Event {
+                mark, is_settled, ..
+            } => (!std::mem::replace(is_settled, true)).then(|| mark.clone()),
+            _ => None,
+        }
+    }
+
+    /// Everything behind the entry was given up.
+    pub(super) fn let_end(&mut self) {
+        if let PendingWork::Program {
+            is_behind_given_up, ..
+        } = &mut self.what
+        {
+            *is_behind_given_up = true;
+        }
+    }
+
+    /// Why a wait of the owner at that address ends without success, if this is one and the stream, which has counted to `done`, has not passed it.
+    pub(super) fn failure_in(&self, owner: usize, done: u64) -> Option<StreamFailure> {
+        match &self.what {
+            PendingWork::Program {
+                owner: own,
+                cookie,
+                waits: true,
+                ..
+            } if self.done > done && Arc::as_ptr(own).addr() == owner => {
+                own.failure_of(*cookie, Outcome::Done)
+            }
+            _ => None,
+        }
+    }
+
+    /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
+    fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
+        let (owner, cookie, has_begun, awaited, released, is_behind_given_up) = match &mut self.what
+        {
             PendingWork::Program {
                 owner,
                 cookie,
                 has_begun,
                 awaited,
                 released,
+                is_behind_given_up,
                 ..
-            } => (owner, cookie, has_begun, awaited, released),
+            } => (
+                owner,
+                cookie,
+                has_begun,
+                awaited,
+                released,
+                is_behind_given_up,
+            ),
             PendingWork::Event {
                 by_kernel: true,
                 given_up,
@@ -244,20 +353,24 @@ impl PendingEntry {
                     words.note(STATUS_WORK);
                     words.release(self.done);
                 }
-                return;
+                return None;
             }
             PendingWork::Event { .. }
             | PendingWork::Record(_)
             | PendingWork::Count
-            | PendingWork::Launched { .. } => return,
+            | PendingWork::Launched { .. } => return None,
         };
         if !std::mem::replace(has_begun, true) {
             owner.started(*cookie);
         }
-        let Some(awaited) = awaited else { return };
+        let awaited = awaited.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
         if released.is_some() || !(aborted || ends()) {
-            return;
+            return None;
+        }
+        if !*is_behind_given_up && let Some(failure) = owner.failure_of(*cookie, Outcome::Released)
+        {
+            return Some(Next::GiveUpBehind(self.done, failure));
         }
         // The status comes before the end of the wait, so that kernels behind the wait see it.
         words.note(STATUS_WORK);
@@ -270,6 +383,7 @@ impl PendingEntry {
                 Some(Released::Told)
             }
         };
+        None
     }
 
     /// The outcome of an entry that the stream has finished.
@@ -295,6 +409,9 @@ impl PendingEntry {
             PendingWork::Program { owner, cookie, .. } if outcome != Outcome::Discarded => {
                 owner.failure_of(*cookie, outcome)
             }
+            PendingWork::Event { mark, given_up, .. } => mark.known_failure().or_else(|| {
+                (*given_up && !mark.is_reached()).then(|| "a wait for an event was given up".into())
+            }),
             _ => None,
         }
     }
@@ -308,6 +425,7 @@ impl PendingEntry {
                 awaited,
                 released,
                 alarm,
+                ..
             } => {
                 // A later failure of the owner does not concern the stream.
                 *alarm = None;
@@ -323,8 +441,10 @@ impl PendingEntry {
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => {
-                let failure = stream.fault.sticky();
-                if let Some(failure) = &failure {
+                let failure = stream.failure_before(self.done);
+                if let Some(failure) = &failure
+                    && stream.progress.failure_at(self.done).is_none()
+                {
                     stream.progress.poison(self.done, failure.clone());
                 }
                 record.fire(failure.map(|failure| failure.report(stream.name)));
@@ -347,13 +467,11 @@ impl PendingEntry {
         }
     }
 
-    /// Gives the entry up: a wait for another stream ends when the stream reaches it, if a kernel waits. Returns the owner of a program, which the
-    /// caller tells without a lock.
-    pub(super) fn give_up(&mut self) -> Option<Arc<dyn Owner>> {
+    /// The application gives a wait for another stream up: it ends when the stream reaches it, if a kernel waits.
+    pub(super) fn give_up_event(&mut self) {
         if let PendingWork::Event { given_up, .. } = &mut self.what {
             *given_up = true;
         }
-        self.owner().cloned()
     }
 
     /// Wakes the threads that sleep until the event. Called after [`PendingEntry::discard`] of all entries, when the count says that it is over.

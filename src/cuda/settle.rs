@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use super::pending::{PendingEntry, Reports, defer_drops, settle};
-use super::state::StreamState;
+use super::pending::{Next, PendingEntry, Reports, defer_drops, settle};
+use super::state::{GateWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
+use crate::Error;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Owner};
 
@@ -13,6 +14,25 @@ impl StreamState {
     /// Tells owners and events how far the stream has come. Returns what is to be dropped, by the caller or another thread. Handles that are not the
     /// owner's last are dropped under the lock, so that a thread that finds all work settled also finds those handles gone.
     pub(super) fn settle(&self) -> Vec<DeferredDrop> {
+        let mut over = Vec::new();
+        loop {
+            match self.settle_some(&mut over) {
+                None => return over,
+                Some(Next::Settle(mark)) => mark.progress.settle(mark.position),
+                Some(Next::GiveUpBehind(entry, failure)) => {
+                    self.fail_from(entry, failure);
+                    let mut pending = self.pending.lock();
+                    let entries = pending.entries.iter_mut();
+                    entries
+                        .filter(|pending| pending.done == entry)
+                        .for_each(PendingEntry::let_end);
+                }
+            }
+        }
+    }
+
+    /// A part of [`StreamState::settle`]. Returns what has to happen, without the lock, before the next one.
+    fn settle_some(&self, over: &mut Vec<DeferredDrop>) -> Option<Next> {
         let mut pending = self.pending.lock();
         // Failures are published under the lock and before the owners are told: a thread that finds all work settled also finds the failures.
         let words = &self.count.words;
@@ -36,14 +56,17 @@ impl StreamState {
             fault: &self.fault,
             progress: &self.progress,
             name: &self.name,
+            forgiven: self.forgiven.load(Ordering::Acquire),
+            stopped_from: self.stopped_from.load(Ordering::Acquire),
         };
-        settle(&mut pending.entries, done, words, aborted, &reports)
+        settle(&mut pending.entries, done, words, aborted, &reports, over)
     }
 
     /// Ends all pending work as discarded: the stream will not execute it.
     pub(super) fn discard(&self) {
         let failure = self.fault.sticky().unwrap_or_else(|| "it has ended".into());
         let reason = failure.report(&self.name);
+        self.give_up_behind(self.count.read(), failure);
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let dropped: Vec<PendingEntry> = pending.entries.drain(..).collect();
@@ -94,41 +117,46 @@ impl StreamState {
     /// Opens the gates whose marks, of streams of the host, are reached.
     pub(super) fn open_gates(&self) {
         let mut gates = self.gates.lock();
-        while let Some((gate, _)) = gates.front().filter(|(_, mark)| mark.is_reached()) {
+        while let Some(gate) = gates.front().filter(|gate| gate.mark.is_reached()) {
+            if let Some(failure) = gate.mark.failure() {
+                self.fail_from(gate.done, failure);
+            }
             // Release: orders the other stream's work before the gate.
-            self.count.words.gate().store(*gate, Ordering::Release);
+            let word = self.count.words.gate();
+            word.store(gate.number, Ordering::Release);
             gates.pop_front();
         }
     }
 
-    /// Tells the owners of all pending work that the application has given it up.
-    pub(super) fn give_up(&self) {
-        let visiting = self.visit();
-        // Owners are called without the lock, which the watching thread needs to end waits.
-        let pending: Vec<_> = self
-            .pending
-            .lock()
+    /// Gives up the pending work, by the application's wish: that is no fault.
+    pub(super) fn abort(&self) {
+        self.forgive();
+        self.give_up_behind(self.count.read(), "it was aborted".into());
+        // After the owners: waits of theirs may come behind these.
+        let mut pending = self.pending.lock();
+        pending
             .entries
             .iter_mut()
-            .filter_map(PendingEntry::give_up)
-            .collect();
-        for owner in pending {
-            owner.give_up();
-            if let Some(last) = owner.into_deferred_drop() {
-                // The work has finished meanwhile. Dropping the owner unregisters its memory, which may block.
-                drop_elsewhere(last);
-            }
-        }
-        drop(visiting);
-        // After the owners: waits of theirs may come behind the gates.
+            .for_each(PendingEntry::give_up_event);
+        drop(pending);
         self.give_up_gates();
         self.ensure_watched();
+    }
+
+    /// Takes the fault, if there is one. What was queued before stays given up.
+    pub(super) fn take_fault(&self) -> Option<Error> {
+        defer_drops(self.settle());
+        if self.fault.is_sticky() {
+            self.forgive();
+        }
+        let failure = self.fault.take()?;
+        Some(failure.report(&self.name))
     }
 
     /// Opens all gates, though their marks are not reached.
     fn give_up_gates(&self) {
         let mut gates = self.gates.lock();
-        if let Some((last, _)) = gates.back() {
+        if let Some(GateWait { number: last, .. }) = gates.back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
             // Release: the status comes before the gate.
@@ -159,7 +187,7 @@ impl StreamState {
         moved
     }
 
-    fn visit(&self) -> RwLockReadGuard<'_, ()> {
+    pub(super) fn visit(&self) -> RwLockReadGuard<'_, ()> {
         self.visiting.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

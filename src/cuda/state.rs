@@ -10,12 +10,20 @@ use cudarc::driver::sys::{self, CUstream};
 use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
-use super::count::Count;
+use super::count::{Count, CountedStream};
 use super::pending_queue::PendingQueue;
 use super::stream_words::StreamWords;
 use crate::Result;
 use crate::proxy::Registration;
 use crate::stream::{Fault, Lock, Mark, Progress, next_id};
+
+/// A wait for a mark that no GPU counts.
+pub(super) struct GateWait {
+    pub(super) number: u32,
+    pub(super) mark: Mark,
+    /// The count of the entry that waits.
+    pub(super) done: u64,
+}
 
 pub(super) struct StreamState {
     pub(super) id: u64,
@@ -38,8 +46,14 @@ pub(super) struct StreamState {
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
     pub(super) visiting: RwLock<()>,
     /// Waits for marks that no GPU counts, in the order of the gates.
-    pub(super) gates: Lock<VecDeque<(u32, Mark)>>,
+    pub(super) gates: Lock<VecDeque<GateWait>>,
     pub(super) fault: Fault,
+    /// Failures of entries up to this count are no fault: the fault was taken, or the stream aborted, behind them.
+    pub(super) forgiven: AtomicU64,
+    /// The entry behind which everything is being given up; above all counts while nothing is.
+    pub(super) stopping_from: AtomicU64,
+    /// The entry that the stream's fault is of, if it is of one; else above all counts.
+    pub(super) stopped_from: AtomicU64,
     /// Held during `cuStreamQuery`, which would invalidate a capture of the stream.
     pub(super) asking: Lock<()>,
     pub(super) looks: AtomicU32,
@@ -79,33 +93,38 @@ impl StreamState {
                 let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
             }
         })?;
-        let count = Arc::new(Count::new(words));
-        let progress = Progress::elsewhere(id, Box::new(Arc::clone(&count)));
-        Ok(Arc::new_cyclic(|weak| StreamState {
-            id,
-            name,
-            context: context.clone(),
-            raw,
-            owned,
-            is_exposed: AtomicBool::new(!owned),
-            is_captured: AtomicBool::new(false),
-            lender: OnceLock::new(),
-            progress: Arc::new(progress),
-            count,
-            queue: Lock::default(),
-            pending: PendingQueue::new(),
-            visiting: RwLock::default(),
-            gates: Lock::default(),
-            fault: Fault::new(),
-            asking: Lock::default(),
-            looks: AtomicU32::new(0),
-            watched: Registration::default(),
-            asked: Registration::default(),
-            ended: AtomicBool::new(false),
-            aborted: AtomicBool::new(false),
-            cut: AtomicU64::new(u64::MAX),
-            remaining: Lock::default(),
-            weak: weak.clone(),
+        Ok(Arc::new_cyclic(|weak| {
+            let count = Arc::new(Count::new(words, weak.clone() as Weak<dyn CountedStream>));
+            let progress = Progress::elsewhere(id, Box::new(Arc::clone(&count)));
+            StreamState {
+                id,
+                name,
+                context: context.clone(),
+                raw,
+                owned,
+                is_exposed: AtomicBool::new(!owned),
+                is_captured: AtomicBool::new(false),
+                lender: OnceLock::new(),
+                queue: Lock::default(),
+                pending: PendingQueue::new(),
+                visiting: RwLock::default(),
+                gates: Lock::default(),
+                fault: Fault::new(),
+                asking: Lock::default(),
+                looks: AtomicU32::new(0),
+                watched: Registration::default(),
+                asked: Registration::default(),
+                ended: AtomicBool::new(false),
+                aborted: AtomicBool::new(false),
+                cut: AtomicU64::new(u64::MAX),
+                remaining: Lock::default(),
+                weak: weak.clone(),
+                forgiven: AtomicU64::new(0),
+                stopping_from: AtomicU64::new(u64::MAX),
+                stopped_from: AtomicU64::new(u64::MAX),
+                progress: Arc::new(progress),
+                count,
+            }
         }))
     }
 

@@ -281,7 +281,7 @@ impl CudaStream {
     /// With [`Execution::Kernel`] a wait for an event of another GPU stream ends, too. With [`Execution::MemoryOps`] it lasts until that stream has
     /// passed the event, because the GPU reads only that stream's count: abort that stream, or both.
     pub fn abort(&self) {
-        self.state().give_up();
+        self.state().abort();
     }
 
     /// Adds the operations of programs to `queue`.
@@ -368,9 +368,7 @@ unsafe impl Executor for CudaStream {
     }
 
     fn take_fault(&self) -> Option<Error> {
-        let state = self.state();
-        let failure = state.fault.take()?;
-        Some(failure.report(&state.name))
+        self.state().take_fault()
     }
 
     fn fail(&self, failure: StreamFailure) {

@@ -1,7 +1,7 @@
 //! How programs, records and waits for events are queued on a CUDA stream, or on the stream of an application's kernels.
 #![allow(unsafe_code)] // calls the driver
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
 
@@ -10,7 +10,7 @@ use super::driver::check;
 use super::kernel_words::KernelWords;
 use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
-use super::state::StreamState;
+use super::state::{GateWait, StreamState};
 use super::stream_words::STATUS_STREAM;
 use crate::stream::{Event, Mark, Record, StreamFailure, Submission};
 use crate::{Error, Result};
@@ -54,24 +54,35 @@ impl StreamState {
         let Some(mark) = event.mark() else {
             return self.check();
         };
-        if mark.progress.stream == self.id || mark.is_reached() {
+        if mark.progress.stream == self.id {
             return self.check();
         }
+        if mark.is_reached() {
+            self.check()?;
+            if let Some(failure) = mark.failure() {
+                self.fail_at_the_end(failure);
+            }
+            return Ok(());
+        }
+        let mut entry = 0;
         if let Some(word) = mark.progress.device_word() {
             // The word is another stream's count. The mark keeps its memory, so the entry keeps the mark until the wait is over.
-            return self.queue(|state, queue| {
+            let followed = mark.clone();
+            self.queue(|state, queue| {
                 queue.make_room(KernelWords::WAIT_WORDS);
                 let after = queue.issued;
                 let by_kernel = state.wait_for_count(queue, word, mark.position as u32);
-                let what = PendingWork::Event {
-                    _mark: Some(mark),
-                    by_kernel,
-                    given_up: false,
-                    was_told: false,
-                };
-                state.count_for(queue, after, what);
+                state.count_for(queue, after, PendingWork::event(mark, by_kernel));
+                entry = queue.issued;
+                let stream: Weak<StreamState> = state.weak.clone();
+                (followed.progress).follow(followed.position, stream, entry);
                 Ok(())
-            });
+            })?;
+            // The other stream may have failed before it knew of this one.
+            if let Some(failure) = followed.known_failure() {
+                self.fail_from(entry, failure);
+            }
+            return Ok(());
         }
         // No word that a GPU could read: the watching thread opens a gate.
         self.queue(|state, queue| {
@@ -80,17 +91,21 @@ impl StreamState {
             let gate = queue.gate;
             let after = queue.issued;
             let by_kernel = state.wait_for_count(queue, state.count.words.gate_at(), gate);
-            let what = PendingWork::Event {
-                _mark: None,
-                by_kernel,
-                given_up: false,
-                was_told: false,
-            };
-            state.count_for(queue, after, what);
+            state.count_for(queue, after, PendingWork::event(mark.clone(), by_kernel));
             // Before the driver call. If the driver refuses, `queue_by` takes the gate back.
-            state.gates.lock().push_back((queue.gate, mark));
+            state.gates.lock().push_back(GateWait {
+                number: gate,
+                mark,
+                done: queue.issued,
+            });
             Ok(())
         })
+    }
+
+    /// Whatever is queued from now on is behind a failure.
+    fn fail_at_the_end(&self, failure: StreamFailure) {
+        let last = self.pending.lock().entries.back().map(|last| last.done);
+        self.fail_from(last.unwrap_or_else(|| self.count.read()) + 1, failure);
     }
 
     /// Queues the operations that `prepare` makes. If that fails, nothing has changed.
@@ -131,7 +146,7 @@ impl StreamState {
             // The refused gates go. Their numbers are not used again, since one may be open already.
             self.gates
                 .lock()
-                .retain(|(opened, _)| opened.wrapping_sub(gate).cast_signed() <= 0);
+                .retain(|opened| opened.number.wrapping_sub(gate).cast_signed() <= 0);
         } else {
             queue.end_step();
             // Empty, and kept for its capacity.

@@ -61,10 +61,7 @@ impl DeviceQueue {
             shared.set_rung(queue.side, state.first().0);
         }
         let alarmed = Arc::clone(state);
-        shared
-            .attachments()
-            .alarm()
-            .enter(self.id, || Arc::new(move || alarmed.fail()));
+        shared.attachments().alarm().enter(self.id, || alarmed);
         queue.hand_over(state);
         shared.activate();
         entered.stay();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::region::Region;
+use crate::stream::AlarmListener;
 
 /// DOORBELL_EWORK of the C interface.
 const STATUS_WORK: i32 = -19;
@@ -179,8 +180,10 @@ impl DeviceQueueState {
             self.control.completed.store(completed, Ordering::Release);
         }
     }
+}
 
-    pub(super) fn fail(&self) {
+impl AlarmListener for DeviceQueueState {
+    fn sound(&self) {
         let _ = self.control.status.compare_exchange(
             0,
             STATUS_WORK,

@@ -143,6 +143,10 @@ unsafe impl Owner for ValueWait {
 
     fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
         let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
+        if self.is_abandoned.load(Ordering::Acquire) {
+            return (outcome == Outcome::Released)
+                .then(|| "a wait for a value was given up".into());
+        }
         (outcome == Outcome::Released).then(|| StreamFailure {
             reason: format!(
                 "a wait for a value did not end within {:?}",

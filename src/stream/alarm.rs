@@ -1,13 +1,42 @@
 //! Who hears of an owner's failure before anything that waits for it is let go.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lock::Lock;
 
-/// What is called when an owner fails whose programs are queued: in the thread that has found the failure. It must not wait.
-type AlarmCallback = Arc<dyn Fn() + Send + Sync>;
+/// A stream that has programs of an owner.
+pub(crate) trait AlarmListener: Send + Sync {
+    /// The owner has failed. Called in the thread that has found the failure, under its locks: it must not wait.
+    fn sound(&self);
+
+    /// The waits of the owner, which is known by its address, are about to end without success: gives up the owners of all that is queued behind
+    /// the first of them. Called within [`stopping`].
+    fn stop_behind(&self, owner: usize) {
+        let _ = owner;
+    }
+}
+
+type AlarmCallback = Arc<dyn AlarmListener>;
+
+/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread is at that: a thread that returns from here finds
+/// that all of them are given up.
+pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
+    thread_local! {
+        static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    }
+    static ONE: Mutex<()> = Mutex::new(());
+    if IS_INSIDE.replace(true) {
+        return stop();
+    }
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let result = stop();
+    IS_INSIDE.set(false);
+    drop(one);
+    result
+}
 
 /// The streams that are to hear of an owner's failure, each as long as it has programs of it.
 #[derive(Default)]
@@ -37,7 +66,7 @@ impl Alarm {
         };
         *count += 1;
         if self.has_failed.load(Ordering::Relaxed) {
-            ring();
+            ring.sound();
         }
     }
 
@@ -64,7 +93,17 @@ impl Alarm {
         let streams = self.streams();
         // Under the lock, which orders it against who enters.
         self.has_failed.store(true, Ordering::Relaxed);
-        streams.iter().for_each(|(_, _, ring)| ring());
+        streams.iter().for_each(|(_, _, ring)| ring.sound());
+    }
+
+    /// The waits of the owner at that address are about to end without success. Returns handles that the caller must not drop if it must not wait
+    /// for a GPU.
+    pub(crate) fn stop_behind(&self, owner: usize) -> Vec<AlarmCallback> {
+        let streams: Vec<AlarmCallback> = (self.streams().iter())
+            .map(|(_, _, ring)| Arc::clone(ring))
+            .collect();
+        streams.iter().for_each(|stream| stream.stop_behind(owner));
+        streams
     }
 
     /// The owner starts over.
@@ -86,17 +125,25 @@ mod tests {
 
     use super::*;
 
+    struct Hears(Arc<AtomicU32>);
+
+    impl AlarmListener for Hears {
+        fn sound(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn stop_behind(&self, owner: usize) {
+            self.0.fetch_add(owner as u32, Ordering::SeqCst);
+        }
+    }
+
     #[test]
     fn streams_hear_of_a_failure_while_they_have_programs() {
         let alarm = Alarm::default();
         let heard = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
         let enter = |stream: usize| {
             let heard = Arc::clone(&heard[stream]);
-            alarm.enter(stream as u64, || {
-                Arc::new(move || {
-                    heard.fetch_add(1, Ordering::SeqCst);
-                })
-            });
+            alarm.enter(stream as u64, || Arc::new(Hears(heard)));
         };
         let counts = || [0, 1].map(|at: usize| heard[at].load(Ordering::SeqCst));
         enter(0);
@@ -107,6 +154,7 @@ mod tests {
         assert_eq!(counts(), [0, 0]);
         alarm.sound();
         assert_eq!(counts(), [1, 0]);
+        alarm.stop_behind(0);
         // Who comes late hears at once; after a new start nobody does.
         enter(1);
         assert_eq!(counts(), [1, 1]);

@@ -1,6 +1,8 @@
 //! Events: marks in the work of a stream.
 
 use std::fmt;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +20,24 @@ pub(crate) struct Progress {
     completed: AtomicU64,
     elsewhere: Option<Box<dyn Elsewhere>>,
     poison: Poison,
+    #[cfg(feature = "cuda")]
+    followers: Lock<Vec<Follower>>,
+}
+
+/// A stream whose work behind an entry waits for a position of another stream.
+#[cfg(feature = "cuda")]
+struct Follower {
+    position: u64,
+    stream: Weak<dyn Follows>,
+    entry: u64,
+}
+
+/// A stream that cannot skip what it has queued.
+#[cfg(feature = "cuda")]
+pub(crate) trait Follows: Send + Sync {
+    /// The entry waits for work that failed with this failure: gives up all behind it. Called within [`stopping`](super::stopping), and returns the
+    /// handle, whose drop may block.
+    fn stop_from(self: Arc<Self>, entry: u64, failure: StreamFailure);
 }
 
 /// The records of a stream behind work that was not done. Almost always none, which costs a look at a flag.
@@ -32,16 +52,16 @@ struct Poison {
 const SPANS_MAX: usize = 64;
 
 impl Poison {
-    fn add(&self, position: u64, failure: StreamFailure) {
+    fn add(&self, (first, last): (u64, u64), failure: StreamFailure) {
         let mut spans = self.spans.lock();
         match spans.last_mut() {
-            Some((_, last, known)) if known.reason == failure.reason => *last = position,
-            _ => spans.push((position, position, failure)),
+            Some((_, end, known)) if known.reason == failure.reason && first > *end => *end = last,
+            _ => spans.push((first, last, failure)),
         }
         if spans.len() > SPANS_MAX {
             // Records between the two were good, and now count as failed: the other way round stale data would pass for good.
             let (_, last, _) = spans.remove(1);
-            spans[0].1 = last;
+            spans[0].1 = spans[0].1.max(last);
         }
         // Release: pairs with the load in `of`.
         self.any.store(true, Ordering::Release);
@@ -67,6 +87,9 @@ pub(crate) trait Elsewhere: Send + Sync {
     /// The address for devices of the 32-bit word that counts.
     #[cfg(feature = "cuda")]
     fn device_word(&self) -> u64;
+
+    /// Has this process learn how the work up to there has ended.
+    fn settle(&self) {}
 }
 
 impl fmt::Debug for Progress {
@@ -84,6 +107,8 @@ impl Progress {
             completed: AtomicU64::new(0),
             elsewhere: None,
             poison: Poison::default(),
+            #[cfg(feature = "cuda")]
+            followers: Lock::default(),
         }
     }
 
@@ -105,14 +130,66 @@ impl Progress {
     }
 
     /// Everything before `position` is done.
-    pub(super) fn complete(&self, position: u64) {
+    pub(crate) fn complete(&self, position: u64) {
         // Release: who sees the position sees what the work wrote. Pairs with `reached`.
         self.completed.store(position, Ordering::Release);
     }
 
     /// The work before the record at `position` was not done.
     pub(crate) fn poison(&self, position: u64, failure: StreamFailure) {
-        self.poison.add(position, failure);
+        self.poison.add((position, position), failure);
+    }
+
+    /// The work before the records at these positions, first to last, was or will not be done.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn poison_all(&self, span: (u64, u64), failure: StreamFailure) {
+        self.poison.add(span, failure);
+    }
+
+    /// Why the work before the record at `position` was not done.
+    pub(crate) fn failure_at(&self, position: u64) -> Option<StreamFailure> {
+        self.poison.of(position)
+    }
+
+    /// That stream waits for `position` before the work behind `entry`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn follow(&self, position: u64, stream: Weak<dyn Follows>, entry: u64) {
+        let mut followers = self.followers.lock();
+        followers.retain(|follower| !self.is_settled(follower.position));
+        followers.push(Follower {
+            position,
+            stream,
+            entry,
+        });
+    }
+
+    /// Gives up the work of other streams that waits for `position` or one behind it. Called within [`stopping`](super::stopping).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn stop_followers(&self, position: u64) {
+        let behind: Vec<_> = (self.followers.lock().iter())
+            .filter(|follower| follower.position >= position)
+            .map(|follower| (follower.position, follower.stream.clone(), follower.entry))
+            .collect();
+        for (position, stream, entry) in behind {
+            if let (Some(stream), Some(failure)) = (stream.upgrade(), self.failure_at(position)) {
+                stream.stop_from(entry, waited_for(failure));
+            }
+        }
+    }
+
+    /// Whether this process knows how the work before `position` has ended.
+    pub(crate) fn is_settled(&self, position: u64) -> bool {
+        // Acquire: pairs with `complete`.
+        self.completed.load(Ordering::Acquire) >= position
+    }
+
+    /// Has this process learn how the work before `position`, which is done, has ended.
+    pub(crate) fn settle(&self, position: u64) {
+        if let Some(elsewhere) = &self.elsewhere
+            && !self.is_settled(position)
+        {
+            elsewhere.settle();
+        }
     }
 
     pub(crate) fn reached(&self, position: u64) -> bool {
@@ -137,16 +214,27 @@ impl Mark {
         self.progress.reached(self.position)
     }
 
+    /// Why the work before the mark is known not to be done.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn known_failure(&self) -> Option<StreamFailure> {
+        self.progress.failure_at(self.position).map(waited_for)
+    }
+
     /// Why the work before the mark was not done, once it is reached.
     pub(crate) fn failure(&self) -> Option<StreamFailure> {
-        let failure = self.progress.poison.of(self.position)?;
-        Some(StreamFailure {
-            reason: format!(
-                "waited for an event behind work that failed: {}",
-                failure.reason
-            ),
-            ..failure
-        })
+        self.progress.settle(self.position);
+        self.progress.failure_at(self.position).map(waited_for)
+    }
+}
+
+/// The failure of work that has waited for an event.
+fn waited_for(failure: StreamFailure) -> StreamFailure {
+    StreamFailure {
+        reason: format!(
+            "waited for an event behind work that failed: {}",
+            failure.reason
+        ),
+        ..failure
     }
 }
 
@@ -266,10 +354,9 @@ impl Event {
     /// # Errors
     /// [`Error::Asynchronous`] when that work was discarded because its stream failed or was aborted.
     pub fn query(&self) -> Result<bool> {
-        let state = self.state();
-        match &state.latest {
-            Some((_, mark)) if !mark.is_reached() => Ok(false),
-            _ => state.verdict().map(|()| true),
+        match self.mark() {
+            Some(mark) if !mark.is_reached() => Ok(false),
+            mark => self.verdict(mark.as_ref()).map(|()| true),
         }
     }
 
@@ -284,7 +371,7 @@ impl Event {
             return Ok(());
         };
         if mark.is_reached() {
-            return self.state().verdict();
+            return self.verdict(Some(&mark));
         }
         forbid_on(mark.progress.stream, "event synchronize")?;
         let deadline = deadline_after(timeout);
@@ -294,7 +381,7 @@ impl Event {
             spin(&mark, deadline)
         };
         if passed {
-            return self.state().verdict();
+            return self.verdict(Some(&mark));
         }
         Err(Error::Timeout {
             operation: "event synchronize",
@@ -315,6 +402,15 @@ impl Event {
                 "the end event passed before the start event".to_owned(),
             )
         })
+    }
+
+    /// How the latest record came out. `mark`, which is reached, is that of a record.
+    fn verdict(&self, mark: Option<&Mark>) -> Result<()> {
+        // Without the lock of the state, which the stream takes to tell.
+        if let Some(mark) = mark {
+            mark.progress.settle(mark.position);
+        }
+        self.state().verdict()
     }
 
     fn passed_at(&self, which: &str) -> Result<Instant> {

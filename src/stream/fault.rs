@@ -110,6 +110,12 @@ impl Fault {
         self.kind.load(Ordering::Acquire) == FINAL
     }
 
+    /// Whether the stream goes on behind work that failed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn continues(&self) -> bool {
+        self.continues.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_continues(&self, continues: bool) {
         self.continues.store(continues, Ordering::Relaxed);
     }

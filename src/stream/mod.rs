@@ -39,10 +39,11 @@ mod ring;
 mod worker;
 
 pub use backoff::Spin;
+pub(crate) use alarm::{AlarmListener, stopping};
 pub(crate) use backoff::{Backoff, sharpen_sleeps};
 pub use event::Event;
 #[cfg(feature = "cuda")]
-pub(crate) use event::{Elsewhere, Mark, Progress, Record};
+pub(crate) use event::{Elsewhere, Follows, Mark, Progress, Record};
 pub use executor::{Executor, SealedExecutor, Submission};
 #[cfg(feature = "cuda")]
 pub(crate) use fault::Fault;

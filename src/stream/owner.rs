@@ -80,8 +80,9 @@ pub unsafe trait Owner: Send + Sync + DropLater {
             .then(|| "a wait was released before its condition held".into())
     }
 
-    /// The application gives up what the owner has on a stream that cannot take it back, as a GPU's: its waits are to be
-    /// [`Owner::released`], and it has failed. Called by any thread, and for an owner of several programs once for each.
+    /// Gives up what the owner has on a stream that cannot take it back, as a GPU's: because of the application, or of a failure before it. The
+    /// owner has failed, its waits are to be [`Owner::released`], and nothing that the stream rings after this call is transmitted. Called by any
+    /// thread, and for an owner of several programs once for each.
     fn give_up(&self) {}
 
     /// Whether waits of a program that is [`Owner::released`] end because the owner stores what they wait for. Otherwise an executor that

@@ -167,9 +167,35 @@ fn the_watchdog_releases_a_wait() {
         let cqe = completions.queue.cqe(index).unwrap();
         assert_eq!(
             (cqe.opcode, cqe.status(), cqe.vendor_syndrome),
-            (CqeOpcode::ReqErr, WcStatus::WrFlushErr, 0xdb)
+            (CqeOpcode::ReleasedErr, WcStatus::WrFlushErr, 0xdb)
         );
     }
+    // An error of the NIC stays what it is, and a stream that stops at errors passes it.
+    let failed = Cqe {
+        opcode: CqeOpcode::RespErr,
+        wqe_counter: 5,
+        syndrome: Syndrome::RemoteAccess as u8,
+        vendor_syndrome: 3,
+        ..Cqe::default()
+    };
+    deliver(&completions, 9, &failed);
+    assert!(!completions.queue.release_waiter(9, Syndrome::WrFlush));
+    let released = completions.queue.cqe(9).unwrap();
+    let opcode = CqeOpcode::ReleasedErr;
+    let owner = released.owner;
+    assert_eq!(
+        released,
+        Cqe {
+            opcode,
+            owner,
+            ..failed
+        }
+    );
+    assert!(
+        opcode.raw() >> 3 == 0
+            && CqeOpcode::ReqErr.raw() >> 3 == 1
+            && CqeOpcode::RespErr.raw() >> 3 == 1
+    );
     // What the NIC wrote stays.
     deliver(
         &completions,

@@ -52,6 +52,9 @@ enum dbl_stop {
 /* A failure in dbl_control.status: DOORBELL_EWORK of doorbell.h. */
 #define DBL_STATUS_WORK (-19)
 
+/* The opcode of a completion in error that the host lets go; above it are MLX5_CQE_REQ_ERR and MLX5_CQE_RESP_ERR. */
+#define DBL_CQE_RELEASED 7
+
 /*
  * The control block that a stream and the host share, in host memory. Each writer has its own cache lines.
  * cuda/stream_words.rs is the host's side.
@@ -146,19 +149,33 @@ DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
 		dbl_store_dword(&control->status, (uint32_t)status);
 }
 
-/* Waits until the word at `at` meets the condition of `unit`. */
+/*
+ * Waits until the word at `at` meets the condition of `unit`. A wait for a completion in error lasts until the host lets it
+ * go, by storing DBL_CQE_RELEASED as its opcode: before that, the host makes sure that the doorbells behind the wait
+ * transmit nothing.
+ */
 DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, uint64_t number, struct dbl_run *run)
 {
 	struct dbl_control *control = run->control;
 	uint64_t seen = 0, since_ns = 0, now_ns, alive;
-	uint32_t turn, word;
-	int has_looked = 0;
+	uint32_t turn, word, opcode;
+	int has_looked = 0, has_failed = 0;
 
 	run->waited = 1;
 	for (turn = 0;; turn++) {
 		word = dbl_load_dword(at);
-		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value))
-			break;
+		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value)) {
+			/* The word with the owner bit also has the opcode of the CQE. */
+			opcode = unit->role == DBL_ROLE_COMPLETIONS ? word >> 28 : 0;
+			if (opcode >= DBL_CQE_RELEASED && !has_failed) {
+				/* Kernels after the wait see the error; the host finds it later. */
+				dbl_note(control, DBL_STATUS_WORK);
+				run->failed = 1;
+				has_failed = 1;
+			}
+			if (opcode <= DBL_CQE_RELEASED)
+				break;
+		}
 		/* The host's words only every 16 turns: each load of them takes as long as a load of the awaited
 		   word. */
 		if (turn % 16 == 15) {
@@ -185,12 +202,6 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 		}
 		if (DBL_PAUSE(turn))
 			return DBL_END_PAUSED;
-	}
-	/* The word with the owner bit also has the opcode of the CQE (mlx5dv.h: MLX5_CQE_REQ_ERR,
-	   MLX5_CQE_RESP_ERR). Kernels after the wait see the error at once; the host finds it later. */
-	if (unit->role == DBL_ROLE_COMPLETIONS && (word >> 28 == 13 || word >> 28 == 14)) {
-		dbl_note(control, DBL_STATUS_WORK);
-		run->failed = 1;
 	}
 	return DBL_END_DONE;
 }

@@ -15,6 +15,8 @@ pub(super) struct Cursor {
     pub(super) freed: u32,
     /// An error completion was seen.
     pub(super) failed: bool,
+    /// Streams are told of completions from the first error on.
+    pub(super) is_let_go: bool,
     /// Behind the last completion that the device wrote, once it writes no more in this generation.
     pub(super) silent_from: Option<u32>,
 }
@@ -61,6 +63,7 @@ impl QueueState {
                 // Everything from this completion on has failed; see `wait_status`.
                 self.failed_at
                     .store(u64::from(cursor.seen), Ordering::Release);
+                self.shown().store(cursor.seen, Ordering::Release);
             }
             self.arrived
                 .store(cursor.seen.wrapping_add(1), Ordering::Relaxed);
@@ -70,7 +73,10 @@ impl QueueState {
         }
         let new = cursor.seen != first;
         if new {
-            self.seen().store(cursor.seen, Ordering::Release);
+            self.seen.store(cursor.seen, Ordering::Release);
+            if !cursor.failed || cursor.is_let_go {
+                self.shown().store(cursor.seen, Ordering::Release);
+            }
         }
         let freed = cursor.freed;
         if freed != cursor.seen {
@@ -167,7 +173,7 @@ impl QueueState {
     pub(in crate::endpoint) fn poll(&self) -> Option<std::result::Result<Completion, Reaped>> {
         let index = self.taken.load(Ordering::Relaxed);
         // A wait may have taken completions that are not seen yet, so `seen` may also be behind.
-        if self.seen().load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
+        if self.seen.load(Ordering::Acquire).wrapping_sub(index) as i32 <= 0 {
             return None;
         }
         // Seen and not taken, so not freed: the CQE and its record are still there.

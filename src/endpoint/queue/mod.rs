@@ -79,7 +79,7 @@ pub(super) struct QueueState {
     pub(super) depth: u32,
     pub(super) cq: CqRing,
     pub(super) turn_timeout_ns: u64,
-    /// Has `seen`, which streams may poll.
+    /// Has the count that streams may poll: as `seen`, but before an error until the breakdown lets streams go.
     words: Arc<Words>,
     outcomes: Box<[RequestOutcome]>,
     records: Box<[CompletionRecord]>,
@@ -105,6 +105,8 @@ pub(super) struct QueueState {
     _reaper: CacheLineStart,
     /// Completions found, stored before they are processed; `seen` is stored after.
     arrived: AtomicU32,
+    /// Running count of completions that are processed.
+    seen: AtomicU32,
     freed: AtomicU32,
     /// Running index of the first completion in error; above 32 bits while there is none.
     failed_at: AtomicU64,
@@ -157,6 +159,7 @@ impl QueueState {
             expected: AtomicU32::new(0),
             taken: AtomicU32::new(0),
             arrived: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
             words,
             freed: AtomicU32::new(0),
             failed_at: AtomicU64::new(u64::MAX),
@@ -179,9 +182,9 @@ impl QueueState {
         }
     }
 
-    /// Running count of completions that are processed.
+    /// The count of completions that streams poll.
     #[inline]
-    fn seen(&self) -> &AtomicU32 {
+    fn shown(&self) -> &AtomicU32 {
         &self.words.seen[self.side as usize]
     }
 
@@ -421,6 +424,10 @@ impl QueueState {
     /// count of completions (`counted`) need those before theirs as well, whether anybody waits for them or not.
     pub(super) fn release_waiters(&self, counted: bool) {
         let waits = |index: &u32| self.cq.is_marked(*index);
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        cursor.is_let_go = true;
+        self.shown().store(cursor.seen, Ordering::Release);
+        drop(cursor);
         let Some(last) = self.under_way().filter(waits).last() else {
             return;
         };
@@ -482,7 +489,8 @@ impl QueueState {
             &self.expected,
             &self.taken,
             &self.arrived,
-            self.seen(),
+            &self.seen,
+            self.shown(),
             &self.freed,
         ] {
             counter.store(next_cqe, Ordering::Release);

@@ -176,7 +176,7 @@ impl QueueState {
     pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
         let cqe = self.cq.cqe(index);
         // After the look at the CQE, whose place is given back to the device only when it was seen.
-        let seen = self.seen().load(Ordering::Acquire);
+        let seen = self.seen.load(Ordering::Acquire);
         if seen.wrapping_sub(index) as i32 > 0 {
             return !self.is_behind_failure(index);
         }

@@ -143,6 +143,7 @@ impl Shared {
         self.attachments.alarm().reset();
         self.has_failed.store(false, Ordering::Release);
         self.broken_down.store(false, Ordering::Release);
+        *self.lock_silence() = false;
         Ok(())
     }
 

@@ -57,6 +57,10 @@ pub(super) struct Shared {
     has_failed: AtomicBool,
     /// Set when the device does nothing more for this generation but flush.
     broken_down: AtomicBool,
+    /// The device was made silent after a failure. Held while the queue pair is moved to error, which it must not be after that.
+    is_silent: Mutex<bool>,
+    /// The streams that wait for this endpoint are being stopped.
+    is_stopping: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
     pub(super) epoch: AtomicU32,
     /// Counts generations that are over: one more than `epoch` while the next one is being made.
@@ -251,6 +255,8 @@ impl Shared {
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
+            is_silent: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),
             generation: Mutex::default(),

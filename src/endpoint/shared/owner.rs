@@ -149,6 +149,7 @@ unsafe impl Owner for Shared {
 
     fn give_up(&self) {
         self.fail(None, Cause::Discarded);
+        self.stop();
     }
 
     fn ends_waits(&self) -> bool {

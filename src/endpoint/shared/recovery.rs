@@ -1,7 +1,7 @@
 //! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Shared, end_elsewhere};
@@ -11,7 +11,8 @@ use crate::endpoint::outcome::OpStatus;
 use crate::endpoint::queue::{QueueState, Reaped, Wait};
 use crate::endpoint::watchdog::Watched;
 use crate::nic::State;
-use crate::proxy::PollResult;
+use crate::proxy::{PollResult, drop_elsewhere};
+use crate::stream::stopping;
 use crate::{Cause, Error, Result, WorkError};
 
 /// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
@@ -102,14 +103,44 @@ impl Shared {
         }
     }
 
+    /// After a failure, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing. Streams that cannot
+    /// skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
+    pub(super) fn stop(&self) {
+        stopping(|| {
+            if self.is_stopping.swap(true, Ordering::Relaxed) {
+                // A stream of these waits for this endpoint, too. The first call goes on.
+                return;
+            }
+            let this = std::ptr::from_ref(self).addr();
+            let streams = self.attachments.alarm().stop_behind(this);
+            if !streams.is_empty() {
+                drop_elsewhere(Box::new(streams));
+            }
+            self.is_stopping.store(false, Ordering::Relaxed);
+            let is_silent = self.lock_silence();
+            if !*is_silent {
+                self.qp.fail();
+            }
+        });
+    }
+
+    pub(super) fn lock_silence(&self) -> MutexGuard<'_, bool> {
+        self.is_silent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// After a failure: nothing may be waited for any more.
     pub(super) fn break_down(&self) {
         if !self.broken_down.load(Ordering::Relaxed) {
-            self.qp.fail();
+            self.stop();
             self.await_flush();
+            let mut is_silent = self.lock_silence();
+            *is_silent = true;
             if self.qp.silence() {
                 self.queues.iter().for_each(QueueState::enter_silence);
             }
+            drop(is_silent);
             for queue in &self.queues {
                 queue.end_rung(self.may_be_rung(queue));
             }

@@ -210,14 +210,21 @@ impl CqRing {
         u32::from_be(record.load(Ordering::Acquire))
     }
 
-    /// Lets a stream go that waits for the CQE of that index: writes a synthetic error CQE there (vendor syndrome 0xdb), unless the NIC
-    /// was first. Gives whether it was written. Legal only once the NIC writes no more to this queue: it would race with it.
+    /// Lets a stream go that waits for the CQE of that index. A GPU stops at an error, whose opcode has its top bit set, and passes one with
+    /// [`CqeOpcode::ReleasedErr`]. So the NIC's error gets this opcode, and where the NIC has written nothing, a synthetic error CQE is written
+    /// (vendor syndrome 0xdb). Gives whether one was. Legal only once the NIC writes no more to this queue: it would race with it.
     pub fn release_waiter(&self, index: u32, syndrome: Syndrome) -> bool {
-        if self.cqe(index).is_some() {
+        if let Some(cqe) = self.cqe(index) {
+            if cqe.opcode.is_error() {
+                let [.., last] = self.words(index);
+                let mut bytes = last.load(Ordering::Acquire).to_ne_bytes();
+                bytes[7] = CqeOpcode::ReleasedErr.raw() << 4 | bytes[7] & 0xf;
+                last.store(u64::from_ne_bytes(bytes), Ordering::Release);
+            }
             return false;
         }
         let cqe = Cqe {
-            opcode: CqeOpcode::ReqErr,
+            opcode: CqeOpcode::ReleasedErr,
             syndrome: syndrome as u8,
             vendor_syndrome: RELEASED_VENDOR_SYNDROME,
             ..Cqe::default()

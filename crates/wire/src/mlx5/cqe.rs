@@ -24,6 +24,8 @@ pub enum CqeOpcode {
     ReqErr,
     /// A receive failed.
     RespErr,
+    /// No device writes it: an error that a stream may pass, see [`CqRing::release_waiter`](super::CqRing::release_waiter).
+    ReleasedErr,
     /// No CQE at all: the mark of fresh memory.
     Invalid,
     /// One that the library has no use for, 0 to 15.
@@ -39,6 +41,7 @@ impl CqeOpcode {
             2 => Self::RespSend,
             3 => Self::RespSendImm,
             4 => Self::RespSendInv,
+            7 => Self::ReleasedErr,
             13 => Self::ReqErr,
             14 => Self::RespErr,
             15 => Self::Invalid,
@@ -54,6 +57,7 @@ impl CqeOpcode {
             Self::RespSend => 2,
             Self::RespSendImm => 3,
             Self::RespSendInv => 4,
+            Self::ReleasedErr => 7,
             Self::ReqErr => 13,
             Self::RespErr => 14,
             Self::Invalid => 15,
@@ -63,7 +67,7 @@ impl CqeOpcode {
 
     /// Whether it reports a failure.
     pub const fn is_error(self) -> bool {
-        matches!(self, Self::ReqErr | Self::RespErr)
+        matches!(self, Self::ReqErr | Self::RespErr | Self::ReleasedErr)
     }
 
     /// Whether it belongs to a receive.
