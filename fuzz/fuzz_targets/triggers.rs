@@ -5,7 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use doorbell::{Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side, Submission, Work, execute};
+use doorbell::{
+    Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side,
+    Submission, Work, execute,
+};
 use doorbell_wire::peer::PeerOp;
 use libfuzzer_sys::fuzz_target;
 

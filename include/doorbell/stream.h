@@ -47,17 +47,28 @@ int doorbell_stream_launch(doorbell_stream *stream, doorbell_kernel kernel, void
 /*
  * Waits, spinning, until all work that was queued so far is done. On DOORBELL_ETIMEOUT the stream continues. Returns
  * DOORBELL_EASYNC if work that was queued earlier failed. As in CUDA, any call with a stream may return this code, and
- * then queues nothing. The failure of a host stream is reported by every call until
- * doorbell_stream_take_fault takes it. A ticket and doorbell_endpoint_failure report what failed.
+ * then queues nothing. A failure is reported by every later call until doorbell_stream_take_fault.
  */
 int doorbell_stream_synchronize(doorbell_stream *stream, int64_t timeout_ms);
 
 /*
- * Takes the failure of the stream, after which the stream can be used again; what was queued before is discarded.
- * Writes its text to a text buffer and returns the length of the text. Returns 0 and writes nothing if the stream has not
- * failed. The failure of a CUDA stream whose context is lost stays.
+ * Takes the fault of the stream, so that it can be used again. What was queued before this call stays discarded. Writes
+ * the failure of the endpoint that was waited for to `failure`, which may be NULL; its cause is 0 if no endpoint's
+ * failure is the reason. Writes a text to a text buffer and returns its length; returns 0 and writes nothing if there
+ * is no fault. The fault of a CUDA stream whose context is lost, or of a kernel stream that has ended, cannot be taken:
+ * each call writes it again.
+ *
+ * A stream has a fault when a wait on it ends without success, a function of doorbell_stream_launch fails, or it waits
+ * for an event behind work that failed. Then every call with the stream returns DOORBELL_EASYNC. A host stream executes
+ * nothing that is queued behind the failure. A CUDA stream executes it, but nothing of it is transmitted.
  */
-int doorbell_stream_take_fault(doorbell_stream *stream, char *text, size_t capacity);
+int doorbell_stream_take_fault(doorbell_stream *stream, doorbell_failure *failure, char *text, size_t capacity);
+
+/*
+ * If `continues` is not 0, the stream goes on behind work that fails: what is queued behind is executed and transmitted,
+ * and one call returns DOORBELL_EASYNC. The default is 0.
+ */
+int doorbell_stream_continue_on_error(doorbell_stream *stream, int continues);
 
 /*
  * Returns 1 if all work that was queued so far is done, else 0. For a CUDA stream the result comes from the driver,

@@ -195,6 +195,12 @@ impl KernelStream {
         words.status().store(0, Ordering::SeqCst);
     }
 
+    /// Whether the stream goes on behind work that failed: see [`CudaStream::continue_on_error`](super::CudaStream::continue_on_error).
+    pub fn continue_on_error(&self, continues: bool) {
+        let state = self.inner.handle.state();
+        state.fault.set_continues(continues);
+    }
+
     /// The context whose kernels execute its triggers.
     #[must_use]
     pub fn context(&self) -> &CudaContext {

@@ -38,8 +38,8 @@ mod parker;
 mod ring;
 mod worker;
 
-pub use backoff::Spin;
 pub(crate) use alarm::{AlarmListener, stopping};
+pub use backoff::Spin;
 pub(crate) use backoff::{Backoff, sharpen_sleeps};
 pub use event::Event;
 #[cfg(feature = "cuda")]

@@ -5,9 +5,11 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::argument::{
-    Growing, choice, out, out_handle, read_struct, text, timeout, write_struct, write_text,
+    Growing, choice, out, out_handle, out_optional, read_struct, text, timeout, write_struct,
+    write_text,
 };
 use crate::boundary::{call, guard};
+use crate::error::doorbell_failure;
 use crate::event::doorbell_event;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
@@ -380,25 +382,6 @@ pub unsafe extern "C" fn doorbell_stream_synchronize(
     })
 }
 
-/// Takes the fault of a stream, after which it can be used again.
-///
-/// # Safety
-/// As the header says of handles and text buffers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_stream_take_fault(
-    stream: *mut doorbell_stream,
-    text: *mut c_char,
-    capacity: usize,
-) -> c_int {
-    call!(stream = get(stream), || {
-        let Some(fault) = stream.executor().take_fault() else {
-            return Ok(0);
-        };
-        // SAFETY: the caller's promise about text buffers.
-        unsafe { write_text(&fault.to_string(), text, capacity) }
-    })
-}
-
 /// Whether the work of a stream is done.
 ///
 /// # Safety
@@ -407,6 +390,53 @@ pub unsafe extern "C" fn doorbell_stream_take_fault(
 pub unsafe extern "C" fn doorbell_stream_query(stream: *mut doorbell_stream) -> c_int {
     call!(stream = get(stream), || {
         Ok(stream.executor().query()?.into())
+    })
+}
+
+/// Takes the fault of a stream.
+///
+/// # Safety
+/// As the header says of pointers and text buffers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_take_fault(
+    stream: *mut doorbell_stream,
+    failure: *mut doorbell_failure,
+    text: *mut c_char,
+    capacity: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise about handles and places.
+        let (place, stream) = unsafe { (out_optional(failure), get(stream, "stream")?) };
+        let Some(fault) = stream.executor().take_fault() else {
+            return Ok(0);
+        };
+        // SAFETY: the caller's promise about text buffers.
+        let length = unsafe { write_text(&fault.to_string(), text, capacity) }?;
+        if let (Some(place), Error::Asynchronous { work, .. }) = (place, &fault) {
+            place.write(work.map_or_else(doorbell_failure::default, Into::into));
+        }
+        Ok(length)
+    })
+}
+
+/// Whether a stream goes on behind work that failed.
+///
+/// # Safety
+/// As the header says of handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_stream_continue_on_error(
+    stream: *mut doorbell_stream,
+    continues: c_int,
+) -> c_int {
+    call!(stream = get(stream), || {
+        match stream {
+            doorbell_stream::Host(host) => host.continue_on_error(continues != 0),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Cuda(cuda) => cuda.continue_on_error(continues != 0),
+            #[cfg(feature = "cuda")]
+            doorbell_stream::Kernel(kernels) => kernels.continue_on_error(continues != 0),
+        }
+        Ok(0)
     })
 }
 
@@ -477,6 +507,11 @@ mod tests {
                 assert!(last_error().contains("panicked: in a kernel"));
                 assert_eq!(doorbell_stream_query(stream), DOORBELL_EASYNC);
             }
+            let nowhere = (std::ptr::null_mut(), std::ptr::null_mut());
+            let take = || doorbell_stream_take_fault(stream, nowhere.0, nowhere.1, 0);
+            assert!(take() > 0);
+            assert_eq!(take(), 0);
+            assert_eq!(doorbell_stream_query(stream), 1);
             assert_eq!(doorbell_stream_destroy(stream), DOORBELL_OK);
         }
     }

@@ -108,7 +108,9 @@ static void ends(const struct driver *driver, const struct kernel *kernel, struc
 	GIVES(1, doorbell_stream_take_trigger(stream, &trigger));
 	EXPECT(execute(driver, kernel, &trigger) == DOORBELL_EWORK);
 	EXPECT(execute(driver, kernel, &trigger) == DOORBELL_ESTATE);
-	(void)doorbell_stream_synchronize(stream, SOON_MS);
+	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(stream, SOON_MS));
+	EXPECT(doorbell_stream_take_fault(stream, &failure, NULL, 0) > 0);
+	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE);
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(waited, &failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE);
 	WORKS(doorbell_ticket_destroy(waited));

@@ -294,10 +294,10 @@ static void waits_for_words_and_events(struct rig *rig)
 	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
 	{
 		char text[128];
-		EXPECT(doorbell_stream_take_fault(rig->stream, text, sizeof text) > 0);
+		EXPECT(doorbell_stream_take_fault(rig->stream, NULL, text, sizeof text) > 0);
 		EXPECT(strstr(text, "did not end within 20ms"));
 	}
-	GIVES(0, doorbell_stream_take_fault(rig->stream, NULL, 0));
+	GIVES(0, doorbell_stream_take_fault(rig->stream, NULL, NULL, 0));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	WORKS(doorbell_ticket_destroy(wait));
 	WORKS(doorbell_event_destroy(start));
@@ -316,12 +316,17 @@ static void brings_back(struct rig *rig)
 	rings_on_a_stream(rig);
 }
 
-/* Waits for a stream that a released wait is on. Streams may report it, once; who knows for sure is the endpoint. */
-static void synchronize_released(struct rig *rig)
+/* Waits for a stream on which a wait of that endpoint ends without success: each call says so, until the fault is taken. */
+static void synchronize_released(struct rig *rig, const doorbell_endpoint *endpoint)
 {
-	const int code = doorbell_stream_synchronize(rig->stream, SOON_MS);
-	EXPECT(code == 0 || code == DOORBELL_EASYNC);
-	EXPECT(doorbell_stream_take_fault(rig->stream, NULL, 0) >= 0);
+	doorbell_failure of_stream, of_endpoint;
+
+	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
+	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
+	EXPECT(doorbell_stream_take_fault(rig->stream, &of_stream, NULL, 0) > 0);
+	EXPECT(doorbell_endpoint_failure(endpoint, &of_endpoint, NULL, 0) > 0);
+	EXPECT(of_stream.cause == of_endpoint.cause && of_stream.qpn == of_endpoint.qpn);
+	GIVES(0, doorbell_stream_take_fault(rig->stream, NULL, NULL, 0));
 	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 }
 
@@ -334,7 +339,6 @@ static void fails_and_comes_back(struct rig *rig)
 	doorbell_failure failure;
 	doorbell_completion completion;
 	char text[256];
-	int i;
 
 	/* A key that nobody has. */
 	WORKS(doorbell_region_remote(rig->region, &remote));
@@ -357,17 +361,26 @@ static void fails_and_comes_back(struct rig *rig)
 	/* A message that never comes. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
 	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, 20, &wait));
-	synchronize_released(rig);
+	synchronize_released(rig, rig->b);
 	GIVES(DOORBELL_STATUS_FAILED, doorbell_ticket_status(wait, &failure));
 	EXPECT(failure.cause == DOORBELL_CAUSE_DEADLINE && failure.timeout_ms == 20);
 	WORKS(doorbell_ticket_destroy(wait));
+	brings_back(rig);
+
+	/* Where the stream is to go on, one call says so. */
+	WORKS(doorbell_stream_continue_on_error(rig->stream, 1));
+	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
+	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, 20, NULL));
+	GIVES(DOORBELL_EASYNC, doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
+	WORKS(doorbell_stream_continue_on_error(rig->stream, 0));
 	brings_back(rig);
 
 	/* Giving up. */
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
 	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, NULL));
 	WORKS(doorbell_endpoint_abort(rig->b));
-	synchronize_released(rig);
+	synchronize_released(rig, rig->b);
 	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
 	EXPECT(failure.cause == DOORBELL_CAUSE_ABORTED);
 	brings_back(rig);
@@ -376,9 +389,8 @@ static void fails_and_comes_back(struct rig *rig)
 	WORKS(doorbell_post_recv(rig->b, 1, &to, 1, NULL));
 	WORKS(doorbell_stream_wait_cq(rig->stream, rig->b, DOORBELL_SIDE_RECV, DOORBELL_NO_TIMEOUT, &wait));
 	WORKS(doorbell_stream_abort(rig->stream));
-	for (i = 0; i < SOON_MS && doorbell_ticket_status(wait, NULL) != DOORBELL_STATUS_DISCARDED; i++)
-		(void)doorbell_stream_synchronize(rig->stream, 1);
-	synchronize_released(rig);
+	/* That is no fault. */
+	WORKS(doorbell_stream_synchronize(rig->stream, SOON_MS));
 	GIVES(DOORBELL_STATUS_DISCARDED, doorbell_ticket_status(wait, NULL));
 	EXPECT(doorbell_endpoint_failure(rig->b, &failure, NULL, 0) > 0);
 	EXPECT(failure.cause == DOORBELL_CAUSE_DISCARDED);
