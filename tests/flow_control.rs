@@ -91,9 +91,8 @@ fn room_that_will_not_come_is_not_waited_for() {
     assert_eq!(pair.a.room(Side::Send), DEPTH);
     for _ in 0..2 {
         pair.a.wait_room(Side::Send, DEPTH, SOON).unwrap();
-        for _ in 0..DEPTH {
-            pair.a.post_send(&Work::nop()).unwrap();
-        }
+        let posted = (0..DEPTH).map(|_| pair.a.post_send(&Work::nop()).unwrap());
+        posted.last().unwrap().wait(SOON).unwrap();
     }
     let error = pair.a.wait_room(Side::Send, 1, None).unwrap_err();
     full(error, "send completion", "`poll_cq`");

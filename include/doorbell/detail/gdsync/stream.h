@@ -10,6 +10,14 @@
 
 /* ------------------------------------------------------------------------------------------------------- streams */
 
+/* A stream of libgdsync goes on behind an error, which completions report. */
+static inline int doorbell_gds_goes_on(int created, doorbell_stream **handle)
+{
+	if (created == 0)
+		created = doorbell_stream_continue_on_error(*handle, 1);
+	return doorbell_gds_errno(created);
+}
+
 /* Adds a stream to a list. The caller holds the lock. */
 static inline int doorbell_gds_stream_enter(CUstream name, doorbell_stream *handle, struct doorbell_gds_stream **list)
 {
@@ -36,7 +44,7 @@ static inline int gds_stream_handle(CUstream stream, doorbell_stream **handle)
 	if (entry) {
 		*handle = entry->handle;
 	} else {
-		error = doorbell_gds_errno(doorbell_stream_create_cuda(stream, NULL, handle));
+		error = doorbell_gds_goes_on(doorbell_stream_create_cuda(stream, NULL, handle), handle);
 		if (!error) {
 			error = doorbell_gds_stream_enter(stream, *handle, &doorbell_gds_state_here.streams);
 			if (error)
@@ -52,7 +60,7 @@ static inline int gds_create_host_stream(CUstream *stream)
 	doorbell_stream *handle;
 	int error = stream ? 0 : EINVAL;
 	if (!error)
-		error = doorbell_gds_errno(doorbell_stream_create_host("gdsync", 0, &handle));
+		error = doorbell_gds_goes_on(doorbell_stream_create_host("gdsync", 0, &handle), &handle);
 	if (error)
 		return error;
 	/* The address of the handle is a name that no CUDA stream has. */
@@ -97,7 +105,7 @@ static inline int doorbell_gds_idle_take(doorbell_stream **handle)
 		doorbell_gds_state_here.idle = entry->next;
 	doorbell_gds_unlock();
 	if (!entry)
-		return doorbell_gds_errno(doorbell_stream_create_host("gdsync-cpu", 0, handle));
+		return doorbell_gds_goes_on(doorbell_stream_create_host("gdsync-cpu", 0, handle), handle);
 	*handle = entry->handle;
 	free(entry);
 	return 0;
