@@ -361,9 +361,7 @@ fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
 #[test]
 fn an_abort_during_a_reset_is_told_as_an_abort() {
     // Long queues, so that the reset takes longer than from one look of the watchdog to the next.
-    let config = EndpointConfig::default()
-        .send_depth(16384)
-        .recv_depth(16384);
+    let config = EndpointConfig::default().send_depth(8192).recv_depth(8192);
     let mut pair = Pair::new(&device(), &config);
     let peer = pair.b.address();
     let abort = pair.a.abort_handle();
@@ -470,7 +468,9 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
             assert_eq!(cause(event.query().map(drop)), end, "{what}");
             for ticket in &behind {
                 let status = settled(ticket);
-                let is_lost = matches!(status, Status::Discarded | Status::Failed(_));
+                // It is not known whether a GPU has begun the next doorbell.
+                let is_lost = matches!(status, Status::Discarded | Status::Failed(_))
+                    || rig::is_cuda() && matches!(status, Status::Unknown(_));
                 assert!(is_lost, "{what}: {status:?}");
             }
             for target in [&target, &other] {

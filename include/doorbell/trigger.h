@@ -205,6 +205,16 @@ DBL_EXECUTOR void doorbell_kernel_write_value32(uint32_t *word, uint32_t value)
 }
 
 /*
+ * Returns 1 if nothing has failed on the stream with this status word (doorbell_stream_status_word), else 0. A kernel, also
+ * one in a graph, that is queued behind a wait calls it to learn whether the wait ended with success: the word is written
+ * before a failed wait ends.
+ */
+DBL_EXECUTOR int doorbell_device_ok(const int32_t *status_word)
+{
+	return dbl_load_dword(status_word) == 0;
+}
+
+/*
  * Waits until a 32-bit word meets a condition (DOORBELL_WAIT_*), for at most `timeout_ns` nanoseconds. What was stored
  * before the word is visible afterwards. Returns DOORBELL_OK, DOORBELL_ETIMEOUT, or DOORBELL_EINVAL for an unknown
  * condition. If `status_word` is not NULL and becomes nonzero while the condition is not met, its value is returned;

@@ -98,8 +98,8 @@ impl KernelStream {
     pub fn take(&self) -> Result<Option<Trigger>> {
         let state = self.inner.handle.state();
         let mut queue = state.queue.lock();
-        // Under the lock, so that nothing is taken after the stream was discarded.
-        if state.fault.is_sticky() {
+        // Under the lock, so that nothing is taken after the stream was discarded. After other failures what was queued is executed.
+        if state.fault.is_final() {
             state.check()?;
         }
         if queue.calls.is_empty() {

@@ -36,7 +36,8 @@ use crate::{Error, Result};
 ///   blocks while the driver's queue is full.
 /// - No thread of this process executes programs. One thread looks every millisecond how far each stream with work has come, tells endpoints and
 ///   checks deadlines; the calls of [`Executor`] do so, too.
-/// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads.
+/// - If the deadline of a wait passes, or its endpoint fails, this process ends the wait by a store to the word that it reads. Before that it gives up
+///   the endpoints of everything behind the wait, so that nothing of it is transmitted.
 /// - Streams of one priority share the device's queues: 8, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise. A wait may block another stream in
 ///   the same queue, so streams that wait for each other need separate queues or different priorities.
 /// - Memory that is mapped to a GPU is unregistered when its owner, an endpoint or a region, is dropped. The driver may block then until the GPU is
@@ -108,9 +109,7 @@ impl CudaStream {
     ///
     /// The word is written before a failure ends a wait, so that kernels behind the wait see it. From the first call of this method on:
     /// - If the deadline of a wait passes, or its endpoint fails or is aborted, the word is written before the wait ends.
-    /// - A kernel executes each wait for a completion, where kernels can be used. If the NIC has written a completion with an error, that kernel writes
-    ///   the word before later work runs. Without kernels, and for waits in a graph, this process writes it some milliseconds later. On the proxy path
-    ///   the word is written before the completion is counted.
+    /// - If the NIC has written a completion with an error, the stream stops there until this process has written the word.
     ///
     /// The word is also written if an endpoint fails before this process has seen that the stream is done with its operations, which may be a
     /// millisecond after that. Queued work is not skipped: kernels decide what a failure means to them.
@@ -127,7 +126,8 @@ impl CudaStream {
     }
 
     /// Whether calls go on behind work that failed. Off by default: every call reports the failure until
-    /// [`Executor::take_fault`](crate::Executor::take_fault). On: one call reports it. What is queued already is executed either way.
+    /// [`Executor::take_fault`](crate::Executor::take_fault), and nothing behind it is transmitted. On: one call reports it, and what is behind it is
+    /// transmitted.
     pub fn continue_on_error(&self, continues: bool) {
         self.state().fault.set_continues(continues);
     }

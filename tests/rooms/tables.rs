@@ -109,7 +109,7 @@ const CAPI: Package = Package {
         ("group", &["device", "endpoint", "exchange"]),
         ("store", &["exchange", "group"]),
         ("event", &[]),
-        ("stream", &["code", "event", "last_error"]),
+        ("stream", &["code", "error", "event", "last_error"]),
         ("kernel_stream", &["stream"]),
         ("work", &["region"]),
         ("ticket", &["error"]),

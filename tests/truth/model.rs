@@ -356,6 +356,8 @@ impl Model {
         );
         match ticket.status() {
             Status::Failed(_) => {}
+            // A deadline names what it waited for.
+            Status::Unknown(_) if matches!(failure.cause, Cause::Deadline(_)) => {}
             // A later doorbell released it to a queue pair in error.
             Status::Discarded if flushed => {}
             status => self.lie(
