@@ -356,8 +356,9 @@ impl Model {
         );
         match ticket.status() {
             Status::Failed(_) => {}
-            // A deadline names what it waited for.
-            Status::Unknown(_) if matches!(failure.cause, Cause::Deadline(_)) => {}
+            // A deadline names the request that was the oldest one under way, which may complete just then.
+            Status::Unknown(_) | Status::Complete
+                if matches!(failure.cause, Cause::Deadline(_)) => {}
             // A later doorbell released it to a queue pair in error.
             Status::Discarded if flushed => {}
             status => self.lie(
