@@ -302,6 +302,10 @@ pub fn watchdog() -> Result<Value> {
             "the deadline was not reported"
         );
         late.push((start.elapsed() - deadline).as_secs_f64() * 1e6);
+        ensure!(
+            stream.take_fault().is_some(),
+            "the stream has no fault to be taken"
+        );
         ensure!(ticket.check().is_err(), "the ticket knows of no deadline");
         ensure!(
             ends.region.load_u32(0)? == 0,
