@@ -6,7 +6,7 @@
 //! Layers, from the memory inwards: `dma` (every access to shared memory), `space`, `foreign` and `copies` (whose memory it is,
 //! what reaches another device's, and bytes from one to the other), `gather` and `keys` (what a WQE's segments name, and whether they may), `qp` with `requester` and
 //! `responder` (the transports), `wire` and `inbox` (packets on their way, in one device and between processes),
-//! `core` (one turn of work, without clock or thread), `engine` (the thread) and `pace` (when it looks, and how it rests).
+//! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
 pub(crate) mod client;
 mod copies;
