@@ -119,7 +119,6 @@ impl EngineCore {
                 seen = self.driven.load(Ordering::Relaxed);
             }
             nap = NAP;
-            let has_napped = std::mem::take(&mut napped);
             let Some(mut core) = self.try_lock() else {
                 // Whoever has it may be waiting for this very core of the machine.
                 pace.step_aside();
@@ -127,7 +126,7 @@ impl EngineCore {
             };
             let worked = self.turn(&mut core, self.now_ns());
             // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
-            if has_napped && worked {
+            if std::mem::take(&mut napped) && worked {
                 pace.found_unheard();
             }
             if worked {
