@@ -7,15 +7,29 @@ use std::time::{Duration, Instant};
 
 use crate::device::core::DeviceCore;
 use crate::device::inbox::InboxBell;
-use crate::device::pace::{EnginePace, Rest};
+use crate::device::pace::{self, EnginePace, Rest};
 use crate::{Error, Result};
 use doorbell_wire::memory::NumberSet;
 
+/// How long the engine spins with nothing to do before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
+const UNHEARD_SPIN: Duration = Duration::from_micros(200);
+/// For how long it expects more of those.
+const UNHEARD_FOR: Duration = Duration::from_secs(1);
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
 /// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
 /// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
+const SLEEP: Duration = Duration::from_millis(1);
+/// The same for a device with nothing to do for [`DOZE_AFTER`].
+const DOZE: Duration = Duration::from_millis(10);
+/// How long an engine steps aside for those who wait for the core.
+const STEP_ASIDE: Duration = Duration::from_micros(2);
+/// When an idle device becomes one that is not used.
+const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct EngineCore {
@@ -31,14 +45,15 @@ pub(super) struct EngineCore {
     pub(super) any_rung: AtomicBool,
     /// How many wait for the core to do something with it.
     wanted: AtomicU32,
-    pace: EnginePace,
+    /// Of a device on a fabric, which programs may ring unheard.
+    pace: Option<EnginePace>,
 }
 
 /// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
 const IDLE_LOOKS: usize = 64;
 
 impl EngineCore {
-    fn new(core: DeviceCore, pace: EnginePace) -> EngineCore {
+    fn new(core: DeviceCore, pace: Option<EnginePace>) -> EngineCore {
         let bell = core.inbox().bell();
         EngineCore {
             core: Mutex::new(core),
@@ -94,26 +109,32 @@ impl EngineCore {
         worked
     }
 
-    /// The engine's thread.
-    fn run(&self) {
-        let mut pace = self.pace.begun();
+    /// The engine of a device that is also rung unheard.
+    fn run_at(&self, pace: EnginePace) {
+        pace::wake_promptly();
+        let pace = pace.calibrated();
         let mut seen = 0;
         let mut idle_since: Option<Instant> = None;
         let mut nap = NAP;
-        let mut napped = false;
         while !self.stop.load(Ordering::Acquire) {
             if self.wanted.load(Ordering::Relaxed) != 0 {
-                pace.step_aside();
+                std::thread::sleep(STEP_ASIDE);
             }
             let driven = self.driven.load(Ordering::Relaxed);
             if driven != seen {
                 seen = driven;
                 idle_since = None;
-                if !self.nap_beside_driver(&pace, nap) {
-                    if !pace.expects_unheard() {
-                        nap = (nap * 2).min(LONGEST_NAP);
+                // Whoever drives says when it stops, and is told of what comes after that by the bell.
+                // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
+                // do has a driver.
+                let last_look = || {
+                    if let Some(mut core) = self.try_lock() {
+                        self.turn(&mut core, self.now_ns());
                     }
-                    napped = true;
+                    self.stop.load(Ordering::Acquire)
+                };
+                if !self.bell.sleep(nap, last_look) {
+                    nap = (nap * 2).min(LONGEST_NAP);
                     continue;
                 }
                 seen = self.driven.load(Ordering::Relaxed);
@@ -121,20 +142,15 @@ impl EngineCore {
             nap = NAP;
             let Some(mut core) = self.try_lock() else {
                 // Whoever has it may be waiting for this very core of the machine.
-                pace.step_aside();
+                std::thread::sleep(STEP_ASIDE);
                 continue;
             };
-            let worked = self.turn(&mut core, self.now_ns());
-            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
-            if std::mem::take(&mut napped) && worked {
-                pace.found_unheard();
-            }
-            if worked {
+            if self.turn(&mut core, self.now_ns()) {
                 idle_since = None;
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            let mut rest = pace.rest(idle, driven != 0, || core.pages_that_may_be_rung());
+            let mut rest = pace.rest(idle, driven != 0, core.pages_that_may_be_rung());
             if rest != Rest::Spin {
                 let now_ns = self.now_ns();
                 let due = core.next_due_ns(now_ns);
@@ -143,44 +159,96 @@ impl EngineCore {
             }
             drop(core);
             match rest {
-                Rest::Due if pace.is_told() => std::thread::yield_now(),
-                Rest::Spin | Rest::Due => std::hint::spin_loop(),
+                Rest::Spin => std::hint::spin_loop(),
                 Rest::Nap(time) => std::thread::sleep(time),
                 Rest::Sleep(time) => {
-                    let mut found = false;
-                    self.bell.sleep(time, || {
-                        found = self.turn(&mut self.lock(), self.now_ns())
-                            || self.stop.load(Ordering::Acquire);
-                        found
-                    });
-                    // After a time-out one turn is enough to know; after a ring there is more to come.
-                    if !found && pace.is_told() && self.lock().look_at_idle(IDLE_LOOKS) {
-                        found = true;
-                        pace.found_unheard();
-                    }
-                    if found {
-                        idle_since = None;
-                    }
+                    let last_look = || {
+                        let found = self.turn(&mut self.lock(), self.now_ns());
+                        if found {
+                            idle_since = None;
+                        }
+                        found || self.stop.load(Ordering::Acquire)
+                    };
+                    self.bell.sleep(time, last_look);
                 }
             }
         }
     }
 
-    /// Keeps out of the way of whoever makes the device's progress. Whether the bell rang meanwhile.
-    fn nap_beside_driver(&self, pace: &EnginePace, nap: Duration) -> bool {
-        if pace.is_told() {
-            // The driver's own doorbells must not find an engine to wake: that would be a system call for each.
-            std::thread::sleep(nap);
-            return false;
+    fn run(&self) {
+        if let Some(pace) = self.pace {
+            return self.run_at(pace);
         }
-        // Whoever drives says when it stops, and is told of what comes after that by the bell. A packet may have come while the bell was
-        // silent, and the driver gone before it: hence one turn. One that finds much to do has a driver.
-        self.bell.sleep(nap, || {
-            if let Some(mut core) = self.try_lock() {
-                self.turn(&mut core, self.now_ns());
+        let mut seen = 0;
+        let mut idle_since = None;
+        let mut unheard: Option<Instant> = None;
+        let expects_more = |unheard: Option<Instant>| {
+            unheard.is_some_and(|at: Instant| at.elapsed() < UNHEARD_FOR)
+        };
+        let mut nap = NAP;
+        let mut napped = false;
+        while !self.stop.load(Ordering::Acquire) {
+            if self.wanted.load(Ordering::Relaxed) != 0 {
+                std::thread::yield_now();
             }
-            self.stop.load(Ordering::Acquire)
-        })
+            let driven = self.driven.load(Ordering::Relaxed);
+            if driven != seen {
+                seen = driven;
+                idle_since = None;
+                std::thread::sleep(nap);
+                if !expects_more(unheard) {
+                    nap = (nap * 2).min(LONGEST_NAP);
+                }
+                napped = true;
+                continue;
+            }
+            nap = NAP;
+            let worked = self
+                .try_lock()
+                .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
+            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
+            if std::mem::take(&mut napped) && worked {
+                unheard = Some(Instant::now());
+            }
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            let idle = since.elapsed();
+            if idle < SPIN || (idle < UNHEARD_SPIN && expects_more(unheard)) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now_ns = self.now_ns();
+            let due = self.lock().next_due_ns(now_ns);
+            let longest = if since.elapsed() < DOZE_AFTER {
+                SLEEP
+            } else {
+                DOZE
+            };
+            let timeout = due.map_or(longest, |due| {
+                Duration::from_nanos(due.saturating_sub(now_ns)).min(longest)
+            });
+            if timeout.is_zero() {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut woken = false;
+            self.bell.sleep(timeout, || {
+                woken =
+                    self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
+                woken
+            });
+            // After a time-out one turn is enough to know; after a ring there is more to come.
+            let found = woken || self.lock().look_at_idle(IDLE_LOOKS);
+            if found {
+                idle_since = None;
+            }
+            if found && !woken {
+                unheard = Some(Instant::now());
+            }
+        }
     }
 }
 
@@ -191,8 +259,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Sets a core to work.
-    pub(super) fn start(core: DeviceCore, pace: EnginePace) -> Result<Engine> {
+    /// Sets a core to work; at a pace if clients ring it unheard.
+    pub(super) fn start(core: DeviceCore, pace: Option<EnginePace>) -> Result<Engine> {
         let nic = Arc::new(EngineCore::new(core, pace));
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
@@ -212,7 +280,7 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn resting(core: DeviceCore) -> Engine {
         Engine {
-            nic: Arc::new(EngineCore::new(core, EnginePace::told())),
+            nic: Arc::new(EngineCore::new(core, None)),
             thread: None,
         }
     }

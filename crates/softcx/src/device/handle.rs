@@ -79,7 +79,7 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        Device::with(DeviceCore::new()?, EnginePace::told())
+        Device::with(DeviceCore::new()?, None)
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
@@ -87,7 +87,7 @@ impl Device {
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
     pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
-        Device::with(Device::core_of(options)?, EnginePace::looking())
+        Device::with(Device::core_of(options)?, Some(EnginePace::new()))
     }
 
     fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
@@ -99,7 +99,7 @@ impl Device {
         Ok(core)
     }
 
-    fn with(core: DeviceCore, pace: EnginePace) -> Result<Device> {
+    fn with(core: DeviceCore, pace: Option<EnginePace>) -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::start(core, pace)?),
         })

@@ -1,9 +1,6 @@
-//! When an engine looks for work, and how it rests in between. There are two kinds.
+//! When an engine looks that nobody calls.
 //!
-//! The doorbells of a device inside a program are told of: the library rings the engine's bell behind them. Only a GPU cannot. So the engine
-//! sleeps until the bell rings, and looks now and then for doorbells that nobody told of; while it finds some, more often.
-//!
-//! The doorbells of a device on a fabric are looked for. The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
+//! The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
 //! looks again and again: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
 //! Who rings after a pause waits that part longer, and a device that is not used costs next to nothing.
 //!
@@ -12,21 +9,6 @@
 #![allow(unsafe_code)] // scheduling of the calling thread
 
 use std::time::{Duration, Instant};
-
-/// How long an engine that is told of doorbells spins with nothing to do before it sleeps.
-const TOLD_SPIN: Duration = Duration::from_micros(20);
-/// The same when it has found a doorbell that nobody told it of: a GPU's, whose kernels take their time between two of them.
-const UNHEARD_SPIN: Duration = Duration::from_micros(200);
-/// For how long it expects more of those.
-const UNHEARD_FOR: Duration = Duration::from_secs(1);
-/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
-const TOLD_SLEEP: Duration = Duration::from_millis(1);
-/// The same for a device with nothing to do for [`DOZE_AFTER`].
-const DOZE: Duration = Duration::from_millis(10);
-/// When an idle device becomes one that is not used.
-const DOZE_AFTER: Duration = Duration::from_millis(100);
-/// How long an engine steps aside for those who wait for the core, where it is not enough to yield.
-const STEP_ASIDE: Duration = Duration::from_micros(2);
 
 /// Sleeps are this part of the time since there was something to do.
 const PART: u32 = 32;
@@ -56,8 +38,6 @@ const SLICE_NS: u64 = 100_000;
 pub(super) enum Rest {
     /// Look again.
     Spin,
-    /// Look again, because something is due.
-    Due,
     /// Sleep for so long, whatever happens.
     Nap(Duration),
     /// Sleep for at most so long, or until the bell rings.
@@ -67,51 +47,38 @@ pub(super) enum Rest {
 impl Rest {
     /// Not longer than until something is due.
     pub(super) fn until(self, due: Option<Duration>) -> Rest {
-        match (self, due) {
-            (Rest::Nap(_) | Rest::Sleep(_), Some(Duration::ZERO)) => Rest::Due,
-            (Rest::Nap(time), Some(due)) => Rest::Nap(time.min(due)),
-            (Rest::Sleep(time), Some(due)) => Rest::Sleep(time.min(due)),
-            (rest, _) => rest,
+        let Some(due) = due else {
+            return self;
+        };
+        match self {
+            Rest::Spin => Rest::Spin,
+            _ if due.is_zero() => Rest::Spin,
+            Rest::Nap(time) => Rest::Nap(time.min(due)),
+            Rest::Sleep(time) => Rest::Sleep(time.min(due)),
         }
     }
 }
 
-/// The pace of a device's engine.
+/// The pace of a device that clients ring unheard.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum EnginePace {
-    /// It is told of doorbells; when it last found one that it was not told of.
-    Told { unheard: Option<Instant> },
-    /// It looks for doorbells.
-    Looking { spin: Duration, shortest: Duration },
+pub(super) struct EnginePace {
+    spin: Duration,
+    shortest: Duration,
 }
 
 impl EnginePace {
-    /// Of a device inside a program.
-    pub(super) fn told() -> EnginePace {
-        EnginePace::Told { unheard: None }
-    }
-
-    /// Of a device that clients ring by stores alone.
-    pub(super) fn looking() -> EnginePace {
+    pub(super) fn new() -> EnginePace {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        EnginePace::Looking {
+        EnginePace {
             spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
             shortest: SHORTEST,
         }
     }
 
-    pub(super) fn is_told(&self) -> bool {
-        matches!(self, EnginePace::Told { .. })
-    }
-
-    /// This pace in the calling thread, with sleeps that are sleeps on this machine. To set a timer and to take its interrupt cost
+    /// This pace with sleeps that are sleeps, on this machine, for the calling thread. To set a timer and to take its interrupt cost
     /// 20 us on some virtual machines. A timer that is due before the thread has gone to sleep wakes it on the spot, and a client
     /// that waits for the core does not get it: not once, however often that is repeated.
-    pub(super) fn begun(self) -> EnginePace {
-        let EnginePace::Looking { spin, .. } = self else {
-            return self;
-        };
-        wake_promptly();
+    pub(super) fn calibrated(self) -> EnginePace {
         let nap = |_| {
             let start = Instant::now();
             std::thread::sleep(Duration::from_nanos(1));
@@ -120,54 +87,24 @@ impl EnginePace {
         let least = (0..NAPS).map(nap).min().unwrap_or_default();
         // Somewhat more than the half of it that comes before the sleep.
         let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
-        EnginePace::Looking { spin, shortest }
-    }
-
-    /// Lets others have the core.
-    pub(super) fn step_aside(&self) {
-        match self {
-            EnginePace::Told { .. } => std::thread::yield_now(),
-            EnginePace::Looking { .. } => std::thread::sleep(STEP_ASIDE),
-        }
-    }
-
-    /// A doorbell was found that nobody had told of.
-    pub(super) fn found_unheard(&mut self) {
-        if let EnginePace::Told { unheard } = self {
-            *unheard = Some(Instant::now());
-        }
-    }
-
-    /// Whether an engine that is told of doorbells expects some that it is not told of.
-    pub(super) fn expects_unheard(&self) -> bool {
-        matches!(self, EnginePace::Told { unheard: Some(at) } if at.elapsed() < UNHEARD_FOR)
+        EnginePace { shortest, ..self }
     }
 
     /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
     /// `pages`: how many a client could ring.
-    pub(super) fn rest(&self, idle: Duration, driven: bool, pages: impl Fn() -> usize) -> Rest {
-        let EnginePace::Looking { spin, shortest } = *self else {
-            return match idle {
-                _ if idle < TOLD_SPIN || (idle < UNHEARD_SPIN && self.expects_unheard()) => {
-                    Rest::Spin
-                }
-                _ if idle < DOZE_AFTER => Rest::Sleep(TOLD_SLEEP),
-                _ => Rest::Sleep(DOZE),
-            };
-        };
-        let pages = pages();
+    pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
         let longest = LONGEST + LONGER_A_PAGE * pages.min(10_000) as u32;
         if driven && pages > 0 {
             return Rest::Sleep((idle / PART).clamp(SHORTEST_DRIVEN, longest));
         }
-        if idle < spin {
+        if idle < self.spin {
             return Rest::Spin;
         }
         if pages == 0 {
             return Rest::Sleep(UNUSED);
         }
-        let sleep = (idle / PART).clamp(shortest, longest);
-        if sleep < RINGABLE.max(shortest * 2) {
+        let sleep = (idle / PART).clamp(self.shortest, longest);
+        if sleep < RINGABLE.max(self.shortest * 2) {
             Rest::Nap(sleep)
         } else {
             Rest::Sleep(sleep)
@@ -177,7 +114,7 @@ impl EnginePace {
 
 /// Has the scheduler wake the calling thread on time, and put it before threads that run on and on. What the kernel does not know, it
 /// refuses, and nothing is lost.
-fn wake_promptly() {
+pub(super) fn wake_promptly() {
     // SAFETY: takes numbers only, and is about the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
     let attributes = SchedAttr {
@@ -211,44 +148,24 @@ mod tests {
 
     #[test]
     fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
-        let pace = EnginePace::Looking {
+        let pace = EnginePace {
             spin: SPIN,
             shortest: SHORTEST,
         };
-        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), false, || 1);
+        let rest = |idle_us| pace.rest(Duration::from_micros(idle_us), false, 1);
         assert_eq!(rest(0), Rest::Spin);
         assert_eq!(rest(6), Rest::Nap(SHORTEST));
         assert_eq!(rest(128), Rest::Nap(Duration::from_micros(4)));
         assert_eq!(rest(3200), Rest::Sleep(Duration::from_micros(100)));
         let longest = LONGEST + LONGER_A_PAGE;
         assert_eq!(rest(1_000_000), Rest::Sleep(longest));
-        let many = pace.rest(Duration::from_secs(1), false, || 2000);
+        let many = pace.rest(Duration::from_secs(1), false, 2000);
         assert_eq!(many, Rest::Sleep(Duration::from_micros(2500)));
-        let driven = |idle_us| pace.rest(Duration::from_micros(idle_us), true, || 1);
+        let driven = |idle_us| pace.rest(Duration::from_micros(idle_us), true, 1);
         assert_eq!(driven(0), Rest::Sleep(SHORTEST_DRIVEN));
         assert_eq!(driven(3200), Rest::Sleep(Duration::from_micros(100)));
-        let unused = pace.rest(Duration::from_secs(1), false, || 0);
+        let unused = pace.rest(Duration::from_secs(1), false, 0);
         assert_eq!(unused, Rest::Sleep(UNUSED));
-    }
-
-    #[test]
-    fn an_engine_that_is_told_sleeps_soon_unless_it_found_what_nobody_told_of() {
-        let mut pace = EnginePace::told();
-        let rest = |pace: &EnginePace, idle| pace.rest(idle, true, || 1);
-        assert_eq!(rest(&pace, Duration::ZERO), Rest::Spin);
-        assert_eq!(rest(&pace, TOLD_SPIN), Rest::Sleep(TOLD_SLEEP));
-        assert_eq!(rest(&pace, DOZE_AFTER), Rest::Sleep(DOZE));
-        pace.found_unheard();
-        assert_eq!(rest(&pace, UNHEARD_SPIN), Rest::Sleep(TOLD_SLEEP));
-        let long_ago = Instant::now().checked_sub(UNHEARD_FOR);
-        for (unheard, spins) in [
-            (Some(Instant::now() + UNHEARD_FOR), true),
-            (long_ago, false),
-        ] {
-            let pace = EnginePace::Told { unheard };
-            assert_eq!(pace.expects_unheard(), spins);
-            assert_eq!(rest(&pace, TOLD_SPIN) == Rest::Spin, spins);
-        }
     }
 
     #[test]
@@ -259,8 +176,7 @@ mod tests {
         assert_eq!(rest.until(Some(long)), rest);
         assert_eq!(rest.until(Some(short)), Rest::Sleep(short));
         assert_eq!(Rest::Nap(SHORTEST).until(Some(short)), Rest::Nap(short));
-        assert_eq!(rest.until(Some(Duration::ZERO)), Rest::Due);
-        assert_eq!(Rest::Spin.until(Some(Duration::ZERO)), Rest::Spin);
+        assert_eq!(rest.until(Some(Duration::ZERO)), Rest::Spin);
     }
 
     #[test]
