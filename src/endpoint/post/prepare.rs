@@ -340,6 +340,8 @@ impl Endpoint {
         if fine {
             return Ok(());
         }
+        // The breakdown of an endpoint that has failed meanwhile resets its queue pair.
+        self.shared.check_alive()?;
         Err(Error::state(
             StateKind::NotConnected,
             operation,
