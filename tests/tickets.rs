@@ -20,15 +20,8 @@ fn small() -> EndpointConfig {
 
 /// Holds the stream where it is, until the flag is set.
 fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
-    let go = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&go);
-    stream
-        .launch(move || {
-            while !flag.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        })
-        .unwrap();
+    let (go, gate) = rig::gate();
+    stream.launch(gate).unwrap();
     go
 }
 

@@ -4,8 +4,8 @@
 //! and work after a wait sees what was stored before the word. So the fences of a program need no operations. Writes of NICs are the exception: the
 //! flag FLUSH of a wait is for them.
 //!
-//! A wait for a completion is two operations: the second one waits until the opcode is none of an error. So the stream stops at an error until
-//! this process has given up the endpoints behind it, and then lets it go by [`CqRing::release_waiter`](crate::mlx5::CqRing::release_waiter).
+//! A wait for a completion is two operations. The second one waits until the opcode is not that of an error, so the stream stops at an error.
+//! This process gives up the endpoints behind the wait and then ends the wait by [`CqRing::release_waiter`](crate::mlx5::CqRing::release_waiter).
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union,

@@ -142,7 +142,7 @@ impl StoreClient {
         }
     }
 
-    /// The turn to write to the store. Whoever has it may wait for a store that does not read, until a deadline of its own.
+    /// Waits for the right to write to the store. Its holder may wait for a store that does not read, until the holder's own deadline.
     fn turn(&self, deadline: &Deadline) -> Result<MutexGuard<'_, ()>> {
         loop {
             match self.sending.try_lock() {

@@ -40,8 +40,8 @@ pub(crate) struct PolledCalls<T: ?Sized> {
     pub(crate) serve: fn(&T) -> PollResult,
     /// Gives up a handle, which may be the last. It never waits, either.
     pub(crate) let_go: fn(Arc<T>),
-    /// From now on it is polled seldom, and whoever has something for it announces this number ([`ProgressThread::announce`]); or, without
-    /// a number, it is polled in every round again. Gives the trigger that is looked at meanwhile.
+    /// Called with a number: from now on the object is polled seldom, and a thread that has work for it announces this number
+    /// ([`ProgressThread::announce`]). Called without a number: it is polled in every round again. Returns the trigger to look at meanwhile.
     pub(crate) rest: fn(&T, Option<usize>) -> RestingTrigger,
 }
 
@@ -411,7 +411,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             served.trigger = (self.calls.rest)(held, Some(number));
         }
         served.count = served.trigger.as_ref().map_or(0, |trigger| trigger.count());
-        // Orders the number before the last poll; whoever has something stores it, passes a fence, and then looks for the number.
+        // Orders the number before the last poll. A thread that has work stores it, passes a fence, and then looks for the number.
         fence(Ordering::SeqCst);
         let done = self.poll_one(served);
         served.is_active = done != PollResult::Resting;

@@ -80,6 +80,18 @@ pub fn control(device: &Device) -> Control {
     endpoint.path().control
 }
 
+/// A closure for a stream to launch, which holds the stream where it is until the flag is set.
+pub fn gate() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
+    let go = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&go);
+    let wait = move || {
+        while !flag.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    (go, wait)
+}
+
 /// SplitMix64 (Steele, Lea, Flood, 2014).
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A set of numbers. Adding one and taking all of them cost the same however many could be in it.
 ///
-/// Numbers that differ by a multiple of [`NumberSet::COUNT`] are one: whoever takes looks at each of them.
+/// Numbers that differ by a multiple of [`NumberSet::COUNT`] share a bit. The thread that takes the bit has to look at each of them.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct NumberSet {
@@ -26,11 +26,12 @@ impl NumberSet {
     /// Numbers that it tells apart.
     pub const COUNT: usize = 64 * 64;
 
-    /// Adds a number. Whoever takes it sees what the caller stored before.
+    /// Adds a number. The thread that takes it sees what the caller stored before this call.
     #[inline]
     pub fn add(&self, number: usize) {
         let number = number % Self::COUNT;
-        // The word before the group: one who takes the group finds the bit, and one who took the word before that finds nothing later.
+        // The word is set before the group, so the thread that takes the group finds the bit. If an earlier take has cleared the bit, the
+        // group's next take finds an empty word.
         self.words[number / 64].fetch_or(1 << (number % 64), Ordering::Release);
         self.groups.fetch_or(1 << (number / 64), Ordering::Release);
     }

@@ -140,7 +140,7 @@ mod tests {
             folder_in(&root.0, Some(&runtime.0)),
             Ok(runtime.0.join("doorbell"))
         );
-        // A place that is the stranger's, too, is none.
+        // A folder that the other user owns as well cannot be used.
         chown(&runtime.0, Some(STRANGER), None).unwrap();
         assert_eq!(reason(folder_in(&root.0, Some(&runtime.0))), refused);
     }

@@ -44,7 +44,7 @@ impl Fabric {
     /// Takes a node number for the device with this inbox.
     ///
     /// # Errors
-    /// [`Error::State`] if the name is none, the fabric is full or of another version, or its folder cannot be trusted or has no room;
+    /// [`Error::State`] if the name is not valid, the fabric is full or of another version, or its folder cannot be trusted or has no room;
     /// [`Error::Timeout`] if another process keeps the table locked; [`Error::System`] if the table cannot be opened.
     pub(crate) fn join(name: &str, link: LinkLayer, address: InboxAddress) -> Result<Fabric> {
         let no = |kind, reason: String| Error::state(kind, "open of a fabric", reason);
