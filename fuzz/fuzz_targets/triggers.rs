@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use doorbell::{
     Device, Endpoint, EndpointConfig, Error, Event, Executor, Region, RemoteSlice, Result, Side,
-    Submission, Work, execute,
+    StreamFailure, Submission, Work, execute,
 };
 use doorbell_wire::peer::PeerOp;
 use libfuzzer_sys::fuzz_target;
@@ -84,6 +84,12 @@ unsafe impl Executor for Stray {
     fn wait_event(&self, _event: &Event) -> Result<()> {
         Ok(())
     }
+
+    fn take_fault(&self) -> Option<Error> {
+        None
+    }
+
+    fn fail(&self, _failure: StreamFailure) {}
 
     fn query(&self) -> Result<bool> {
         Ok(true)

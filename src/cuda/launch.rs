@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 
@@ -54,6 +55,15 @@ impl StreamState {
     }
 
     fn issue_graph(&self, exec: &InstantiatedGraph, queue: &mut CallQueue) -> Result<()> {
+        let before = self.enter(queue)?;
+        self.launch_graph(exec, queue)
+            .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
+        self.given.store(queue.issued, Ordering::Release);
+        self.ensure_watched();
+        Ok(())
+    }
+
+    fn launch_graph(&self, exec: &InstantiatedGraph, queue: &mut CallQueue) -> Result<()> {
         // Entered first: setting a node's parameters names no stream, and no error is documented for another current context.
         let mut driver = self.driver(true)?;
         self.forbid_capture(&mut driver, "launch a graph")?;
@@ -73,11 +83,7 @@ impl StreamState {
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(exec.raw, self.raw)
         })
-        .inspect_err(|error| self.note(error))?;
-        drop(driver);
-        self.pending.enter(&mut queue.entering);
-        self.ensure_watched();
-        Ok(())
+        .inspect_err(|error| self.note(error))
     }
 }
 

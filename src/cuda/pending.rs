@@ -219,16 +219,17 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(address.cast()) })
 }
 
-/// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Adds to `over`
-/// what is to be dropped, which may block; handles that are not an owner's last are dropped in here. Returns what has to happen before it goes on.
+/// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Leaves alone what
+/// comes behind the count `given`, which the stream may not have. Adds to `over` what is to be dropped, which may block; handles that are not an owner's last are dropped in here. Returns what has to happen before it goes on.
 pub(super) fn settle(
     queue: &mut VecDeque<PendingEntry>,
-    done: u64,
+    (done, given): (u64, u64),
     words: &StreamWords,
     aborted: bool,
     stream: &Reports<'_>,
     over: &mut Vec<DeferredDrop>,
 ) -> Option<Next> {
+    let done = done.min(given);
     while let Some(front) = queue.front_mut().filter(|front| front.done <= done) {
         if let Some(mark) = front.unsettled() {
             return Some(Next::Settle(mark));
@@ -250,7 +251,7 @@ pub(super) fn settle(
     // Entries with the same count have begun together. If the stream is in a wait, it is one of theirs.
     let current = queue.front().map(|front| front.done);
     for pending in queue.iter_mut() {
-        if pending.after > done || Some(pending.done) != current {
+        if pending.after > done || pending.done > given || Some(pending.done) != current {
             break;
         }
         let next = pending.begin(words, aborted);
@@ -456,11 +457,31 @@ impl PendingEntry {
         }
     }
 
-    /// Tells the owner or the event that the stream will not execute the entry, for that reason.
-    pub(super) fn discard(&self, reason: &Error) {
+    /// Tells the owner that the stream will not execute the entry. [`PendingEntry::discard`] follows.
+    pub(super) fn announce_discard(&self) {
+        if let PendingWork::Program { owner, cookie, .. } = &self.what {
+            owner.not_executed(*cookie);
+        }
+    }
+
+    /// Tells the owner or the event that the stream will not execute the entry, for that reason. If the stream `was_at_it`, that is not known of a
+    /// program.
+    pub(super) fn discard(&self, reason: &Error, was_at_it: bool) {
         match &self.what {
-            PendingWork::Program { owner, cookie, .. } => {
-                owner.finished(*cookie, Outcome::Discarded)
+            PendingWork::Program {
+                owner,
+                cookie,
+                has_begun,
+                ..
+            } => {
+                if was_at_it && !has_begun {
+                    owner.started(*cookie);
+                }
+                let outcome = match was_at_it {
+                    true => Outcome::Lost,
+                    false => Outcome::Discarded,
+                };
+                owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => record.fire(Some(reason.clone())),
             PendingWork::Event { .. } | PendingWork::Count | PendingWork::Launched { .. } => {}

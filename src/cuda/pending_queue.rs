@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use super::pending::PendingEntry;
@@ -44,8 +44,10 @@ impl PendingQueue {
         }
     }
 
-    /// Adds what the stream was given, which leaves `entering` empty. The caller holds the lock of the stream's queue. It takes no other one unless
-    /// [`ARRIVALS`] entries have come since anybody looked.
+    /// Adds what the stream is about to be given, which leaves `entering` empty. The caller holds the lock of the stream's queue. It takes no other one
+    /// unless [`ARRIVALS`] entries have come since anybody looked.
+    ///
+    /// A thread that notes a failure of the stream and then looks here sees the entries, or the caller sees the failure after this.
     pub(super) fn enter(&self, entering: &mut Vec<PendingEntry>) {
         let mut sent = 0;
         for entry in entering.drain(..) {
@@ -57,9 +59,18 @@ impl PendingQueue {
             }
         }
         self.sent.fetch_add(sent, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
-    /// All that has arrived, for those that look.
+    /// Takes the entries behind the count `given` back: the stream was not given them. The caller has held the lock of the stream's queue since it
+    /// entered them.
+    pub(super) fn take_back(&self, given: u64, entering: &mut Vec<PendingEntry>) {
+        let entries = &mut self.lock().entries;
+        let first = entries.partition_point(|entry| entry.done <= given);
+        entering.extend(entries.drain(first..));
+    }
+
+    /// All that has arrived, for those that look. Entries behind the count that the stream was given may be taken back.
     pub(super) fn lock(&self) -> MutexGuard<'_, Arrived> {
         let mut waiting = self.waiting.lock();
         let Arrived {
@@ -108,6 +119,26 @@ mod tests {
             .map(|entry| entry.done)
             .collect();
         assert!(found.iter().copied().eq(0..=most), "{found:?}");
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn what_is_taken_back_is_what_the_stream_was_not_given() {
+        let queue = PendingQueue::new();
+        queue.enter(&mut entries(0..3));
+        let mut refused = Vec::new();
+        queue.take_back(2, &mut refused);
+        assert!(refused.is_empty());
+        queue.enter(&mut entries(3..6));
+        queue.take_back(3, &mut refused);
+        let numbers = |entries: Vec<PendingEntry>| -> Vec<u64> {
+            entries.into_iter().map(|entry| entry.done).collect()
+        };
+        assert_eq!(numbers(refused), [4, 5]);
+        assert_eq!(
+            numbers(queue.lock().entries.drain(..).collect()),
+            [0, 1, 2, 3]
+        );
         assert!(queue.is_empty());
     }
 

@@ -59,19 +59,37 @@ impl StreamState {
             forgiven: self.forgiven.load(Ordering::Acquire),
             stopped_from: self.stopped_from.load(Ordering::Acquire),
         };
-        settle(&mut pending.entries, done, words, aborted, &reports, over)
+        let given = self.given.load(Ordering::Acquire);
+        let counts = (done, given);
+        settle(&mut pending.entries, counts, words, aborted, &reports, over)
     }
 
     /// Ends all pending work as discarded: the stream will not execute it.
     pub(super) fn discard(&self) {
         let failure = self.fault.sticky().unwrap_or_else(|| "it has ended".into());
         let reason = failure.report(&self.name);
+        // What the driver is being given now, it refuses or has after this.
+        let given = self.given.load(Ordering::Acquire);
+        let is_given = |entry: &PendingEntry| entry.done <= given;
+        // What the driver was given, a GPU may have been at. Triggers count what they execute.
+        let has_ended = self.ended.load(Ordering::Acquire);
+        if !has_ended {
+            // Before the owners are given up: they do not know how far the stream has come.
+            (self.pending.lock().entries.iter())
+                .filter(|entry| is_given(entry))
+                .for_each(PendingEntry::announce_discard);
+        }
         self.give_up_behind(self.count.read(), failure);
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
-        let dropped: Vec<PendingEntry> = pending.entries.drain(..).collect();
+        let last = pending.entries.partition_point(is_given);
+        let dropped: Vec<PendingEntry> = pending.entries.drain(..last).collect();
         // The reason is published before the end, for those that wait for the count.
-        dropped.iter().for_each(|pending| pending.discard(&reason));
+        let done = self.count.read();
+        dropped.iter().for_each(|pending| {
+            let was_at_it = has_ended && pending.after <= done;
+            pending.discard(&reason, was_at_it);
+        });
         self.count.over.store(true, Ordering::Release);
         if let Some(last) = dropped.last() {
             // Streams of other contexts may wait for this stream's count.

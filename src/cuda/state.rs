@@ -43,6 +43,8 @@ pub(super) struct StreamState {
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
     pub(super) queue: Lock<CallQueue>,
     pub(super) pending: PendingQueue,
+    /// The stream has been given what comes up to this count. What is pending behind it may still be taken back.
+    pub(super) given: AtomicU64,
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
     pub(super) visiting: RwLock<()>,
     /// Waits for marks that no GPU counts, in the order of the gates.
@@ -107,6 +109,7 @@ impl StreamState {
                 lender: OnceLock::new(),
                 queue: Lock::default(),
                 pending: PendingQueue::new(),
+                given: AtomicU64::new(0),
                 visiting: RwLock::default(),
                 gates: Lock::default(),
                 fault: Fault::new(),

@@ -320,7 +320,7 @@ impl CudaStream {
         self.state().queue.lock().taken
     }
 
-    fn state(&self) -> &StreamState {
+    pub(super) fn state(&self) -> &StreamState {
         self.handle.state()
     }
 }

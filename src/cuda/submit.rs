@@ -1,6 +1,7 @@
 //! How programs, records and waits for events are queued on a CUDA stream, or on the stream of an application's kernels.
 #![allow(unsafe_code)] // calls the driver
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys;
@@ -114,7 +115,10 @@ impl StreamState {
         prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
         self.check()?;
-        self.queue_unchecked(prepare)
+        self.queue_by(prepare, |state, queue| {
+            let before = state.enter(queue)?;
+            state.issue(queue, before)
+        })
     }
 
     /// [`StreamState::queue`] without a report of an earlier failure.
@@ -123,12 +127,23 @@ impl StreamState {
         prepare: impl FnOnce(&StreamState, &mut CallQueue) -> Result<()>,
     ) -> Result<()> {
         self.queue_by(prepare, |state, queue| {
-            if queue.for_kernels {
-                state.issue_to_kernels(queue)
-            } else {
-                state.issue(queue)
-            }
+            state.pending.enter(&mut queue.entering);
+            let before = state.given.load(Ordering::Relaxed);
+            state.issue(queue, before)
         })
+    }
+
+    /// Enters what the stream is to be given next, before it is given, so that whoever finds a failure of the stream gives it up. Returns the count up
+    /// to which the stream has been given all.
+    ///
+    /// # Errors
+    /// A failure that was found meanwhile. Nothing is entered then.
+    pub(super) fn enter(&self, queue: &mut CallQueue) -> Result<u64> {
+        let before = self.given.load(Ordering::Relaxed);
+        self.pending.enter(&mut queue.entering);
+        self.check()
+            .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
+        Ok(before)
     }
 
     pub(super) fn queue_by(
@@ -158,9 +173,22 @@ impl StreamState {
         result
     }
 
-    /// Makes the calls of `queue`, and enters its entries; neither if it fails. If the driver refuses a later one of several calls, the earlier ones
-    /// cannot be taken back: the work of the refused ones is discarded, and the failure is reported as that of queued work.
-    fn issue(&self, queue: &mut CallQueue) -> Result<()> {
+    /// Gives the stream what was entered; if that fails, takes it back.
+    fn issue(&self, queue: &mut CallQueue, before: u64) -> Result<()> {
+        if queue.for_kernels {
+            // `KernelStream::take` hands it out.
+            self.given.store(queue.issued, Ordering::Release);
+        } else {
+            self.call_driver(queue)
+                .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
+        }
+        self.ensure_watched();
+        Ok(())
+    }
+
+    /// Makes the calls of `queue`. If the driver refuses a later one of several calls, the earlier ones cannot be taken back: the work of the refused
+    /// ones is discarded, and the failure is reported as that of queued work.
+    fn call_driver(&self, queue: &mut CallQueue) -> Result<()> {
         let mut driver = self.driver(false)?;
         self.forbid_capture(&mut driver, "queue on a CUDA stream")?;
         queue.end_call();
@@ -171,6 +199,7 @@ impl StreamState {
             match (result, given) {
                 (Ok(()), _) => {
                     given = Some(*issued);
+                    self.given.store(*issued, Ordering::Release);
                     queue.taken += 1;
                 }
                 (Err(error), None) => {
@@ -187,15 +216,6 @@ impl StreamState {
         if let (Some(error), Some(given)) = (refused, given) {
             self.lose(queue, given, &error);
         }
-        self.pending.enter(&mut queue.entering);
-        self.ensure_watched();
-        Ok(())
-    }
-
-    /// Enters the work for kernels of the application, which [`KernelStream::take`](super::KernelStream::take) hands out.
-    fn issue_to_kernels(&self, queue: &mut CallQueue) -> Result<()> {
-        self.pending.enter(&mut queue.entering);
-        self.ensure_watched();
         Ok(())
     }
 
@@ -222,15 +242,14 @@ impl StreamState {
     /// Discards the work that comes after the count `given`, which the driver has refused.
     fn lose(&self, queue: &mut CallQueue, given: u64, error: &Error) {
         queue.issued = given;
-        let first = queue.entering.iter().position(|entry| entry.done > given);
-        let lost = queue
-            .entering
-            .split_off(first.unwrap_or(queue.entering.len()));
+        let mut lost = Vec::new();
+        self.pending.take_back(given, &mut lost);
         self.count.words.note(STATUS_STREAM);
         self.fault.pass(error.to_string());
         self.note(error);
         let reason = StreamFailure::from(error.to_string()).report(&self.name);
-        lost.iter().for_each(|pending| pending.discard(&reason));
+        lost.iter()
+            .for_each(|pending| pending.discard(&reason, false));
         defer_drops(
             lost.into_iter()
                 .filter_map(PendingEntry::into_deferred_drop)
@@ -267,6 +286,7 @@ mod tests {
         page: Box<UnsafeCell<Page>>,
         targets: Targets,
         finished: AtomicU32,
+        given_up: AtomicU32,
     }
 
     // SAFETY: the page is atomics to everyone.
@@ -295,6 +315,10 @@ mod tests {
             assert_eq!(outcome, Outcome::Done);
             self.finished.fetch_add(1, Ordering::SeqCst);
         }
+
+        fn give_up(&self) {
+            self.given_up.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     impl Bench {
@@ -309,6 +333,7 @@ mod tests {
                 page,
                 targets,
                 finished: AtomicU32::new(0),
+                given_up: AtomicU32::new(0),
             });
             let at = (record.dword(4), doorbell.qword(0), flag.dword(0));
             (bench, at.0.unwrap(), at.1.unwrap(), at.2.unwrap())
@@ -413,6 +438,55 @@ mod tests {
         assert_eq!(bench.word(DOORBELL).load(Ordering::SeqCst), u64::from(sent));
         let record = bench.word(RECORD).load(Ordering::SeqCst);
         assert_eq!(record >> 32, u64::from(sent));
+    }
+
+    /// A thread may be about to call the driver, or blocked in that call, when another one finds a failure.
+    #[test]
+    fn who_queues_while_a_failure_is_found_is_refused_or_given_up() {
+        let test = "who_queues_while_a_failure_is_found";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let (bench, record, ..) = Bench::new();
+        let stream = CudaStream::new(&context, "fails").unwrap();
+        let state = stream.state();
+        let mut program = Program::new(&bench.targets);
+        program.store_dword(record, 1).unwrap();
+        let submission = bench.submission(program);
+        let one = std::slice::from_ref(&submission);
+        // Before the call is announced: refused, and nothing is left of it.
+        let refused = state.queue_by(
+            |state, queue| state.prepare(queue, one.iter()),
+            |state, queue| {
+                state.fail_from(1, "found just before".into());
+                state.enter(queue).map(drop)
+            },
+        );
+        assert!(refused.unwrap_err().to_string().contains("just before"));
+        assert!(state.pending.is_empty());
+        assert_eq!(bench.given_up.load(Ordering::SeqCst), 0);
+        assert!(stream.take_fault().is_some());
+        // After that: the owner is given up before the one that found the failure goes on.
+        let queued = stream.submit_one(bench.submission(program));
+        queued.map_err(|(_, error)| error).unwrap();
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        let before = state.count.read();
+        let queued = state.queue_by(
+            |state, queue| state.prepare(queue, one.iter()),
+            |state, queue| {
+                let given = state.enter(queue)?;
+                state.fail_from(before, "found in between".into());
+                assert_eq!(bench.given_up.load(Ordering::SeqCst), 1);
+                assert!(state.settle().is_empty(), "nothing is given yet");
+                assert_eq!(bench.finished.load(Ordering::SeqCst), 1);
+                state.issue(queue, given)
+            },
+        );
+        queued.unwrap();
+        assert!(stream.synchronize(Some(Duration::from_secs(60))).is_err());
+        assert_eq!(bench.finished.load(Ordering::SeqCst), 2);
+        assert!(state.pending.is_empty());
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub enum Outcome {
     Released,
     /// Not executed, or not to its end: the stream had failed, was aborted, or the owner has no memory for a target.
     Discarded,
+    /// The stream ended while it executed it. How far it came is not known.
+    Lost,
 }
 
 /// What queued programs belong to: it has the memory behind a table of targets, keeps it alive, and learns what becomes of
@@ -78,6 +80,11 @@ pub unsafe trait Owner: Send + Sync + DropLater {
         let _ = cookie;
         (outcome == Outcome::Released)
             .then(|| "a wait was released before its condition held".into())
+    }
+
+    /// A program that was submitted with that cookie will never be executed: the stream has ended before it, or at it. [`Owner::finished`] follows.
+    fn not_executed(&self, cookie: u64) {
+        let _ = cookie;
     }
 
     /// Gives up what the owner has on a stream that cannot take it back, as a GPU's: because of the application, or of a failure before it. The

@@ -319,7 +319,7 @@ pub enum StateKind {
 /// How an endpoint failed: its first error, and the operation that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkError {
-    /// The number of the endpoint's queue pair.
+    /// The number of the endpoint's queue pair; 0 of a wait for a value, which belongs to no endpoint.
     pub qpn: u32,
     /// The number that the application gave to the work request; of a deadline, to the oldest one in the queue that was not done. `None` where
     /// no single one is to blame.
@@ -361,7 +361,11 @@ pub enum Cause {
 
 impl fmt::Display for WorkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "endpoint {:#x}", self.qpn)?;
+        match self.qpn {
+            // No queue pair has this number: the wait belongs to no endpoint.
+            0 => f.write_str("wait for a value")?,
+            qpn => write!(f, "endpoint {qpn:#x}")?,
+        }
         if let Some(wr_id) = self.wr_id {
             write!(f, ", work request {wr_id}")?;
         }
@@ -376,6 +380,9 @@ impl fmt::Display for WorkError {
                     ": {status} (syndrome {syndrome:#04x}, vendor {vendor_syndrome:#04x})"
                 )?;
                 f.write_str(hint(*status))
+            }
+            Cause::Deadline(timeout) if self.qpn == 0 => {
+                write!(f, ": it did not end within {timeout:?} and was released")
             }
             Cause::Deadline(timeout) => write!(
                 f,

@@ -108,7 +108,7 @@ fn send_wqes() {
         }
     }
     let theirs = ask(&oracle, &questions);
-    assert_eq!(theirs.len(), CASES);
+    assert_eq!(theirs.len(), ours.len());
     for ((theirs, ours), question) in theirs.iter().zip(&ours).zip(&questions) {
         assert_eq!(ours, theirs, "{question}");
     }
@@ -270,6 +270,10 @@ fn cqes() {
         let words = strategy.new_tree(&mut runner).unwrap().current();
         let bytes: [u8; CQE_BYTES] = std::array::from_fn(|i| words[i / 2].to_ne_bytes()[i % 2]);
         let cqe = Cqe::parse(&bytes);
+        if cqe.opcode == CqeOpcode::ReleasedErr {
+            // No device writes it, so mlx5dv.h does not know it.
+            continue;
+        }
         errors += u32::from(cqe.opcode.is_error());
         ours.push(format!(
             "{:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x} {:x}",
@@ -295,7 +299,7 @@ fn cqes() {
     }
     assert!(errors > 100, "both forms have their turn");
     let theirs = ask(&oracle, &questions);
-    assert_eq!(theirs.len(), CASES);
+    assert_eq!(theirs.len(), ours.len());
     for ((theirs, ours), question) in theirs.iter().zip(&ours).zip(&questions) {
         assert_eq!(ours, theirs, "{question}");
     }

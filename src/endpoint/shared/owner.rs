@@ -109,12 +109,12 @@ unsafe impl Owner for Shared {
             // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
             let given_up = outcome != Outcome::Done
                 || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
-            if outcome != Outcome::Discarded {
+            if !matches!(outcome, Outcome::Discarded | Outcome::Lost) {
                 let state = if given_up { Wait::GivenUp } else { Wait::Done };
                 queue.set_wait(cookie.count, state);
             }
         }
-        if outcome == Outcome::Discarded {
+        if matches!(outcome, Outcome::Discarded | Outcome::Lost) {
             if cookie.is_wait {
                 self.unless_failed_otherwise(|| {
                     queue.set_wait(cookie.count, Wait::Discarded);
@@ -122,8 +122,8 @@ unsafe impl Owner for Shared {
                 queue.set_wait(cookie.count, Wait::GivenUp);
                 // The program that would have cleared the mark was not executed.
                 queue.cq.abort_peek(cookie.count);
-            } else if self.rung(cookie.side).wrapping_sub(cookie.count) as i32 <= 0 {
-                self.unless_failed_otherwise(|| queue.discard(cookie.count));
+            } else if outcome == Outcome::Discarded {
+                self.mark_discarded(cookie);
             }
             self.fail(None, Cause::Discarded);
             if !cookie.is_wait {
@@ -132,6 +132,13 @@ unsafe impl Owner for Shared {
             }
         }
         self.on_streams.leave();
+    }
+
+    fn not_executed(&self, cookie: u64) {
+        let cookie = Cookie::from_bits(cookie);
+        if !cookie.is_wait {
+            self.mark_discarded(cookie);
+        }
     }
 
     #[inline]

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::owner::Cookie;
 use super::{Shared, end_elsewhere};
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
@@ -56,6 +57,14 @@ impl Shared {
         }
     }
 
+    /// The stream that had this send or receive has not executed its doorbell.
+    pub(super) fn mark_discarded(&self, cookie: Cookie) {
+        if self.rung(cookie.side).wrapping_sub(cookie.count) as i32 <= 0 {
+            let queue = self.queue(cookie.side);
+            self.unless_failed_otherwise(|| queue.discard(cookie.count));
+        }
+    }
+
     /// Records a failure of the generation that is now; only the first counts. The watchdog then breaks the endpoint down.
     pub(in crate::endpoint) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
         self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
@@ -96,9 +105,10 @@ impl Shared {
 
     /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown.
     pub(super) fn stop_transmitting(&self) {
-        let _generation = self.hold_generation();
-        // A queue pair that was silenced stays so: it would write completions again.
-        if !self.broken_down.load(Ordering::Relaxed) {
+        // A queue pair that was silenced stays so: it would write completions again. Callers may hold a stream's locks, which who holds the generation
+        // may wait for; and no new one begins while a stream has work of this one.
+        let is_silent = self.lock_silence();
+        if !*is_silent {
             self.qp.fail();
         }
     }
@@ -117,10 +127,7 @@ impl Shared {
                 drop_elsewhere(Box::new(streams));
             }
             self.is_stopping.store(false, Ordering::Relaxed);
-            let is_silent = self.lock_silence();
-            if !*is_silent {
-                self.qp.fail();
-            }
+            self.stop_transmitting();
         });
     }
 
