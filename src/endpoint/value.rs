@@ -40,6 +40,7 @@ impl Condition {
 /// The region behind a program that stores or polls one of its words, and what became of it.
 pub(crate) struct ValueWait {
     region: Region,
+    is_store: bool,
     state: AtomicU8,
     released: AtomicBool,
     /// By the application, and not by its deadline.
@@ -56,9 +57,18 @@ const GIVEN_UP: u8 = 3;
 const DISCARDED: u8 = 4;
 
 impl ValueWait {
-    fn new(region: &Region, timeout: Option<Duration>) -> Arc<ValueWait> {
+    fn of_wait(region: &Region, timeout: Option<Duration>) -> Arc<ValueWait> {
+        ValueWait::new(region, false, timeout)
+    }
+
+    fn of_store(region: &Region) -> Arc<ValueWait> {
+        ValueWait::new(region, true, None)
+    }
+
+    fn new(region: &Region, is_store: bool, timeout: Option<Duration>) -> Arc<ValueWait> {
         Arc::new_cyclic(|weak| ValueWait {
             region: region.clone(),
+            is_store,
             state: AtomicU8::new(QUEUED),
             released: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
@@ -122,6 +132,10 @@ unsafe impl Owner for ValueWait {
     }
 
     fn started(&self, _cookie: u64) {
+        if self.is_store {
+            // A GPU counts no beginning of a program without a wait: work that it does not count may come first.
+            return;
+        }
         self.started_ns.store(now_ns(), Ordering::Relaxed);
         self.state.store(STARTED, Ordering::Release);
         // Who made this has the watchdog started, and its failure reported.
@@ -221,7 +235,7 @@ pub(crate) fn value_wait(
         Condition::And(value) => program.poll_and(at, value),
         Condition::Nor(value) => program.poll_nor(at, value),
     }?;
-    Ok((program, ValueWait::new(region, timeout)))
+    Ok((program, ValueWait::of_wait(region, timeout)))
 }
 
 /// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.
@@ -250,7 +264,7 @@ pub(crate) fn value_write(
     let mut program = Program::new(region.targets());
     program.fence(Fence::WORK_BEFORE_FLAG)?;
     program.store_dword(at, value)?;
-    Ok((program, ValueWait::new(region, None)))
+    Ok((program, ValueWait::of_store(region)))
 }
 
 /// The CPU's own [`stream_wait_value32`]: waits in the calling thread.

@@ -43,8 +43,6 @@ const CHECKS_FAULTS: bool = true;
 /// Kinds of contradictions that are known. They are printed, and make the test fail with `DOORBELL_TRUTH_STRICT=1` only. To be emptied as their
 /// causes are mended.
 const KNOWN: &[&str] = &[
-    // The ticket of a store on a CUDA stream, behind a function of the host, which the stream does not count.
-    "rung before its turn",
     // A wait of a CUDA stream is given up by a store to its word, which another one sees.
     "complete before its value",
 ];
