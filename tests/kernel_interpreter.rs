@@ -446,9 +446,11 @@ int main(void)
 	pthread_join(threads[0], NULL);
 	start_ns = dbl_now_ns();
 	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 20000000, &control.status) == DOORBELL_ETIMEOUT);
+	CHECK(doorbell_device_ok(&control.status));
 	CHECK(dbl_now_ns() - start_ns > 20000000);
 	control.status = DOORBELL_EWORK;
 	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_AND, 1u << 31, 50ull * SECOND, &control.status) == DOORBELL_EWORK);
+	CHECK(!doorbell_device_ok(&control.status));
 	CHECK(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_NOR, 0, 50ull * SECOND, &control.status) == DOORBELL_OK);
 	CHECK(doorbell_kernel_wait_value32(&word, 3, 0, SECOND, NULL) == DOORBELL_EINVAL);
 

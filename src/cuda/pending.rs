@@ -234,6 +234,7 @@ pub(super) fn settle(
         if let Some(mark) = front.unsettled() {
             return Some(Next::Settle(mark));
         }
+        front.start();
         let number = front.done;
         let outcome = front.outcome(words);
         if let Some(failure) = front.failure(outcome) {
@@ -299,6 +300,20 @@ impl PendingEntry {
         }
     }
 
+    /// Tells the owner that the stream has begun the program, once.
+    fn start(&mut self) {
+        if let PendingWork::Program {
+            owner,
+            cookie,
+            has_begun,
+            ..
+        } = &mut self.what
+            && !std::mem::replace(has_begun, true)
+        {
+            owner.started(*cookie);
+        }
+    }
+
     /// Everything behind the entry was given up.
     pub(super) fn let_end(&mut self) {
         if let PendingWork::Program {
@@ -326,24 +341,16 @@ impl PendingEntry {
 
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
-        let (owner, cookie, has_begun, awaited, released, is_behind_given_up) = match &mut self.what
-        {
+        self.start();
+        let (owner, cookie, awaited, released, is_behind_given_up) = match &mut self.what {
             PendingWork::Program {
                 owner,
                 cookie,
-                has_begun,
                 awaited,
                 released,
                 is_behind_given_up,
                 ..
-            } => (
-                owner,
-                cookie,
-                has_begun,
-                awaited,
-                released,
-                is_behind_given_up,
-            ),
+            } => (owner, cookie, awaited, released, is_behind_given_up),
             PendingWork::Event {
                 by_kernel: true,
                 given_up,
@@ -361,9 +368,6 @@ impl PendingEntry {
             | PendingWork::Count
             | PendingWork::Launched { .. } => return None,
         };
-        if !std::mem::replace(has_begun, true) {
-            owner.started(*cookie);
-        }
         let awaited = awaited.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
         if released.is_some() || !(aborted || ends()) {
@@ -422,7 +426,6 @@ impl PendingEntry {
             PendingWork::Program {
                 owner,
                 cookie,
-                has_begun,
                 awaited,
                 released,
                 alarm,
@@ -430,9 +433,6 @@ impl PendingEntry {
             } => {
                 // A later failure of the owner does not concern the stream.
                 *alarm = None;
-                if !*has_begun {
-                    owner.started(*cookie);
-                }
                 if let (Some(Awaited::Word(awaited)), Some(Released::Stored(stored))) =
                     (&*awaited, &*released)
                     && let Some(word) = word(&**owner, awaited.at)
@@ -466,17 +466,12 @@ impl PendingEntry {
 
     /// Tells the owner or the event that the stream will not execute the entry, for that reason. If the stream `was_at_it`, that is not known of a
     /// program.
-    pub(super) fn discard(&self, reason: &Error, was_at_it: bool) {
+    pub(super) fn discard(&mut self, reason: &Error, was_at_it: bool) {
+        if was_at_it {
+            self.start();
+        }
         match &self.what {
-            PendingWork::Program {
-                owner,
-                cookie,
-                has_begun,
-                ..
-            } => {
-                if was_at_it && !has_begun {
-                    owner.started(*cookie);
-                }
+            PendingWork::Program { owner, cookie, .. } => {
                 let outcome = match was_at_it {
                     true => Outcome::Lost,
                     false => Outcome::Discarded,

@@ -83,10 +83,10 @@ impl StreamState {
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let last = pending.entries.partition_point(is_given);
-        let dropped: Vec<PendingEntry> = pending.entries.drain(..last).collect();
+        let mut dropped: Vec<PendingEntry> = pending.entries.drain(..last).collect();
         // The reason is published before the end, for those that wait for the count.
         let done = self.count.read();
-        dropped.iter().for_each(|pending| {
+        dropped.iter_mut().for_each(|pending| {
             let was_at_it = has_ended && pending.after <= done;
             pending.discard(&reason, was_at_it);
         });

@@ -248,7 +248,7 @@ impl StreamState {
         self.fault.pass(error.to_string());
         self.note(error);
         let reason = StreamFailure::from(error.to_string()).report(&self.name);
-        lost.iter()
+        lost.iter_mut()
             .for_each(|pending| pending.discard(&reason, false));
         defer_drops(
             lost.into_iter()

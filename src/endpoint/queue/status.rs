@@ -112,10 +112,21 @@ impl QueueState {
         false
     }
 
-    /// Whether the wait for this running index was given up, though its completion may have come since.
-    pub(in crate::endpoint) fn is_given_up(&self, index: u32) -> bool {
-        let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
-        wait.is_for(index) && wait.op_status() == OpStatus::Failed
+    /// Whether the wait for this running index ends well. If its stream has started it, this is decided here, once.
+    pub(in crate::endpoint) fn decide_wait(&self, index: u32) -> bool {
+        let has_succeeded = self.has_succeeded(index);
+        let wait = || WaitWord(self.record(index).wait.load(Ordering::Acquire));
+        if wait().op_status() == OpStatus::Rung {
+            let state = if has_succeeded {
+                Wait::Done
+            } else {
+                Wait::GivenUp
+            };
+            self.set_wait(index, state);
+        }
+        let wait = wait();
+        let is_given_up = wait.is_for(index) && wait.op_status() == OpStatus::Failed;
+        has_succeeded && !is_given_up
     }
 
     /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the

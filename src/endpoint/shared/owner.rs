@@ -146,7 +146,8 @@ unsafe impl Owner for Shared {
         let cookie = Cookie::from_bits(cookie);
         let queue = self.queue(cookie.side);
         let is_well = if cookie.is_wait {
-            queue.has_succeeded(cookie.count) && !queue.is_given_up(cookie.count)
+            // Its ticket says the same, whatever comes next: a deadline, or a late completion.
+            queue.decide_wait(cookie.count)
         } else {
             // The wait for its turn ends by the count, which a breakdown moves.
             !(cookie.waits_turn && self.broken_down.load(Ordering::Acquire))

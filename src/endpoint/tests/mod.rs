@@ -1,1 +1,2 @@
 mod outcomes;
+mod waits;

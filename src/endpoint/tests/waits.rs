@@ -1,0 +1,133 @@
+//! How a wait ends is decided once: for its stream and for its ticket.
+#![allow(unsafe_code)] // implements `Executor`
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::queue::Wait;
+use crate::stream::{Event, Executor, Outcome, SealedExecutor, StreamFailure, Submission};
+use crate::{
+    Access, Device, Endpoint, EndpointConfig, Error, Region, Result, Side, Status, Ticket, Work,
+};
+
+/// A stream that the test executes.
+#[derive(Default)]
+struct ByHand(Mutex<Vec<Submission>>);
+
+impl SealedExecutor for ByHand {}
+
+// SAFETY: the tests execute nothing but waits, of which they call the owner's methods in their order, once.
+unsafe impl Executor for ByHand {
+    fn id(&self) -> u64 {
+        1 << 41
+    }
+
+    fn name(&self) -> &str {
+        "by hand"
+    }
+
+    fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
+        self.0.lock().unwrap().append(batch);
+        Ok(())
+    }
+
+    fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)> {
+        self.0.lock().unwrap().push(submission);
+        Ok(())
+    }
+
+    fn record(&self, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait_event(&self, _event: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_fault(&self) -> Option<Error> {
+        None
+    }
+
+    fn fail(&self, _failure: StreamFailure) {}
+
+    fn query(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn synchronize(&self, _timeout: Option<Duration>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An endpoint that is connected to itself, and a wait for its receive that a stream has started.
+struct Waiting {
+    endpoint: Endpoint,
+    region: Region,
+    ticket: Ticket,
+    submission: Submission,
+}
+
+impl Waiting {
+    fn new() -> Waiting {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let mut endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
+        endpoint.connect(&endpoint.address()).unwrap();
+        let region = Region::alloc(&domain, 64, Access::ALL).unwrap();
+        let to = [region.slice(8, 8).unwrap()];
+        endpoint.post_recv(1, &to).unwrap();
+        let stream = ByHand::default();
+        let ticket = endpoint.stream_wait_cq(&stream, Side::Recv).unwrap();
+        let submission = stream.0.lock().unwrap().pop().unwrap();
+        submission.owner.started(submission.cookie);
+        Waiting {
+            endpoint,
+            region,
+            ticket,
+            submission,
+        }
+    }
+
+    fn complete(&mut self) {
+        let from = [self.region.slice(0, 8).unwrap()];
+        self.endpoint.post_send(&Work::send(&from)).unwrap();
+        let queue = self.endpoint.shared.queue(Side::Recv);
+        let begin = Instant::now();
+        while !queue.has_succeeded(0) {
+            self.endpoint.shared.look_for_failure();
+            assert!(begin.elapsed() < Duration::from_secs(60));
+        }
+    }
+
+    fn failure(&self) -> Option<StreamFailure> {
+        let Submission { owner, cookie, .. } = &self.submission;
+        owner.failure_of(*cookie, Outcome::Done)
+    }
+
+    fn finish(&self) -> Status {
+        let Submission { owner, cookie, .. } = &self.submission;
+        owner.finished(*cookie, Outcome::Done);
+        self.ticket.status()
+    }
+}
+
+#[test]
+fn a_wait_that_its_stream_took_for_failed_is_not_complete_later() {
+    let waiting = Waiting::new();
+    assert!(waiting.failure().is_some());
+    // As if the completion came now.
+    let queue = waiting.endpoint.shared.queue(Side::Recv);
+    assert!(!queue.set_wait(0, Wait::Done));
+    let status = waiting.finish();
+    assert!(matches!(status, Status::Failed(_)), "{status:?}");
+}
+
+#[test]
+fn a_wait_that_its_stream_took_for_complete_does_not_miss_its_deadline_later() {
+    let mut waiting = Waiting::new();
+    waiting.complete();
+    assert!(waiting.failure().is_none());
+    // As the watchdog does, which may have looked for the completion just before it came.
+    let queue = waiting.endpoint.shared.queue(Side::Recv);
+    assert!(!queue.set_wait(0, Wait::GivenUp));
+    assert_eq!(waiting.finish(), Status::Complete);
+}
