@@ -26,8 +26,7 @@ pub(super) use held_regions::{HeldRegions, WorkInFlight};
 use ownership::Ownership;
 pub(super) use status::FinalStatuses;
 use turn_waits::TurnWaits;
-pub(super) use wait_word::Wait;
-use wait_word::WaitWord;
+pub(super) use wait_word::{Wait, WaitWord};
 
 /// What a ticket can learn of a work request after it is done, until the place is used again.
 #[derive(Debug)]

@@ -28,16 +28,16 @@ impl Wait {
 /// A wait in one word: its state, the running index of its completion, and a serial that tells waits apart which had the same
 /// index, because the earlier one was taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WaitWord(pub(super) u64);
+pub(in crate::endpoint) struct WaitWord(pub(in crate::endpoint) u64);
 
 impl WaitWord {
     pub(super) const NONE: WaitWord = WaitWord(u64::MAX);
 
-    pub(super) fn new(serial: u32, index: u32, state: Wait) -> WaitWord {
+    pub(in crate::endpoint) fn new(serial: u32, index: u32, state: Wait) -> WaitWord {
         WaitWord(u64::from(serial) << 40 | u64::from(index) << 8 | state as u64)
     }
 
-    pub(super) fn with(self, state: Wait) -> WaitWord {
+    pub(in crate::endpoint) fn with(self, state: Wait) -> WaitWord {
         WaitWord(self.0 & !0xff | state as u64)
     }
 
@@ -46,7 +46,7 @@ impl WaitWord {
     }
 
     /// The word with that state, if this one leads to it.
-    pub(super) fn next(self, state: Wait) -> Option<WaitWord> {
+    pub(in crate::endpoint) fn next(self, state: Wait) -> Option<WaitWord> {
         self.state()
             .is_some_and(|now| now.leads_to(state))
             .then(|| self.with(state))
@@ -70,7 +70,7 @@ impl WaitWord {
         (self.0 >> 40) as u32
     }
 
-    pub(super) fn op_status(self) -> OpStatus {
+    pub(in crate::endpoint) fn op_status(self) -> OpStatus {
         match self.state() {
             Some(Wait::Prepared) => OpStatus::Prepared,
             Some(Wait::Queued) => OpStatus::Queued,

@@ -1,2 +1,3 @@
 mod outcomes;
+mod wait_outcomes;
 mod waits;

@@ -1,7 +1,7 @@
 //! The model of `docs/outcomes.md`, explored to exhaustion: one queue of three requests with its stream, device, reaper, and an application that
 //! aborts, drops and looks at tickets. Every order of their steps is tried, and the transitions are those of `outcome.rs` itself.
 //!
-//! What is left out: the wrap of counts, receives without a doorbell of their own, waits, resets, and time.
+//! What is left out: the wrap of counts, receives without a doorbell of their own, resets, and time. Waits have a model of their own.
 
 use std::collections::{HashSet, VecDeque};
 
