@@ -264,8 +264,8 @@ mod tests {
     use std::ffi::CStr;
     use std::io::Write;
     use std::ptr::NonNull;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use cudarc::driver::sys;
@@ -287,6 +287,7 @@ mod tests {
         targets: Targets,
         finished: AtomicU32,
         given_up: AtomicU32,
+        unfinished: Mutex<Vec<Outcome>>,
     }
 
     // SAFETY: the page is atomics to everyone.
@@ -312,8 +313,11 @@ mod tests {
         }
 
         fn finished(&self, _: u64, outcome: Outcome) {
-            assert_eq!(outcome, Outcome::Done);
-            self.finished.fetch_add(1, Ordering::SeqCst);
+            if outcome == Outcome::Done {
+                self.finished.fetch_add(1, Ordering::SeqCst);
+            } else {
+                self.unfinished.lock().unwrap().push(outcome);
+            }
         }
 
         fn give_up(&self) {
@@ -334,6 +338,7 @@ mod tests {
                 targets,
                 finished: AtomicU32::new(0),
                 given_up: AtomicU32::new(0),
+                unfinished: Mutex::default(),
             });
             let at = (record.dword(4), doorbell.qword(0), flag.dword(0));
             (bench, at.0.unwrap(), at.1.unwrap(), at.2.unwrap())
@@ -487,6 +492,45 @@ mod tests {
         assert!(stream.synchronize(Some(Duration::from_secs(60))).is_err());
         assert_eq!(bench.finished.load(Ordering::SeqCst), 2);
         assert!(state.pending.is_empty());
+    }
+
+    #[test]
+    fn what_a_stream_was_at_when_it_ended_is_lost_and_the_rest_is_discarded() {
+        let test = "what_a_stream_was_at_when_it_ended";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let (bench, _, _, flag) = Bench::new();
+        let stream = CudaStream::new(&context, "ends").unwrap();
+        for _ in 0..3 {
+            let mut program = Program::new(&bench.targets);
+            program.poll_geq(flag, 1).unwrap();
+            let queued = stream.submit_one(bench.submission(program));
+            queued.map_err(|(_, error)| error).unwrap();
+        }
+        let state = stream.state();
+        let has_begun = || {
+            let pending = state.pending.lock();
+            let first = pending.entries.front();
+            first.is_some_and(|first| first.after <= state.count.read())
+        };
+        while !has_begun() {
+            std::thread::yield_now();
+        }
+        state.ended.store(true, Ordering::SeqCst);
+        state.discard();
+        // The stand-in has not ended: lets it go before the memory does.
+        bench.word(FLAG).store(1, Ordering::SeqCst);
+        while !state.is_idle().unwrap() {
+            std::thread::yield_now();
+        }
+        let ends = bench.unfinished.lock().unwrap().clone();
+        assert_eq!(
+            ends,
+            [Outcome::Lost, Outcome::Discarded, Outcome::Discarded]
+        );
+        assert_eq!(bench.finished.load(Ordering::SeqCst), 0);
     }
 
     #[test]
