@@ -19,7 +19,7 @@ use crate::endpoint::outcome::RequestState;
 use crate::mlx5::{CqRing, Syndrome};
 use crate::{Error, Result, StateKind};
 
-use super::words::{CacheLineStart, Words};
+use super::words::{CacheLineStart, SharedWords};
 use completions::Cursor;
 pub(super) use completions::Reaped;
 pub(super) use held_regions::{HeldRegions, WorkInFlight};
@@ -79,7 +79,7 @@ pub(super) struct QueueState {
     pub(super) cq: CqRing,
     pub(super) turn_timeout_ns: u64,
     /// Has the count that streams may poll: as `seen`, but before an error until the breakdown lets streams go.
-    words: Arc<Words>,
+    words: Arc<SharedWords>,
     outcomes: Box<[RequestOutcome]>,
     records: Box<[CompletionRecord]>,
     /// Whether the work request of a completion is known; apart from the records, where it would take 8 bytes each.
@@ -126,7 +126,7 @@ impl QueueState {
         depth: u32,
         turn_timeout_ns: u64,
         cq: CqRing,
-        words: Arc<Words>,
+        words: Arc<SharedWords>,
     ) -> QueueState {
         let outcome = |_| RequestOutcome {
             seq: AtomicU32::new(u32::MAX),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::endpoint::queue::QueueState;
 use crate::endpoint::watchdog::{Watched, watchdog};
-use crate::endpoint::words::{WordPair, Words};
+use crate::endpoint::words::{SharedWords, WordPair};
 use crate::endpoint::{EndpointConfig, Path, Side};
 use crate::mlx5::{CqRing, CqRingConfig, Posted, SendQueue, WQEBB_BYTES, Wqe};
 use crate::nic::{NicQueuePair, Queues};
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     pub(super) domain: ProtectionDomain,
     targets: Targets,
     bases: Vec<NonNull<u8>>,
-    pub(super) words: Arc<Words>,
+    pub(super) words: Arc<SharedWords>,
     /// Where executed programs leave their count: send and receive.
     pub(super) progress_words: [Dword; 2],
     /// Where completions are counted that were processed.
@@ -159,7 +159,7 @@ impl Shared {
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
         let Queues::Mlx5(&memory) = qp.queues();
         let (path, doorbells) = ringing::choose(domain.device(), &*qp, config)?;
-        let words = Arc::<Words>::default();
+        let words = Arc::new(SharedWords::new()?);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
         let mut register = |name: &str, role, len_bytes: u64, base: *mut u8| -> Result<Target> {
