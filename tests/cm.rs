@@ -159,7 +159,11 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     let started = Instant::now();
     drop(one);
     other.wait_disconnected(SOON).unwrap();
-    stream.synchronize(Some(SOON)).unwrap();
+    let fault = stream.synchronize(Some(SOON)).unwrap_err();
+    assert!(
+        matches!(fault, Error::Asynchronous { work: Some(_), .. }),
+        "{fault}"
+    );
     assert!(started.elapsed() < SOON / 2, "{:?}", started.elapsed());
     let over = other.check().unwrap_err();
     assert!(over.to_string().contains("has disconnected"), "{over}");
@@ -354,7 +358,11 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
     victim.wait().unwrap();
     let started = Instant::now();
     connection.wait_disconnected(SOON).unwrap();
-    stream.synchronize(Some(SOON)).unwrap();
+    let fault = stream.synchronize(Some(SOON)).unwrap_err();
+    assert!(
+        matches!(fault, Error::Asynchronous { work: Some(_), .. }),
+        "{fault}"
+    );
     assert!(started.elapsed() < SOON / 2, "{:?}", started.elapsed());
     assert!(connection.check().is_err() && ticket.check().is_err());
     assert!(survivor.failure().is_some());

@@ -728,6 +728,127 @@ fn abort_breaks_a_circle_of_streams() {
 }
 
 #[test]
+fn whoever_takes_a_fault_at_any_moment_nothing_behind_it_is_executed() {
+    let stream = HostStream::new("taken at once").unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let taken = Arc::new(AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        // Two, which also race with each other.
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    if stream.take_fault().is_some() {
+                        taken.fetch_add(1, Ordering::AcqRel);
+                    }
+                }
+            });
+        }
+        let ran = Arc::new(AtomicBool::new(false));
+        for round in 0..3000 {
+            // Queued while the stream stands still, so that the second is behind the first.
+            let gate = Arc::new(AtomicBool::new(false));
+            let (opened, runs) = (Arc::clone(&gate), Arc::clone(&ran));
+            let queued = stream
+                .launch(move || {
+                    while !opened.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                    panic!("round {round}");
+                })
+                .and_then(|()| stream.launch(move || runs.store(true, Ordering::Release)));
+            queued.unwrap();
+            gate.store(true, Ordering::Release);
+            let start = Instant::now();
+            while taken.load(Ordering::Acquire) <= round {
+                assert!(Some(start.elapsed()) < PATIENCE);
+            }
+            stream.synchronize(PATIENCE).unwrap();
+            if ran.load(Ordering::Acquire) {
+                is_over.store(true, Ordering::Release);
+                panic!("round {round}: what was behind a panic has run");
+            }
+        }
+        is_over.store(true, Ordering::Release);
+    });
+}
+
+#[test]
+fn a_stream_that_is_to_go_on_goes_on_behind_a_panic() {
+    let stream = HostStream::new("goes on").unwrap();
+    stream.continue_on_error(true);
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = Arc::clone(&ran);
+    let gate = Arc::new(AtomicBool::new(false));
+    let opened = Arc::clone(&gate);
+    stream
+        .launch(move || {
+            while !opened.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            panic!("once");
+        })
+        .unwrap();
+    stream
+        .launch(move || runs.store(true, Ordering::Release))
+        .unwrap();
+    gate.store(true, Ordering::Release);
+    let told = stream.synchronize(PATIENCE).unwrap_err().to_string();
+    assert!(told.contains("panicked: once"), "{told}");
+    assert!(ran.load(Ordering::Acquire));
+    stream.synchronize(PATIENCE).unwrap();
+}
+
+#[test]
+fn whoever_waits_for_an_event_learns_of_the_record_that_it_stood_for() {
+    let (failing, other) = (
+        HostStream::new("failing").unwrap(),
+        HostStream::new("other").unwrap(),
+    );
+    for blocks in [false, true] {
+        let event = match blocks {
+            false => Event::new(),
+            true => Event::blocking(),
+        };
+        let gate = Arc::new(AtomicBool::new(false));
+        let opened = Arc::clone(&gate);
+        failing
+            .launch(move || {
+                while !opened.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                panic!("the record's reason");
+            })
+            .unwrap();
+        failing.record(&event).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| event.synchronize(PATIENCE));
+            // It waits for the first record by now, or sees the second one.
+            std::thread::sleep(Duration::from_millis(100));
+            other.record(&event).unwrap();
+            other.synchronize(PATIENCE).unwrap();
+            gate.store(true, Ordering::Release);
+            let told = waiter.join().unwrap().unwrap_err().to_string();
+            assert!(told.contains("the record's reason"), "{told}");
+        });
+        event.synchronize(PATIENCE).unwrap();
+        let fault = failing.take_fault().unwrap().to_string();
+        assert!(fault.contains("the record's reason"), "{fault}");
+    }
+    // An event behind a fault that was taken before it passed still tells that fault.
+    let event = Event::new();
+    failing.launch(|| panic!("the first cause")).unwrap();
+    let start = Instant::now();
+    while failing.record(&event).is_ok() {
+        assert!(Some(start.elapsed()) < PATIENCE);
+    }
+    let _ = failing.take_fault();
+    if let Err(error) = event.synchronize(PATIENCE) {
+        let told = error.to_string();
+        assert!(told.contains("the first cause"), "{told}");
+    }
+}
+
+#[test]
 fn work_that_would_wait_for_itself_is_refused() {
     let stream = HostStream::with_capacity("self", 2).unwrap();
     let (report, results) = mpsc::channel();

@@ -9,6 +9,7 @@ use super::kernel_words::{KernelWords, LONG_WORDS, TRIGGER_WORDS};
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
 use super::pending::PendingEntry;
+use crate::stream::Owner;
 use crate::{Error, Result};
 
 /// Operations that are being prepared: memory operations and words for kernels, divided into calls.
@@ -32,6 +33,8 @@ pub(super) struct CallQueue {
     /// The calls are for nodes of a graph, which are memory operations only.
     pub(super) of_graph: bool,
     pub(super) entering: Vec<PendingEntry>,
+    /// The owners whose waits are among them.
+    pub(super) waited: Vec<Arc<dyn Owner>>,
     /// How many calls the driver has accepted so far.
     pub(super) taken: u64,
     /// Kernels of the application execute the programs: calls stay here until they are taken as triggers.

@@ -69,6 +69,9 @@ impl StreamState {
                 }
             };
             // Sends alone end no wait, so that only the status word is of interest.
+            if waits {
+                queue.waited.push(Arc::clone(owner));
+            }
             let alarm =
                 (waits || queue.is_watched).then(|| AlarmGuard::new(owner, self.id, &self.count));
             queue.entering.push(PendingEntry {
@@ -82,6 +85,7 @@ impl StreamState {
                     waits,
                     awaited,
                     released: None,
+                    is_given_up: false,
                     is_behind_given_up: false,
                 },
             });

@@ -146,7 +146,7 @@ impl KernelStream {
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         drop(queue);
         // Before waits end, so that no kernel transmits what is behind one.
-        state.give_up_behind(state.count.read(), "it was aborted".into());
+        state.give_up_rest("it was aborted".into());
         state.aborted.store(true, Ordering::Release);
         state.ensure_watched();
     }

@@ -56,10 +56,10 @@ impl StreamState {
 
     fn issue_graph(&self, exec: &InstantiatedGraph, queue: &mut CallQueue) -> Result<()> {
         let before = self.enter(queue)?;
+        self.ensure_watched();
         self.launch_graph(exec, queue)
             .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
         self.given.store(queue.issued, Ordering::Release);
-        self.ensure_watched();
         Ok(())
     }
 

@@ -58,6 +58,8 @@ pub(super) enum PendingWork {
         /// How this process can end its wait, if it has one.
         awaited: Option<Awaited>,
         released: Option<Released>,
+        /// It was decided that its wait fails, whatever its word becomes meanwhile.
+        is_given_up: bool,
         /// Everything behind it was given up, so that its wait may end.
         is_behind_given_up: bool,
         /// While it is pending, the owner's failure is the stream's.
@@ -333,7 +335,7 @@ impl PendingEntry {
                 waits: true,
                 ..
             } if self.done > done && Arc::as_ptr(own).addr() == owner => {
-                own.failure_of(*cookie, Outcome::Done)
+                own.failure_of(*cookie, Outcome::Released)
             }
             _ => None,
         }
@@ -342,32 +344,41 @@ impl PendingEntry {
     /// The stream has begun the entry. Ends its wait if its owner or the application wants that, or returns what must happen before.
     fn begin(&mut self, words: &StreamWords, aborted: bool) -> Option<Next> {
         self.start();
-        let (owner, cookie, awaited, released, is_behind_given_up) = match &mut self.what {
-            PendingWork::Program {
-                owner,
-                cookie,
-                awaited,
-                released,
-                is_behind_given_up,
-                ..
-            } => (owner, cookie, awaited, released, is_behind_given_up),
-            PendingWork::Event {
-                by_kernel: true,
-                given_up,
-                was_told,
-                ..
-            } => {
-                if (aborted || *given_up) && !std::mem::replace(was_told, true) {
-                    words.note(STATUS_WORK);
-                    words.release(self.done);
+        let (owner, cookie, awaited, released, is_given_up, is_behind_given_up) =
+            match &mut self.what {
+                PendingWork::Program {
+                    owner,
+                    cookie,
+                    awaited,
+                    released,
+                    is_given_up,
+                    is_behind_given_up,
+                    ..
+                } => (
+                    owner,
+                    cookie,
+                    awaited,
+                    released,
+                    is_given_up,
+                    is_behind_given_up,
+                ),
+                PendingWork::Event {
+                    by_kernel: true,
+                    given_up,
+                    was_told,
+                    ..
+                } => {
+                    if (aborted || *given_up) && !std::mem::replace(was_told, true) {
+                        words.note(STATUS_WORK);
+                        words.release(self.done);
+                    }
+                    return None;
                 }
-                return None;
-            }
-            PendingWork::Event { .. }
-            | PendingWork::Record(_)
-            | PendingWork::Count
-            | PendingWork::Launched { .. } => return None,
-        };
+                PendingWork::Event { .. }
+                | PendingWork::Record(_)
+                | PendingWork::Count
+                | PendingWork::Launched { .. } => return None,
+            };
         let awaited = awaited.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
         if released.is_some() || !(aborted || ends()) {
@@ -375,6 +386,7 @@ impl PendingEntry {
         }
         if !*is_behind_given_up && let Some(failure) = owner.failure_of(*cookie, Outcome::Released)
         {
+            *is_given_up = true;
             return Some(Next::GiveUpBehind(self.done, failure));
         }
         // The status comes before the end of the wait, so that kernels behind the wait see it.
@@ -393,7 +405,12 @@ impl PendingEntry {
 
     /// The outcome of an entry that the stream has finished.
     fn outcome(&self, words: &StreamWords) -> Outcome {
-        let PendingWork::Program { released, .. } = &self.what else {
+        let PendingWork::Program {
+            released,
+            is_given_up,
+            ..
+        } = &self.what
+        else {
             return Outcome::Done;
         };
         match (words.stop(), released) {
@@ -401,6 +418,7 @@ impl PendingEntry {
                 Some(Stop::Abandoned { from } | Stop::Malformed { from } | Stop::TimedOut { from }),
                 _,
             ) if from <= self.done => Outcome::Discarded,
+            _ if *is_given_up => Outcome::Released,
             (_, Some(Released::Stored(_))) => Outcome::Released,
             // The condition may have held just before the kernel was told.
             (_, Some(Released::Told)) if words.was_released(self.done) => Outcome::Released,

@@ -79,7 +79,7 @@ impl StreamState {
                 .filter(|entry| is_given(entry))
                 .for_each(PendingEntry::announce_discard);
         }
-        self.give_up_behind(self.count.read(), failure);
+        self.give_up_rest(failure);
         // Owners are told under the lock, as in `settle`: a thread that finds nothing pending knows that all were told.
         let mut pending = self.pending.lock();
         let last = pending.entries.partition_point(is_given);
@@ -149,7 +149,7 @@ impl StreamState {
     /// Gives up the pending work, by the application's wish: that is no fault.
     pub(super) fn abort(&self) {
         self.forgive();
-        self.give_up_behind(self.count.read(), "it was aborted".into());
+        self.give_up_rest("it was aborted".into());
         // After the owners: waits of theirs may come behind these.
         let mut pending = self.pending.lock();
         pending
@@ -167,7 +167,7 @@ impl StreamState {
         if self.fault.is_sticky() {
             self.forgive();
         }
-        let failure = self.fault.take()?;
+        let failure = self.fault.take(|_| {})?;
         Some(failure.report(&self.name))
     }
 

@@ -54,11 +54,17 @@ impl StreamState {
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
             self.fault.fail(failure.clone());
         }
-        self.give_up_behind(entry, failure);
+        self.give_up_behind(entry, entry, failure);
     }
 
-    /// Gives up all that is behind the entry: its owners, the records, and what other streams have behind waits for them.
-    pub(super) fn give_up_behind(&self, entry: u64, failure: StreamFailure) {
+    /// Gives up all that the stream has not executed. Records that it has passed are good.
+    pub(super) fn give_up_rest(&self, failure: StreamFailure) {
+        let count = self.count.read();
+        self.give_up_behind(count, count + 1, failure);
+    }
+
+    /// Gives up all that is behind the entry: its owners, the records from `first` on, and what other streams have behind waits for them.
+    fn give_up_behind(&self, entry: u64, first: u64, failure: StreamFailure) {
         stopping(|| {
             let before = self.stopping_from.load(Ordering::Relaxed);
             if before <= entry {
@@ -75,7 +81,9 @@ impl StreamState {
                 .collect();
             drop(pending);
             self.count.words.note(STATUS_WORK);
-            self.progress.poison_all((entry, last.max(entry)), failure);
+            if last >= first {
+                self.progress.poison_all((first, last), failure);
+            }
             for owner in owners {
                 owner.give_up();
                 if let Some(last) = owner.into_deferred_drop() {
@@ -84,7 +92,7 @@ impl StreamState {
                 }
             }
             drop(visiting);
-            self.progress.stop_followers(entry);
+            self.progress.stop_followers(first);
             self.stopping_from.store(before, Ordering::Relaxed);
         });
     }

@@ -264,14 +264,23 @@ impl CudaStream {
             return launch(module, state.raw);
         }
         drop(entered);
-        state.queue(|state, queue| {
-            let _entered = state.context.enter()?;
-            launch(module, state.raw)?;
-            // The count keeps the stream, its context and with that the kernel's module until the kernel is done.
-            let after = queue.issued;
-            state.count_for(queue, after, PendingWork::Count);
-            Ok(())
-        })
+        state.queue_by(
+            |state, queue| {
+                // The count keeps the stream, its context and with that the kernel's module until the kernel is done.
+                let after = queue.issued;
+                state.count_for(queue, after, PendingWork::Count);
+                Ok(())
+            },
+            |state, queue| {
+                let before = state.enter(queue)?;
+                let launched = state
+                    .context
+                    .enter()
+                    .and_then(|_entered| launch(module, state.raw));
+                launched.inspect_err(|_| state.pending.take_back(before, &mut queue.entering))?;
+                state.issue(queue, before)
+            },
+        )
     }
 
     /// Gives up the work that is queued now. The GPU still executes it, since the driver takes nothing back; but waits for completions, for words and

@@ -13,8 +13,8 @@ use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::{GateWait, StreamState};
 use super::stream_words::STATUS_STREAM;
-use crate::stream::{Event, Mark, Record, StreamFailure, Submission};
-use crate::{Error, Result};
+use crate::stream::{Event, Mark, Owner, Record, StreamFailure, Submission};
+use crate::{Error, Result, StateKind};
 
 impl StreamState {
     pub(super) fn submit(&self, batch: &mut Vec<Submission>) -> Result<()> {
@@ -59,11 +59,10 @@ impl StreamState {
             return self.check();
         }
         if mark.is_reached() {
-            self.check()?;
-            if let Some(failure) = mark.failure() {
-                self.fail_at_the_end(failure);
-            }
-            return Ok(());
+            return match mark.failure() {
+                None => self.check(),
+                Some(failure) => self.fail_here(failure),
+            };
         }
         let mut entry = 0;
         if let Some(word) = mark.progress.device_word() {
@@ -103,10 +102,22 @@ impl StreamState {
         })
     }
 
-    /// Whatever is queued from now on is behind a failure.
-    fn fail_at_the_end(&self, failure: StreamFailure) {
-        let last = self.pending.lock().entries.back().map(|last| last.done);
-        self.fail_from(last.unwrap_or_else(|| self.count.read()) + 1, failure);
+    /// Whatever is queued from now on is behind a failure: an entry of its own stands for that.
+    fn fail_here(&self, failure: StreamFailure) -> Result<()> {
+        let mut entry = 0;
+        self.queue(|state, queue| {
+            queue.make_room(0);
+            let after = queue.issued;
+            state.count_for(queue, after, PendingWork::Count);
+            entry = queue.issued;
+            Ok(())
+        })?;
+        if self.fault.continues() {
+            self.fault.pass(failure);
+        } else {
+            self.fail_from(entry, failure);
+        }
+        Ok(())
     }
 
     /// Queues the operations that `prepare` makes. If that fails, nothing has changed.
@@ -142,6 +153,7 @@ impl StreamState {
         let before = self.given.load(Ordering::Relaxed);
         self.pending.enter(&mut queue.entering);
         self.check()
+            .and_then(|()| may_wait(&queue.waited))
             .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
         Ok(before)
     }
@@ -153,6 +165,7 @@ impl StreamState {
     ) -> Result<()> {
         let mut queue = self.queue.lock();
         let before = queue.checkpoint();
+        queue.waited.clear();
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
         // Dropped without the lock: an owner may be dropped with an entry that was refused.
         let refused = std::mem::take(&mut queue.entering);
@@ -174,7 +187,9 @@ impl StreamState {
     }
 
     /// Gives the stream what was entered; if that fails, takes it back.
-    fn issue(&self, queue: &mut CallQueue, before: u64) -> Result<()> {
+    pub(super) fn issue(&self, queue: &mut CallQueue, before: u64) -> Result<()> {
+        // Before the driver is called, which may block: deadlines of waits are to be looked at.
+        self.ensure_watched();
         if queue.for_kernels {
             // `KernelStream::take` hands it out.
             self.given.store(queue.issued, Ordering::Release);
@@ -182,7 +197,6 @@ impl StreamState {
             self.call_driver(queue)
                 .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
         }
-        self.ensure_watched();
         Ok(())
     }
 
@@ -255,6 +269,22 @@ impl StreamState {
                 .filter_map(PendingEntry::into_deferred_drop)
                 .collect(),
         );
+    }
+}
+
+/// Fails if one of these has failed, and with it what a stream would wait for: who found that may have given up what was behind such waits before it
+/// could see these.
+fn may_wait(owners: &[Arc<dyn Owner>]) -> Result<()> {
+    let has_failed = |owner: &Arc<dyn Owner>| {
+        (owner.attachments()).is_some_and(|attachments| attachments.alarm().has_failed())
+    };
+    match owners.iter().any(has_failed) {
+        false => Ok(()),
+        true => Err(Error::state(
+            StateKind::QueuePair,
+            "queue on a CUDA stream",
+            "an endpoint that a wait is for has failed meanwhile; see its failure",
+        )),
     }
 }
 

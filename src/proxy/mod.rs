@@ -10,7 +10,7 @@ mod placement;
 mod progress_thread;
 mod registration;
 
-pub(crate) use elsewhere::{drop_elsewhere, goes_round};
+pub(crate) use elsewhere::drop_elsewhere;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
 pub(crate) use progress_thread::{

@@ -7,7 +7,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use doorbell_wire::memory::NumberSet;
 
-use super::elsewhere::begin_to_go_round;
 use super::{Pace, Placement};
 use crate::stream::sharpen_sleeps;
 use crate::{Error, Result};
@@ -220,7 +219,6 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             .spawn(move || {
                 placement.apply();
                 sharpen_sleeps();
-                begin_to_go_round();
                 run.run(pace);
             })
             .map_err(|error| Error::System {

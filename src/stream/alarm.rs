@@ -92,8 +92,15 @@ impl Alarm {
     pub(crate) fn sound(&self) {
         let streams = self.streams();
         // Under the lock, which orders it against who enters.
-        self.has_failed.store(true, Ordering::Relaxed);
+        // SeqCst: orders it before the looks of `stop_behind` at what streams have entered.
+        self.has_failed.store(true, Ordering::SeqCst);
         streams.iter().for_each(|(_, _, ring)| ring.sound());
+    }
+
+    /// Whether the owner has failed. A stream asks after it has entered what waits for the owner.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::SeqCst)
     }
 
     /// The waits of the owner at that address are about to end without success. Returns handles that the caller must not drop if it must not wait

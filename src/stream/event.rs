@@ -356,7 +356,8 @@ impl Event {
     pub fn query(&self) -> Result<bool> {
         match self.mark() {
             Some(mark) if !mark.is_reached() => Ok(false),
-            mark => self.verdict(mark.as_ref()).map(|()| true),
+            Some(mark) => self.verdict(&mark).map(|()| true),
+            None => Ok(true),
         }
     }
 
@@ -371,7 +372,7 @@ impl Event {
             return Ok(());
         };
         if mark.is_reached() {
-            return self.verdict(Some(&mark));
+            return self.verdict(&mark);
         }
         forbid_on(mark.progress.stream, "event synchronize")?;
         let deadline = deadline_after(timeout);
@@ -381,7 +382,7 @@ impl Event {
             spin(&mark, deadline)
         };
         if passed {
-            return self.verdict(Some(&mark));
+            return self.verdict(&mark);
         }
         Err(Error::Timeout {
             operation: "event synchronize",
@@ -404,13 +405,16 @@ impl Event {
         })
     }
 
-    /// How the latest record came out. `mark`, which is reached, is that of a record.
-    fn verdict(&self, mark: Option<&Mark>) -> Result<()> {
+    /// How the record at `mark`, which is reached, came out.
+    fn verdict(&self, mark: &Mark) -> Result<()> {
         // Without the lock of the state, which the stream takes to tell.
-        if let Some(mark) = mark {
-            mark.progress.settle(mark.position);
+        mark.progress.settle(mark.position);
+        if let Some(verdict) = self.state().verdict(mark) {
+            return verdict;
         }
-        self.state().verdict()
+        // The event was recorded again since.
+        let failure = mark.progress.failure_at(mark.position);
+        failure.map_or(Ok(()), |failure| Err(failure.report("its stream")))
     }
 
     fn passed_at(&self, which: &str) -> Result<Instant> {
@@ -503,19 +507,15 @@ fn spin(mark: &Mark, deadline: Option<Instant>) -> bool {
 }
 
 impl EventState {
-    /// How the latest record came out, once it has passed.
-    fn verdict(&self) -> Result<()> {
-        match (&self.latest, &self.fired) {
-            (
-                Some((record, _)),
-                Some(Fired {
-                    record: fired,
-                    failure: Some(failure),
-                    ..
-                }),
-            ) if fired == record => Err(failure.clone()),
-            _ => Ok(()),
-        }
+    /// How the record at `mark` came out, if it is the latest one and has passed.
+    fn verdict(&self, mark: &Mark) -> Option<Result<()>> {
+        let (Some((record, latest)), Some(fired)) = (&self.latest, &self.fired) else {
+            return None;
+        };
+        let is_it = latest.position == mark.position
+            && Arc::ptr_eq(&latest.progress, &mark.progress)
+            && fired.record == *record;
+        is_it.then(|| fired.failure.clone().map_or(Ok(()), Err))
     }
 }
 

@@ -154,9 +154,13 @@ impl Fault {
         });
     }
 
-    /// Takes the failures that are not for good, and gives the first of them: the sticky one, if there is one.
-    pub(crate) fn take(&self) -> Option<StreamFailure> {
+    /// Takes the failures that are not for good, and gives the first of them: the sticky one, if there is one. While a sticky one is there nothing is
+    /// executed; `taking` it sees to what was queued behind it.
+    pub(crate) fn take(&self, taking: impl FnOnce(&StreamFailure)) -> Option<StreamFailure> {
         self.change(|failures| {
+            if let Some(failure) = &failures.sticky {
+                taking(failure);
+            }
             failures.more = 0;
             let passing = failures.passing.take();
             if failures.is_final {
@@ -256,10 +260,10 @@ mod tests {
     #[test]
     fn a_sticky_failure_is_taken_and_a_final_one_is_not() {
         let fault = Fault::new();
-        assert!(fault.take().is_none());
+        assert!(fault.take(|_| {}).is_none());
         fault.pass("a");
         fault.stick("b");
-        assert_eq!(fault.take().unwrap().reason, "b");
+        assert_eq!(fault.take(|_| {}).unwrap().reason, "b");
         assert!(!fault.is_sticky());
         assert_eq!(reason(&fault), None);
         #[cfg(feature = "cuda")]
@@ -267,7 +271,7 @@ mod tests {
             fault.stick("c");
             fault.end("d");
             fault.end("e");
-            assert_eq!(fault.take().unwrap().reason, "d");
+            assert_eq!(fault.take(|_| {}).unwrap().reason, "d");
             assert_eq!(reason(&fault).unwrap(), "d");
         }
     }

@@ -277,10 +277,10 @@ unsafe impl Executor for HostStream {
     fn take_fault(&self) -> Option<Error> {
         let shared = self.shared();
         // Before the fault goes, so that nothing is executed that was queued behind it. Nothing is queued while it is there.
-        if shared.fault.is_sticky() {
+        let failure = shared.fault.take(|failure| {
+            *shared.taken.lock() = Some((shared.ring.claimed(), failure.clone()));
             self.abort();
-        }
-        let failure = shared.fault.take()?;
+        })?;
         Some(failure.report(&shared.name))
     }
 

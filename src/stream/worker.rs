@@ -11,6 +11,7 @@ use super::backoff::{Awake, Backoff, Spin, sharpen_sleeps};
 use super::event::{Event, Mark, Progress, Record};
 use super::fault::{Fault, StreamFailure};
 use super::host_closure::HostClosure;
+use super::lock::Lock;
 use super::parker::Parker;
 use super::ring::{Consumer, Ring, SlotValue};
 use super::{Outcome, Owner, interpreter};
@@ -53,6 +54,8 @@ pub(super) struct StreamShared {
     pub(super) fault: Fault,
     /// Positions below this one were aborted.
     pub(super) aborted: AtomicU64,
+    /// The fault that was taken last. What was queued behind it, below this position, is discarded because of it.
+    pub(super) taken: Lock<Option<(u64, StreamFailure)>>,
     /// The last handle is gone.
     pub(super) closing: AtomicBool,
     /// A [`Spin`], see [`StreamShared::spin`].
@@ -212,6 +215,7 @@ impl StreamShared {
             progress: Arc::new(Progress::new(id)),
             fault: Fault::new(),
             aborted: AtomicU64::new(0),
+            taken: Lock::default(),
             closing: AtomicBool::new(false),
             spin_ns: AtomicU64::new(SPIN_AUTO),
             shares_core: AtomicBool::new(false),
@@ -228,7 +232,7 @@ impl StreamShared {
         // Dropping the entry may drop the last reference to an owner, so that may panic, too.
         let dropped = catch_unwind(AssertUnwindSafe(|| consumer.pop()));
         for panicked in [performed.err(), dropped.err()].into_iter().flatten() {
-            self.fault.stick(format!("panicked: {}", message(panicked)));
+            self.fault.fail(format!("panicked: {}", message(panicked)));
         }
         self.progress.complete(position + 1);
         if let Some(event) = sleepers {
@@ -256,7 +260,7 @@ impl StreamShared {
             }
             Item::Record(record) => {
                 if discards {
-                    let failure = self.discard_reason();
+                    let failure = self.discard_reason(position);
                     self.progress.poison(position + 1, failure.clone());
                     record.fire(Some(failure.report(&self.name)));
                 } else {
@@ -315,8 +319,13 @@ impl StreamShared {
     }
 
     /// What an event reports that stands for discarded work.
-    fn discard_reason(&self) -> StreamFailure {
-        match self.fault.sticky() {
+    fn discard_reason(&self, position: u64) -> StreamFailure {
+        let taken = || {
+            let taken = self.taken.lock();
+            let (upto, failure) = taken.as_ref()?;
+            (position < *upto).then(|| failure.clone())
+        };
+        match self.fault.sticky().or_else(taken) {
             Some(failure) => failure.of_discarded(),
             None => "discarded by abort".into(),
         }

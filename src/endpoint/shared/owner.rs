@@ -142,7 +142,7 @@ unsafe impl Owner for Shared {
     }
 
     #[inline]
-    fn failure_of(&self, cookie: u64, _outcome: Outcome) -> Option<StreamFailure> {
+    fn failure_of(&self, cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
         let cookie = Cookie::from_bits(cookie);
         let queue = self.queue(cookie.side);
         let is_well = if cookie.is_wait {
@@ -150,7 +150,9 @@ unsafe impl Owner for Shared {
             queue.decide_wait(cookie.count)
         } else {
             // The wait for its turn ends by the count, which a breakdown moves.
-            !(cookie.waits_turn && self.broken_down.load(Ordering::Acquire))
+            let is_due = self.rung(cookie.side).wrapping_sub(cookie.count) as i32 >= 0;
+            let is_released = outcome == Outcome::Released && !is_due;
+            !(cookie.waits_turn && (is_released || self.broken_down.load(Ordering::Acquire)))
         };
         (!is_well).then(|| self.failure_of_wait().into())
     }
