@@ -392,7 +392,7 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
         return;
     }
     for round in 0..rig::from_env("DOORBELL_ROUNDS", 5) {
-        for way in ["length", "key", "abort", "deadline"] {
+        for way in ["length", "key", "abort", "deadline", "turn"] {
             let mut waits = Pair::new(&device, &EndpointConfig::default());
             let [mut sends, mut follows] =
                 [(); 2].map(|()| Pair::new(&device, &EndpointConfig::default()));
@@ -408,8 +408,23 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                     }
                 })
                 .unwrap();
+            // A stream that has not come to an earlier send of the endpoint.
+            let held = (way == "turn").then(|| rig::stream("held"));
+            let holds = Arc::new(AtomicBool::new(true));
             let slices = [region.slice(0, 64).unwrap()];
-            if way == "key" {
+            if let Some(held) = &held {
+                let holding = Arc::clone(&holds);
+                held.launch(move || {
+                    while holding.load(Ordering::Acquire) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                })
+                .unwrap();
+                let work = Work::write(&slices, region.remote().slice(64, 64).unwrap());
+                waits.a.stream_queue_send(held, &work).unwrap();
+                // Waits for its turn.
+                waits.a.stream_queue_send(&stream, &work).unwrap();
+            } else if way == "key" {
                 let RemoteRegion { addr, rkey, .. } = region.remote();
                 let bad = Work::write(&slices, RemoteSlice::at(addr, rkey ^ 0xff00));
                 waits.a.stream_queue_send(&stream, &bad).unwrap();
@@ -445,12 +460,16 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                     waits.a.post_send(&Work::send(&long)).unwrap();
                 }
                 "abort" => waits.b.abort(),
+                "turn" => {
+                    std::thread::sleep(Duration::from_millis(10));
+                    waits.a.abort();
+                }
                 _ => {}
             }
             let what = format!("{way}, round {round}");
             let end = cause(stream.synchronize(SOON));
             match way {
-                "abort" => assert_eq!(end, Some(Cause::Aborted), "{what}"),
+                "abort" | "turn" => assert_eq!(end, Some(Cause::Aborted), "{what}"),
                 "deadline" => assert!(matches!(end, Some(Cause::Deadline(_))), "{what}: {end:?}"),
                 _ => {
                     let is_completion = matches!(end, Some(Cause::Completion { .. }));
@@ -487,6 +506,7 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                 assert_eq!(sent.status(), Status::Complete, "{what}");
                 assert!(target.is_filled_with(0, 64, 9).unwrap(), "{what}");
             }
+            holds.store(false, Ordering::Release);
         }
     }
 }

@@ -3,10 +3,9 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
-use crate::nic::{PAGE_BYTES, Pages};
+use crate::nic::Pages;
 use crate::proxy::TriggerCount;
 
 /// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own, and apart
@@ -22,20 +21,13 @@ pub(super) struct Words {
     pub(super) seen: WordPair,
 }
 
-/// The words of one endpoint, in pages that have nothing but such words.
+/// The words of one endpoint, in a page of their own.
 ///
 /// A GPU reaches registered memory, and the driver registers whole pages. Memory of the application in such a page would be pinned memory to the
-/// driver: a copy to it would not be waited for, and registering it would be refused. So these words do not come from the allocator. Their pages stay
-/// for the words of later endpoints.
+/// driver: a copy to it would not be waited for, and registering it would be refused. So these words do not come from the allocator. Endpoints do not
+/// share a page either: the driver may unregister it only when the GPU is idle, and whoever registers it again has to wait for that.
 #[derive(Debug)]
-pub(super) struct SharedWords(&'static Words);
-
-/// Words that no endpoint has.
-static FREE: Mutex<Vec<&'static Words>> = Mutex::new(Vec::new());
-
-fn free() -> MutexGuard<'static, Vec<&'static Words>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(super) struct SharedWords(Pages);
 
 impl SharedWords {
     /// Words that are 0.
@@ -43,30 +35,7 @@ impl SharedWords {
     /// # Errors
     /// [`Error::System`](crate::Error::System): no memory.
     pub(super) fn new() -> Result<SharedWords> {
-        let mut free = free();
-        if let Some(words) = free.pop() {
-            return Ok(SharedWords(words));
-        }
-        let pages = Pages::new(PAGE_BYTES)?;
-        let count = pages.len_bytes() / size_of::<Words>();
-        // SAFETY: pages of zeros, which is what the words may be, aligned as these are. They are never unmapped.
-        let words: &'static [Words] =
-            unsafe { std::slice::from_raw_parts(pages.start().as_ptr().cast(), count) };
-        std::mem::forget(pages);
-        free.extend(words);
-        free.pop().map(SharedWords).ok_or(crate::Error::System {
-            operation: "allocation of words",
-            errno: libc::ENOMEM,
-        })
-    }
-}
-
-impl Drop for SharedWords {
-    fn drop(&mut self) {
-        let pairs = [&self.0.rung, &self.0.seen];
-        let words = pairs.into_iter().flat_map(|pair| pair.iter());
-        words.for_each(|word| word.store(0, Ordering::Relaxed));
-        free().push(self.0);
+        Pages::new(size_of::<Words>()).map(SharedWords)
     }
 }
 
@@ -74,7 +43,8 @@ impl Deref for SharedWords {
     type Target = Words;
 
     fn deref(&self) -> &Words {
-        self.0
+        // SAFETY: pages of zeros, which is what the words may be, long enough and aligned as these are. They are atomics to everyone.
+        unsafe { &*self.0.start().as_ptr().cast() }
     }
 }
 
@@ -109,29 +79,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_zero_and_share_their_pages_with_words_only() {
-        let words: Vec<SharedWords> = (0..100).map(|_| SharedWords::new().unwrap()).collect();
-        let address = |words: &Words| std::ptr::from_ref(words).addr();
-        for (at, own) in words.iter().enumerate() {
+    fn words_are_zero_and_alone_in_their_pages() {
+        let words: Vec<SharedWords> = (0..3).map(|_| SharedWords::new().unwrap()).collect();
+        for own in &words {
             assert_eq!(own.count(), 0);
-            assert_eq!(own.seen[1].swap(at as u32 + 1, Ordering::Relaxed), 0);
-            assert_eq!(address(own) % size_of::<Words>(), 0);
+            assert_eq!(std::ptr::from_ref::<Words>(own).addr() % 4096, 0);
+            assert_eq!(own.seen[1].swap(1, Ordering::Relaxed), 0);
         }
-        let all: std::collections::BTreeSet<usize> = (words.iter().map(|words| address(words)))
-            .chain(free().iter().copied().map(address))
-            .collect();
-        // Those that other tests have now are missing, so only pages that begin with one of ours are looked at.
-        let pages: Vec<usize> = words.iter().map(|words| address(words)).collect();
-        assert!(pages.iter().any(|start| {
-            start % PAGE_BYTES == 0
-                && (*start..start + PAGE_BYTES)
-                    .step_by(size_of::<Words>())
-                    .all(|at| all.contains(&at))
-        }));
-        drop(words);
-        assert_eq!(
-            SharedWords::new().unwrap().seen[1].load(Ordering::Relaxed),
-            0
-        );
     }
 }
