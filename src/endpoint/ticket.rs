@@ -29,7 +29,8 @@ enum Subject {
     Value(Arc<ValueWait>),
 }
 
-/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept for as long as one likes.
+/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept for as long as one likes. An endpoint keeps the final
+/// statuses of its last 64 generations: a ticket that has seen more resets is [`Status::Unknown`].
 #[derive(Clone)]
 pub struct Ticket {
     subject: Subject,
