@@ -834,17 +834,36 @@ fn whoever_waits_for_an_event_learns_of_the_record_that_it_stood_for() {
         let fault = failing.take_fault().unwrap().to_string();
         assert!(fault.contains("the record's reason"), "{fault}");
     }
-    // An event behind a fault that was taken before it passed still tells that fault.
-    let event = Event::new();
-    failing.launch(|| panic!("the first cause")).unwrap();
-    let start = Instant::now();
-    while failing.record(&event).is_ok() {
-        assert!(Some(start.elapsed()) < PATIENCE);
-    }
-    let _ = failing.take_fault();
-    if let Err(error) = event.synchronize(PATIENCE) {
-        let told = error.to_string();
-        assert!(told.contains("the first cause"), "{told}");
+}
+
+#[test]
+fn events_behind_a_fault_tell_its_cause_whenever_it_is_taken() {
+    let stream = HostStream::new("causes").unwrap();
+    for _ in 0..20 {
+        let gate = Arc::new(AtomicBool::new(false));
+        let opened = Arc::clone(&gate);
+        stream
+            .launch(move || {
+                while !opened.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                panic!("the first cause");
+            })
+            .unwrap();
+        let events: Vec<Event> = (0..500).map(|_| Event::new()).collect();
+        events
+            .iter()
+            .for_each(|event| stream.record(event).unwrap());
+        gate.store(true, Ordering::Release);
+        // While the stream discards them.
+        let start = Instant::now();
+        while stream.take_fault().is_none() {
+            assert!(Some(start.elapsed()) < PATIENCE);
+        }
+        for event in &events {
+            let told = event.synchronize(PATIENCE).unwrap_err().to_string();
+            assert!(told.contains("the first cause"), "{told}");
+        }
     }
 }
 

@@ -144,8 +144,8 @@ impl StreamState {
         })
     }
 
-    /// Enters what the stream is to be given next, before it is given, so that whoever finds a failure of the stream gives it up. Returns the count up
-    /// to which the stream has been given all.
+    /// Enters the prepared work in `pending`. This comes before the driver call, so a thread that finds a failure of the stream finds this work as well.
+    /// Returns the stream's count up to which the driver has all work.
     ///
     /// # Errors
     /// A failure that was found meanwhile. Nothing is entered then.
@@ -483,7 +483,7 @@ mod tests {
             return;
         }
         let context = CudaContext::primary(0).unwrap();
-        let (bench, record, ..) = Bench::new();
+        let (bench, record, _, flag) = Bench::new();
         let stream = CudaStream::new(&context, "fails").unwrap();
         let state = stream.state();
         let mut program = Program::new(&bench.targets);
@@ -502,6 +502,21 @@ mod tests {
         assert!(state.pending.is_empty());
         assert_eq!(bench.given_up.load(Ordering::SeqCst), 0);
         assert!(stream.take_fault().is_some());
+        // An endpoint that fails before a wait for it is announced: refused as well.
+        let mut waits = Program::new(&bench.targets);
+        waits.poll_geq(flag, 1).unwrap();
+        let waiting = bench.submission(waits);
+        let alarm = bench.attachments.alarm();
+        let refused = state.queue_by(
+            |state, queue| state.prepare(queue, std::slice::from_ref(&waiting).iter()),
+            |state, queue| {
+                alarm.sound();
+                state.enter(queue).map(drop)
+            },
+        );
+        alarm.reset();
+        assert!(refused.unwrap_err().to_string().contains("has failed"));
+        assert!(state.pending.is_empty());
         // After that: the owner is given up before the one that found the failure goes on.
         let queued = stream.submit_one(bench.submission(program));
         queued.map_err(|(_, error)| error).unwrap();

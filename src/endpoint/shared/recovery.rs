@@ -105,8 +105,8 @@ impl Shared {
 
     /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown.
     pub(super) fn stop_transmitting(&self) {
-        // A queue pair that was silenced stays so: it would write completions again. Callers may hold a stream's locks, which who holds the generation
-        // may wait for; and no new one begins while a stream has work of this one.
+        // A silenced queue pair stays silenced: in the error state it would write completions again. This takes no generation lock: a caller may hold a
+        // stream's locks, and the watchdog waits for these under the generation lock. No generation begins while a stream has work of this one.
         let is_silent = self.lock_silence();
         if !*is_silent {
             self.qp.fail();

@@ -13,7 +13,7 @@ use crate::{Cause, WorkError};
 /// What the model does as the library does; each field is a mistake that must be noticed when it is false.
 #[derive(Clone, Copy)]
 struct Rules {
-    /// Whoever finds how the wait ends writes it down at once, for everybody.
+    /// The first thread that knows how the wait ends writes it into the wait's word at once.
     decides_at_once: bool,
     /// A deadline does not end what is over.
     asks_whether_over: bool,
