@@ -383,6 +383,15 @@ fn an_abort_during_a_reset_is_told_as_an_abort() {
     pair.a.wait_cq(Side::Send, SOON).unwrap();
 }
 
+/// Lets a stream go on that stands still while the flag is set.
+struct Release(Arc<AtomicBool>);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// On a stream of any kind, a send behind another endpoint's wait that fails is not transmitted: neither that of its own stream, nor that of a
 /// stream that waits for its event.
 #[test]
@@ -411,6 +420,8 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
             // A stream that has not come to an earlier send of the endpoint.
             let held = (way == "turn").then(|| rig::stream("held"));
             let holds = Arc::new(AtomicBool::new(true));
+            // Also if the test fails: a stream that stands still cannot be dropped.
+            let release = Release(Arc::clone(&holds));
             let slices = [region.slice(0, 64).unwrap()];
             if let Some(held) = &held {
                 let holding = Arc::clone(&holds);
@@ -506,7 +517,7 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
                 assert_eq!(sent.status(), Status::Complete, "{what}");
                 assert!(target.is_filled_with(0, 64, 9).unwrap(), "{what}");
             }
-            holds.store(false, Ordering::Release);
+            drop(release);
         }
     }
 }
