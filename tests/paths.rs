@@ -1,5 +1,5 @@
 //! The control paths: which one is taken and why, and what befalls those that depend on a proxy.
-#![allow(unsafe_code)] // Reason: an executor that writes over trigger words
+#![allow(unsafe_code)] // Reason: an executor of its own
 #![cfg(all(feature = "softcx", not(loom)))]
 
 #[path = "rig/deaf.rs"]
@@ -16,7 +16,7 @@ use doorbell::{
     Cause, Control, Device, EndpointConfig, Error, Event, Executor, Faults, HostStream, Prepared,
     RemoteSlice, Side, Status, StreamFailure, Submission, Work, stream_post, stream_post_all,
 };
-use doorbell_wire::peer::{Fence, PeerOp};
+use doorbell_wire::peer::{At, Fence, PeerOp, Program, Role};
 use rig::{Limit, Pair, Random, SOON, from_env};
 
 const STEP: Duration = Duration::from_secs(120);
@@ -395,7 +395,7 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
         .for_each(|stream| stream.continue_on_error(true));
     let corrupting = Corrupting {
         stream: HostStream::new("corrupting").unwrap(),
-        value: AtomicU32::new(0x8000_0000),
+        value: 0x8000_0000,
     };
     for round in 1..=6u32 {
         let bad = round as usize * 7;
@@ -454,28 +454,36 @@ fn one_of_a_hundred_that_fails_harms_no_other() {
     }
 }
 
-/// A stream that stores something else than the program says, where it says so: what a stray pointer of a kernel does.
+/// A stream that stores something else than the program of a work request says: what a stray pointer of a kernel does.
 struct Corrupting {
     stream: HostStream,
-    value: AtomicU32,
+    value: u32,
 }
 
 impl Corrupting {
-    fn corrupt(&self, submission: &Submission) {
+    fn corrupt(&self, submission: &mut Submission) {
+        let targets = submission.owner.targets();
+        let mut program = Program::new(targets);
         for op in submission.program.ops() {
-            if let PeerOp::StoreDword { at, .. } = op {
-                let base = submission.owner.base(at.target).unwrap();
-                // SAFETY: within the target, as addresses of its table are; the words are accessed atomically by everybody.
-                unsafe { AtomicU32::from_ptr(base.as_ptr().add(at.offset as usize).cast()) }
-                    .store(self.value.load(Ordering::Relaxed), Ordering::Release);
-            }
+            let dword = |at: At| targets.get(at.target).unwrap().dword(at.offset).unwrap();
+            let added = match op {
+                PeerOp::StoreDword { at, .. } if at.role == Role::Memory => {
+                    program.store_dword(dword(at), self.value)
+                }
+                PeerOp::StoreDword { at, value } => program.store_dword(dword(at), value),
+                PeerOp::PollGeq { at, value } => program.poll_geq(dword(at), value),
+                PeerOp::Fence(fence) => program.fence(fence),
+                other => panic!("not of a program of the proxy path: {other:?}"),
+            };
+            added.unwrap();
         }
+        submission.program = program;
     }
 }
 
 impl doorbell::SealedExecutor for Corrupting {}
 
-// SAFETY: what is submitted is passed on to a stream that keeps the contract, but for the first stores, which are this test.
+// SAFETY: what is submitted is passed on to a stream that keeps the contract, but for the values that it stores, which are this test.
 unsafe impl Executor for Corrupting {
     fn id(&self) -> u64 {
         self.stream.id()
@@ -486,14 +494,14 @@ unsafe impl Executor for Corrupting {
     }
 
     fn submit(&self, batch: &mut Vec<Submission>) -> doorbell::Result<()> {
-        batch.iter().for_each(|submission| self.corrupt(submission));
+        batch
+            .iter_mut()
+            .for_each(|submission| self.corrupt(submission));
         self.stream.submit(batch)
     }
 
-    fn submit_one(&self, submission: Submission) -> Result<(), (Submission, Error)> {
-        self.corrupt(&submission);
-        // The stream itself does not set it right again.
-        std::thread::sleep(Duration::from_millis(5));
+    fn submit_one(&self, mut submission: Submission) -> Result<(), (Submission, Error)> {
+        self.corrupt(&mut submission);
         self.stream.submit_one(submission)
     }
 
