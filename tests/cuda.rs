@@ -911,6 +911,56 @@ fn a_function_of_the_host_that_panics_fails_the_stream_and_no_more() {
     Bench::new().works(&new_stream(&context, "next"), 2);
 }
 
+/// What is queued behind a function that panics, on its stream or on one that waits for it, transmits nothing, also if somebody takes the fault at once.
+#[test]
+fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
+    let _alone = alone();
+    let test = "nothing_is_transmitted_behind";
+    let limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    for round in 0..20 {
+        limit.step(round, BOUND);
+        let mut benches = [(); 2].map(|()| Bench::new());
+        let producer = new_stream(&context, "producer");
+        let sender = new_stream(&context, "sender");
+        let held = Arc::new(AtomicBool::new(true));
+        let gate = Arc::clone(&held);
+        producer
+            .launch_host(move || {
+                while gate.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                std::panic::resume_unwind(Box::new("on purpose"));
+            })
+            .unwrap();
+        let produced = Event::new();
+        producer.record(&produced).unwrap();
+        sender.wait_event(&produced).unwrap();
+        let tickets: Vec<_> = (benches.iter_mut().zip([&producer, &sender]))
+            .map(|(bench, stream)| {
+                let to = bench.region.remote();
+                let work = Work::write_inline(&[7; 4], to.slice(64, 4).unwrap());
+                bench.pair.a.stream_queue_send(stream, &work).unwrap()
+            })
+            .collect();
+        held.store(false, Ordering::Release);
+        if round % 2 == 1 {
+            until("the fault is there", || producer.take_fault().is_some());
+        }
+        let end = sender.synchronize(SOON);
+        let reason = end.unwrap_err().to_string();
+        assert!(reason.contains("on purpose"), "{reason}");
+        assert_eq!(producer.synchronize(SOON).is_err(), round % 2 == 0);
+        for (ticket, bench) in tickets.iter().zip(&benches) {
+            until("it is over", || ticket.is_over());
+            assert_eq!(bench.region.load_u32(64), Ok(0), "{:?}", ticket.status());
+            assert_ne!(ticket.status(), Status::Complete);
+        }
+    }
+}
+
 #[test]
 fn a_context_destroyed_with_work_queued_is_an_error_for_everyone() {
     let _alone = alone();

@@ -282,7 +282,7 @@ impl Reports<'_> {
 
     /// Why the work before the record with that number was not done.
     fn failure_before(&self, record: u64) -> Option<StreamFailure> {
-        // The fault may also be of a function of the host, which has no number.
+        // The fault may also be of the stream as a whole.
         let of_stream = || {
             let is_before = self.stopped_from == u64::MAX || self.stopped_from <= record;
             self.fault.sticky().filter(|_| is_before)

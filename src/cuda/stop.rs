@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::count::CountedStream;
 use super::pending::defer_drops;
 use super::state::StreamState;
-use super::stream_words::STATUS_WORK;
+use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{Follows, StreamFailure, stopping};
 
@@ -55,6 +55,20 @@ impl StreamState {
             self.fault.fail(failure.clone());
         }
         self.give_up_behind(entry, entry, failure);
+    }
+
+    /// What the stream is at, which has no entry of its own, ends without success. Everything behind it is given up before this returns, unless the
+    /// stream is to go on.
+    pub(super) fn fail_now(&self, failure: StreamFailure) {
+        self.count.words.note(STATUS_STREAM);
+        if self.fault.continues() {
+            self.fault.pass(failure);
+            return;
+        }
+        let behind = self.count.read() + 1;
+        self.stopped_from.fetch_min(behind, Ordering::AcqRel);
+        self.fault.stick(failure.clone());
+        self.give_up_rest(failure);
     }
 
     /// Gives up all that the stream has not executed. Records that it has passed are good.

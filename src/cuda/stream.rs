@@ -20,7 +20,6 @@ use super::memops::MemOp;
 use super::module::KernelModule;
 use super::pending::PendingWork;
 use super::state::StreamState;
-use super::stream_words::STATUS_STREAM;
 use super::trigger::Trigger;
 use super::watch::release_elsewhere;
 use crate::stream::{Event, Executor, StreamFailure, Submission, act_as, forbid_on, message};
@@ -168,7 +167,8 @@ impl CudaStream {
     }
 
     /// Queues a host function (`cuLaunchHostFunc`), which a thread of the driver calls in stream order. It must not call CUDA, nor wait for work of
-    /// a GPU. If it panics, the stream has failed, and later calls report that. The stream is kept until the function has run.
+    /// a GPU. If it panics, the stream has failed: operations behind it are given up before it returns, and later calls report the failure. The stream is
+    /// kept until the function has run.
     ///
     /// # Errors
     /// As [`Executor::submit`]. The closure is then dropped without having run.
@@ -180,9 +180,7 @@ impl CudaStream {
         };
         let call = Box::new(move || {
             if let Err(panicked) = catch_unwind(AssertUnwindSafe(|| act_as(stream.id, function))) {
-                let reason = format!("panicked: {}", message(panicked));
-                stream.count.words.note(STATUS_STREAM);
-                stream.fault.stick(reason);
+                stream.fail_now(format!("panicked: {}", message(panicked)).into());
             }
             // Dropping the last handle calls the driver, which a host function must not do.
             release_elsewhere(stream);

@@ -31,11 +31,18 @@ pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
     if IS_INSIDE.replace(true) {
         return stop();
     }
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let result = stop();
-    IS_INSIDE.set(false);
-    drop(one);
-    result
+    /// Also where an owner panics.
+    struct Leave;
+
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            IS_INSIDE.set(false);
+        }
+    }
+
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _leave = Leave;
+    stop()
 }
 
 /// The streams that are to hear of an owner's failure, each as long as it has programs of it.
