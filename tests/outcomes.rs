@@ -112,6 +112,36 @@ fn no_ticket_is_complete_of_a_request_that_failed() {
     }
 }
 
+/// A wait that no stream had, and that nobody has a ticket of, leaves the completion to the next poll, also on an endpoint that has failed meanwhile.
+#[test]
+fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    for round in 0..20 {
+        let sent = pair.a.post_send(&Work::nop().wr_id(round)).unwrap();
+        while !sent.is_over() {
+            std::thread::yield_now();
+        }
+        let wait = pair.a.prepare_wait_cq(Side::Send).unwrap();
+        pair.a.abort();
+        if round % 2 == 1 {
+            // After the breakdown, too.
+            assert!(pair.a.prepare_wait_cq(Side::Send).is_err());
+            while sent.status() != Status::Complete {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        pair.a.rollback(wait);
+        let polled = pair.a.poll_cq(Side::Send).unwrap().unwrap();
+        assert_eq!(polled.wr_id, round);
+        assert!(matches!(
+            pair.a.poll_cq(Side::Send),
+            Err(Error::Work(failure)) if failure.cause == Cause::Aborted
+        ));
+        pair.reset();
+    }
+}
+
 /// A ticket of an operation that was dropped goes on saying so when its place in the queue is used again.
 #[test]
 fn a_dropped_operation_stays_cancelled() {

@@ -124,6 +124,11 @@ impl Prepared {
         Ticket::of_prepared(&self.shared, self.operation, cancelled)
     }
 
+    /// Whether somebody may have a ticket of it.
+    pub(super) fn has_ticket(&self) -> bool {
+        self.cancelled.get().is_some()
+    }
+
     /// The ticket of an operation that a stream has.
     pub(super) fn posted(&self) -> Ticket {
         Ticket::of_operation(&self.shared, self.operation)

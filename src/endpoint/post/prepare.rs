@@ -269,14 +269,23 @@ impl Endpoint {
             }
             OperationKind::Wait => queue.taken.load(Ordering::Relaxed) == count.wrapping_add(1),
         };
-        // Otherwise dropping it cancels it.
-        if newest && prepared.mark_cancelled() {
-            match kind {
-                OperationKind::Send { .. } | OperationKind::Recv => {
-                    self.roll_back_newest(side);
-                }
-                OperationKind::Wait => queue.untake(count),
+        if !newest {
+            // Dropping it cancels it.
+            return;
+        }
+        let has_ticket = prepared.has_ticket();
+        let is_cancelled = prepared.mark_cancelled();
+        match kind {
+            OperationKind::Send { .. } | OperationKind::Recv if is_cancelled => {
+                self.roll_back_newest(side);
             }
+            // On an endpoint that has failed the operation has failed, which a ticket goes on saying. Without one a completion that came before the
+            // failure is for whoever asks next.
+            OperationKind::Wait if is_cancelled || !has_ticket => {
+                prepared.live = false;
+                queue.untake(count);
+            }
+            _ => {}
         }
     }
 
