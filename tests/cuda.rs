@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use doorbell::{
     Access, Attachments, Cause, Condition, CudaContext, CudaStream, Error, Event, Execution,
-    Executor, HostStream, Outcome, Owner, Region, Side, Status, Ticket, Work, stream_post_all,
-    stream_wait_value32, stream_write_value32,
+    Executor, HostStream, Outcome, Owner, Region, Side, Status, Ticket, TimingEvent, Work,
+    stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
@@ -958,6 +958,39 @@ fn nothing_is_transmitted_behind_a_function_of_the_host_that_panics() {
             assert_eq!(bench.region.load_u32(64), Ok(0), "{:?}", ticket.status());
             assert_ne!(ticket.status(), Status::Complete);
         }
+    }
+}
+
+/// A capture in the mode that forbids the most to every thread: neither do calls of this library invalidate it, nor does it change what they find.
+#[test]
+fn a_context_is_taken_up_and_time_is_measured_while_another_stream_is_captured() {
+    let _alone = alone();
+    let Some(context) = context("a_context_is_taken_up") else {
+        return;
+    };
+    let captured = new_stream(&context, "captured");
+    let beside = new_stream(&context, "beside");
+    let (mut raw, mut graph) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: writes a handle; a stream that lives, of a context that is current.
+    unsafe {
+        assert_eq!(sys::cuCtxCreate_v2(&mut raw, 0, 0), OK);
+        assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
+        assert_eq!(sys::cuStreamBeginCapture_v2(captured.raw(), mode), OK);
+    }
+    // SAFETY: made above, and destroyed after the last use.
+    let other = unsafe { CudaContext::from_raw(raw) }.unwrap();
+    assert_eq!(other.capabilities(), context.capabilities());
+    let time = TimingEvent::new(&context).unwrap();
+    time.record(&beside).unwrap();
+    time.synchronize().unwrap();
+    drop((time, other));
+    // SAFETY: ends what was begun above; nobody uses the graph or the context any more.
+    unsafe {
+        assert_eq!(sys::cuStreamEndCapture(captured.raw(), &mut graph), OK);
+        assert_eq!(sys::cuGraphDestroy(graph), OK);
+        assert_eq!(sys::cuCtxDestroy_v2(raw), OK);
+        assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), OK);
     }
 }
 

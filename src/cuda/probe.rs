@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamWaitValue_flags as Flags};
 
 use super::capabilities::{Capabilities, Probed};
+use super::capture::RelaxedCapture;
 use super::context::CudaContext;
 use super::driver::{check, is};
 use super::kernel_words::KernelWords;
@@ -26,6 +27,8 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
         capabilities: promised,
         findings: Vec::new(),
     };
+    // Queries and loads of modules invalidate a capture of another thread, and are refused, unless this thread's mode is relaxed.
+    let _relaxed = RelaxedCapture::new();
     match ProbeStream::new(context) {
         Ok(bench) => bench.try_all(&mut probed),
         Err(error) => {

@@ -55,7 +55,7 @@ impl TimingEvent {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda), which includes errors of work that was queued earlier.
     pub fn synchronize(&self) -> Result<()> {
-        let _entered = self.context.enter()?;
+        let _entered = self.context.enter_relaxed()?;
         // SAFETY: an event that lives.
         check("cuEventSynchronize", unsafe {
             sys::cuEventSynchronize(self.raw)
