@@ -330,6 +330,73 @@ fn an_error_of_one_call_does_not_end_a_stream_that_goes_on() {
     }
 }
 
+/// A driver that is short of memory refuses a thread its context, again and again: the stream goes on, and is asked again.
+#[test]
+fn a_thread_without_the_context_takes_no_stream_for_dead() {
+    let _alone = alone();
+    let test = "a_thread_without_the_context";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    let stream = CudaStream::new(&context, test).unwrap();
+    let bench = Bench::new();
+    let condition = Condition::GreaterOrEqual(1);
+    let waited = stream_wait_value32(&stream, &bench.region, 0, condition, None).unwrap();
+    let asked = stream.clone();
+    let other = std::thread::spawn(move || {
+        let _fault = Fault::here("cuCtxPushCurrent_v2:2");
+        (0..3).map(|_| asked.query()).collect::<Vec<_>>()
+    });
+    for answer in other.join().unwrap() {
+        let is_refusal = matches!(answer, Err(Error::Cuda { code, .. }) if code == OUT_OF_MEMORY);
+        assert!(is_refusal, "{answer:?}");
+    }
+    assert!(!waited.is_over());
+    bench.region.store_u32(0, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+}
+
+/// Pages that stay registered cannot be registered by who has them next.
+#[test]
+fn pages_are_given_back_though_the_driver_refuses_at_first() {
+    let _alone = alone();
+    let test = "pages_are_given_back";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    let stream = CudaStream::new(&context, test).unwrap();
+    for call in ["cuCtxPushCurrent_v2", "cuMemHostUnregister"] {
+        let bench = Bench::new();
+        stream_write_value32(&stream, &bench.region, 0, 1).unwrap();
+        stream.synchronize(SOON).unwrap();
+        let start = bench.region.as_ptr().addr();
+        let is_registered = || {
+            let _entered = Current::enter(&context);
+            let mut address = 0;
+            // SAFETY: writes one address; asks about another, whatever is there.
+            let asked =
+                unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start as *mut _, 0) };
+            asked == OK
+        };
+        assert!(is_registered());
+        let dropped = std::thread::spawn(move || {
+            let _fault = Fault::here(&format!("{call}:2,nth=1"));
+            drop(bench);
+        });
+        dropped.join().unwrap();
+        assert!(!is_registered(), "{call}");
+    }
+}
+
 #[test]
 fn a_stream_that_is_captured_while_somebody_waits_for_it_is_not_taken_for_done() {
     let _alone = alone();

@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
 
 use super::capabilities::{Capabilities, Probed};
 use super::capture::RelaxedCapture;
-use super::driver::check;
+use super::driver::{check, is};
 use super::module::KernelModule;
 use crate::{Error, Result, StateKind};
 
@@ -252,6 +253,26 @@ impl CudaContext {
             _relaxed: RelaxedCapture::new(),
             _entered: entered,
         })
+    }
+
+    /// [`CudaContext::enter_relaxed`], for what the driver is to be given back. `None` if the context is gone, and all that was made in it.
+    pub(super) fn enter_to_give_back(&self) -> Option<EnteredRelaxed> {
+        unless_short_of_memory(|| self.enter_relaxed()).ok()
+    }
+}
+
+/// Calls the driver, again if it is short of memory, for up to 100 ms: what is not given back stays, and pages that stay registered cannot be
+/// registered by who has them next.
+pub(super) fn unless_short_of_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
+    let mut left = 100;
+    loop {
+        match call() {
+            Err(error) if left > 0 && is(&error, CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                left -= 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return result,
+        }
     }
 }
 

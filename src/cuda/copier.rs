@@ -292,7 +292,7 @@ impl Copier {
 impl Drop for Copier {
     fn drop(&mut self) {
         // A destroyed context has destroyed its streams.
-        if let Ok(_entered) = self.context.enter_relaxed() {
+        if let Some(_entered) = self.context.enter_to_give_back() {
             // SAFETY: made by `new`, and the last handle was dropped.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }

@@ -189,7 +189,7 @@ impl CopyStream {
 impl Drop for CopyStream {
     fn drop(&mut self) {
         // A destroyed context has destroyed its streams and events.
-        let Ok(_entered) = self.context.enter_relaxed() else {
+        let Some(_entered) = self.context.enter_to_give_back() else {
             return;
         };
         let marked = self.under_way.values().filter_map(|mark| match mark {

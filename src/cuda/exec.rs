@@ -53,7 +53,7 @@ impl InstantiatedGraph {
 
 impl Drop for InstantiatedGraph {
     fn drop(&mut self) {
-        let Ok(_entered) = self.context.enter() else {
+        let Some(_entered) = self.context.enter_to_give_back() else {
             return;
         };
         // SAFETY: belongs to this object. Streams keep the object until their launches of it are done.

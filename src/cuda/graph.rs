@@ -266,7 +266,7 @@ impl Drop for Draft {
             self.graph = self.stream.end_capture().unwrap_or(null_mut());
         }
         if !self.graph.is_null()
-            && let Ok(_entered) = self.stream.context().enter()
+            && let Some(_entered) = self.stream.context().enter_to_give_back()
         {
             // SAFETY: of this draft's capture, and not given away.
             let _ = unsafe { sys::cuGraphDestroy(self.graph) };

@@ -75,7 +75,7 @@ impl Drop for GpuAllocation {
         match &self.owner {
             // A context that was destroyed has freed its memory.
             FreedBy::Library => {
-                if let Ok(_entered) = self.context.enter_relaxed() {
+                if let Some(_entered) = self.context.enter_to_give_back() {
                     // SAFETY: allocated for this object, whose last handle was dropped.
                     let _ = unsafe { sys::cuMemFree_v2(self.start) };
                 }

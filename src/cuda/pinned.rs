@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 
 use super::capture::RelaxedCapture;
-use super::context::CudaContext;
+use super::context::{CudaContext, unless_short_of_memory};
 use super::driver::{check, is};
 use super::host_call::in_host_function;
 use crate::Result;
@@ -204,11 +204,14 @@ impl PinnedRun {
         if !self.ours {
             return;
         }
-        let _relaxed = RelaxedCapture::new();
         // A destroyed context has ended its registrations.
-        if let Ok(_entered) = self.context.enter() {
-            // SAFETY: registered by `register`, and its last handle was dropped.
-            let _ = unsafe { sys::cuMemHostUnregister(self.pages.start as *mut _) };
+        if let Some(_entered) = self.context.enter_to_give_back() {
+            let _ = unless_short_of_memory(|| {
+                // SAFETY: registered by `register`, and its last handle was dropped.
+                check("cuMemHostUnregister", unsafe {
+                    sys::cuMemHostUnregister(self.pages.start as *mut _)
+                })
+            });
         }
     }
 }

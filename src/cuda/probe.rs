@@ -74,7 +74,7 @@ impl Drop for ProbeStream<'_> {
         }
         // SAFETY: here alone.
         unsafe { ManuallyDrop::drop(&mut self.words) };
-        if let Ok(_entered) = self.context.enter() {
+        if let Some(_entered) = self.context.enter_to_give_back() {
             // SAFETY: made by `ProbeStream::new`, and not used elsewhere.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
         }

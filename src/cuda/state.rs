@@ -90,7 +90,7 @@ impl StreamState {
     ) -> Result<Arc<StreamState>> {
         let id = next_id();
         let words = StreamWords::new(context).inspect_err(|_| {
-            if let (true, Ok(_entered)) = (owned, context.enter()) {
+            if owned && let Some(_entered) = context.enter_to_give_back() {
                 // SAFETY: the caller has just made it, and has not given it away.
                 let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
             }
@@ -199,7 +199,7 @@ impl Drop for StreamState {
         if !self.owned {
             return;
         }
-        if let Ok(_entered) = self.context.enter() {
+        if let Some(_entered) = self.context.enter_to_give_back() {
             // SAFETY: created by this library, and the last handle is gone. The driver still executes what others have queued on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }

@@ -79,7 +79,7 @@ impl TimingEvent {
 
 impl Drop for TimingEvent {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
+        if let Some(_entered) = self.context.enter_to_give_back() {
             // SAFETY: made by `new`. If its timestamp is not taken yet, the driver destroys it after that.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }

@@ -9,7 +9,6 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::capture::{RelaxedCapture, forbid, is_captured};
 use super::driver::{check, is};
-use super::host_call::in_host_function;
 use super::pending::defer_drops;
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
@@ -88,6 +87,16 @@ pub(super) fn release_elsewhere(stream: Arc<StreamState>) {
         }
     }
     drop_elsewhere(Box::new(DeferredRelease(Some(stream))));
+}
+
+/// Whether a refusal is of one call alone: the driver was short of memory, or the call came from a host function.
+fn says_nothing(error: &Error) -> bool {
+    [
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        CUresult::CUDA_ERROR_NOT_PERMITTED,
+    ]
+    .iter()
+    .any(|passing| is(error, *passing))
 }
 
 impl StreamState {
@@ -212,12 +221,12 @@ impl StreamState {
         }
     }
 
-    /// Whether the driver still executes queued work. Every later call returns an error that the context does not recover from; any other error
+    /// Whether the driver still executes queued work, as far as it says. Every later call returns an error that the context does not recover from; any other error
     /// concerns only the call that returned it.
     fn goes_on(&self) -> bool {
-        let Ok(_entered) = self.context.enter() else {
-            // A host function must not call the driver, so nothing is known.
-            return in_host_function();
+        let _entered = match self.context.enter() {
+            Ok(entered) => entered,
+            Err(error) => return says_nothing(&error),
         };
         let _relaxed = RelaxedCapture::new();
         if is_captured(self.raw).is_ok_and(|captured| captured) {
@@ -227,10 +236,7 @@ impl StreamState {
         let query = check("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) });
         match query {
             Ok(()) => true,
-            Err(error) => {
-                is(&error, CUresult::CUDA_ERROR_NOT_READY)
-                    || is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED)
-            }
+            Err(error) => is(&error, CUresult::CUDA_ERROR_NOT_READY) || says_nothing(&error),
         }
     }
 
