@@ -310,11 +310,10 @@ impl QueueState {
         let serial = self.next_serial();
         let outcome = self.outcome(seq);
         outcome.seq.store(seq, Ordering::Relaxed);
-        outcome.serial.store(serial, Ordering::Relaxed);
+        // Release, as of the state: who sees them of this request sees its count.
+        outcome.serial.store(serial, Ordering::Release);
         outcome.index.store(index, Ordering::Relaxed);
-        outcome
-            .state
-            .store(RequestState::Posted as u8, Ordering::Relaxed);
+        outcome.set_state(RequestState::Posted);
         // Release inside: the reaper that sees the entry sees the outcome's index.
         self.ledger.post(work);
         serial

@@ -1,6 +1,6 @@
 //! How operations stand: work requests, and waits for completions.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use super::QueueState;
 use super::wait_word::{Wait, WaitWord};
@@ -49,12 +49,14 @@ impl QueueState {
     /// How the work request of this running count stands; `rung` counts those that were executed.
     pub(in crate::endpoint) fn op_status(&self, seq: u32, serial: u32, rung: u32) -> OpStatus {
         let outcome = self.outcome(seq);
+        // The poster writes the count first when it uses the place again, so the count is read last: what was read before it is of this count.
         let state = outcome.state();
+        let serial_now = outcome.serial.load(Ordering::Acquire);
         if outcome.seq.load(Ordering::Relaxed) != seq {
             // The place is used again, which it is only after success: see `Endpoint::make_room`.
             return OpStatus::Done;
         }
-        if outcome.serial.load(Ordering::Relaxed) != serial {
+        if serial_now != serial {
             // It was taken back, and another one has its count.
             return OpStatus::Cancelled;
         }
@@ -81,8 +83,10 @@ impl QueueState {
             outcome.len_bytes.load(Ordering::Relaxed),
             imm,
         );
-        let same = outcome.seq.load(Ordering::Acquire) == seq
-            && outcome.serial.load(Ordering::Relaxed) == serial;
+        // Whether the place was used again meanwhile: see `op_status`.
+        fence(Ordering::Acquire);
+        let same = outcome.serial.load(Ordering::Acquire) == serial
+            && outcome.seq.load(Ordering::Relaxed) == seq;
         (done && same).then_some(found)
     }
 
@@ -215,5 +219,63 @@ impl QueueState {
             FinalStatuses::new(posted, requests),
             FinalStatuses::new(taken, waits),
         )
+    }
+}
+
+#[cfg(all(test, feature = "softcx", not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::endpoint::queue::{HeldRegions, WorkInFlight};
+    use crate::{Device, Endpoint, EndpointConfig, Side};
+
+    /// How long one thread enters requests while another asks about them: some millions of times.
+    const TIME: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn a_request_that_is_done_stays_so_while_its_place_is_used_again() {
+        let domain = Device::open("softcx").unwrap().protection_domain();
+        let config = EndpointConfig::default().send_depth(1);
+        let endpoint = Endpoint::new(&domain, &config).unwrap();
+        let queue = endpoint.shared.queue(Side::Send);
+        // Count and serial of the newest request that is done.
+        let (newest, is_over) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
+        let post = || {
+            let seq = queue.ledger.posted();
+            let work = WorkInFlight {
+                wr_id: 0,
+                end: 0,
+                held: HeldRegions::default(),
+            };
+            let serial = queue.enter(0, work);
+            queue.ledger.reap_with(|_| {
+                queue.outcome(seq).set_state(RequestState::Succeeded);
+            });
+            newest.store(u64::from(seq) << 32 | u64::from(serial), Ordering::Release);
+            // For different times, so that the other thread may be anywhere.
+            (0..seq % 40).for_each(|_| std::hint::spin_loop());
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let begin = Instant::now();
+                while begin.elapsed() < TIME {
+                    (0..100).for_each(|_| post());
+                }
+                is_over.store(true, Ordering::Release);
+            });
+            while !is_over.load(Ordering::Acquire) {
+                let asked = newest.load(Ordering::Acquire);
+                if asked == u64::MAX {
+                    continue;
+                }
+                let (seq, serial) = ((asked >> 32) as u32, asked as u32);
+                for _ in 0..4 {
+                    let found = queue.op_status(seq, serial, seq.wrapping_add(1));
+                    assert_eq!(found, OpStatus::Done, "request {seq}");
+                }
+            }
+        });
     }
 }
