@@ -344,6 +344,7 @@ impl Ours {
             send_wqebbs: DEPTH,
             recv_wqes: 1,
             recv_segments: 1,
+            atomics: 1,
         };
         let mut queues = dv::doorbell_dv_queues::default();
         // SAFETY: live objects of one context.

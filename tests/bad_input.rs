@@ -179,10 +179,22 @@ fn lengths_and_spans() {
         Work::read(&[most, most], RemoteSlice::at(0, rkey)),
     ] {
         let error = each_way(&mut pair.a, &stream, &work);
-        assert_eq!(range(&error), ("slices", (1 << 32) - 2, 0, 1 << 31));
+        assert_eq!(range(&error), (MESSAGE, (1 << 32) - 2, 0, 1 << 30));
     }
+    // `max_msg_sz` of a port is 2^30, though a piece of memory may be longer.
+    let (first, rest) = (
+        huge.slice(0, 1 << 29).unwrap(),
+        huge.slice(0, (1 << 29) + 1).unwrap(),
+    );
+    let error = each_way(&mut pair.a, &stream, &Work::send(&[first, rest]));
+    assert_eq!(range(&error), (MESSAGE, (1 << 30) + 1, 0, 1 << 30));
+    let longest = pair.a.prepare_send(&Work::send(&[first, first])).unwrap();
+    pair.a.rollback(longest);
     works(&mut pair, &stream);
 }
+
+/// What the error names that a message is too long for its device.
+const MESSAGE: &str = "bytes of the slices (limit: the longest message of the device's port)";
 
 /// Whether it is on the software ConnectX of this process.
 fn has_softcx(pair: &Pair) -> bool {

@@ -25,7 +25,9 @@ int doorbell_dv_query_port(struct ibv_context *context, uint8_t port, struct doo
 	result->active_mtu = attributes.active_mtu;
 	result->link_layer = attributes.link_layer;
 	result->gid_count = attributes.gid_tbl_len > 0 ? (uint32_t)attributes.gid_tbl_len : 0;
+	result->message_bytes = attributes.max_msg_sz;
 	result->lid = attributes.lid;
+	result->flags = attributes.flags;
 	return 0;
 }
 
@@ -72,8 +74,7 @@ struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, 
 		.send_cq = send_cq,
 		.recv_cq = recv_cq,
 		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |
-				  IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
-				  IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+				  IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ,
 		.cap = {
 			.max_send_wr = sizes->send_wqebbs,
 			.max_recv_wr = sizes->recv_wqes,
@@ -81,6 +82,9 @@ struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, 
 			.max_recv_sge = sizes->recv_segments,
 		},
 	};
+	/* The provider refuses these on a function without atomics. */
+	if (sizes->atomics)
+		attributes.send_ops_flags |= IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 	/* A card would else put short payloads of receives and reads into the CQE instead of their memory, where no stream looks. */
 	struct mlx5dv_qp_init_attr direct = {
 		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,

@@ -20,7 +20,9 @@ struct doorbell_dv_port {
 	uint32_t active_mtu;
 	uint32_t link_layer;
 	uint32_t gid_count;
+	uint32_t message_bytes; /* the longest message */
 	uint16_t lid;
+	uint8_t flags; /* IBV_QPF_* */
 };
 
 struct doorbell_dv_gid {
@@ -33,6 +35,7 @@ struct doorbell_dv_sizes {
 	uint32_t send_wqebbs;
 	uint32_t recv_wqes;
 	uint32_t recv_segments;
+	uint32_t atomics; /* 0: the queue pair is to have none, because the device has none */
 };
 
 /* Where the parts of a queue pair lie, and how long they are. */

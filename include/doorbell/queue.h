@@ -59,8 +59,8 @@
 extern "C" {
 #endif
 
-/* Most bytes of a put or get: the next bit of the length selects another kind of segment (mlx5dv.h: MLX5_INLINE_SEG). */
-#define DOORBELL_MESSAGE_BYTES_MAX 0x7fffffffu
+/* Most bytes of a put or get: `max_msg_sz` of a ConnectX port. The library gives kernels no queue of a port that has less. */
+#define DOORBELL_MESSAGE_BYTES_MAX 0x40000000u
 
 /* Inline bytes that fit in a slot, after the three segments of a write. */
 #define DOORBELL_INLINE_BYTES 28u

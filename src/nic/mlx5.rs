@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::peer::PeerQueuePair;
-use super::{Attributes, Capacity, NicQueuePair, Pages, QueuePairMemory, Queues, State};
+use super::{Abilities, Attributes, Capacity, NicQueuePair, Pages, QueuePairMemory, Queues, State};
 use crate::Result;
 use crate::verbs::{self, Steps};
 use doorbell_wire::memory::QueuePairSizes;
@@ -81,6 +81,10 @@ impl NicQueuePair for Mlx5QueuePair {
         Ok(
             "mlx5dv shows the queue's rings and its own UAR register, mapped into this process, which a host stream stores to",
         )
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.pair.states().abilities()
     }
 
     fn mtu_bytes(&self) -> u32 {

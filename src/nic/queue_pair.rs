@@ -48,13 +48,8 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     fn direct(&self) -> Result<&'static str, String>;
 
-    /// The operations that it has.
-    fn abilities(&self) -> Abilities {
-        Abilities {
-            atomics: true,
-            reads: true,
-        }
-    }
+    /// The operations that it has, and how long a message can be.
+    fn abilities(&self) -> Abilities;
 
     /// The largest MTU that a connection can have here.
     fn mtu_bytes(&self) -> u32;

@@ -11,8 +11,8 @@ use super::device::Driver;
 use super::domain::Deregister;
 use super::peer::{PeerKind, PeerQueuePair};
 use super::{
-    Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair, Queues,
-    RegisteredMemory, State,
+    Abilities, Access, Attributes, Capacity, Counters, Faults, Nic, NicDomain, NicQueuePair,
+    Queues, RegisteredMemory, State,
 };
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "cuda")]
@@ -210,6 +210,14 @@ impl NicQueuePair for SoftcxQueuePair {
         Ok(
             "a software ConnectX's UAR page is memory of this process, which a host stream stores to",
         )
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            atomics: true,
+            reads: true,
+            message_bytes: soft::MAX_MESSAGE_BYTES as u32,
+        }
     }
 
     fn mtu_bytes(&self) -> u32 {

@@ -11,6 +11,7 @@ use super::port::Port;
 use super::relay::Limits;
 use super::select::{DeviceList, Listed, Selector};
 use crate::{Error, Result, StateKind};
+use doorbell_wire::verbs::Abilities;
 
 /// An open device file with one of its ports.
 #[derive(Debug)]
@@ -52,6 +53,15 @@ impl Context {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What queue pairs of the port can do.
+    pub(super) fn abilities(&self) -> Abilities {
+        Abilities {
+            atomics: self.limits.has_atomics(),
+            reads: self.limits.has_reads(),
+            message_bytes: self.port.message_bytes,
+        }
     }
 
     /// A number for a new domain, for messages.

@@ -38,7 +38,7 @@ impl States {
         let own = &progress.attributes;
         // For the partition. What the peer may do here is not the manager's to say.
         let mut step = steps(ibv_qp_state::IBV_QPS_INIT)?;
-        step.attr.qp_access_flags = own.access.bits();
+        step.attr.qp_access_flags = self.access(own).bits();
         self.modify("ibv_modify_qp to INIT", step.attr, step.mask)?;
         let mut step = steps(ibv_qp_state::IBV_QPS_RTR)?;
         step.attr.min_rnr_timer = own.min_rnr_timer;

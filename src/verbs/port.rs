@@ -43,11 +43,17 @@ pub(super) struct Port {
     pub(super) gid_index: u8,
     pub(super) address: PortAddress,
     pub(super) mtu_bytes: u32,
+    /// The longest message.
+    pub(super) message_bytes: u32,
+    /// Every path needs a global route, as the subnet manager wants it (`IBV_QPF_GRH_REQUIRED`).
+    pub(super) needs_global_route: bool,
     pub(super) is_active: bool,
 }
 
 /// `IBV_PORT_ACTIVE`.
 const ACTIVE: u32 = 4;
+/// `IBV_QPF_GRH_REQUIRED`.
+const GRH_REQUIRED: u8 = 1;
 /// `IBV_GID_TYPE_ROCE_V2` of `ibv_query_gid_ex`.
 const ROCE_V2: u32 = 2;
 
@@ -113,6 +119,8 @@ impl Port {
             },
             // `enum ibv_mtu`: 1 is 256, 5 is 4096.
             mtu_bytes: 128 << found.active_mtu.clamp(1, 5),
+            message_bytes: found.message_bytes,
+            needs_global_route: found.flags & GRH_REQUIRED != 0,
             is_active: found.state == ACTIVE,
         })
     }

@@ -43,6 +43,7 @@ impl VerbsQueuePair {
             send_wqebbs: sizes.send_wqebbs,
             recv_wqes: sizes.recv_wqes,
             recv_segments: sizes.recv_segments(),
+            atomics: context.limits.has_atomics().into(),
         };
         let [send_cq, recv_cq] = cqs.each_ref().map(|cq| cq.raw().as_ptr());
         // SAFETY: live objects of one context, which the queue pair holds.

@@ -12,7 +12,10 @@ use super::context::Context;
 use super::events::AsyncStatus;
 use super::port::{Link, PortAddress};
 use crate::{Error, Result, StateKind};
-use doorbell_wire::verbs::{Attributes, State};
+use doorbell_wire::verbs::{Abilities, Access, Attributes, State};
+
+/// Routers on the way to the peer, at most: as many as there can be.
+const HOP_LIMIT: u8 = 255;
 
 /// What one end of a connection must know of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +130,11 @@ impl States {
         self.context.events.look();
     }
 
+    /// What its device can do.
+    pub(crate) fn abilities(&self) -> Abilities {
+        self.context.abilities()
+    }
+
     /// The largest MTU of the port.
     pub(crate) fn mtu_bytes(&self) -> u32 {
         self.context.port.mtu_bytes
@@ -172,11 +180,19 @@ impl States {
         (limits.reads_in, limits.reads_out)
     }
 
+    /// What the peer may do, of what the device can: the driver refuses a queue pair with rights to operations that it has not.
+    pub(super) fn access(&self, attributes: &Attributes) -> Access {
+        match self.context.limits.has_atomics() {
+            true => attributes.access,
+            false => attributes.access.without(Access::REMOTE_ATOMIC),
+        }
+    }
+
     fn to_init(&self, attributes: &Attributes) -> Result<()> {
         let mut attr = blank(ibv_qp_state::IBV_QPS_INIT);
         attr.pkey_index = 0;
         attr.port_num = self.context.port.number;
-        attr.qp_access_flags = attributes.access.bits();
+        attr.qp_access_flags = self.access(attributes).bits();
         let mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         self.modify("ibv_modify_qp to INIT", attr, mask)?;
         self.step(State::Reset, State::Init);
@@ -231,11 +247,11 @@ impl States {
         attr.min_rnr_timer = attributes.min_rnr_timer;
         attr.ah_attr.port_num = port.number;
         attr.ah_attr.dlid = remote.port.lid;
-        if needs_global_route(&port.address, &remote.port) {
+        if port.needs_global_route || needs_global_route(&port.address, &remote.port) {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid.raw = remote.port.gid;
             attr.ah_attr.grh.sgid_index = port.gid_index;
-            attr.ah_attr.grh.hop_limit = 64;
+            attr.ah_attr.grh.hop_limit = HOP_LIMIT;
         }
         let mask = Mask::IBV_QP_AV
             | Mask::IBV_QP_PATH_MTU

@@ -14,7 +14,10 @@ use crate::waived::waived;
 #[allow(unused_imports)] // Reason: each test uses a part.
 pub use stream::{Stream, by_kernel, by_trigger, is_cuda, queueing, stream};
 
-use doorbell::{Access, Control, Device, Endpoint, EndpointConfig, ProtectionDomain, Region};
+use doorbell::{
+    Access, Control, Device, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, StateKind,
+    Work,
+};
 
 /// Longer than anything takes that works, also under emulation.
 pub const SOON: Option<Duration> = Some(Duration::from_secs(60));
@@ -78,6 +81,31 @@ pub fn control(device: &Device) -> Control {
     let domain = device.protection_domain();
     let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();
     endpoint.path().control
+}
+
+/// Whether the device has atomics. What of `test` needs them is WAIVED if not, once it was seen that a post of one says so.
+pub fn has_atomics(device: &Device, test: &str) -> bool {
+    let mut pair = Pair::new(device, &EndpointConfig::default());
+    let region = pair.region(64);
+    let into = [region.slice(0, 8).unwrap()];
+    let remote = region.remote().slice(8, 8).unwrap();
+    let works = [
+        Work::fetch_add(&into, remote, 1),
+        Work::compare_swap(&into, remote, 0, 1),
+    ];
+    let refused = works.map(|work| match pair.a.prepare_send(&work) {
+        Ok(prepared) => {
+            pair.a.rollback(prepared);
+            false
+        }
+        Err(Error::State { kind, .. }) => kind == StateKind::Unsupported,
+        Err(error) => panic!("{error}"),
+    });
+    assert_eq!(refused[0], refused[1]);
+    if refused[0] {
+        waived(test, "the device has no atomics");
+    }
+    !refused[0]
 }
 
 /// A closure for a stream to launch, which holds the stream where it is until the flag is set.

@@ -42,6 +42,9 @@ pub struct RunOptions {
     /// Link layer of the port [default: that of an enclosing run, or ib]
     #[arg(long, value_enum)]
     link: Option<LinkOption>,
+    /// What the port or the function demands or lacks, separated by commas: grh, no-atomics, no-blueflame [default: that of an enclosing run, or nothing]
+    #[arg(long, value_name = "LIST", value_parser = function)]
+    function: Option<String>,
     /// Fabric to join: devices on one fabric reach each other [default: that of an enclosing run, or `default`]
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
@@ -110,9 +113,14 @@ impl RunOptions {
                 LinkOption::Ib => device::LinkLayer::InfiniBand,
                 LinkOption::Eth => device::LinkLayer::Ethernet,
             },
+            function: function_of(&self.function().unwrap_or_default())?,
             faults,
             trace: self.trace()?,
         })
+    }
+
+    fn function(&self) -> Option<String> {
+        self.function.clone().or_else(|| outer("function"))
     }
 
     fn link(&self) -> LinkOption {
@@ -127,10 +135,11 @@ impl RunOptions {
     }
 
     /// The options on the command line as environment variables hold them; `None` for those that are not given.
-    fn given(&self) -> Result<[(&'static str, Option<OsString>); 6]> {
+    fn given(&self) -> Result<[(&'static str, Option<OsString>); 7]> {
         let link = self.link.and_then(|link| link.to_possible_value());
         Ok([
             ("link", link.map(|link| link.get_name().into())),
+            ("function", self.function.clone().map(Into::into)),
             ("fabric", self.fabric.clone().map(Into::into)),
             ("trace", self.trace()?.map(Into::into)),
             ("loss", self.loss.map(|loss| loss.to_string().into())),
@@ -148,6 +157,7 @@ impl RunOptions {
             |name: Option<clap::builder::PossibleValue>| name.map(|it| it.get_name().to_owned());
         for (option, value) in [
             ("link", word(self.link().to_possible_value())),
+            ("function", self.function()),
             ("fabric", Some(device.fabric.clone())),
             ("door", word(self.door.to_possible_value())),
         ] {
@@ -181,6 +191,19 @@ fn probability(text: &str) -> Result<f64, String> {
         return Err("a probability is 0 to 1".into());
     }
     Ok(value)
+}
+
+/// A list of what a function of a card demands or lacks.
+fn function(list: &str) -> doorbell_wire::Result<String> {
+    function_of(list).map(|_| list.to_owned())
+}
+
+fn function_of(list: &str) -> doorbell_wire::Result<device::Function> {
+    let mut function = device::Function::default();
+    list.split(',')
+        .filter(|word| !word.is_empty())
+        .try_for_each(|word| function.set(word))?;
+    Ok(function)
 }
 
 /// A list of faults that the device understands.

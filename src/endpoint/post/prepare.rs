@@ -55,7 +55,7 @@ impl Endpoint {
         let segments;
         let (payload, held) = match work.data {
             Data::Slices(slices) => {
-                check_remote(work, check_message(slices)?)?;
+                check_remote(work, check_message(slices, self.shared.message_bytes)?)?;
                 segments = self.segments(slices, writes_here)?;
                 (
                     Payload::Segments(&segments.list[..segments.count]),
@@ -304,6 +304,17 @@ impl Endpoint {
                 "on the path `sync` it is the calling thread that rings",
             ));
         }
+        if self.shared.message_bytes < KERNEL_MESSAGE_BYTES {
+            let reason = format!(
+                "kernels may ask for messages of {KERNEL_MESSAGE_BYTES} bytes, and those of the port have at most {}",
+                self.shared.message_bytes
+            );
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "hand the send queue to kernels",
+                reason,
+            ));
+        }
         self.roll_back_cancelled(Side::Send)?;
         self.reap()?;
         let first = self.send.producer_index();
@@ -498,6 +509,9 @@ fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> R
 /// What an atomic operates on, and the alignment of its remote address.
 const ATOMIC_BYTES: u64 = 8;
 
+/// `DOORBELL_MESSAGE_BYTES_MAX` of queue.h.
+const KERNEL_MESSAGE_BYTES: u32 = 1 << 30;
+
 #[cold]
 fn no_imm(opcode: Opcode) -> Error {
     let reason = format!(
@@ -515,19 +529,16 @@ fn no_write_access(at: usize) -> Error {
     Error::state(StateKind::NoAccess, "post", reason)
 }
 
-/// The longest message (IBTA: 2^31 bytes).
-const MESSAGE_BYTES_MAX: u64 = 1 << 31;
-
 /// The length of the slices together. Fails if it is longer than a message can be: the device would find out, and fail the endpoint.
 #[inline]
-fn check_message(slices: &[Slice<'_>]) -> Result<u64> {
+fn check_message(slices: &[Slice<'_>], longest: u32) -> Result<u64> {
     let len_bytes: u64 = slices.iter().map(|slice| u64::from(slice.len_bytes)).sum();
-    if len_bytes > MESSAGE_BYTES_MAX {
+    if len_bytes > u64::from(longest) {
         return Err(Error::Range {
-            argument: "slices",
+            argument: "bytes of the slices (limit: the longest message of the device's port)",
             value: len_bytes,
             min: 0,
-            max: MESSAGE_BYTES_MAX,
+            max: longest.into(),
         });
     }
     Ok(len_bytes)

@@ -46,6 +46,8 @@ pub(super) struct Shared {
     pub(super) progress_words: [Dword; 2],
     /// Where completions are counted that were processed.
     pub(super) seen_words: [Dword; 2],
+    /// The longest message that the device has.
+    pub(super) message_bytes: u32,
     /// Who rings.
     pub(super) path: Path,
     /// On the proxy path only.
@@ -157,6 +159,7 @@ impl Shared {
     ) -> Result<(Arc<Shared>, QueueTargets)> {
         let watchdog = watchdog()?;
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
+        let message_bytes = qp.abilities().message_bytes;
         let Queues::Mlx5(&memory) = qp.queues();
         let (path, doorbells) = ringing::choose(domain.device(), &*qp, config)?;
         let words = Arc::new(SharedWords::new()?);
@@ -248,6 +251,7 @@ impl Shared {
             words,
             progress_words,
             seen_words,
+            message_bytes,
             path,
             doorbells,
             queues,

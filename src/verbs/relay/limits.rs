@@ -7,7 +7,7 @@ use doorbell_dv_sys::doorbell_dv_limits;
 
 use crate::verbs::call::status;
 use crate::{Error, Result};
-use doorbell_wire::verbs::{Abilities, Capacity};
+use doorbell_wire::verbs::Capacity;
 
 /// What a device says that it can do at most.
 #[derive(Debug, Clone, Copy)]
@@ -70,11 +70,12 @@ impl Limits {
         Ok(())
     }
 
-    pub(super) fn abilities(&self) -> Abilities {
-        Abilities {
-            atomics: self.atomics && self.reads_out > 0,
-            reads: self.reads_out > 0,
-        }
+    pub(in crate::verbs) fn has_atomics(&self) -> bool {
+        self.atomics && self.reads_out > 0
+    }
+
+    pub(in crate::verbs) fn has_reads(&self) -> bool {
+        self.reads_out > 0
     }
 }
 
@@ -117,7 +118,6 @@ mod tests {
         );
         let segments = 3;
         assert_eq!(bad(Capacity { segments, ..good }), ("max_segments", 3, 2));
-        let abilities = limits.abilities();
-        assert!(abilities.reads && !abilities.atomics);
+        assert!(limits.has_reads() && !limits.has_atomics());
     }
 }

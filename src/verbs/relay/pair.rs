@@ -129,7 +129,7 @@ impl Relay {
             _cqs: cqs,
             memory,
             pages,
-            abilities: limits.abilities(),
+            abilities: context.abilities(),
             domain: Arc::clone(domain),
         })
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-use softcx::device::{DeviceOptions, Faults, LinkLayer};
+use softcx::device::{DeviceOptions, Faults, Function, LinkLayer};
 use softcx::doors::Local;
 
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
@@ -110,12 +110,17 @@ fn options() -> DeviceOptions {
     for fault in fault.split(',').filter(|fault| !fault.is_empty()) {
         let _ = faults.set(fault);
     }
+    let mut function = Function::default();
+    for word in text("FUNCTION").unwrap_or_default().split(',') {
+        let _ = function.set(word);
+    }
     DeviceOptions {
         fabric: text("FABRIC").unwrap_or_else(|| "default".into()),
         link: match text("LINK").as_deref() {
             Some("eth") => LinkLayer::Ethernet,
             _ => LinkLayer::InfiniBand,
         },
+        function,
         faults,
         trace: option("TRACE").map(PathBuf::from),
     }

@@ -9,7 +9,7 @@ use crate::device::fabric::{Fabric, gid_of};
 use crate::device::faults::Faults;
 use crate::device::inbox::InboxAddress;
 use crate::device::keys::Access;
-use crate::device::options::{DeviceOptions, LinkLayer};
+use crate::device::options::{DeviceOptions, Function, LinkLayer};
 use crate::device::pace::EnginePace;
 use crate::device::qp::{Counters, QpStatus};
 use crate::device::{
@@ -71,6 +71,7 @@ fn table_is_full() -> Error {
 #[derive(Debug, Clone)]
 pub struct Device {
     engine: Arc<Engine>,
+    function: Function,
 }
 
 impl Device {
@@ -79,7 +80,7 @@ impl Device {
     /// # Errors
     /// [`Error::System`] if the kernel gives no shared memory or no thread.
     pub fn open() -> Result<Device> {
-        Device::with(DeviceCore::new()?, None)
+        Device::with(DeviceCore::new()?, None, Function::default())
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
@@ -87,7 +88,8 @@ impl Device {
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
     pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
-        Device::with(Device::core_of(options)?, Some(EnginePace::new()))
+        let pace = Some(EnginePace::new());
+        Device::with(Device::core_of(options)?, pace, options.function)
     }
 
     fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
@@ -99,9 +101,10 @@ impl Device {
         Ok(core)
     }
 
-    fn with(core: DeviceCore, pace: Option<EnginePace>) -> Result<Device> {
+    fn with(core: DeviceCore, pace: Option<EnginePace>, function: Function) -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::start(core, pace)?),
+            function,
         })
     }
 
@@ -110,6 +113,7 @@ impl Device {
     pub(crate) fn on_fabric_without_engine(options: &DeviceOptions) -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::resting(Device::core_of(options)?)),
+            function: options.function,
         })
     }
 
@@ -118,6 +122,7 @@ impl Device {
     pub(crate) fn without_engine() -> Result<Device> {
         Ok(Device {
             engine: Arc::new(Engine::resting(DeviceCore::new()?)),
+            function: Function::default(),
         })
     }
 
@@ -219,6 +224,11 @@ impl Device {
         self.lock()
             .fabric()
             .map_or(LinkLayer::default(), Fabric::link)
+    }
+
+    /// What its port and its function demand or lack.
+    pub fn function(&self) -> Function {
+        self.function
     }
 
     /// Its LID on an InfiniBand link: the number of its node. 0 on Ethernet, which has none.

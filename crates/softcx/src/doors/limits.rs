@@ -1,5 +1,7 @@
 //! What the device has, as it is told and as it is checked.
 
+use crate::device::MAX_MESSAGE_BYTES;
+
 /// WQEBBs of a send queue, and entries of a receive queue.
 pub(in crate::doors) const QP_WQES: u32 = 1 << 15;
 /// Entries of a shared receive queue; one is never used.
@@ -26,6 +28,6 @@ pub(in crate::doors) const CHANNELS: usize = 1024;
 pub(in crate::doors) const ASYNC_CHANNELS: usize = 16;
 /// Reads and atomics of a queue pair on their way, in each direction.
 pub(in crate::doors) const RD_ATOMIC: u8 = 16;
-pub(in crate::doors) const MESSAGE_BYTES: u32 = 1 << 30;
+pub(in crate::doors) const MESSAGE_BYTES: u32 = MAX_MESSAGE_BYTES as u32;
 pub(in crate::doors) const COMPLETION_VECTORS: u32 = 1;
 pub(in crate::doors) const PKEYS: u16 = 1;

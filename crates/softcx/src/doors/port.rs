@@ -1,6 +1,6 @@
 //! How the port of the device shows itself.
 
-use crate::device::{Device, LinkLayer};
+use crate::device::{Device, Function, LinkLayer};
 
 /// The identity and the link of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,7 @@ pub(super) struct PortIdentity {
     pub(super) gid: [u8; 16],
     /// Of the device, also its system image's.
     pub(super) guid: u64,
+    pub(super) function: Function,
 }
 
 /// Entries of the table of GIDs; the second one is empty.
@@ -26,11 +27,17 @@ impl PortIdentity {
             lid: device.lid(),
             gid: device.gid(),
             guid: GUID | u64::from(device.node()),
+            function: device.function(),
         }
     }
 
     pub(super) fn is_ethernet(&self) -> bool {
         self.link == LinkLayer::Ethernet
+    }
+
+    /// Whether a path needs a global route (`rdma_is_grh_required`).
+    pub(super) fn needs_grh(&self) -> bool {
+        self.is_ethernet() || self.function.needs_grh
     }
 
     /// A station address for a GID: locally administered, the last bytes of the GID.

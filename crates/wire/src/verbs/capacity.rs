@@ -13,11 +13,13 @@ pub struct Capacity {
     pub inline_bytes: u32,
 }
 
-/// Operations that not every device has.
+/// What not every device can do, or not as much of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     /// Compare-and-swap, and fetch-and-add.
     pub atomics: bool,
     /// RDMA reads.
     pub reads: bool,
+    /// The longest message, in bytes (`max_msg_sz` of the port).
+    pub message_bytes: u32,
 }

@@ -11,10 +11,11 @@ use crate::device::packet::MAX_PAYLOAD_BYTES;
 use crate::device::qp::{DeviceParts, QpSetup};
 use doorbell_wire::mlx5::{Syndrome, WindowUpdate};
 
-/// The longest message (IBTA: 2^31 bytes).
-pub(super) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
-/// The most packets of one message: well within half of the 24-bit sequence space, so that distances keep their sign. At
-/// an MTU of 4096 the length limit comes first; at 256 it is 1 GiB.
+/// The longest message. IBTA allows 2^31 bytes; ports of cards have `max_msg_sz` 2^30 (`log_max_msg` 30 of the mlx5 driver), and a card
+/// fails longer ones.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+/// The most packets of one message: well within half of the 24-bit sequence space, so that distances keep their sign. It is the length
+/// limit at an MTU of 256.
 pub(super) const MAX_MESSAGE_PACKETS: u32 = 1 << 22;
 
 /// A work request that was begun and is not complete.

@@ -11,6 +11,7 @@ mod packets;
 mod state;
 mod windows;
 
+pub use self::message::MAX_MESSAGE_BYTES;
 use self::message::{MAX_MESSAGE_PACKETS, OutstandingMessage, check};
 pub(crate) use self::state::Requester;
 use crate::device::client::{DeviceEvent, Transport};

@@ -62,14 +62,17 @@ fn case() -> Case {
 
 #[test]
 fn local_length() {
-    let mut case = case();
-    let huge = [DataSegment {
-        len_bytes: 0x7fff_ffff,
-        ..case.a.segment(0, 0)
-    }; 2];
-    case.post(&SendRequest::send().segments(&huge));
-    case.fails(Syndrome::LocalLength);
-    case.unnoticed();
+    // `max_msg_sz` of a port is 2^30 bytes.
+    for (first, second) in [(0x7fff_ffff, 0x7fff_ffff), (1 << 29, (1 << 29) + 1)] {
+        let mut case = case();
+        let huge = [first, second].map(|len_bytes| DataSegment {
+            len_bytes,
+            ..case.a.segment(0, 0)
+        });
+        case.post(&SendRequest::send().segments(&huge));
+        case.fails(Syndrome::LocalLength);
+        case.unnoticed();
+    }
 }
 
 #[test]

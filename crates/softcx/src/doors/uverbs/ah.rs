@@ -12,7 +12,7 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     let global = attributes.is_global != 0;
     let port = call.context.port;
     if attributes.port_num != 1
-        || (port.is_ethernet() && !global)
+        || (port.needs_grh() && !global)
         || (global && u32::from(route.sgid_index) >= GIDS)
     {
         return Err(libc::EINVAL);

@@ -92,7 +92,7 @@ pub(super) fn query_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.opened()?;
     answer_numbers(call);
     call.arguments
-        .answer(DRIVER, &context_response().to_bytes());
+        .answer(DRIVER, &context_response(&call.context.port).to_bytes());
     Ok(())
 }
 
@@ -121,14 +121,15 @@ fn open_context(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     call.tables.opened = true;
     call.made.push(Made::Opening);
     call.tables.pages.set_clock_info(call.context.now_ns());
-    call.driver_respond(context_response());
+    call.driver_respond(context_response(&call.context.port));
     Ok(())
 }
 
-fn context_response() -> Mlx5AllocContextResp {
+fn context_response(port: &PortIdentity) -> Mlx5AllocContextResp {
     Mlx5AllocContextResp {
         qp_tab_size: limits::QPS,
-        bf_reg_size: 512,
+        // Both buffers.
+        bf_reg_size: if port.function.no_blueflame { 0 } else { 512 },
         // No fixed ones: UAR pages are allocated as needed.
         tot_bfregs: 0,
         cache_line_size: 64,
@@ -209,8 +210,8 @@ fn device(port: &PortIdentity) -> QueryDeviceResp {
         max_qp_rd_atom: u32::from(limits::RD_ATOMIC),
         max_res_rd_atom: u32::from(limits::RD_ATOMIC) * limits::QPS,
         max_qp_init_rd_atom: u32::from(limits::RD_ATOMIC),
-        // IBV_ATOMIC_HCA
-        atomic_cap: 1,
+        // IBV_ATOMIC_HCA, or IBV_ATOMIC_NONE.
+        atomic_cap: u32::from(!port.function.no_atomics),
         max_mw: limits::MWS,
         max_mcast_grp: limits::MULTICAST,
         max_mcast_qp_attach: limits::MULTICAST,
@@ -294,7 +295,7 @@ fn port(port: &PortIdentity) -> QueryPortResp {
         phys_state: 5,
         link_layer: if ethernet { 2 } else { 1 },
         // IBV_QPF_GRH_REQUIRED
-        flags: u8::from(ethernet),
+        flags: u8::from(port.needs_grh()),
         ..QueryPortResp::default()
     }
 }

@@ -46,7 +46,15 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
         return Err(libc::EOPNOTSUPP);
     }
     let qp = call.tables.objects.qp(base.qp_handle)?;
-    check(base, call.context.port.is_ethernet())?;
+    let port = call.context.port;
+    check(base, port.needs_grh())?;
+    if port.function.no_atomics {
+        let access = match base.attr_mask & mask::ACCESS_FLAGS {
+            0 => call.context.client.query_qp(qp.qpn)?.access,
+            _ => base.qp_access_flags,
+        };
+        check_atomics(base, access)?;
+    }
     let attributes = QpAttributes {
         state: base.qp_state,
         current_state: base.cur_qp_state,
@@ -78,14 +86,27 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     client.modify_qp(qp.qpn, &attributes, base.attr_mask)
 }
 
+/// What the kernel's driver refuses where the function has no atomics: a responder that is to take requests and whose access has them
+/// (`set_qpc_atomic_flags` of mlx5/qp.c: `get_atomic_mode` fails).
+fn check_atomics(request: &ModifyQp, access: u32) -> Result<(), Errno> {
+    /// `IBV_ACCESS_REMOTE_ATOMIC`.
+    const REMOTE_ATOMIC: u32 = 1 << 3;
+    let serves =
+        request.attr_mask & mask::MAX_DEST_RD_ATOMIC != 0 && request.max_dest_rd_atomic > 0;
+    if serves && access & REMOTE_ATOMIC != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    Ok(())
+}
+
 /// What the kernel and its driver check before the table of transitions: EINVAL for values that nothing has, and for a path without a global
-/// route on Ethernet, which has no LIDs (`rdma_is_grh_required`).
-fn check(request: &ModifyQp, ethernet: bool) -> Result<(), Errno> {
+/// route where the port needs one (`rdma_is_grh_required`): on Ethernet, which has no LIDs, and where the subnet manager says so.
+fn check(request: &ModifyQp, needs_grh: bool) -> Result<(), Errno> {
     let names = |bit: u32| request.attr_mask & bit != 0;
     let path_is_wrong = |path: &QpDest, port: u8| {
         path.port_num != 1
             || port != 1
-            || (ethernet && path.is_global == 0)
+            || (needs_grh && path.is_global == 0)
             || (path.is_global != 0 && u32::from(path.sgid_index) >= GIDS)
     };
     let wrong = [

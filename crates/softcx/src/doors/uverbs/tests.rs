@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::client::mask;
 use crate::device::space::Space;
-use crate::device::{Device, DeviceOptions, LinkLayer};
+use crate::device::{Device, DeviceOptions, Function, LinkLayer};
 use crate::doors::abi::*;
 use crate::doors::event_pipe::inode;
 
@@ -491,14 +491,20 @@ fn queues_are_made_changed_and_destroyed() {
 }
 
 #[test]
-fn a_path_without_a_global_route_leads_nowhere_on_ethernet() {
-    for (link, lids) in [
-        (LinkLayer::InfiniBand, Ok(())),
-        (LinkLayer::Ethernet, Err(libc::EINVAL)),
+fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
+    let needs_grh = Function {
+        needs_grh: true,
+        ..Function::default()
+    };
+    for (link, function, lids) in [
+        (LinkLayer::InfiniBand, Function::default(), Ok(())),
+        (LinkLayer::InfiniBand, needs_grh, Err(libc::EINVAL)),
+        (LinkLayer::Ethernet, Function::default(), Err(libc::EINVAL)),
     ] {
         let options = DeviceOptions {
             fabric: format!("uverbs-{}", std::process::id()),
             link,
+            function,
             ..DeviceOptions::default()
         };
         let client = Client::on(&Device::on_fabric(&options).unwrap());
@@ -540,6 +546,59 @@ fn a_path_without_a_global_route_leads_nowhere_on_ethernet() {
             assert_eq!(modify(TO_RTR, 2, 0), lids);
             assert_eq!(modify(TO_RTR, 2, 1), Ok(()));
         }
+    }
+}
+
+/// As `set_qpc_atomic_flags` of the kernel's driver: not when the right is given, but when the responder is to have a depth.
+#[test]
+fn a_function_without_atomics_makes_no_responder_of_a_queue_pair_with_that_right() {
+    const ATOMIC: u32 = 1 << 3;
+    for (access, depth, expected) in [
+        (7 | ATOMIC, 1, Err(libc::EOPNOTSUPP)),
+        (7 | ATOMIC, 0, Ok(())),
+        (7, 1, Ok(())),
+    ] {
+        let options = DeviceOptions {
+            fabric: format!("uverbs-{}", std::process::id()),
+            function: Function {
+                no_atomics: true,
+                ..Function::default()
+            },
+            ..DeviceOptions::default()
+        };
+        let client = Client::on(&Device::on_fabric(&options).unwrap());
+        client.get_context().unwrap();
+        let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+        let cq = client.create_cq(uar, -1).unwrap();
+        let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+        let modify = |attr_mask, qp_state| {
+            let request = ModifyQp {
+                qp_handle: qp.qp_handle,
+                attr_mask,
+                qp_state,
+                port_num: 1,
+                path_mtu: 3,
+                qp_access_flags: access,
+                max_dest_rd_atomic: depth,
+                dest: QpDest {
+                    dlid: 1,
+                    port_num: 1,
+                    ..QpDest::default()
+                },
+                ..ModifyQp::default()
+            };
+            let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+            done.map(|_| ())
+        };
+        const TO_RTR: u32 = 1
+            | mask::AV
+            | mask::PATH_MTU
+            | mask::DEST_QPN
+            | mask::RQ_PSN
+            | mask::MAX_DEST_RD_ATOMIC
+            | mask::MIN_RNR_TIMER;
+        assert_eq!(modify(0x39, 1), Ok(()));
+        assert_eq!(modify(TO_RTR, 2), expected, "{access:#x} {depth}");
     }
 }
 
