@@ -62,6 +62,16 @@ struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td 
 	return ibv_alloc_parent_domain(pd->context, &attributes);
 }
 
+struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes)
+{
+	struct ibv_cq_init_attr_ex attributes = {.cqe = cqes};
+	/* The provider takes the size from MLX5_CQE_SIZE of the environment if it is not asked for. */
+	struct mlx5dv_cq_init_attr direct = {.comp_mask = MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, .cqe_size = 64};
+	struct ibv_cq_ex *const cq = mlx5dv_create_cq(context, &attributes, &direct);
+
+	return cq ? ibv_cq_ex_to_cq(cq) : NULL;
+}
+
 struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 				     const struct doorbell_dv_sizes *sizes)
 {

@@ -132,6 +132,9 @@ struct ibv_td *doorbell_dv_alloc_td(struct ibv_context *context);
 int doorbell_dv_dealloc_td(struct ibv_td *td);
 struct ibv_pd *doorbell_dv_alloc_parent_domain(struct ibv_pd *pd, struct ibv_td *td);
 
+/* A completion queue with entries of 64 bytes by mlx5dv_create_cq; NULL and errno if it cannot be had. */
+struct ibv_cq *doorbell_dv_create_cq(struct ibv_context *context, uint32_t cqes);
+
 /* A reliable-connected queue pair in RESET by mlx5dv_create_qp; NULL and errno if it cannot be had. */
 struct ibv_qp *doorbell_dv_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
 				     const struct doorbell_dv_sizes *sizes);

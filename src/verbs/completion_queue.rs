@@ -21,12 +21,20 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue of that many entries, a power of two from 2 on, for the mlx5 provider: it adds one and rounds up to a power of two.
+    /// A queue of that many entries of 64 bytes, a power of two from 2 on, of the mlx5 provider: it adds one and rounds up to a power of two.
     ///
     /// # Errors
-    /// [`crate::Error::System`] of `ibv_create_cq`.
+    /// [`crate::Error::System`] of `mlx5dv_create_cq`.
     pub(super) fn new(context: &Arc<Context>, cqes: u32) -> Result<CompletionQueue> {
-        CompletionQueue::of_at_least(context, cqes.saturating_sub(1).max(1))
+        let least = cqes.saturating_sub(1).max(1);
+        // SAFETY: an open context, which the queue holds.
+        let cq = object("mlx5dv_create_cq", || unsafe {
+            doorbell_dv_sys::doorbell_dv_create_cq(context.raw().as_ptr().cast(), least)
+        })?;
+        Ok(CompletionQueue {
+            cq: cq.cast(),
+            _context: Arc::clone(context),
+        })
     }
 
     /// A queue of that many entries or more, for any provider.

@@ -124,6 +124,15 @@ impl VerbsDevice {
             None => first_active(file.0, &listed.name, selector.gid_index)?,
         };
         let is_plain = selector.wants_plain(listed);
+        if !is_plain && std::env::var_os(SIGNATURE).is_some() {
+            return Err(Error::state(
+                StateKind::Environment,
+                "open",
+                format!(
+                    "{SIGNATURE} is set: libmlx5 would make queue pairs whose work requests need signatures, which programs of doorbells do not write; unset it"
+                ),
+            ));
+        }
         let limits = Limits::probe(file.0)?;
         let events = Events::of(file.0)?;
         Ok(VerbsDevice {
@@ -148,6 +157,9 @@ impl VerbsDevice {
         &self.context
     }
 }
+
+/// The variable by which libmlx5 makes each queue pair with `MLX5_QP_FLAG_SIGNATURE`.
+const SIGNATURE: &str = "MLX5_QP_SIGNATURE";
 
 fn first_active(
     context: NonNull<rdma_sys::ibv_context>,

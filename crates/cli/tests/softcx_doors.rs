@@ -304,6 +304,25 @@ fn a_run_within_a_run_that_asks_for_something_else_is_told_what_is_there() {
     assert!(text.contains("--door preload"), "{text}");
 }
 
+/// What a program inherits from its environment and the provider obeys.
+#[test]
+fn a_variable_that_would_change_the_work_requests_is_refused_by_its_name() {
+    let info = [DOORBELL, "info", "--device", "mlx5_0"];
+    let with = |variable: &'static str| {
+        let mut inner = vec!["env", variable];
+        inner.extend(info);
+        outcome(run(&[], &inner))
+    };
+    let (code, text) = with("MLX5_CQE_SIZE=128");
+    if text.contains("without the feature") {
+        return waived("softcx_doors", "built without the feature `verbs`");
+    }
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = with("MLX5_QP_SIGNATURE=1");
+    assert_ne!(code, 0, "{text}");
+    assert!(text.contains("MLX5_QP_SIGNATURE"), "{text}");
+}
+
 #[test]
 fn one_door_within_the_other_is_the_inner_one() {
     if is_instrumented() {

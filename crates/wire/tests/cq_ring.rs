@@ -170,6 +170,17 @@ fn the_watchdog_releases_a_wait() {
             (CqeOpcode::ReleasedErr, WcStatus::WrFlushErr, 0xdb)
         );
     }
+    // A device may use the same code of its own.
+    let theirs = Cqe {
+        opcode: CqeOpcode::ReqErr,
+        qpn: 0x123,
+        syndrome: Syndrome::WrFlush as u8,
+        vendor_syndrome: 0xdb,
+        ..Cqe::default()
+    };
+    assert_eq!(completions.queue.next_index(8), 8);
+    deliver(&completions, 8, &theirs);
+    assert_eq!(completions.queue.next_index(8), 9);
     // An error of the NIC stays what it is, and a stream that stops at errors passes it.
     let failed = Cqe {
         opcode: CqeOpcode::RespErr,

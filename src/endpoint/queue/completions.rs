@@ -7,7 +7,7 @@ use super::QueueState;
 use crate::Cause;
 use crate::endpoint::outcome::{Evidence, RequestState};
 use crate::endpoint::{Completion, Operation};
-use crate::mlx5::{Cqe, CqeOpcode, Opcode, RELEASED_VENDOR_SYNDROME, Syndrome};
+use crate::mlx5::{Cqe, CqeOpcode, Opcode, Syndrome, is_synthetic};
 
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
@@ -123,7 +123,7 @@ impl QueueState {
             }
         };
         // What the watchdog wrote to let a waiter go is of no work request: its counter means nothing.
-        let ours = error && cqe.vendor_syndrome == RELEASED_VENDOR_SYNDROME;
+        let ours = is_synthetic(cqe);
         let own = (0..in_flight).find(|ahead| {
             !ours
                 && self

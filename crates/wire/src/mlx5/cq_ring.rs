@@ -16,6 +16,11 @@ const LAST_DWORD: u64 = 60;
 const FRESH: u8 = 0xf1;
 /// The vendor syndrome of a CQE that no NIC wrote.
 pub const RELEASED_VENDOR_SYNDROME: u8 = 0xdb;
+
+/// Whether [`CqRing::release_waiter`] wrote the CQE. A device may have the same vendor syndrome, but names the queue pair.
+pub fn is_synthetic(cqe: &Cqe) -> bool {
+    cqe.opcode.is_error() && cqe.qpn == 0 && cqe.vendor_syndrome == RELEASED_VENDOR_SYNDROME
+}
 /// The consumer index in the record has 24 bits; the largest ring leaves room to tell full from empty.
 const CQES_MAX: u32 = 1 << 22;
 
@@ -256,9 +261,8 @@ impl CqRing {
     pub fn next_index(&self, index: u32) -> u32 {
         let written = (0..self.cqe_count)
             .take_while(|ahead| {
-                self.cqe(index.wrapping_add(*ahead)).is_some_and(|cqe| {
-                    cqe.vendor_syndrome != RELEASED_VENDOR_SYNDROME || !cqe.opcode.is_error()
-                })
+                self.cqe(index.wrapping_add(*ahead))
+                    .is_some_and(|cqe| !is_synthetic(&cqe))
             })
             .count();
         index.wrapping_add(written as u32)

@@ -21,7 +21,7 @@ mod window;
 mod wqe;
 mod wqe_text;
 
-pub use cq_ring::{CqRing, CqRingConfig, RELEASED_VENDOR_SYNDROME};
+pub use cq_ring::{CqRing, CqRingConfig, RELEASED_VENDOR_SYNDROME, is_synthetic};
 pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
 pub use datagram::Datagram;
 pub use posted::{Commit, DoorbellStores, Posted};
