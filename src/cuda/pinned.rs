@@ -85,6 +85,14 @@ impl Pinned {
         {
             known = LEFT.wait(known).unwrap_or_else(PoisonError::into_inner);
         }
+        if covering(&known.runs, at).is_none()
+            && let Some(offset) = known_to_driver(context, start, len_bytes)?
+        {
+            return Ok(Pinned {
+                runs: Vec::new(),
+                offset,
+            });
+        }
         let mut held = Vec::new();
         let result = loop {
             if at >= end {
@@ -214,6 +222,44 @@ impl PinnedRun {
             });
         }
     }
+}
+
+/// The offset of a span that the driver has mapped already: the application has allocated it (`cuMemHostAlloc`, which `cudaMallocHost` calls), and
+/// the driver refuses to register it, or it has registered it. `None` for any other memory.
+fn known_to_driver(context: &CudaContext, start: usize, len_bytes: usize) -> Result<Option<u64>> {
+    use sys::CUpointer_attribute as Attribute;
+    let (mut kind, mut first, mut range_bytes, mut device) = (0_u32, 0_u64, 0_u64, 0);
+    let mut attributes = [
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    ];
+    let mut values = [
+        (&raw mut kind).cast(),
+        (&raw mut first).cast(),
+        (&raw mut range_bytes).cast(),
+    ];
+    let _entered = context.enter()?;
+    // SAFETY: writes values of at most the length of those, as cuda.h has them; of memory that the driver does not know, zeros.
+    let asked = check("cuPointerGetAttributes", unsafe {
+        sys::cuPointerGetAttributes(
+            attributes.len() as u32,
+            attributes.as_mut_ptr(),
+            values.as_mut_ptr(),
+            start as u64,
+        )
+    });
+    if asked.is_err() || kind != sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
+        return Ok(None);
+    }
+    // SAFETY: writes one address.
+    let found = check("cuMemHostGetDevicePointer", unsafe {
+        sys::cuMemHostGetDevicePointer_v2(&mut device, start as *mut _, 0)
+    });
+    // The range is that of the device's addresses.
+    let ahead = device.wrapping_sub(first);
+    let is_whole = ahead <= range_bytes && len_bytes as u64 <= range_bytes - ahead;
+    Ok((found.is_ok() && is_whole).then(|| device.wrapping_sub(start as u64)))
 }
 
 /// The run with the page at that address.
