@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use doorbell::{
-    Access, Attachments, Cause, Condition, CudaContext, CudaStream, Error, Event, Execution,
-    Executor, HostStream, Outcome, Owner, Region, Side, Status, Ticket, TimingEvent, Work,
-    stream_post_all, stream_wait_value32, stream_write_value32,
+    Access, Attachments, Cause, Condition, Control, CudaContext, CudaStream, EndpointConfig, Error,
+    Event, Execution, Executor, HostStream, Outcome, Owner, Region, Side, StateKind, Status,
+    Ticket, TimingEvent, Work, stream_post_all, stream_wait_value32, stream_write_value32,
 };
 use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
@@ -359,6 +359,55 @@ fn a_thread_without_the_context_takes_no_stream_for_dead() {
     bench.region.store_u32(0, 1).unwrap();
     stream.synchronize(SOON).unwrap();
     assert_eq!(waited.status(), Status::Complete);
+}
+
+/// Whether a GPU may store to a card's doorbell registers is the driver's to say: without privilege it may not, and a proxy rings, unless the path is
+/// asked for.
+#[test]
+fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
+    let _alone = alone();
+    let test = "a_card_whose_registers_no_gpu_reaches";
+    let Some(context) = context(test) else {
+        return;
+    };
+    let device = device();
+    if device.name() != "mlx5_0" || !is_standin() {
+        return waived(test, "no card, or one and a driver that answer as they are");
+    }
+    if std::env::var("DOORBELL_TEST_DEVICE").is_ok_and(|name| name.contains("path=")) {
+        return waived(test, "a path is asked for");
+    }
+    let has = std::env::var("DOORBELL_CUDA_STANDIN_HAS").unwrap_or_default();
+    let may = has.split(',').any(|word| word == "iomemory");
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let path = pair.a.path();
+    let (control, reasons) = (path.control, path.to_string());
+    assert_eq!(control == Control::Direct, may, "{reasons}");
+    assert_eq!(reasons.contains("PeerMappingOverride"), !may, "{reasons}");
+    let stream = new_stream(&context, test);
+    let works = |pair: &mut Pair| {
+        let sent = pair.a.stream_queue_send(&stream, &Work::nop())?;
+        pair.a.stream_wait_cq(&stream, Side::Send)?;
+        stream.synchronize(SOON)?;
+        assert_eq!(sent.status(), Status::Complete);
+        Ok::<(), Error>(())
+    };
+    works(&mut pair).unwrap();
+    // Whoever asks for the path has it, and is told by the first stream that cannot go it.
+    let config = EndpointConfig::default().control(Some(Control::Direct));
+    let mut pair = Pair::new(&device, &config);
+    match works(&mut pair) {
+        Ok(()) => assert!(may),
+        Err(Error::State { kind, reason, .. }) => {
+            assert!(!may && kind == StateKind::Unsupported, "{reason}");
+            assert!(reason.contains("path=proxy"), "{reason}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    // A stream of the host rings it.
+    let host = HostStream::new("host").unwrap();
+    pair.a.stream_queue_send(&host, &Work::nop()).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
 }
 
 /// `cudaMallocHost`, which pinned tensors are made with: memory that the driver maps already, and does not register.

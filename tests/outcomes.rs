@@ -142,6 +142,30 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
     }
 }
 
+/// What was rung, and is under way when its endpoint is reset, is flushed first: its ticket says how it ended.
+#[test]
+fn a_reset_flushes_what_was_rung() {
+    let device = device();
+    let config = EndpointConfig::default().rnr_retry(7);
+    let mut pair = Pair::new(&device, &config);
+    let region = pair.region(64);
+    for _ in 0..20 {
+        // Repeated for ever: there is no receive.
+        let slices = [region.slice(0, 8).unwrap()];
+        let sent = pair.a.post_send(&Work::send(&slices)).unwrap();
+        pair.a.reset().unwrap();
+        let status = sent.status();
+        // A device that hangs, or gets no processor, has not flushed it in time.
+        let may_be_late = device.name() != "softcx";
+        assert!(
+            matches!(status, Status::Failed(_))
+                || may_be_late && matches!(status, Status::Unknown(_)),
+            "{status:?}"
+        );
+        pair.reset();
+    }
+}
+
 /// A ticket of an operation that was dropped goes on saying so when its place in the queue is used again.
 #[test]
 fn a_dropped_operation_stays_cancelled() {

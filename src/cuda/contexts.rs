@@ -127,8 +127,24 @@ impl CudaContext {
     }
 }
 
+/// Every context that has a handle.
+static ALL: Mutex<Vec<WeakContext>> = Mutex::new(Vec::new());
+
+impl CudaContext {
+    /// The contexts that this process has handles of.
+    pub(super) fn all_known() -> Vec<CudaContext> {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|weak| !weak.is_gone());
+        all.iter().filter_map(WeakContext::upgrade).collect()
+    }
+}
+
 /// The same context, with what its device was found to do.
 fn probed(context: CudaContext) -> CudaContext {
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|weak| !weak.is_gone());
+    all.push(context.downgrade());
+    drop(all);
     context.set_probed(probe(&context, *context.capabilities()));
     context
 }

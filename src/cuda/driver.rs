@@ -59,6 +59,18 @@ fn can_be_loaded() -> bool {
     })
 }
 
+/// Whether this process has the driver's library.
+pub(super) fn is_loaded() -> bool {
+    // SAFETY: as in `can_be_loaded`; it loads nothing.
+    let library = unsafe {
+        libc::dlopen(
+            c"libcuda.so.1".as_ptr(),
+            libc::RTLD_LAZY | libc::RTLD_NOLOAD,
+        )
+    };
+    !library.is_null()
+}
+
 /// A driver function's result as this library's.
 #[inline]
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<()> {

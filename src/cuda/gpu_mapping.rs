@@ -3,11 +3,13 @@
 
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
 use super::context::CudaContext;
+use super::driver::is;
 use super::pinned::Pinned;
-use crate::peer::At;
+use super::registers::why_not;
+use crate::peer::{At, Role};
 use crate::stream::Owner;
 use crate::{Error, Result, StateKind};
 
@@ -76,13 +78,26 @@ impl GpuMapping {
             .map_or(0, |target| target.len_bytes());
         let start = base.as_ptr().addr();
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
-        let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize)? };
+        let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize) };
+        let pinned = pinned.map_err(|error| match at.role {
+            Role::Uar if is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED) => no_registers(&error),
+            _ => error,
+        })?;
         let start = pinned.device_address(start);
         Ok(MappedTarget {
             _pinned: pinned,
             start,
         })
     }
+}
+
+#[cold]
+fn no_registers(error: &Error) -> Error {
+    let why = why_not(error);
+    let reason = format!(
+        "{why}; an endpoint that is made while the CUDA context is known takes the path `proxy` by itself, or open the device with `path=proxy`"
+    );
+    Error::state(StateKind::Unsupported, "queue on a CUDA stream", reason)
 }
 
 #[cold]

@@ -83,6 +83,10 @@ impl NicQueuePair for Mlx5QueuePair {
         )
     }
 
+    fn has_card_registers(&self) -> bool {
+        true
+    }
+
     fn abilities(&self) -> Abilities {
         self.pair.states().abilities()
     }

@@ -48,6 +48,11 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     fn direct(&self) -> Result<&'static str, String>;
 
+    /// Whether its doorbell registers are those of a card, which not every GPU can store to.
+    fn has_card_registers(&self) -> bool {
+        false
+    }
+
     /// The operations that it has, and how long a message can be.
     fn abilities(&self) -> Abilities;
 

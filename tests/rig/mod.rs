@@ -7,6 +7,8 @@ mod stream;
 
 use std::io::Write;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -58,6 +60,12 @@ impl Pair {
 
 /// The device that the environment variable names, which may be any that the library opens; or else the software ConnectX, a new one.
 pub fn device() -> Device {
+    #[cfg(feature = "cuda")]
+    if is_cuda() {
+        // As an application does, which has its GPU before its endpoints: they then take a path that the GPU can go.
+        static CONTEXT: OnceLock<doorbell::CudaContext> = OnceLock::new();
+        CONTEXT.get_or_init(|| doorbell::CudaContext::primary(0).unwrap());
+    }
     let name = std::env::var("DOORBELL_TEST_DEVICE");
     let name = name.as_deref().unwrap_or("softcx");
     Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))

@@ -27,28 +27,44 @@ pub(super) fn choose(
     config: &EndpointConfig,
 ) -> Result<(Path, Option<DoorbellTable>)> {
     let mut proxy = None;
-    let path = Path::choose(
-        config.control.or(device.control()),
-        |control| match control {
-            Control::Direct => qp.direct().map(str::to_owned),
-            Control::Proxy => {
-                let placement = device.placement();
-                let found = proxy_at(placement).map_err(|error| error.to_string())?;
-                proxy = Some(found);
-                Ok(format!(
-                    "a thread of the library, on {}, looks at trigger words and rings",
-                    placement.text()
-                ))
+    let asked = config.control.or(device.control());
+    let path = Path::choose(asked, |control| match control {
+        Control::Direct => {
+            let reason = qp.direct()?;
+            // Who asks for it may ring by streams of the host alone.
+            if asked.is_none() {
+                check_gpus(qp)?;
             }
-            Control::Sync => {
-                Ok("the calling thread waits for the stream and rings by itself".into())
-            }
-        },
-    )?;
+            Ok(reason.to_owned())
+        }
+        Control::Proxy => {
+            let placement = device.placement();
+            let found = proxy_at(placement).map_err(|error| error.to_string())?;
+            proxy = Some(found);
+            Ok(format!(
+                "a thread of the library, on {}, looks at trigger words and rings",
+                placement.text()
+            ))
+        }
+        Control::Sync => Ok("the calling thread waits for the stream and rings by itself".into()),
+    })?;
     let doorbells = proxy
         .filter(|_| path.control == Control::Proxy)
         .map(|proxy| DoorbellTable::new(proxy, config));
     Ok((path, doorbells))
+}
+
+/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell.
+fn check_gpus(qp: &dyn NicQueuePair) -> std::result::Result<(), String> {
+    #[cfg(feature = "cuda")]
+    if qp.has_card_registers() {
+        let Queues::Mlx5(memory) = qp.queues();
+        let len_bytes = memory.uar_bytes as usize;
+        // SAFETY: the registers are mapped as long as the queue pair lives.
+        unsafe { crate::cuda::check_registers(memory.uar[0].addr(), len_bytes)? };
+    }
+    let _ = qp;
+    Ok(())
 }
 
 /// What a proxy needs to ring for an endpoint.

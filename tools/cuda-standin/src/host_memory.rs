@@ -60,6 +60,31 @@ fn is_mapped(start: u64, len: u64) -> bool {
     }
 }
 
+/// Whether all of it, none of it, or some of it is an I/O mapping, such as a card's registers: here the pages of the software ConnectX's
+/// file, there what `remap_pfn_range` made (VM_IO, VM_PFNMAP).
+fn is_io(start: u64, len: u64) -> Option<bool> {
+    let (first, end) = pages(start, len);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let io_bytes: u64 = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:uverbs") || line.contains("/dev/infiniband/"))
+        .filter_map(|line| {
+            let (from, to) = line.split(' ').next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some(
+                number(to)?
+                    .min(end)
+                    .saturating_sub(number(from)?.max(first)),
+            )
+        })
+        .sum();
+    match io_bytes {
+        0 => Some(false),
+        all if all == end - first => Some(true),
+        _ => None,
+    }
+}
+
 fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     let context = current::context()?;
     capture::check_safe()?;
@@ -73,10 +98,13 @@ fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     if flags & READ_ONLY != 0 || settings().lacks("hostregister") {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    if flags & IOMEMORY != 0 && settings().lacks("iomemory") {
+    // Of the driver's `osmemdesc.c`: peer mappings of registers are for administrators, unless its option PeerMappingOverride is set.
+    if flags & IOMEMORY != 0 && !settings().has("iomemory") {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
     valid(!reservation::is_reserved(start) && is_mapped(start, len))?;
+    // `os_lookup_user_io_memory` refuses what is no I/O mapping; and what is one has no pages that could be locked.
+    valid(is_io(start, len) == Some(flags & IOMEMORY != 0))?;
     let seen = if settings().lacks("samepointer") {
         reservation::reserve(len + PAGE, PAGE)? + start % PAGE
     } else {

@@ -4,11 +4,12 @@
 //! - `DOORBELL_CUDA_STANDIN_DEVICES`: how many, 1 unless given.
 //! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
-//!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `iomemory` (registration of it is CUDA_ERROR_NOT_PERMITTED), `hostregister`,
+//!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `hostregister`,
 //!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
 //!   `kernels` (an image with code for them: CUDA_ERROR_NO_BINARY_FOR_GPU).
 //! - `DOORBELL_CUDA_STANDIN_HAS`: words in the same way, of what they have. `dmabuf`: a handle for an address range can be had; it is a memfd,
-//!   which can be mapped. `reuse`: an address that was freed is given out again.
+//!   which can be mapped. `reuse`: an address that was freed is given out again. `iomemory`: registers of a card can be registered, as by an
+//!   administrator; otherwise that is CUDA_ERROR_NOT_PERMITTED.
 //! - `DOORBELL_CUDA_STANDIN_FAULTS`, `DOORBELL_CUDA_STANDIN_SEED`: see `fault`.
 
 use std::sync::OnceLock;

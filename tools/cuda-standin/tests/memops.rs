@@ -2,7 +2,6 @@
 
 mod rig;
 
-use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use cu::CUstreamBatchMemOpParams as Params;
@@ -305,13 +304,11 @@ fn without_memops_none_is_supported() {
 fn registered_io_memory_may_refuse_memops() {
     if is_child(
         "registered_io_memory_may_refuse_memops",
-        &[("_LACKS", "iomemops")],
+        &[("_LACKS", "iomemops"), ("_HAS", "iomemory")],
     ) {
         let gpu = Gpu::new();
         let stream = gpu.stream();
-        let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-        // SAFETY: not of size 0; it stays until the process ends.
-        let page = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<c_void>();
+        let page = mapped_file(c"uverbs0", 4096);
         good!(cuMemHostRegister_v2(page, 4096, 2 | 4));
         assert_eq!(
             batch(stream, &mut [write32(page as u64, 1)]),

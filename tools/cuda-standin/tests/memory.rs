@@ -160,16 +160,39 @@ fn registering() {
         CUDA_ERROR_INVALID_VALUE,
         "not registered with DEVICEMAP"
     );
-    assert_eq!(register(middle, 4096, 2 | 4), CUDA_SUCCESS, "IOMEMORY");
+    assert_eq!(
+        register(middle, 4096, 2 | 4),
+        CUDA_ERROR_NOT_PERMITTED,
+        "IOMEMORY"
+    );
 }
 
 #[test]
-fn io_memory_may_be_refused() {
-    if is_child("io_memory_may_be_refused", &[("_LACKS", "iomemory")]) {
+fn registers_of_a_card_are_io_memory_and_nothing_else_is() {
+    let test = "registers_of_a_card_are_io_memory_and_nothing_else_is";
+    let registers = || mapped_file(c"uverbs0", 8192);
+    if is_child(test, &[("_HAS", "iomemory")]) {
         let _gpu = Gpu::new();
-        let memory = pages(1);
-        assert_eq!(register(memory, 4096, 2 | 4), CUDA_ERROR_NOT_PERMITTED);
-        assert_eq!(register(memory, 4096, 2), CUDA_SUCCESS);
+        for memory in [pages(1), mapped_file(c"anything", 8192)] {
+            assert_eq!(register(memory, 4096, 2 | 4), CUDA_ERROR_INVALID_VALUE);
+            assert_eq!(register(memory, 4096, 2), CUDA_SUCCESS);
+        }
+        let uar = registers();
+        assert_eq!(register(uar, 4096, 2), CUDA_ERROR_INVALID_VALUE);
+        // Half of it is none.
+        assert_eq!(register(uar, 3 * 4096, 2 | 4), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(register(uar, 8192, 2 | 4), CUDA_SUCCESS);
+    }
+}
+
+#[test]
+fn registers_of_a_card_are_for_administrators() {
+    let test = "registers_of_a_card_are_for_administrators";
+    if is_child(test, &[]) {
+        let _gpu = Gpu::new();
+        let uar = mapped_file(c"uverbs0", 4096);
+        assert_eq!(register(uar, 4096, 2 | 4), CUDA_ERROR_NOT_PERMITTED);
+        assert_eq!(register(uar, 4096, 2), CUDA_ERROR_INVALID_VALUE);
     }
 }
 

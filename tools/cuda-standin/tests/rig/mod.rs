@@ -222,3 +222,19 @@ pub fn is_child(test: &str, settings: &[(&str, &str)]) -> bool {
     );
     false
 }
+
+/// Pages of a file by that name, and a page of ordinary memory behind them.
+pub fn mapped_file(name: &std::ffi::CStr, len: usize) -> *mut std::ffi::c_void {
+    // SAFETY: new mappings, the second one over the first of its pages; they stay until the process ends.
+    unsafe {
+        let file = libc::memfd_create(name.as_ptr(), 0);
+        assert!(file >= 0 && libc::ftruncate(file, len as libc::off_t) == 0);
+        let (access, none) = (libc::PROT_READ | libc::PROT_WRITE, std::ptr::null_mut());
+        let hidden = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(none, len + 4096, access, hidden, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        let shared = libc::MAP_SHARED | libc::MAP_FIXED;
+        assert_eq!(libc::mmap(at, len, access, shared, file, 0), at);
+        at
+    }
+}
