@@ -337,14 +337,14 @@ impl Bench {
                 let error = self.stream.synchronize(SOON).unwrap_err();
                 assert!(matches!(error, Error::Asynchronous { .. }), "{error:?}");
                 match queued {
-                    // A GPU goes on with what is behind a function of the host, whatever became of that.
+                    // A GPU goes on, but the endpoint behind the function was given up.
                     Ok(queued) if is_cuda() => {
                         let started = Instant::now();
                         while !queued.is_over() {
                             assert!(started.elapsed() < BOUND / 2, "{queued:?}");
                             std::thread::sleep(Duration::from_micros(50));
                         }
-                        assert_eq!(queued.status(), Status::Complete);
+                        assert_ne!(queued.status(), Status::Complete);
                     }
                     Ok(queued) => {
                         let failure = failure_of(&self.patient.a);

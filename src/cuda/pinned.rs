@@ -302,16 +302,9 @@ fn attempt(pages: &Range<usize>) -> Result<()> {
     };
     match call(FLAGS) {
         Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => Err(error),
-        // Device registers are registered only with these flags. The first error describes ordinary memory, but for registers without privilege.
-        Err(error) => match call(IO_FLAGS) {
-            Err(io)
-                if is(&io, CUresult::CUDA_ERROR_NOT_PERMITTED)
-                    && is(&error, CUresult::CUDA_ERROR_INVALID_VALUE) =>
-            {
-                Err(io)
-            }
-            tried => tried.map_err(|_| error),
-        },
+        // Device registers are registered only with these flags; without them they are an invalid value. Any other error is of ordinary memory.
+        Err(error) if is(&error, CUresult::CUDA_ERROR_INVALID_VALUE) => call(IO_FLAGS),
+        Err(error) => call(IO_FLAGS).map_err(|_| error),
         Ok(()) => Ok(()),
     }
 }
