@@ -332,6 +332,46 @@ fn what_the_device_would_fail_is_refused_at_the_post() {
     works(&mut pair, &stream);
 }
 
+/// What a wait that ran out of time, or an operation that a stream did not take, says to who reads it.
+#[test]
+fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
+    let device = device();
+    let mut pair = Pair::new(&device, &config());
+    let short = Some(Duration::from_millis(1));
+    let late = |error: Error| {
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        error.to_string()
+    };
+    let text = late(pair.a.wait_cq(Side::Recv, short).unwrap_err());
+    assert!(
+        text.contains("nothing posted that would complete"),
+        "{text}"
+    );
+    let region = pair.region(64);
+    let ticket = pair
+        .a
+        .post_recv(1, &[region.slice(0, 64).unwrap()])
+        .unwrap();
+    for error in [
+        pair.a.wait_cq(Side::Recv, short).unwrap_err(),
+        ticket.wait(short).unwrap_err(),
+    ] {
+        let text = late(error);
+        assert!(text.contains("the peer sent nothing"), "{text}");
+    }
+    let stream = HostStream::new("s").unwrap();
+    let first = pair.a.prepare_send(&Work::nop()).unwrap();
+    let second = pair.a.prepare_send(&Work::nop()).unwrap();
+    let rejected = stream_post(&stream, second).unwrap_err();
+    let (shown, said) = (format!("{rejected:?}"), rejected.to_string());
+    assert!(said.contains("give or drop them first"), "{said}");
+    assert!(shown.contains(&said) && shown.len() < 300, "{shown}");
+    drop((first, rejected));
+    let mut lone = Endpoint::new(&pair.domain, &config()).unwrap();
+    let error = lone.post_send(&Work::nop()).unwrap_err().to_string();
+    assert!(error.contains("call `connect`"), "{error}");
+}
+
 #[test]
 fn foreign_and_deregistered_regions() {
     let mut pair = Pair::new(&device(), &config());

@@ -39,8 +39,6 @@ struct ContextInner {
     promised: Capabilities,
     probed: OnceLock<Probed>,
     module: OnceLock<Result<KernelModule>>,
-    /// Whether registers of a card can be mapped, or why not, once it was tried.
-    registers: OnceLock<std::result::Result<(), String>>,
     /// The `cudarc` object that owns the context, if there is one.
     lender: Option<Arc<cudarc::driver::CudaContext>>,
 }
@@ -66,7 +64,6 @@ impl ContextInner {
             promised: Capabilities::default(),
             probed: OnceLock::new(),
             module: OnceLock::new(),
-            registers: OnceLock::new(),
             lender,
         };
         inner.name = name(device)?;
@@ -127,10 +124,6 @@ impl CudaContext {
     /// Sets what trying has shown about the device, once.
     pub(super) fn set_probed(&self, probed: Probed) {
         let _ = self.inner.probed.set(probed);
-    }
-
-    pub(super) fn registers(&self) -> &OnceLock<std::result::Result<(), String>> {
-        &self.inner.registers
     }
 
     pub(super) fn lender(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {

@@ -127,24 +127,35 @@ impl CudaContext {
     }
 }
 
-/// Every context that has a handle.
-static ALL: Mutex<Vec<WeakContext>> = Mutex::new(Vec::new());
+/// The context that was taken up last.
+static LATEST: Mutex<Option<WeakContext>> = Mutex::new(None);
 
 impl CudaContext {
-    /// The contexts that this process has handles of.
-    pub(super) fn all_known() -> Vec<CudaContext> {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|weak| !weak.is_gone());
-        all.iter().filter_map(WeakContext::upgrade).collect()
+    /// A context that this process has a handle of, or the one that is current in this thread, which is not probed. The driver's library is loaded.
+    pub(super) fn any() -> Option<CudaContext> {
+        let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = latest.as_ref().and_then(WeakContext::upgrade) {
+            return Some(known);
+        }
+        drop(latest);
+        let (mut raw, mut device) = (std::ptr::null_mut(), 0);
+        // SAFETY: writes one handle, null if there is none. Without `cuInit` the driver refuses.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) }).ok()?;
+        if raw.is_null() {
+            return None;
+        }
+        // SAFETY: writes one int.
+        check("cuCtxGetDevice", unsafe {
+            sys::cuCtxGetDevice(&mut device)
+        })
+        .ok()?;
+        CudaContext::new(raw, device, false, None).ok()
     }
 }
 
 /// The same context, with what its device was found to do.
 fn probed(context: CudaContext) -> CudaContext {
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|weak| !weak.is_gone());
-    all.push(context.downgrade());
-    drop(all);
+    *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.downgrade());
     context.set_probed(probe(&context, *context.capabilities()));
     context
 }

@@ -1,6 +1,8 @@
 //! Whether GPUs of this process can store to the registers of a card.
 #![allow(unsafe_code)] // registers memory of others
 
+use std::sync::OnceLock;
+
 use cudarc::driver::sys::CUresult;
 
 use super::context::{CudaContext, unless_short_of_memory};
@@ -8,8 +10,8 @@ use super::driver::{is, is_loaded};
 use super::pinned::Pinned;
 use crate::Error;
 
-/// Why a GPU cannot store to a card's registers, which are mapped at that address; nothing if all can that this process uses: those of the contexts
-/// that the library knows and the one that is current in this thread. Each context is tried once.
+/// Why GPUs cannot store to a card's registers, which are mapped at that address; nothing if they can, or if this process uses none. It is tried once, in
+/// a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
 ///
 /// # Safety
 /// The registers stay mapped until this returns.
@@ -17,24 +19,23 @@ pub(crate) unsafe fn check_registers(
     start: usize,
     len_bytes: usize,
 ) -> std::result::Result<(), String> {
-    if !is_loaded() {
-        // Nor was it used, and nobody is to be made to.
+    static TRIED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    if let Some(tried) = TRIED.get() {
+        return tried.clone();
+    }
+    // A process that has not loaded the driver is not made to.
+    let context = is_loaded().then(CudaContext::any).flatten();
+    let Some(context) = context else {
         return Ok(());
-    }
-    let mut contexts = CudaContext::all_known();
-    if let Ok(current) = CudaContext::current() {
-        contexts.push(current);
-    }
-    contexts.iter().try_for_each(|context| {
-        let tried = context.registers().get_or_init(|| {
-            let pinned = unless_short_of_memory(|| {
-                // SAFETY: the caller's promise. They are let go at once.
-                unsafe { Pinned::new(context, start, len_bytes) }
-            });
-            pinned.map(drop).map_err(|error| why_not(&error))
+    };
+    let tried = TRIED.get_or_init(|| {
+        let pinned = unless_short_of_memory(|| {
+            // SAFETY: the caller's promise. They are let go at once.
+            unsafe { Pinned::new(&context, start, len_bytes) }
         });
-        tried.clone()
-    })
+        pinned.map(drop).map_err(|error| why_not(&error))
+    });
+    tried.clone()
 }
 
 /// What the driver's refusal of a card's registers means.

@@ -205,7 +205,7 @@ impl Parts<'_> {
             return no(
                 StateKind::OutOfTurn,
                 format!(
-                    "{waiting} operations that were prepared before this one on the {} queue are not given to a stream yet",
+                    "operations that were prepared before this one on the {} queue ({waiting}) are not given to a stream yet; give or drop them first",
                     side.name()
                 ),
             );
@@ -403,7 +403,6 @@ impl Drop for Prepared {
 }
 
 /// An operation that a stream did not take, and why. It can be given again, or dropped.
-#[derive(Debug)]
 pub struct Rejected {
     /// The operation, as it was.
     pub prepared: Prepared,
@@ -414,6 +413,15 @@ pub struct Rejected {
 impl From<Rejected> for Error {
     fn from(rejected: Rejected) -> Error {
         rejected.error
+    }
+}
+
+/// As that of the error: the operation is its own bytecode, which nobody wants to read in a message.
+impl std::fmt::Debug for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rejected")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
     }
 }
 

@@ -83,6 +83,7 @@ impl NicQueuePair for Mlx5QueuePair {
         )
     }
 
+    #[cfg(feature = "cuda")]
     fn has_card_registers(&self) -> bool {
         true
     }

@@ -49,6 +49,7 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     fn direct(&self) -> Result<&'static str, String>;
 
     /// Whether its doorbell registers are those of a card, which not every GPU can store to.
+    #[cfg(feature = "cuda")]
     fn has_card_registers(&self) -> bool {
         false
     }

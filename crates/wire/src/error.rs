@@ -95,7 +95,7 @@ pub enum Error {
         reason: String,
     },
     /// A deadline passed.
-    #[error("{operation} did not end within {timeout:?}")]
+    #[error("{operation} did not end within {timeout:?}{}", why_late(operation))]
     Timeout {
         /// What was waited for.
         operation: &'static str,
@@ -180,6 +180,22 @@ fn what_frees(queue: &str) -> &'static str {
         "receive" => "; an entry is free when a message has filled its receive",
         "send completion" | "receive completion" => {
             "; an entry is free when a wait on a stream, `poll_cq` or `wait_cq` has taken its completion; sends can be posted unsignaled"
+        }
+        _ => "",
+    }
+}
+
+/// What usually keeps a wait of the calling thread from its end, where its name does not say.
+fn why_late(operation: &str) -> &'static str {
+    match operation {
+        "wait_cq" | "the wait for an operation" => {
+            "; usual causes: the peer sent nothing, had no receive posted, or has failed, or a stream has not come to the operation"
+        }
+        "the wait for room in a queue" => {
+            "; usual causes: the peer does not answer, or a stream has not come to the operations in the queue"
+        }
+        "stream synchronize" => {
+            "; usual causes: a kernel that runs, or a wait on the stream for an event, a value or a completion that has not come"
         }
         _ => "",
     }
@@ -392,7 +408,7 @@ impl fmt::Display for WorkError {
                 ": the queue pair is in error; the peer's request was refused, or the peer failed",
             ),
             Cause::Overrun => f.write_str(": a completion queue overran"),
-            Cause::Discarded => f.write_str(": the stream failed before it executed the operation"),
+            Cause::Discarded => f.write_str(": a stream failed or was aborted before it executed an operation; the fault of the stream says why"),
             Cause::Aborted => f.write_str(": aborted"),
             Cause::Dropped => f.write_str(": the endpoint was dropped"),
             Cause::Rank(rank) => write!(f, ": rank {rank} of the group has ended or failed"),

@@ -215,7 +215,10 @@ impl Endpoint {
             return match self.take_completion(side)? {
                 Some(completion) => Ok(completion),
                 None => Err(Error::Timeout {
-                    operation: "wait_cq",
+                    operation: match self.shared.queue(side).expects_completions() {
+                        true => "wait_cq",
+                        false => "wait_cq, with nothing posted that would complete,",
+                    },
                     timeout: timeout.unwrap_or_default(),
                 }),
             };
@@ -255,7 +258,7 @@ impl Endpoint {
             prepared.parts().check_turn()?;
             let waiting = queue.queued.load(Ordering::Relaxed).wrapping_sub(shared.rung(side));
             if waiting != 0 {
-                let reason = format!("{waiting} operations of the {} queue are still on a stream; this one would overtake them", side.name());
+                let reason = format!("earlier operations of the {} queue ({waiting}) are still on a stream; this one would overtake them", side.name());
                 return Err(Error::state(StateKind::OutOfTurn, "post", reason));
             }
             Ok(posting)

@@ -365,7 +365,7 @@ impl Endpoint {
         Err(Error::state(
             StateKind::NotConnected,
             operation,
-            "the endpoint is not connected",
+            "the endpoint is not connected; call `connect` with the address of the peer first",
         ))
     }
 

@@ -407,6 +407,13 @@ impl QueueState {
         }
     }
 
+    /// Whether anything is posted whose completion nobody has taken: a signaled send or a receive, or work that may fail.
+    pub(super) fn expects_completions(&self) -> bool {
+        let ahead = (self.expected.load(Ordering::Relaxed))
+            .wrapping_sub(self.taken.load(Ordering::Relaxed));
+        ahead.cast_signed() > 0 || self.ledger.in_flight() > 0 || self.is_device_owned()
+    }
+
     /// Running indices of completions that were taken and not given back.
     pub(super) fn under_way(&self) -> impl Iterator<Item = u32> + '_ {
         let freed = self.freed.load(Ordering::Acquire);
