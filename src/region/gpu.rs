@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use super::ladder::{Reach, RegionKind, device_range};
 use super::memory::OwnedMemory;
-use crate::cuda::{Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering};
-use crate::nic::Access;
+use crate::cuda::{
+    Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering, check_registers,
+};
 #[cfg(feature = "softcx")]
 use crate::nic::Foreign;
+use crate::nic::{Access, NicQueuePair, Queues};
 use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result, StateKind};
 
@@ -146,6 +148,16 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell.
+pub(crate) fn check_gpus(qp: &dyn NicQueuePair) -> std::result::Result<(), String> {
+    if !qp.has_card_registers() {
+        return Ok(());
+    }
+    let Queues::Mlx5(memory) = qp.queues();
+    // SAFETY: the registers are mapped as long as the queue pair lives.
+    unsafe { check_registers(memory.uar[0].addr(), memory.uar_bytes as usize) }
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub use control::Control;
 pub use device::{Device, ProtectionDomain};
 pub use element::Element;
 #[cfg(feature = "cuda")]
+pub(crate) use gpu::check_gpus;
+#[cfg(feature = "cuda")]
 pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
 pub use ladder::{DeviceMemory, Reach, RegionKind};

@@ -34,7 +34,7 @@ pub(super) fn choose(
             // Who asks for it may ring by streams of the host alone.
             #[cfg(feature = "cuda")]
             if asked.is_none() {
-                check_gpus(qp)?;
+                crate::region::check_gpus(qp)?;
             }
             Ok(reason.to_owned())
         }
@@ -53,17 +53,6 @@ pub(super) fn choose(
         .filter(|_| path.control == Control::Proxy)
         .map(|proxy| DoorbellTable::new(proxy, config));
     Ok((path, doorbells))
-}
-
-/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell.
-#[cfg(feature = "cuda")]
-fn check_gpus(qp: &dyn NicQueuePair) -> std::result::Result<(), String> {
-    if !qp.has_card_registers() {
-        return Ok(());
-    }
-    let Queues::Mlx5(memory) = qp.queues();
-    // SAFETY: the registers are mapped as long as the queue pair lives.
-    unsafe { crate::cuda::check_registers(memory.uar[0].addr(), memory.uar_bytes as usize) }
 }
 
 /// What a proxy needs to ring for an endpoint.
