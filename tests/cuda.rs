@@ -410,6 +410,32 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
     pair.a.wait_cq(Side::Send, SOON).unwrap();
 }
 
+/// The first endpoint on a card tries whether the GPU reaches the card's registers. What this thread does next may be what the GPU waits for. (In a process
+/// of its own: it is tried once.)
+#[test]
+fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
+    let _alone = alone();
+    let test = "the_first_endpoint_on_a_card";
+    let _limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    let stream = CudaStream::new(&context, test).unwrap();
+    let software = doorbell::Device::open("softcx")
+        .unwrap()
+        .protection_domain();
+    let region = Region::alloc(&software, 64, Access::ALL).unwrap();
+    let condition = Condition::GreaterOrEqual(1);
+    let waited = stream_wait_value32(&stream, &region, 0, condition, None).unwrap();
+    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    assert!(!waited.is_over());
+    region.store_u32(0, 1).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(waited.status(), Status::Complete);
+    pair.a.post_send(&Work::nop()).unwrap();
+    pair.a.wait_cq(Side::Send, SOON).unwrap();
+}
+
 /// `cudaMallocHost`, which pinned tensors are made with: memory that the driver maps already, and does not register.
 #[test]
 fn memory_that_the_driver_allocated_is_used_as_it_is() {

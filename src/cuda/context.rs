@@ -255,7 +255,8 @@ impl CudaContext {
         })
     }
 
-    /// [`CudaContext::enter_relaxed`], for what the driver is to be given back. `None` if the context is gone, and all that was made in it.
+    /// [`CudaContext::enter_relaxed`], for what the driver is to be given back. `None` if the context is gone, and with it all that was
+    /// made in it; also in a host function of the application's, and if the driver stays short of memory: then it is not given back.
     pub(super) fn enter_to_give_back(&self) -> Option<EnteredRelaxed> {
         unless_short_of_memory(|| self.enter_relaxed()).ok()
     }

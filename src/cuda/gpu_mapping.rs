@@ -3,12 +3,11 @@
 
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::CudaContext;
-use super::driver::is;
 use super::pinned::Pinned;
-use super::registers::why_not;
+use super::registers::{is_refused, why_not};
 use crate::peer::{At, Role};
 use crate::stream::Owner;
 use crate::{Error, Result, StateKind};
@@ -80,7 +79,7 @@ impl GpuMapping {
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
         let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize) };
         let pinned = pinned.map_err(|error| match at.role {
-            Role::Uar if is(&error, CUresult::CUDA_ERROR_NOT_PERMITTED) => no_registers(&error),
+            Role::Uar if is_refused(&error) => no_registers(&error),
             _ => error,
         })?;
         let start = pinned.device_address(start);

@@ -53,7 +53,7 @@ fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A span of host memory that stays registered as long as this lives.
+/// A span of host memory that a GPU reaches: registered as long as this lives, or by the application, which must keep it so.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     runs: Vec<Arc<PinnedRun>>,

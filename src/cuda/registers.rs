@@ -1,41 +1,61 @@
 //! Whether GPUs of this process can store to the registers of a card.
 #![allow(unsafe_code)] // registers memory of others
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::CUresult;
 
-use super::context::{CudaContext, unless_short_of_memory};
+use super::context::CudaContext;
 use super::driver::{is, is_loaded};
+use super::host_call::in_host_function;
 use super::pinned::Pinned;
 use crate::Error;
 
-/// Why GPUs cannot store to a card's registers, which are mapped at that address; nothing if they can, or if this process uses none. It is tried once, in
-/// a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
+/// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
+/// once, in a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
+/// Who tried it gets the registration. To give it back may take until the GPU has done its work, so the caller keeps it as long as the registers.
 ///
 /// # Safety
-/// The registers stay mapped until this returns.
+/// The registers stay mapped as long as the registration.
 pub(crate) unsafe fn check_registers(
     start: usize,
     len_bytes: usize,
-) -> std::result::Result<(), String> {
-    static TRIED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-    if let Some(tried) = TRIED.get() {
-        return tried.clone();
+) -> std::result::Result<Option<Pinned>, String> {
+    static TRIED: Mutex<Option<std::result::Result<(), String>>> = Mutex::new(None);
+    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(tried) = &*tried {
+        return tried.clone().map(|()| None);
     }
-    // A process that has not loaded the driver is not made to.
-    let context = is_loaded().then(CudaContext::any).flatten();
-    let Some(context) = context else {
-        return Ok(());
+    // A process that has not loaded the driver is not made to; and a host function must not call it.
+    let may_call = is_loaded() && !in_host_function();
+    let Some(context) = may_call.then(CudaContext::any).flatten() else {
+        return Ok(None);
     };
-    let tried = TRIED.get_or_init(|| {
-        let pinned = unless_short_of_memory(|| {
-            // SAFETY: the caller's promise. They are let go at once.
-            unsafe { Pinned::new(&context, start, len_bytes) }
-        });
-        pinned.map(drop).map_err(|error| why_not(&error))
-    });
-    tried.clone()
+    // SAFETY: the caller's promise.
+    match unsafe { Pinned::new(&context, start, len_bytes) } {
+        Ok(pinned) => {
+            *tried = Some(Ok(()));
+            Ok(Some(pinned))
+        }
+        Err(error) if is_refused(&error) => {
+            let why = why_not(&error);
+            *tried = Some(Err(why.clone()));
+            Err(why)
+        }
+        // This says nothing of the registers: of memory, or of a context that is broken.
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether the driver has refused to register the memory because of what it is, or of who asks.
+pub(super) fn is_refused(error: &Error) -> bool {
+    let is_call = matches!(error, Error::Cuda { call, .. } if *call == "cuMemHostRegister");
+    let answers = [
+        CUresult::CUDA_ERROR_NOT_PERMITTED,
+        CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+    ];
+    is_call && answers.iter().any(|answer| is(error, *answer))
 }
 
 /// What the driver's refusal of a card's registers means.

@@ -1,7 +1,7 @@
 //! What is queued behind a failure on a stream that cannot skip it: its endpoints are given up before the stream goes on.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::count::CountedStream;
 use super::pending::defer_drops;
@@ -44,6 +44,25 @@ impl Follows for StreamState {
     }
 }
 
+/// While it lives, everything behind that entry is being given up. Also where an owner panics, it ends.
+struct StoppingFrom<'a> {
+    place: &'a AtomicU64,
+    before: u64,
+}
+
+impl StoppingFrom<'_> {
+    fn enter(place: &AtomicU64, entry: u64) -> StoppingFrom<'_> {
+        let before = place.swap(entry, Ordering::Relaxed);
+        StoppingFrom { place, before }
+    }
+}
+
+impl Drop for StoppingFrom<'_> {
+    fn drop(&mut self) {
+        self.place.store(self.before, Ordering::Relaxed);
+    }
+}
+
 impl StreamState {
     /// The entry ends without success. Before the stream may pass it, everything behind it is given up, unless the stream is to go on.
     pub(super) fn fail_from(&self, entry: u64, failure: StreamFailure) {
@@ -57,8 +76,8 @@ impl StreamState {
         self.give_up_behind(entry, entry, failure);
     }
 
-    /// What the stream is at, which has no entry of its own, ends without success. Everything behind it is given up before this returns, unless the
-    /// stream is to go on.
+    /// The host function that the stream is executing has failed; it has no entry among the pending ones. Everything behind it is given up before this
+    /// returns, unless the stream is to go on.
     pub(super) fn fail_now(&self, failure: StreamFailure) {
         self.count.words.note(STATUS_STREAM);
         if self.fault.continues() {
@@ -85,7 +104,7 @@ impl StreamState {
                 // In progress: an owner that is given up has waits on this stream.
                 return;
             }
-            self.stopping_from.store(entry, Ordering::Relaxed);
+            let _stopping = StoppingFrom::enter(&self.stopping_from, entry);
             let visiting = (before == u64::MAX).then(|| self.visit());
             let pending = self.pending.lock();
             let last = pending.entries.back().map_or(entry, |last| last.done);
@@ -107,7 +126,6 @@ impl StreamState {
             }
             drop(visiting);
             self.progress.stop_followers(first);
-            self.stopping_from.store(before, Ordering::Relaxed);
         });
     }
 

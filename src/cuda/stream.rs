@@ -180,7 +180,9 @@ impl CudaStream {
         };
         let call = Box::new(move || {
             if let Err(panicked) = catch_unwind(AssertUnwindSafe(|| act_as(stream.id, function))) {
-                stream.fail_now(format!("panicked: {}", message(panicked)).into());
+                let reason = format!("panicked: {}", message(panicked));
+                // An owner that is given up may panic, too; nothing may leave this closure.
+                let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(reason.into())));
             }
             // Dropping the last handle calls the driver, which a host function must not do.
             release_elsewhere(stream);

@@ -221,8 +221,8 @@ impl StreamState {
         }
     }
 
-    /// Whether the driver still executes queued work, as far as it says. Every later call returns an error that the context does not recover from; any other error
-    /// concerns only the call that returned it.
+    /// Whether the driver still executes queued work, as far as it says. An error that the context does not recover from is
+    /// returned by every later call, too; any other error concerns one call.
     fn goes_on(&self) -> bool {
         let _entered = match self.context.enter() {
             Ok(entered) => entered,

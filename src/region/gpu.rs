@@ -150,10 +150,16 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
     Ok(())
 }
 
-/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell.
-pub(crate) fn check_gpus(qp: &dyn NicQueuePair) -> std::result::Result<(), String> {
+/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. What it gives, if this tried it, is to be dropped before
+/// the queue pair.
+///
+/// # Safety
+/// It is.
+pub(crate) unsafe fn check_gpus(
+    qp: &dyn NicQueuePair,
+) -> std::result::Result<Option<Pinned>, String> {
     if !qp.has_card_registers() {
-        return Ok(());
+        return Ok(None);
     }
     let Queues::Mlx5(memory) = qp.queues();
     // SAFETY: the registers are mapped as long as the queue pair lives.

@@ -408,7 +408,7 @@ impl fmt::Display for WorkError {
                 ": the queue pair is in error; the peer's request was refused, or the peer failed",
             ),
             Cause::Overrun => f.write_str(": a completion queue overran"),
-            Cause::Discarded => f.write_str(": a stream failed or was aborted before it executed an operation; the fault of the stream says why"),
+            Cause::Discarded => f.write_str(": a stream failed or was aborted before it executed an operation; if it failed, its fault says why"),
             Cause::Aborted => f.write_str(": aborted"),
             Cause::Dropped => f.write_str(": the endpoint was dropped"),
             Cause::Rank(rank) => write!(f, ": rank {rank} of the group has ended or failed"),

@@ -36,6 +36,8 @@ pub(super) use ringing::DoorbellTable;
 pub(super) struct Shared {
     /// Before the memory that it is about.
     attachments: Attachments,
+    /// Before the queue pair.
+    tried: ringing::Tried,
     /// Before the rest, so that the device forgets the queue pair before the regions that its work names are let go.
     pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
@@ -139,7 +141,7 @@ impl Drop for EndpointRef {
 /// Gives up a handle of a thread that goes round, which may be the last one if a stream's end and this come at the same time.
 fn end_elsewhere(shared: Arc<Shared>) {
     if let Some(last) = Arc::into_inner(shared)
-        && !last.attachments.is_empty()
+        && (!last.attachments.is_empty() || last.tried.is_some())
     {
         drop_elsewhere(Box::new(last));
     }
@@ -161,7 +163,7 @@ impl Shared {
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
         let message_bytes = qp.abilities().message_bytes;
         let Queues::Mlx5(&memory) = qp.queues();
-        let (path, doorbells) = ringing::choose(domain.device(), &*qp, config)?;
+        let (path, doorbells, tried) = ringing::choose(domain.device(), &*qp, config)?;
         let words = Arc::new(SharedWords::new()?);
         let mut targets = Targets::new();
         let mut bases = Vec::new();
@@ -244,6 +246,7 @@ impl Shared {
         let seen_words = [seen.dword(0)?, seen.dword(4)?];
         let shared = Arc::new_cyclic(|weak| Shared {
             attachments: Attachments::default(),
+            tried,
             qp,
             domain: domain.clone(),
             targets,

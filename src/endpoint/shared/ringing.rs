@@ -1,6 +1,7 @@
 //! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -20,13 +21,18 @@ const LINGER_NS: u64 = 10_000_000;
 /// Not resting: the proxy polls it in every round.
 const ACTIVE: usize = usize::MAX;
 
+/// What a GPU was given to try whether it can ring. It goes before the queue pair, and that may take until a GPU has done its work.
+pub(super) type Tried = Option<Box<dyn Any + Send + Sync>>;
+
 /// Chooses who rings, and makes what a proxy needs for it.
 pub(super) fn choose(
     device: &Device,
     qp: &dyn NicQueuePair,
     config: &EndpointConfig,
-) -> Result<(Path, Option<DoorbellTable>)> {
+) -> Result<(Path, Option<DoorbellTable>, Tried)> {
     let mut proxy = None;
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+    let mut tried: Tried = None;
     let asked = config.control.or(device.control());
     let path = Path::choose(asked, |control| match control {
         Control::Direct => {
@@ -34,7 +40,9 @@ pub(super) fn choose(
             // Who asks for it may ring by streams of the host alone.
             #[cfg(feature = "cuda")]
             if asked.is_none() {
-                crate::region::check_gpus(qp)?;
+                // SAFETY: the endpoint drops it before the queue pair.
+                let registration = unsafe { crate::region::check_gpus(qp)? };
+                tried = registration.map(|it| Box::new(it) as Box<_>);
             }
             Ok(reason.to_owned())
         }
@@ -52,7 +60,7 @@ pub(super) fn choose(
     let doorbells = proxy
         .filter(|_| path.control == Control::Proxy)
         .map(|proxy| DoorbellTable::new(proxy, config));
-    Ok((path, doorbells))
+    Ok((path, doorbells, tried))
 }
 
 /// What a proxy needs to ring for an endpoint.
