@@ -332,7 +332,7 @@ fn what_the_device_would_fail_is_refused_at_the_post() {
     works(&mut pair, &stream);
 }
 
-/// What a wait that ran out of time, or an operation that a stream did not take, says to who reads it.
+/// The messages of time-outs and of refused operations name usual causes.
 #[test]
 fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
     let device = device();

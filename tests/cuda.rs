@@ -479,7 +479,7 @@ fn memory_that_the_driver_allocated_is_used_as_it_is() {
     }
 }
 
-/// Pages that stay registered cannot be registered by who has them next.
+/// Pages that stay registered make the next registration of their addresses fail.
 #[test]
 fn pages_are_given_back_though_the_driver_refuses_at_first() {
     let _alone = alone();
@@ -497,14 +497,7 @@ fn pages_are_given_back_though_the_driver_refuses_at_first() {
         stream_write_value32(&stream, &bench.region, 0, 1).unwrap();
         stream.synchronize(SOON).unwrap();
         let start = bench.region.as_ptr().addr();
-        let is_registered = || {
-            let _entered = Current::enter(&context);
-            let mut address = 0;
-            // SAFETY: writes one address; asks about another, whatever is there.
-            let asked =
-                unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start as *mut _, 0) };
-            asked == OK
-        };
+        let is_registered = || is_registered(&context, start);
         assert!(is_registered());
         let dropped = std::thread::spawn(move || {
             let _fault = Fault::here(&format!("{call}:2,nth=1"));
@@ -573,15 +566,8 @@ fn what_a_function_of_the_host_drops_last_is_unregistered_before_its_pages_are_u
     let bench = Bench::new();
     stream_write_value32(&stream, &bench.region, 0, 1).unwrap();
     stream.synchronize(SOON).unwrap();
-    let start: *mut libc::c_void = bench.region.as_ptr().cast();
-    let is_registered = || {
-        let mut address = 0;
-        // SAFETY: writes one address; asks about another, whatever is there.
-        unsafe {
-            assert_eq!(sys::cuCtxSetCurrent(context.raw()), OK);
-            sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) == OK
-        }
-    };
+    let start = bench.region.as_ptr().addr();
+    let is_registered = || is_registered(&context, start);
     assert!(is_registered());
     stream.launch_host(move || drop(bench)).unwrap();
     until("it is unregistered", || !is_registered());
@@ -898,6 +884,15 @@ impl Drop for Current {
             .result()
             .unwrap();
     }
+}
+
+/// Whether the driver has mapped the page at that address.
+fn is_registered(context: &CudaContext, start: usize) -> bool {
+    let _entered = Current::enter(context);
+    let mut address = 0;
+    // SAFETY: writes one address; asks about another, whatever is there.
+    let asked = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start as *mut _, 0) };
+    asked == OK
 }
 
 fn current() -> sys::CUcontext {

@@ -262,8 +262,8 @@ impl CudaContext {
     }
 }
 
-/// Calls the driver, again if it is short of memory, for up to 100 ms: what is not given back stays, and pages that stay registered cannot be
-/// registered by who has them next.
+/// Makes a call of the driver, and repeats it for up to 100 ms while the driver is short of memory. It is for calls that give something back: pages that
+/// stay registered make the next registration of their addresses fail.
 pub(super) fn unless_short_of_memory<R>(mut call: impl FnMut() -> Result<R>) -> Result<R> {
     let mut left = 100;
     loop {

@@ -139,7 +139,7 @@ impl CudaContext {
         }
         drop(latest);
         let (mut raw, mut device) = (std::ptr::null_mut(), 0);
-        // SAFETY: writes one handle, null if there is none. Without `cuInit` the driver refuses.
+        // SAFETY: writes one handle, null if there is none. The driver returns an error if it was not initialised.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut raw) }).ok()?;
         if raw.is_null() {
             return None;

@@ -179,7 +179,7 @@ fn registers_of_a_card_are_io_memory_and_nothing_else_is() {
         }
         let uar = registers();
         assert_eq!(register(uar, 4096, 2), CUDA_ERROR_INVALID_VALUE);
-        // Half of it is none.
+        // The last page of the span is ordinary memory.
         assert_eq!(register(uar, 3 * 4096, 2 | 4), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(register(uar, 8192, 2 | 4), CUDA_SUCCESS);
     }

@@ -490,6 +490,15 @@ fn queues_are_made_changed_and_destroyed() {
     assert_eq!(client.context.lock().channels.len(), 2);
 }
 
+/// What a queue pair needs to become a responder, with its state.
+const TO_RTR: u32 = 1
+    | mask::AV
+    | mask::PATH_MTU
+    | mask::DEST_QPN
+    | mask::RQ_PSN
+    | mask::MAX_DEST_RD_ATOMIC
+    | mask::MIN_RNR_TIMER;
+
 #[test]
 fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
     let needs_grh = Function {
@@ -533,13 +542,6 @@ fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
             let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
             done.map(|_| ())
         };
-        const TO_RTR: u32 = 1
-            | mask::AV
-            | mask::PATH_MTU
-            | mask::DEST_QPN
-            | mask::RQ_PSN
-            | mask::MAX_DEST_RD_ATOMIC
-            | mask::MIN_RNR_TIMER;
         assert_eq!(modify(0x39, 1, 0), Ok(()));
         assert_eq!(modify(TO_RTR | mask::ALT_PATH, 2, 0), lids, "{link:?}");
         if lids.is_err() {
@@ -590,13 +592,6 @@ fn a_function_without_atomics_makes_no_responder_of_a_queue_pair_with_that_right
             let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
             done.map(|_| ())
         };
-        const TO_RTR: u32 = 1
-            | mask::AV
-            | mask::PATH_MTU
-            | mask::DEST_QPN
-            | mask::RQ_PSN
-            | mask::MAX_DEST_RD_ATOMIC
-            | mask::MIN_RNR_TIMER;
         assert_eq!(modify(0x39, 1), Ok(()));
         assert_eq!(modify(TO_RTR, 2), expected, "{access:#x} {depth}");
     }
