@@ -469,6 +469,11 @@ impl QueueState {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }
 
+    /// The count of [`QueueState::end_rung`], since the device was made silent.
+    pub(super) fn rung_in_all(&self) -> Option<u32> {
+        u32::try_from(self.rung_in_all.load(Ordering::Acquire)).ok()
+    }
+
     /// The number of the oldest work request that is not done. `rung` counts those that the poster cannot take back any more.
     pub(super) fn oldest_wr_id(&self, rung: u32) -> Option<u64> {
         // The reaper's right.

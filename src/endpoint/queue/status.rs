@@ -60,7 +60,7 @@ impl QueueState {
             // It was taken back, and another one has its count.
             return OpStatus::Cancelled;
         }
-        let rung = u32::try_from(self.rung_in_all.load(Ordering::Acquire)).unwrap_or(rung);
+        let rung = self.rung_in_all().unwrap_or(rung);
         let queued = self.queued.load(Ordering::Acquire);
         let is_behind = |count: u32| count.wrapping_sub(seq).cast_signed() > 0;
         state.status(is_behind(rung), is_behind(queued))

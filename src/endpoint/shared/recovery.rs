@@ -59,10 +59,14 @@ impl Shared {
 
     /// The stream that had this send or receive has not executed its doorbell.
     pub(super) fn mark_discarded(&self, cookie: Cookie) {
-        if self.rung(cookie.side).wrapping_sub(cookie.count) as i32 <= 0 {
-            let queue = self.queue(cookie.side);
-            self.unless_failed_otherwise(|| queue.discard(cookie.count));
-        }
+        let queue = self.queue(cookie.side);
+        self.unless_failed_otherwise(|| {
+            // What counted as rung when the device was stopped was told as that, though the stream had only begun it.
+            let rung = queue.rung_in_all().unwrap_or(self.rung(cookie.side));
+            if rung.wrapping_sub(cookie.count).cast_signed() <= 0 {
+                queue.discard(cookie.count);
+            }
+        });
     }
 
     /// Records a failure of the generation that is now; only the first counts. The watchdog then breaks the endpoint down.
@@ -149,7 +153,10 @@ impl Shared {
             }
             drop(is_silent);
             for queue in &self.queues {
-                queue.end_rung(self.may_be_rung(queue));
+                let rung = self.may_be_rung(queue);
+                // Not between a discard's look at this count and the discard.
+                let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                queue.end_rung(rung);
             }
             // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
             // given up must not send what the wait was to protect.

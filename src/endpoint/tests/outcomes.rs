@@ -26,6 +26,8 @@ struct Rules {
     remembers_rung: bool,
     /// A doorbell that the stream has begun to store counts as rung, though the stream has not counted it.
     counts_begun: bool,
+    /// What counted as rung at the breakdown is not discarded after it.
+    keeps_begun: bool,
 }
 
 const RULES: Rules = Rules {
@@ -37,6 +39,7 @@ const RULES: Rules = Rules {
     silences: true,
     remembers_rung: true,
     counts_begun: true,
+    keeps_begun: true,
 };
 
 /// What a request is to do, which no step changes.
@@ -71,6 +74,8 @@ struct World {
     queued: usize,
     /// Entries that the stream is done with.
     passed: usize,
+    /// The stream is in the program of its entry, and has not stored its doorbell: it may still end there.
+    has_begun: bool,
     /// The stream has stored the doorbell of its entry, and not its count.
     in_doorbell: bool,
     stream_failed: bool,
@@ -108,6 +113,7 @@ impl World {
             fates: [Fate::Waiting; REQUESTS],
             queued: 0,
             passed: 0,
+            has_begun: false,
             in_doorbell: false,
             stream_failed: false,
             rung: 0,
@@ -164,7 +170,8 @@ impl World {
         if self.failure.is_some() && self.in_error && self.rung_in_all.is_none() {
             step(&|world| {
                 world.is_silent = rules.silences;
-                let begun = usize::from(rules.counts_begun && world.in_doorbell);
+                let begun =
+                    usize::from(rules.counts_begun && (world.in_doorbell || world.has_begun));
                 world.rung_in_all = Some(world.counted.max(world.passed + begun));
             });
         }
@@ -194,12 +201,22 @@ impl World {
             });
         } else if self.passed < self.queued {
             let at = self.passed;
-            if self.requests[at] == RequestState::Cancelled {
-                step(&|world| world.passed += 1);
-            } else if self.stream_failed {
+            if self.has_begun {
                 step(&|world| {
+                    world.has_begun = false;
+                    world.rung = at + 1;
+                    world.in_doorbell = true;
+                });
+            } else if self.requests[at] == RequestState::Cancelled {
+                step(&|world| world.passed += 1);
+            }
+            if self.stream_failed && self.requests[at] != RequestState::Cancelled {
+                step(&|world| {
+                    world.has_begun = false;
                     world.passed += 1;
-                    if world.failure.is_none_or(|cause| cause == End::Discarded) {
+                    let counted =
+                        rules.keeps_begun && world.rung_in_all.is_some_and(|all| all > at);
+                    if !counted && world.failure.is_none_or(|cause| cause == End::Discarded) {
                         world.requests[at] = RequestState::Discarded;
                     }
                     world.fail(End::Discarded);
@@ -208,11 +225,8 @@ impl World {
                         world.in_error = true;
                     }
                 });
-            } else {
-                step(&|world| {
-                    world.rung = at + 1;
-                    world.in_doorbell = true;
-                });
+            } else if !self.has_begun && self.requests[at] != RequestState::Cancelled {
+                step(&|world| world.has_begun = true);
             }
         }
     }
@@ -370,7 +384,7 @@ fn no_order_of_steps_makes_a_ticket_lie() {
 
 #[test]
 fn mistakes_in_the_transitions_are_noticed() {
-    let mistakes: [(&str, Rules); 9] = [
+    let mistakes: [(&str, Rules); 10] = [
         (
             "a flush vouches for what is before it",
             Rules {
@@ -433,6 +447,13 @@ fn mistakes_in_the_transitions_are_noticed() {
             "a doorbell counts when the stream has counted it",
             Rules {
                 counts_begun: false,
+                ..RULES
+            },
+        ),
+        (
+            "a program that was begun is discarded after the breakdown",
+            Rules {
+                keeps_begun: false,
                 ..RULES
             },
         ),
