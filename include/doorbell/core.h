@@ -172,6 +172,7 @@ typedef struct doorbell_device_counters {
 	uint32_t reserved;                /* 0 */
 	uint64_t doorbells;               /* doorbells seen */
 	uint64_t doorbells_before_record; /* doorbells that came before the doorbell record: a bug of the sender */
+	uint64_t doorbells_backwards;     /* doorbells that came after a later one: a bug of the sender */
 	uint64_t wqes;                    /* work requests started */
 	uint64_t packets_sent;            /* without effects of fault injection */
 	uint64_t packets_received;        /* packets taken by a queue pair */

@@ -3,8 +3,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use doorbell_wire::mmio;
+
 use super::{Backoff, Outcome, Owner};
-use crate::peer::{At, Fence, PeerOp, Program, UNIT_LIMIT};
+use crate::peer::{At, Fence, PeerOp, Program, Role, UNIT_LIMIT};
 
 /// Executes `program` on the memory of `owner`, in the calling thread, until it is done. Waits end when their condition holds or
 /// when the owner releases `cookie`.
@@ -12,7 +14,8 @@ use crate::peer::{At, Fence, PeerOp, Program, UNIT_LIMIT};
 /// It calls the owner's `base`, `progress`, `released` and `rung`; `started` and `finished` are the caller's, who knows the outcome.
 ///
 /// A store is one relaxed atomic store of its width, a block copy is 64-bit ones in ascending order, a wait loads with acquire order.
-/// What orders them towards the NIC are the program's fences.
+/// What orders them towards the NIC are the program's fences: one with [`Fence::WRITE`] stands between a doorbell and a later store that
+/// tells of it (builds with debug assertions panic without). What was stored last is flushed when the program ends.
 ///
 /// The result is [`Outcome::Discarded`], and nothing is executed, when the program addresses another table than the owner's, or
 /// when the owner has no memory for one of the targets or not at the alignment that the access needs.
@@ -32,26 +35,39 @@ pub(super) fn run(
     };
     let mut outcome = Outcome::Done;
     let mut stored = false;
+    // A doorbell may still be in a write-combining buffer.
+    let mut buffered = false;
     for (op, &address) in program.ops().zip(&addresses) {
+        let is_register = writes_to(&op) == Some(Role::Uar);
+        debug_assert!(
+            !buffered || is_register || writes_to(&op).is_none(),
+            "a store behind a doorbell without a fence: who sees it may ring the next doorbell before this one"
+        );
+        buffered |= is_register;
         match op {
             PeerOp::StoreDword { value, .. } => {
                 store_dword(address, value);
                 stored = true;
             }
-            PeerOp::StoreQword { value, .. } => {
-                store_qword(address, value);
+            PeerOp::StoreQword { at, value } => {
+                store_qword(address, at.role, value);
                 stored = true;
             }
-            PeerOp::CopyBlock { bytes, .. } => {
-                copy_block(address, bytes);
+            PeerOp::CopyBlock { at, bytes } => {
+                copy_block(address, at.role, bytes);
                 stored = true;
             }
-            PeerOp::Fence(bits) => order(bits),
+            PeerOp::Fence(bits) => {
+                order(bits);
+                buffered &= !bits.contains(Fence::WRITE);
+            }
             PeerOp::PollGeq { value, .. }
             | PeerOp::PollAnd { value, .. }
             | PeerOp::PollNor { value, .. } => {
+                buffered = false;
                 if std::mem::take(&mut stored) {
                     // What was stored may be what makes the condition come true.
+                    mmio::flush();
                     owner.rung();
                 }
                 let condition = condition(&op);
@@ -70,9 +86,20 @@ pub(super) fn run(
         }
     }
     if stored {
+        mmio::flush();
         owner.rung();
     }
     outcome
+}
+
+/// What an op stores to, if it does.
+fn writes_to(op: &PeerOp<'_>) -> Option<Role> {
+    match op {
+        PeerOp::StoreDword { at, .. }
+        | PeerOp::StoreQword { at, .. }
+        | PeerOp::CopyBlock { at, .. } => Some(at.role),
+        _ => None,
+    }
 }
 
 /// The address of each op of a program, in order; null for a fence. Good for the access that its op makes.
@@ -115,45 +142,43 @@ fn store_dword(address: *mut u8, value: u32) {
     unsafe { AtomicU32::from_ptr(address.cast()) }.store(value, Ordering::Relaxed);
 }
 
-fn store_qword(address: *mut u8, value: u64) {
+fn store_qword(address: *mut u8, role: Role, value: u64) {
+    if role == Role::Uar {
+        // SAFETY: as in `store_dword`; `run` flushes before it returns, while the owner is held.
+        unsafe { mmio::store(address.cast(), value) };
+        return;
+    }
     // SAFETY: as in `store_dword`.
     unsafe { AtomicU64::from_ptr(address.cast()) }.store(value, Ordering::Relaxed);
 }
 
-fn copy_block(address: *mut u8, bytes: &[u8]) {
+fn copy_block(address: *mut u8, role: Role, bytes: &[u8]) {
     let (words, rest) = bytes.as_chunks::<8>();
     debug_assert!(rest.is_empty(), "blocks are whole words");
     for (index, word) in words.iter().enumerate() {
         // `wrapping_add` needs no promise; the address is in bounds, because the block as a whole is.
-        store_qword(address.wrapping_add(index * 8), u64::from_ne_bytes(*word));
+        store_qword(
+            address.wrapping_add(index * 8),
+            role,
+            u64::from_ne_bytes(*word),
+        );
     }
 }
 
 /// A fence of the program, as the strongest of what its bits ask for.
 fn order(bits: Fence) {
-    match (bits.contains(Fence::READ), bits.contains(Fence::WRITE)) {
-        // The stores before it, such as the doorbell record, before the stores after it, such as the UAR. The other side is the
-        // NIC: silicon reads the record by DMA after it saw the UAR's store; the software NIC loads the UAR word with acquire.
-        (false, true) if !bits.contains(Fence::PEER) => {
-            fence(Ordering::Release);
-            flush_write_combining();
-        }
+    if bits.contains(Fence::WRITE) {
+        // The stores before it, such as the doorbell record or the UAR, before the stores after it, such as the UAR or a flag. The other
+        // sides are the NIC, which reads the record by DMA after it saw the UAR's store, and the thread that sees the flag and rings next.
+        mmio::flush();
+    }
+    if bits.contains(Fence::READ) {
         // The loads before it, such as a poll of a CQE, before what follows, such as reads of the data that the CQE announced. The
         // other side is the NIC, which writes the data before the CQE.
-        (true, false) => fence(Ordering::Acquire),
-        // Both, or writes that must be seen beyond the system's memory.
-        _ => fence(Ordering::SeqCst),
+        mmio::from_device();
     }
-}
-
-/// A UAR page is mapped write-combining on x86: there a store may overtake the plain stores before it, which no Rust ordering
-/// weaker than SeqCst prevents. As rdma-core's `mmio_wc_start` (util/udma_barrier.h). Elsewhere the fence before it is an
-/// instruction already.
-fn flush_write_combining() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SFENCE is part of SSE, which every x86-64 has, and orders stores only.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
+    if bits.contains(Fence::PEER) || bits.contains(Fence::READ | Fence::WRITE) {
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -185,6 +210,7 @@ fn wait(
     loop {
         // Acquire: what was written before the word, the data of a CQE for one, is seen by everything that follows in the stream.
         if holds(word.load(Ordering::Acquire)) {
+            mmio::from_device();
             return WaitState::Held;
         }
         if interrupted() {
@@ -248,7 +274,8 @@ mod tests {
 
         fn base(&self, target: TargetId) -> Option<NonNull<u8>> {
             let first = match target.index() {
-                0 => 0,
+                // The fourth is the page of a test, in the place of the first.
+                0 | 3 => 0,
                 1 => 16,
                 _ => return None,
             };
@@ -275,6 +302,19 @@ mod tests {
         fn released(&self, cookie: u64) -> bool {
             cookie == 7 && self.release.load(Ordering::Relaxed)
         }
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "without a fence")]
+    fn a_flag_behind_a_doorbell_needs_a_fence() {
+        let mut words = TestWords::new();
+        let page = words.targets.register("page", Role::Uar, 128);
+        let mut program = Program::new(&words.targets);
+        program.store_qword(page.qword(0).unwrap(), 1).unwrap();
+        let flag = words.parts[1].dword(0).unwrap();
+        program.store_dword(flag, 1).unwrap();
+        let _ = execute(&program, &words, 0);
     }
 
     #[test]

@@ -62,7 +62,8 @@ const WIRE: Package = Package {
         ("error", &["status"]),
         ("verbs", &["status"]),
         ("peer", &[]),
-        ("mlx5", &["peer", "verbs"]),
+        ("mmio", &[]),
+        ("mlx5", &["mmio", "peer", "verbs"]),
         ("memory", &["mlx5", "verbs"]),
     ],
 };

@@ -24,6 +24,7 @@ pub struct doorbell_device_counters {
     pub reserved: u32,
     pub doorbells: u64,
     pub doorbells_before_record: u64,
+    pub doorbells_backwards: u64,
     pub wqes: u64,
     pub packets_sent: u64,
     pub packets_received: u64,
@@ -35,7 +36,7 @@ pub struct doorbell_device_counters {
 
 // SAFETY: repr(C), two 4-byte fields and 8-byte ones behind them, without padding, integers, and the size first.
 unsafe impl Growing for doorbell_device_counters {
-    const BYTES_FIRST: usize = 80;
+    const BYTES_FIRST: usize = 88;
 
     fn defaults() -> doorbell_device_counters {
         Counters::default().into()
@@ -52,6 +53,7 @@ impl From<Counters> for doorbell_device_counters {
             reserved: 0,
             doorbells: counters.doorbells,
             doorbells_before_record: counters.doorbells_before_record,
+            doorbells_backwards: counters.doorbells_backwards,
             wqes: counters.wqes,
             packets_sent: counters.packets_sent,
             packets_received: counters.packets_received,

@@ -3,6 +3,7 @@
 //! - [`peer`]: bytecode, what a queue prepares and a stream executes.
 //! - [`mlx5`]: the queues of an mlx5 device over memory, and the reader of their formats.
 //! - [`verbs`]: words of verbs that both sides use: rights, states, attributes, statuses.
+//! - [`mmio`]: barriers between a CPU and a device, and stores to registers.
 //! - [`memory`]: memory that both sides use: pages, the memory of a queue pair, its rings and doorbell records.
 //!
 //! The crate `doorbell` writes these formats, and the software ConnectX (`doorbell-softcx`) reads them.
@@ -10,6 +11,7 @@
 mod error;
 pub mod memory;
 pub mod mlx5;
+pub mod mmio;
 pub mod peer;
 mod status;
 pub mod verbs;

@@ -497,12 +497,14 @@ impl Endpoint {
 }
 
 /// Adds the store of the running count. On the proxy path it is the trigger: what the stream did before it, and the count of what was
-/// handed over, come first.
+/// handed over, come first. Elsewhere the doorbell comes first.
 #[inline]
 fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> Result<()> {
-    if shared.doorbells().is_some() {
-        program.fence(Fence::WORK_BEFORE_FLAG)?;
-    }
+    program.fence(if shared.doorbells().is_some() {
+        Fence::WORK_BEFORE_FLAG
+    } else {
+        Fence::DOORBELL_BEFORE_FLAG
+    })?;
     program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
 }
 

@@ -5,6 +5,8 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use doorbell_wire::mmio;
+
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::words::CacheLineStart;
@@ -313,11 +315,11 @@ impl Shared {
         if let Some(doorbell) = bell.uars.get(at) {
             // Both registers do; a burst of stores to one waits for its buffer.
             let uar = memory.uar[triggered as usize & 1];
-            record_before_uar();
+            mmio::flush();
             // SAFETY: a register of the queue pair's own, of 8 bytes, mapped as long as `qp` lives.
-            unsafe { AtomicU64::from_ptr(uar.cast()) }
-                .store(doorbell.load(Ordering::Relaxed), Ordering::Relaxed);
-            flush_write_combining();
+            unsafe { mmio::store(uar.cast(), doorbell.load(Ordering::Relaxed)) };
+            // Whoever is told of this doorbell may ring the next one from another processor.
+            mmio::flush();
         }
         bell.told.store(triggered, Ordering::Relaxed);
         self.qp.rung();
@@ -421,21 +423,4 @@ fn fetch(line: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
-}
-
-/// The store of the record before that of the register, whose mapping may be write-combining: as the fence of a program between the two.
-fn record_before_uar() {
-    std::sync::atomic::fence(Ordering::Release);
-    flush_write_combining();
-}
-
-/// A write-combining buffer is written out when the CPU likes, unless it is told (rdma-core: `mmio_flush_writes`).
-fn flush_write_combining() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: SFENCE is part of SSE, which every x86-64 has, and orders stores only.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(Ordering::SeqCst);
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::limits::{check_power_of_two, check_ring};
 use super::{CQE_BYTES, Cqe, CqeOpcode, Syndrome};
+use crate::mmio;
 use crate::peer::{self, Dword, Kind, Program, Target};
 use crate::{Error, Result, StateKind};
 
@@ -183,6 +184,7 @@ impl CqRing {
         let words = self.words(index);
         // Acquire: after the NIC's store of the CQE's last 8 bytes, which it makes last.
         let last = words[7].load(Ordering::Acquire);
+        mmio::from_device();
         let op_own = last.to_ne_bytes()[7];
         let owner_is_ours = (op_own & 1 != 0) == self.is_odd_lap(index);
         if !owner_is_ours || CqeOpcode::from_raw(op_own >> 4) == CqeOpcode::Invalid {

@@ -1,11 +1,10 @@
 //! The receive queue: memory for what comes in.
 #![allow(unsafe_code)] // Reason: the ring is raw memory that a device reads, and the emitter is C.
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::limits::{check_power_of_two, check_range, check_ring, out_of_range};
 use super::request::SEGMENT_BYTES_MAX;
 use super::{DataSegment, shim};
+use crate::mmio;
 use crate::peer::{self, Dword, Program};
 use crate::{Error, Result, StateKind};
 
@@ -193,7 +192,7 @@ impl RecvQueue {
 
     fn committed(&mut self) -> RecvCommit {
         // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC learns of them.
-        fence(Ordering::Release);
+        mmio::to_device();
         let commit = RecvCommit {
             ring: self.ring.addr(),
             serial: self.next_serial,

@@ -1,11 +1,10 @@
 //! The send queue: work requests into the ring, and the programs that ring the doorbell for them.
 #![allow(unsafe_code)] // Reason: the ring is raw memory that a device reads, and the emitter is C.
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::limits::{RequestLimits, check_power_of_two, check_range, check_ring};
 use super::shim::{self, KEPT_WORDS, WorkRequest};
 use super::{Commit, Doorbell, DoorbellStores, Payload, Posted, SendRequest, WQEBB_BYTES};
+use crate::mmio;
 use crate::peer::pack::PackedUnit;
 use crate::peer::{Block, Dword, Fence, Program};
 use crate::{Error, Result, StateKind, peer};
@@ -259,7 +258,7 @@ impl SendQueue {
     fn committed(&mut self) -> Commit {
         // Between this CPU's stores to the ring and the executor's store to the doorbell record, by which the NIC (or the software NIC)
         // learns of them: whatever hands the program over, the WQEs go first.
-        fence(Ordering::Release);
+        mmio::to_device();
         self.commits += 1;
         let commit = Commit {
             ring: self.ring.addr(),
@@ -367,7 +366,7 @@ impl SendQueue {
             )
         };
         // Between this store to the ring and the doorbell of a later request, by which the NIC comes to read the block.
-        fence(Ordering::Release);
+        mmio::to_device();
         doorbell
     }
 

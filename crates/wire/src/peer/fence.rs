@@ -30,6 +30,9 @@ impl Fence {
     pub const RECORD_BEFORE_UAR: Self = Self(Self::WRITE.0 | Self::FROM_CPU.0 | Self::SYSTEM.0);
     /// After a BlueFlame copy: its stores leave the write-combining buffers before any later store.
     pub const BLUEFLAME_FLUSH: Self = Self::RECORD_BEFORE_UAR;
+    /// Between a doorbell and a word that tells of it: whoever sees the word may ring the next doorbell, and the device must not see that
+    /// one first.
+    pub const DOORBELL_BEFORE_FLAG: Self = Self::RECORD_BEFORE_UAR;
 
     /// Between the work of a stream and a word that announces it: all accesses before, by the executor, go before the word's store.
     pub const WORK_BEFORE_FLAG: Self =

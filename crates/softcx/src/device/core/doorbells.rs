@@ -4,7 +4,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::DeviceCore;
 use super::uar::Uar;
-use crate::device::qp::{Counters, Qp, State};
+use crate::device::qp::{DeviceParts, Qp, State};
+use crate::device::requester::Told;
 use doorbell_wire::memory::NumberSet;
 use doorbell_wire::mlx5::Doorbell;
 
@@ -94,7 +95,7 @@ impl DeviceCore {
         let (Some(uar), Some(Some(qp))) = (self.registers.get(slot), self.qps.get_mut(slot)) else {
             return false;
         };
-        if !ring(qp, uar, &mut self.parts.counters) {
+        if !ring(qp, uar, &mut self.parts) {
             return false;
         }
         self.registers.count_rung();
@@ -105,10 +106,10 @@ impl DeviceCore {
 
 /// Takes a queue pair's doorbells. Whether there were any.
 #[inline]
-pub(super) fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
+pub(super) fn ring(qp: &mut Qp, uar: &Uar, parts: &mut DeviceParts) -> bool {
     let mut rung = false;
-    for register in uar.registers {
-        let Some(value) = register.take() else {
+    for (register, at) in (0..).zip(uar.registers) {
+        let Some(value) = at.take() else {
             continue;
         };
         let doorbell = Doorbell::parse(value);
@@ -116,20 +117,34 @@ pub(super) fn ring(qp: &mut Qp, uar: &Uar, counters: &mut Counters) -> bool {
             continue;
         }
         rung = true;
-        counters.doorbells += 1;
+        parts.counters.doorbells += 1;
         let Ok(recorded) = qp.parts.send_record.load() else {
             qp.lose_queue();
             continue;
         };
-        let recorded = recorded as u16;
-        let wqebbs = u16::from(doorbell.ds).div_ceil(4);
-        let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
-        if qp
-            .requester
-            .announce(doorbell.index, wqebbs, recorded, ring_wqebbs)
-        {
-            counters.doorbells_before_record += 1;
-        }
+        count_told(qp, register, doorbell, recorded, parts);
     }
     rung
+}
+
+/// Announces what a doorbell in this register says is posted.
+pub(super) fn count_told(
+    qp: &mut Qp,
+    register: usize,
+    doorbell: Doorbell,
+    recorded: u32,
+    parts: &mut DeviceParts,
+) {
+    let wqebbs = u16::from(doorbell.ds).div_ceil(4);
+    let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+    let told = Told {
+        register,
+        upto: doorbell.index.wrapping_add(wqebbs),
+    };
+    let order = qp.requester.announce(told, recorded as u16, ring_wqebbs);
+    parts.counters.doorbells_before_record += u64::from(order.before_record);
+    parts.counters.doorbells_backwards += u64::from(order.backwards);
+    if (order.before_record || order.backwards) && !parts.takes_doorbells_out_of_order {
+        qp.fail_by_itself();
+    }
 }

@@ -178,7 +178,7 @@ impl DeviceCore {
             // What was rung before this call counts as posted.
             match self.registers.get(slot) {
                 Some(uar) => {
-                    ring(qp, uar, &mut self.parts.counters);
+                    ring(qp, uar, &mut self.parts);
                 }
                 _ => self.count_sends(slot),
             }

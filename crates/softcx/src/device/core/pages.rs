@@ -1,9 +1,9 @@
 //! UAR pages of clients: one register rings for many queue pairs.
 
-use super::DeviceCore;
 use super::client_objects::own;
 use super::objects::free_slot;
 use super::uar_page::UarPage;
+use super::{DeviceCore, doorbells};
 use crate::device::client::Errno;
 use crate::device::dma::{RecordWord, UarRegister};
 use crate::device::qp::State;
@@ -104,17 +104,18 @@ impl DeviceCore {
     }
 
     fn count_page(&mut self, at: usize, doorbells: [Option<u64>; 4]) {
-        let found = doorbells.iter().flatten();
-        self.parts.counters.doorbells += found.clone().count() as u64;
+        self.parts.counters.doorbells += doorbells.iter().flatten().count() as u64;
         let Some(page) = self.page_mut(at) else {
             return;
         };
         let qps = std::mem::take(&mut page.qps);
-        // A doorbell of a queue pair alone on its page tells as much as its record, without a look at another process.
+        // A doorbell of a queue pair alone on its page tells what came before its record, and what went backwards.
         let mut alone = qps.len() == 1;
         if let [slot] = qps.as_slice() {
-            for &value in found {
-                alone &= self.count_told(*slot, Doorbell::parse(value));
+            for (register, value) in (0..).zip(doorbells) {
+                if let Some(value) = value {
+                    alone &= self.count_told(*slot, register, Doorbell::parse(value));
+                }
             }
         }
         if !alone {
@@ -126,17 +127,22 @@ impl DeviceCore {
     }
 
     /// Announces what a doorbell says is posted. `false` if it is not one of this queue pair.
-    fn count_told(&mut self, slot: usize, doorbell: Doorbell) -> bool {
-        let Some(Some(qp)) = self.qps.get(slot) else {
+    fn count_told(&mut self, slot: usize, register: usize, doorbell: Doorbell) -> bool {
+        let recorded = self.record_of(slot).map(RecordWord::load);
+        let Some(Some(qp)) = self.qps.get_mut(slot) else {
             return true;
         };
         if doorbell.qpn != qp.parts.qpn || doorbell.ds == 0 {
             return false;
         }
-        if self.record_of(slot).is_some() {
-            let wqebbs = u16::from(doorbell.ds).div_ceil(4);
-            self.announce(slot, doorbell.index.wrapping_add(wqebbs));
+        match recorded {
+            Some(Ok(recorded)) => {
+                doorbells::count_told(qp, register, doorbell, recorded, &mut self.parts);
+            }
+            Some(Err(_)) => qp.lose_queue(),
+            None => return true,
         }
+        self.enlist(slot);
         true
     }
 

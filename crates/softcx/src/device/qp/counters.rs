@@ -8,6 +8,9 @@ pub struct Counters {
     pub doorbells: u64,
     /// UAR stores that came before the doorbell record that should precede them: a bug of whoever rang.
     pub doorbells_before_record: u64,
+    /// UAR stores that came behind a later one in the same register: another processor rang, and nobody had flushed this one. What is
+    /// overwritten before the device looks does not count, nor does a queue pair that shares its page or has more than 16384 WQEBBs.
+    pub doorbells_backwards: u64,
     /// Work requests begun.
     pub wqes: u64,
     /// Packets sent, without what faults added or took.

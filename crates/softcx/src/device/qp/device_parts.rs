@@ -23,6 +23,8 @@ pub(crate) struct DeviceParts {
     pub(crate) copies: Copies,
     pub(crate) wire: Wire,
     pub(crate) counters: Counters,
+    /// A doorbell before its record, or behind a later one, does not fail its queue pair.
+    pub(crate) takes_doorbells_out_of_order: bool,
     pub(crate) gather: Box<Gather>,
     /// The fabric that the device was made on.
     pub(crate) fabric: Option<Fabric>,

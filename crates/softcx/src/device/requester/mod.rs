@@ -13,7 +13,7 @@ mod windows;
 
 pub use self::message::MAX_MESSAGE_BYTES;
 use self::message::{MAX_MESSAGE_PACKETS, OutstandingMessage, check};
-pub(crate) use self::state::Requester;
+pub(crate) use self::state::{Requester, Told};
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::WqeRequest;
 use crate::device::packet::{psn_add, psn_distance};

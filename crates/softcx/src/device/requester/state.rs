@@ -5,11 +5,34 @@ use std::collections::VecDeque;
 use super::message::OutstandingMessage;
 use crate::device::packet::psn_distance;
 
+/// The longest ring, in WQEBBs, of which a doorbell's 16 bits tell whether it is ahead of another or behind it.
+const LONGEST_TOLD: u32 = 1 << 14;
+
+/// What a doorbell says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Told {
+    /// Which of the queue pair's two registers it came in.
+    pub(crate) register: usize,
+    /// The count of WQEBBs behind its work request.
+    pub(crate) upto: u16,
+}
+
+/// What was wrong with the order of a doorbell's stores.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DoorbellOrder {
+    /// It came before the record that should precede it.
+    pub(crate) before_record: bool,
+    /// It came behind a later one in the same register.
+    pub(crate) backwards: bool,
+}
+
 /// The state of one send queue in the device.
 #[derive(Debug, Default)]
 pub(crate) struct Requester {
     /// Running count of WQEBBs that doorbells announced.
     pub(super) announced: u32,
+    /// The same of the last doorbell in each register.
+    last_told: [u32; 2],
     /// Running count of WQEBBs taken into `messages`.
     pub(super) begun: u32,
     pub(super) messages: VecDeque<OutstandingMessage>,
@@ -45,33 +68,44 @@ impl Requester {
         self.unsent_psn = psn;
     }
 
-    /// A doorbell: `index` is the WQE's 16-bit count and `wqebbs` its length, `recorded` the doorbell record's count, and
-    /// `ring_wqebbs` the length of the ring, which bounds how far one count can be ahead of another. Whether the record was
-    /// behind.
+    /// A doorbell. `recorded` is the doorbell record's count, and `ring_wqebbs` the length of the ring, which bounds how far one count
+    /// can be ahead of another.
     pub(crate) fn announce(
         &mut self,
-        index: u16,
-        wqebbs: u16,
+        doorbell: Told,
         recorded: u16,
         ring_wqebbs: u32,
-    ) -> bool {
-        let told = index.wrapping_add(wqebbs);
+    ) -> DoorbellOrder {
+        let told = doorbell.upto;
         // Half of the 16-bit space is the longest ring: a sign bit would take one that was filled at once for one gone back.
-        let behind = u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
+        let before_record = u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
+        let count = self.announced.wrapping_add_signed(i32::from(
+            told.wrapping_sub(self.announced as u16).cast_signed(),
+        ));
+        let last = &mut self.last_told[doorbell.register & 1];
+        // Of longer rings the 16 bits do not tell.
+        let backwards = ring_wqebbs <= LONGEST_TOLD && count.wrapping_sub(*last).cast_signed() < 0;
+        *last = count;
         // A card works up to the record; a store that came too early waits for the next one.
-        let upto = if behind { recorded } else { told };
-        let ahead = upto.wrapping_sub(self.announced as u16);
-        if u32::from(ahead) <= ring_wqebbs {
-            self.announced = self.announced.wrapping_add(ahead.into());
+        self.advance(if before_record { recorded } else { told }, ring_wqebbs);
+        DoorbellOrder {
+            before_record,
+            backwards,
         }
-        behind
     }
 
     /// A doorbell of which only the record tells. Whether it announces anything.
     pub(crate) fn announce_recorded(&mut self, recorded: u16, ring_wqebbs: u32) -> bool {
         let before = self.announced;
-        self.announce(recorded, 0, recorded, ring_wqebbs);
+        self.advance(recorded, ring_wqebbs);
         self.announced != before
+    }
+
+    fn advance(&mut self, upto: u16, ring_wqebbs: u32) {
+        let ahead = upto.wrapping_sub(self.announced as u16);
+        if u32::from(ahead) <= ring_wqebbs {
+            self.announced = self.announced.wrapping_add(ahead.into());
+        }
     }
 
     /// Whether work requests were begun that are not complete.

@@ -252,6 +252,7 @@ fn a_doorbell_record_alone_triggers_nothing() {
 #[test]
 fn a_doorbell_before_its_record_is_counted_and_waits_for_the_next() {
     let mut world = World::new(1);
+    world.devices[0].take_doorbells_out_of_order(true);
     let (mut a, _b) = world.pair(Shape::default());
     let qpn = u64::from(a.qp.qpn());
     a.post(&SendRequest::nop().signaled(true));
@@ -270,6 +271,7 @@ fn a_doorbell_before_its_record_is_counted_and_waits_for_the_next() {
 #[test]
 fn doorbells_of_strangers_and_of_the_past_do_nothing() {
     let mut world = World::new(1);
+    world.devices[0].take_doorbells_out_of_order(true);
     let (mut a, b) = world.pair(Shape::default());
     let ring = |end: &End, qpn: u32, index: u64| {
         let value = index << 40 | u64::from(qpn) << 8 | 1;
@@ -287,6 +289,37 @@ fn doorbells_of_strangers_and_of_the_past_do_nothing() {
     world.settle();
     assert_eq!(a.all_sent().len(), 10);
     assert_eq!(world.devices[0].counters().wqes, 10);
+    assert_eq!(world.devices[0].counters().doorbells_backwards, 1);
+}
+
+#[test]
+fn a_doorbell_out_of_order_fails_its_queue_pair() {
+    for is_early in [true, false] {
+        let mut world = World::new(1);
+        let (mut a, b) = world.pair(Shape::default());
+        for _ in 0..4 {
+            a.post(&SendRequest::nop().signaled(true));
+        }
+        let mut index = 5;
+        if !is_early {
+            a.ring();
+            world.settle();
+            assert_eq!(a.all_sent().len(), 4);
+            index = 1;
+        }
+        // In the register of the first doorbell.
+        let value = index << 40 | u64::from(a.qp.qpn()) << 8 | 1u64;
+        a.store(Role::Uar, 1, 0, u64::from_ne_bytes(value.to_be_bytes()));
+        world.settle();
+        assert_eq!(a.qp.status().state(), State::Error, "early: {is_early}");
+        assert_ne!(b.qp.status().state(), State::Error, "early: {is_early}");
+        let counters = world.devices[0].counters();
+        let counted = (
+            counters.doorbells_before_record,
+            counters.doorbells_backwards,
+        );
+        assert_eq!(counted, (u64::from(is_early), u64::from(!is_early)));
+    }
 }
 
 #[test]
