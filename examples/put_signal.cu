@@ -242,7 +242,8 @@ int main(int argc, char **argv)
 		const doorbell_slice all = {source, 0, blocks * size};
 		const uint64_t value = round + 1;
 		const doorbell_work put = doorbell_work_write(&all, 1, s.target.addr, s.target.rkey);
-		const doorbell_work signal = doorbell_work_write_inline(&value, sizeof(value), s.signals.addr, s.signals.rkey);
+		doorbell_work signal = doorbell_work_write_inline(&value, sizeof(value), s.signals.addr, s.signals.rkey);
+		signal.flags |= DOORBELL_WORK_ORDERED;
 		doorbell_trigger trigger, rest;
 		TRY(doorbell_stream_queue_send(kernels, a, &put, nullptr));
 		TRY(doorbell_stream_queue_send(kernels, a, &signal, nullptr));

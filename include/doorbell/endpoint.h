@@ -230,7 +230,12 @@ enum doorbell_work_flags {
 	   receives. */
 	DOORBELL_WORK_IMM = 8,
 	/* For sends and writes: the data are `inline_bytes`, which are copied by the call; there are no slices. */
-	DOORBELL_WORK_INLINE = 16
+	DOORBELL_WORK_INLINE = 16,
+	/* The peer sees this after all that earlier work requests of the endpoint wrote. A write that signals an earlier
+	   write needs it: a network with adaptive routing, or a ConnectX-8, may place the bytes of two writes in any
+	   order. Sends, immediate data and atomics come in order without it. The device waits for earlier work
+	   requests. Includes DOORBELL_WORK_FENCE. */
+	DOORBELL_WORK_ORDERED = 32
 };
 
 /* A work request for the send queue. Make it with one of the functions below; they set all other fields to 0. */

@@ -386,7 +386,9 @@ DBL_DEVICE uint8_t dbl_queue_flags(uint32_t flags)
 {
 	return (uint8_t)((flags & DOORBELL_WORK_UNSIGNALED ? 0 : DBL_WR_SIGNALED) |
 			 (flags & DOORBELL_WORK_SOLICITED ? DBL_WR_SOLICITED : 0) |
-			 (flags & DOORBELL_WORK_FENCE ? DBL_WR_FENCE : 0));
+			 (flags & DOORBELL_WORK_ORDERED ? DBL_WR_ORDERED :
+			  flags & DOORBELL_WORK_FENCE	? DBL_WR_FENCE :
+							  0));
 }
 
 DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t flags,
@@ -418,8 +420,8 @@ DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t
  * peer's `remote_addr` (remote key `rkey`). Returns 0, or DOORBELL_ERANGE if `len_bytes` exceeds
  * DOORBELL_MESSAGE_BYTES_MAX; the slot must then be written again.
  *
- * `flags` is 0 or a combination of DOORBELL_WORK_UNSIGNALED, _SOLICITED and _FENCE. An unsignaled slot is complete,
- * and free again, when a later signaled slot is complete. The last slot of a submission must be signaled if a thread
+ * `flags` is 0 or a combination of DOORBELL_WORK_UNSIGNALED, _SOLICITED, _FENCE and _ORDERED. An unsignaled slot
+ * is complete, and free again, when a later signaled slot is complete. The last slot of a submission must be signaled if a thread
  * waits for it. Among any `capacity` consecutive slots at least one must be signaled, otherwise the queue stays full.
  */
 DBL_DEVICE int doorbell_write_put(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
@@ -502,13 +504,14 @@ DBL_DEVICE int doorbell_write_inline(const struct doorbell_queue *queue, uint32_
 
 /*
  * Writes a signal into a reserved slot: stores the 8 bytes of `value` at the peer's `remote_addr`. Earlier puts on the
- * same queue are visible when the peer sees the value, as far as the peer's memory keeps the NIC's write order. The
- * peer must load the value with acquire.
+ * same queue are visible when the peer sees the value, as far as the peer's memory keeps the NIC's write order: the
+ * slot is DOORBELL_WORK_ORDERED. The peer must load the value with acquire. A fetch-and-add
+ * (doorbell_write_add) is ordered as well, and the NIC does not wait for the puts.
  */
 DBL_DEVICE void doorbell_write_signal(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				      uint64_t remote_addr, uint32_t rkey, uint64_t value)
 {
-	(void)doorbell_write_inline(queue, slot, flags, &value, sizeof(value), remote_addr, rkey);
+	(void)doorbell_write_inline(queue, slot, flags | DOORBELL_WORK_ORDERED, &value, sizeof(value), remote_addr, rkey);
 }
 
 /* Writes a no-operation into a reserved slot that is not needed. */

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::endpoint::config::SEGMENTS_MAX;
 use crate::endpoint::work::Data;
 use crate::endpoint::{Endpoint, Prepared, Side, Work};
-use crate::mlx5::Opcode;
+use crate::mlx5::{FenceMode, Opcode};
 use crate::region::{Region, RemoteSlice, Slice};
 
 /// An operation of one endpoint, with all that preparing it takes. It keeps the regions that it names.
@@ -29,7 +29,7 @@ pub(crate) struct Request {
     wr_id: u64,
     signaled: bool,
     solicited: bool,
-    fence: bool,
+    fence: FenceMode,
     imm: u32,
     remote: RemoteSlice,
     operand: u64,

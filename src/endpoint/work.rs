@@ -1,6 +1,6 @@
 //! Work requests as applications state them.
 
-use crate::mlx5::Opcode;
+use crate::mlx5::{FenceMode, Opcode};
 use crate::region::{RemoteSlice, Slice};
 
 /// What a work request carries.
@@ -33,7 +33,7 @@ pub struct Work<'a> {
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
-    pub(super) fence: bool,
+    pub(super) fence: FenceMode,
     pub(super) imm: u32,
     /// Immediate data were given to an operation that carries none.
     pub(super) imm_unused: bool,
@@ -50,7 +50,7 @@ impl<'a> Work<'a> {
             wr_id: 0,
             signaled: true,
             solicited: false,
-            fence: false,
+            fence: FenceMode::None,
             imm: 0,
             imm_unused: false,
             remote,
@@ -147,7 +147,25 @@ impl<'a> Work<'a> {
 
     /// Whether the device waits for earlier reads and atomics of this endpoint before it begins.
     pub const fn fence(mut self, fence: bool) -> Work<'a> {
-        self.fence = fence;
+        if !matches!(self.fence, FenceMode::All) {
+            self.fence = if fence {
+                FenceMode::Reads
+            } else {
+                FenceMode::None
+            };
+        }
+        self
+    }
+
+    /// Whether the peer sees this after all that earlier requests of this endpoint wrote. A write that signals an earlier write by plain
+    /// memory needs it: a network with adaptive routing, or a ConnectX-8, may place the bytes of two writes in any order. Sends, immediate
+    /// data and atomics come in order without it. The device waits for earlier requests, so it costs a round trip if any is under way.
+    pub const fn ordered(mut self, ordered: bool) -> Work<'a> {
+        self.fence = match (ordered, self.fence) {
+            (true, _) => FenceMode::All,
+            (false, FenceMode::All) => FenceMode::None,
+            (false, other) => other,
+        };
         self
     }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Cause, Condition, Control, EndpointConfig, Event, Executor, HostStream, Prepared, Region, Side,
-    Status, Work, stream_post, stream_post_all, stream_wait_value32, stream_write_value32,
-    wait_value32,
+    Cause, Condition, Control, EndpointConfig, Event, Executor, Faults, HostStream, Prepared,
+    Region, Side, Status, Work, stream_post, stream_post_all, stream_wait_value32,
+    stream_write_value32, wait_value32,
 };
 
 use crate::rig::{Limit, Pair, Random, SOON, control, device, from_env, has_no_queue};
@@ -185,7 +185,11 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
             .unwrap();
         let two = pair
             .a
-            .stream_queue_send(&*streams[1], &Work::write_inline(&second, target))
+            // Ordered, because both write to the same place.
+            .stream_queue_send(
+                &*streams[1],
+                &Work::write_inline(&second, target).ordered(true),
+            )
             .unwrap();
         pair.a.stream_wait_cq(&*streams[0], Side::Send).unwrap();
         pair.a.stream_wait_cq(&*streams[1], Side::Send).unwrap();
@@ -314,6 +318,46 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
         let ticket = stream_wait_value32(&*streams[0], &region, 256, condition, SOON).unwrap();
         streams[0].synchronize(SOON).unwrap();
         assert_eq!(ticket.status(), Status::Complete);
+    }
+}
+
+/// A write of a few bytes tells of one before it. Whoever finds the first finds the second, whatever order the network places them in.
+#[test]
+fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
+    let _limit = Limit::new("signal", STEP);
+    let device = device();
+    // A device of this process; of others the environment says so.
+    let faults = Faults {
+        late_writes_ns: 100_000,
+        ..Faults::default()
+    };
+    device.set_faults(faults);
+    let stream = &streams(1)[0];
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(64 << 10);
+    let remote = region.remote();
+    for round in 1..=50u32 {
+        let len_bytes = [8, 1000, 16 << 10][round as usize % 3];
+        region.fill(0, 16 << 10, round as u8).unwrap();
+        let data = [region.slice(0, len_bytes).unwrap()];
+        let write = Work::write(&data, remote.slice(16 << 10, len_bytes).unwrap());
+        pair.a
+            .stream_queue_send(&**stream, &write.signaled(false))
+            .unwrap();
+        let value = round.to_ne_bytes();
+        let signal = Work::write_inline(&value, remote.slice(32 << 10, 4).unwrap());
+        pair.a
+            .stream_queue_send(&**stream, &signal.ordered(true))
+            .unwrap();
+        wait_value32(&region, 32 << 10, Condition::GreaterOrEqual(round), SOON).unwrap();
+        assert!(
+            region
+                .is_filled_with(16 << 10, len_bytes, round as u8)
+                .unwrap(),
+            "round {round}: the signal of {len_bytes} bytes came before them"
+        );
+        pair.a.stream_wait_cq(&**stream, Side::Send).unwrap();
+        stream.synchronize(SOON).unwrap();
     }
 }
 

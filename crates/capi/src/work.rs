@@ -37,6 +37,8 @@ pub const DOORBELL_WORK_FENCE: u32 = 4;
 pub const DOORBELL_WORK_IMM: u32 = 8;
 /// The bytes are in the work request itself.
 pub const DOORBELL_WORK_INLINE: u32 = 16;
+/// The peer sees it after all that earlier requests wrote.
+pub const DOORBELL_WORK_ORDERED: u32 = 32;
 
 /// Slices that a work request may have in any configuration.
 pub const DOORBELL_SLICES_MAX: usize = 16;
@@ -44,6 +46,7 @@ pub const DOORBELL_SLICES_MAX: usize = 16;
 const FLAGS: u32 = DOORBELL_WORK_UNSIGNALED
     | DOORBELL_WORK_SOLICITED
     | DOORBELL_WORK_FENCE
+    | DOORBELL_WORK_ORDERED
     | DOORBELL_WORK_IMM
     | DOORBELL_WORK_INLINE;
 
@@ -194,7 +197,8 @@ pub(super) unsafe fn with_work<R>(
             .wr_id(given.wr_id)
             .signaled(!flag(DOORBELL_WORK_UNSIGNALED))
             .solicited(flag(DOORBELL_WORK_SOLICITED))
-            .fence(flag(DOORBELL_WORK_FENCE));
+            .fence(flag(DOORBELL_WORK_FENCE))
+            .ordered(flag(DOORBELL_WORK_ORDERED));
         if flag(DOORBELL_WORK_IMM) {
             if !matches!(given.opcode, DOORBELL_OP_SEND | DOORBELL_OP_WRITE) {
                 let reason = "only sends and writes carry immediate data";

@@ -31,7 +31,10 @@ fn a_c_program_puts_and_signals_from_its_threads() {
         &["3", "40", "100000", "softcx"],
         &["4", "100", "1", "softcx,path=proxy"],
     ] {
-        let output = run(Command::new(&program).args(arguments));
+        // Separate writes may be placed in any order.
+        let output = run(Command::new(&program)
+            .args(arguments)
+            .env("DOORBELL_SOFTCX_FAULT", "late-writes-us=50"));
         let numbers: Vec<u64> = arguments[..3]
             .iter()
             .map(|word| word.parse().unwrap())
@@ -197,7 +200,9 @@ fn examples_in_cuda_run_on_a_processor() {
         );
         assert!(last_line(&output).starts_with(&expected), "{output}");
         let program = build_on_cpu("put_signal");
-        let output = run(Command::new(&program).args(["20", "15", "300", device]));
+        let output = run(Command::new(&program)
+            .args(["20", "15", "300", device])
+            .env("DOORBELL_SOFTCX_FAULT", "late-writes-us=50"));
         assert!(
             output.contains("built: 15 rounds of 20 blocks on one queue\n"),
             "{output}"

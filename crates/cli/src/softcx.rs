@@ -102,7 +102,7 @@ impl RunOptions {
             ..device::Faults::default()
         };
         if let Some(list) = &self.fault {
-            set_faults(&mut faults, list).context("--fault")?;
+            faults.set_all(list).context("--fault")?;
         }
         Ok(device::DeviceOptions {
             fabric: match &self.fabric {
@@ -208,11 +208,9 @@ fn function_of(list: &str) -> doorbell_wire::Result<device::Function> {
 
 /// A list of faults that the device understands.
 fn faults(list: &str) -> doorbell_wire::Result<String> {
-    set_faults(&mut device::Faults::default(), list).map(|()| list.to_owned())
-}
-
-fn set_faults(faults: &mut device::Faults, list: &str) -> doorbell_wire::Result<()> {
-    list.split(',').try_for_each(|fault| faults.set(fault))
+    device::Faults::default()
+        .set_all(list)
+        .map(|()| list.to_owned())
 }
 
 fn outer(option: &str) -> Option<String> {

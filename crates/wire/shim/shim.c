@@ -110,6 +110,7 @@ static const struct layout_entry layout[] = {
 	{"dbl_wr:SOLICITED", DBL_WR_SOLICITED},
 	{"dbl_wr:SIGNALED", DBL_WR_SIGNALED},
 	{"dbl_wr:FENCE", DBL_WR_FENCE},
+	{"dbl_wr:ORDERED", DBL_WR_ORDERED},
 	{"dbl_wr:WORDS_MAX", DBL_WQE_WORDS_MAX},
 };
 

@@ -95,6 +95,24 @@ fn send() {
     );
 }
 
+/// The mode is that of UCX (`UCT_IB_MLX5_WQE_CTRL_FLAG_STRONG_ORDER`, src/uct/ib/mlx5/ib_mlx5.h); mlx5dv.h has no name for it.
+#[test]
+fn an_ordered_request_has_the_mode_of_strong_ordering() {
+    for fence in [false, true] {
+        let bytes = emits(
+            SendRequest::write(0x1000, 7)
+                .segments(&LOCAL[..1])
+                .fence(fence)
+                .ordered(true),
+            &format!(
+                "00000308 12345603 00000060 00000000 00000000 00001000 00000007 00000000 {DATA_0}"
+            ),
+        );
+        let wqe = Wqe::parse(&bytes).unwrap();
+        assert_eq!((wqe.ctrl.ordered, wqe.ctrl.fence), (true, false));
+    }
+}
+
 #[test]
 fn send_imm() {
     let bytes = emits(

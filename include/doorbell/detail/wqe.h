@@ -38,7 +38,9 @@ enum dbl_opcode {
 enum dbl_wr_flags {
 	DBL_WR_SOLICITED = 1 << 1, /* MLX5_WQE_CTRL_SOLICITED */
 	DBL_WR_SIGNALED = 2 << 2,  /* MLX5_WQE_CTRL_CQ_UPDATE */
-	DBL_WR_FENCE = 4 << 5      /* MLX5_WQE_CTRL_FENCE */
+	/* The fence mode, one of two. */
+	DBL_WR_ORDERED = 3 << 5, /* strong ordering (mlx5 PRM; in UCX: UCT_IB_MLX5_WQE_CTRL_FLAG_STRONG_ORDER) */
+	DBL_WR_FENCE = 4 << 5	 /* MLX5_WQE_CTRL_FENCE */
 };
 
 /*

@@ -176,6 +176,9 @@ impl SendLane {
             }
             self.gather(left, flushes);
             if self.batch.requests.is_empty() {
+                if self.must_wait(flushes) {
+                    break;
+                }
                 continue;
             }
             for end in [0, self.batch.requests.len() - 1] {
@@ -243,7 +246,7 @@ impl SendLane {
     /// Reads WQEs into a batch, as long as there is place for them.
     fn gather(&mut self, mut left: u32, flushes: bool) {
         self.batch.clear();
-        while left > 0 && !self.batch.is_full() && self.has_place() {
+        while left > 0 && !self.batch.is_full() && self.has_place() && !self.must_wait(flushes) {
             let (entry, wqebbs) = self.read_next(left, flushes);
             left -= wqebbs;
             self.read = self.read.wrapping_add(wqebbs);
@@ -253,6 +256,17 @@ impl SendLane {
                 self.tail = position.wrapping_add(1);
             }
         }
+    }
+
+    /// Whether the next WQE waits for all before it: verbs have no such fence.
+    fn must_wait(&mut self, flushes: bool) -> bool {
+        if self.head == self.tail || flushes || self.is_closed {
+            return false;
+        }
+        let mut control = [0; 16];
+        let start = self.read as usize * WQEBB_BYTES;
+        self.parts.ring.read(start, &mut control);
+        Wqe::ctrl(&control).ordered
     }
 
     /// Reads the next WQE, of `left` WQEBBs at most: what is to be remembered of it, and its length. One to post goes to the batch; one

@@ -1,5 +1,9 @@
 //! What goes wrong on purpose.
 
+/// The environment variable with the faults of the devices that a process makes by [`Device::open`](super::Device::open), as
+/// `doorbell softcx run --fault` takes them.
+pub const FAULT: &str = "DOORBELL_SOFTCX_FAULT";
+
 use crate::{Error, Result};
 
 /// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
@@ -13,6 +17,9 @@ pub struct Faults {
     pub reorder: f64,
     /// Every packet is this much later, in nanoseconds.
     pub delay_ns: u64,
+    /// The bytes of a write that arrives at this device are placed this much later, in nanoseconds, and a later write overtakes it. What
+    /// comes in order on a reliable connection still does: completions, immediate data, reads and atomics.
+    pub late_writes_ns: u64,
     /// Start of the random sequence: the same seed and traffic give the same faults.
     pub seed: u64,
     /// This packet, counted from 1, is lost. In this and the following, 0 is none.
@@ -38,8 +45,16 @@ pub struct Faults {
 }
 
 impl Faults {
+    /// Sets faults by `name=value`, separated by commas.
+    ///
+    /// # Errors
+    /// As [`Faults::set`].
+    pub fn set_all(&mut self, list: &str) -> Result<()> {
+        list.split(',').try_for_each(|fault| self.set(fault))
+    }
+
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
-    /// probability; `delay-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
+    /// probability; `delay-us`, `late-writes-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
     /// code (`3:0x12`); `down-ms` with two times (`100+50`), `gone-ms` with one.
     ///
     /// # Errors
@@ -48,7 +63,7 @@ impl Faults {
         let bad = || Error::Malformed {
             what: "fault",
             reason: format!(
-                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, seed, drop, garble, overrun (=3), refuse, send, \
+                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, seed, drop, garble, overrun (=3), refuse, send, \
                  recv (=3:0x12), down-ms (=100+50) and gone-ms (=100)"
             ),
         };
@@ -73,6 +88,7 @@ impl Faults {
             "duplicate" => self.duplicate = share()?,
             "reorder" => self.reorder = share()?,
             "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
+            "late-writes-us" => self.late_writes_ns = number(value)?.saturating_mul(1000),
             "seed" => self.seed = number(value)?,
             "drop" => self.drop_nth = number(value)?,
             "garble" => self.garble_nth = number(value)?,
@@ -104,6 +120,7 @@ mod tests {
             "duplicate=1",
             "reorder=0",
             "delay-us=7",
+            "late-writes-us=8",
             "seed=9",
             "drop=1",
             "garble=2",
@@ -121,6 +138,7 @@ mod tests {
             duplicate: 1.0,
             reorder: 0.0,
             delay_ns: 7000,
+            late_writes_ns: 8000,
             seed: 9,
             drop_nth: 1,
             refuse: (4, 0x62),

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
-use crate::device::faults::Faults;
+use crate::device::faults::{FAULT, Faults};
 use crate::device::inbox::InboxAddress;
 use crate::device::keys::Access;
 use crate::device::options::{DeviceOptions, Function, LinkLayer};
@@ -75,12 +75,18 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device with an engine thread.
+    /// Makes a device with an engine thread. The environment variable [`FAULT`] may have faults, which are set from the start.
     ///
     /// # Errors
-    /// [`Error::System`] if the kernel gives no shared memory or no thread.
+    /// [`Error::System`] if the kernel gives no shared memory or no thread; [`Error::Malformed`] for a fault that there is not.
     pub fn open() -> Result<Device> {
-        Device::with(DeviceCore::new()?, None, Function::default())
+        let mut core = DeviceCore::new()?;
+        if let Ok(list) = std::env::var(FAULT) {
+            let mut faults = Faults::default();
+            faults.set_all(&list)?;
+            core.set_faults(faults);
+        }
+        Device::with(core, None, Function::default())
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.

@@ -41,7 +41,7 @@ mod wire;
 
 pub use dma::{PAGE_BYTES, Pages};
 pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
-pub use faults::Faults;
+pub use faults::{FAULT, Faults};
 pub use foreign::{Foothold, Foreign, Move};
 pub use handle::{Device, PortId};
 pub(crate) use inbox::{file_error, random};

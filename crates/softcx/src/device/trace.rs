@@ -187,6 +187,7 @@ impl fmt::Display for SendWqe<'_> {
             (request.signaled, " signaled"),
             (request.solicited, " solicited"),
             (request.fence, " fence"),
+            (request.ordered, " ordered"),
         ] {
             if set {
                 f.write_str(name)?;

@@ -115,6 +115,14 @@ impl Wire {
         self.faults.is_some()
     }
 
+    /// How long a write that arrives is not placed.
+    #[inline]
+    pub(crate) fn late_writes_ns(&self) -> u64 {
+        self.faults
+            .as_ref()
+            .map_or(0, |(faults, _)| faults.late_writes_ns)
+    }
+
     /// Counts an event: whether a fault picks this one, and with what code.
     #[inline]
     pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {

@@ -26,7 +26,7 @@ pub use cqe::{CQE_BYTES, Cqe, CqeOpcode};
 pub use datagram::Datagram;
 pub use posted::{Commit, DoorbellStores, Posted};
 pub use recv_queue::{RecvCommit, RecvPosted, RecvQueue, RecvQueueConfig};
-pub use request::{DataSegment, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
+pub use request::{DataSegment, FenceMode, Opcode, Payload, SEGMENT_BYTES_MAX, SendRequest};
 pub use send_queue::{SendQueue, SendQueueConfig};
 #[doc(hidden)]
 pub use shim::layout;

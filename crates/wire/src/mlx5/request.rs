@@ -109,6 +109,20 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
+/// What a work request waits for before it begins: the fence mode of its control segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum FenceMode {
+    /// Nothing.
+    #[default]
+    None = 0,
+    /// All earlier requests (`MLX5_FENCE_MODE_STRONG_ORDERING`): the remote side sees it after all that they wrote. Without this, a device
+    /// may place the bytes of two writes in any order, as with adaptive routing and on ConnectX-8.
+    All = 0x60,
+    /// Earlier reads and atomics (`MLX5_WQE_CTRL_FENCE`).
+    Reads = 0x80,
+}
+
 /// A work request for a send queue. One constructor an opcode, with what that opcode cannot do without; the rest by setters.
 ///
 /// ```
@@ -125,8 +139,8 @@ pub struct SendRequest<'a> {
     pub signaled: bool,
     /// Whether the remote side's CQE counts as solicited.
     pub solicited: bool,
-    /// Whether to wait for earlier reads and atomics.
-    pub fence: bool,
+    /// What it waits for.
+    pub fence: FenceMode,
     /// Immediate data in host order, for the opcodes that have it.
     pub imm: u32,
     /// The remote address, for the opcodes that have one.
@@ -147,7 +161,7 @@ impl<'a> SendRequest<'a> {
             opcode,
             signaled: false,
             solicited: false,
-            fence: false,
+            fence: FenceMode::None,
             imm: 0,
             remote_addr,
             rkey,
@@ -247,7 +261,20 @@ impl<'a> SendRequest<'a> {
     /// Whether to wait for earlier reads and atomics.
     #[inline]
     pub const fn fence(mut self, fence: bool) -> Self {
-        self.fence = fence;
+        self.fence = if fence {
+            FenceMode::Reads
+        } else {
+            FenceMode::None
+        };
+        self
+    }
+
+    /// Whether to wait for all earlier requests: see [`FenceMode::All`]. Overrides [`SendRequest::fence`].
+    #[inline]
+    pub const fn ordered(mut self, ordered: bool) -> Self {
+        if ordered {
+            self.fence = FenceMode::All;
+        }
         self
     }
 

@@ -159,7 +159,7 @@ impl SendQueue {
             opcode: request.opcode,
             flags: flag(request.signaled, shim::FLAG_SIGNALED)
                 | flag(request.solicited, shim::FLAG_SOLICITED)
-                | flag(request.fence, shim::FLAG_FENCE),
+                | request.fence as u8,
             is_inline: u16::from(matches!(request.payload, Payload::Inline(_))),
         };
         let index = self.producer;

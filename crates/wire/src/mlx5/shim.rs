@@ -3,6 +3,8 @@
 
 use std::ffi::{CStr, c_char};
 
+#[cfg(test)]
+use super::FenceMode;
 use super::{DataSegment, Opcode};
 
 /// Words that the emitters may write to `kept` (`DBL_WQE_WORDS_MAX`).
@@ -27,7 +29,6 @@ pub(super) struct WorkRequest {
 /// `enum dbl_wr_flags`.
 pub(super) const FLAG_SOLICITED: u8 = 0x02;
 pub(super) const FLAG_SIGNALED: u8 = 0x08;
-pub(super) const FLAG_FENCE: u8 = 0x80;
 
 #[repr(C)]
 struct LayoutEntry {
@@ -110,7 +111,8 @@ mod tests {
             ("dbl_wr.is_inline", offset_of!(WorkRequest, is_inline)),
             ("dbl_wr:SOLICITED", usize::from(FLAG_SOLICITED)),
             ("dbl_wr:SIGNALED", usize::from(FLAG_SIGNALED)),
-            ("dbl_wr:FENCE", usize::from(FLAG_FENCE)),
+            ("dbl_wr:FENCE", FenceMode::Reads as usize),
+            ("dbl_wr:ORDERED", FenceMode::All as usize),
             ("dbl_wr:WORDS_MAX", KEPT_WORDS),
         ]
         .map(|(name, value)| (name, value as u64));

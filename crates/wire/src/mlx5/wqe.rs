@@ -1,7 +1,7 @@
 //! Work queue entries, parsed: the reader that the software NIC and the disassembler use. It shares nothing with the emitter but the
 //! format, and takes any bytes whatever.
 
-use super::{DataSegment, Datagram, Opcode, WindowUpdate};
+use super::{DataSegment, Datagram, FenceMode, Opcode, WindowUpdate};
 use crate::{Error, Result};
 
 /// A basic block of the send ring, in bytes (mlx5dv.h, `MLX5_SEND_WQE_BB`).
@@ -42,6 +42,8 @@ pub struct ControlSegment {
     pub solicited: bool,
     /// Whether to wait for earlier reads and atomics (`MLX5_WQE_CTRL_FENCE`).
     pub fence: bool,
+    /// Whether to go behind all that earlier requests do (`MLX5_FENCE_MODE_STRONG_ORDERING`).
+    pub ordered: bool,
     /// The byte with these flags, as it stands there.
     pub fm_ce_se: u8,
     /// Immediate data in host order.
@@ -62,7 +64,8 @@ impl ControlSegment {
             // The CQ-update field has two bits; 2 asks for a CQE, 3 for a CQE and an event.
             signaled: fm_ce_se & 0x0c >= 0x08,
             solicited: fm_ce_se & 0x02 != 0,
-            fence: fm_ce_se & 0xe0 == 0x80,
+            fence: fm_ce_se & 0xe0 == FenceMode::Reads as u8,
+            ordered: fm_ce_se & 0xe0 == FenceMode::All as u8,
             fm_ce_se,
             imm: be32(bytes, 12),
         }

@@ -28,6 +28,7 @@ impl fmt::Display for Wqe<'_> {
             (control.signaled, "signaled"),
             (control.solicited, "solicited"),
             (control.fence, "fence"),
+            (control.ordered, "ordered"),
         ] {
             if set {
                 write!(f, " {name}")?;

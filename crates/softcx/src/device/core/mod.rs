@@ -184,7 +184,7 @@ impl DeviceCore {
             .lists
             .timed
             .iter()
-            .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.requester.next_timer_ns());
+            .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.next_timer_ns());
         let now = self.lists.has_work();
         let lanes_full = self
             .parts

@@ -35,7 +35,7 @@ impl DeviceCore {
                 continue;
             };
             worked |= qp.on_timer(self.parts.at(now_ns));
-            if qp.requester.next_timer_ns().is_none() {
+            if qp.next_timer_ns().is_none() {
                 qp.timed = false;
                 self.lists.timed.swap_remove(at);
             } else {

@@ -38,7 +38,7 @@ impl WorkLists {
             qp.answering = true;
             self.answering.push_back(slot);
         }
-        if !qp.timed && qp.requester.next_timer_ns().is_some() {
+        if !qp.timed && qp.next_timer_ns().is_some() {
             qp.timed = true;
             self.timed.push(slot);
         }

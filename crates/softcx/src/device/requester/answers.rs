@@ -157,8 +157,18 @@ impl Qp {
             .count() as u32;
     }
 
-    /// The timer ran out, or a wait for the receiver is over. Whether there is something to send.
+    /// When it wants to be called again though nothing arrived.
+    pub(crate) fn next_timer_ns(&self) -> Option<u64> {
+        let late = self.responder.late_until_ns();
+        self.requester.next_timer_ns().into_iter().chain(late).min()
+    }
+
+    /// The timer ran out, or a wait for the receiver is over, or something late is due. Whether there is something to send.
     pub(crate) fn on_timer(&mut self, context: &mut DeviceParts) -> bool {
+        self.place_when_due(context) | self.on_requester_timer(context)
+    }
+
+    fn on_requester_timer(&mut self, context: &mut DeviceParts) -> bool {
         if !self.is_sending() {
             self.requester.deadline_ns = None;
             self.requester.wait_until_ns = 0;

@@ -94,7 +94,7 @@ impl Qp {
             }
             if message.packets == 0 {
                 if message.window.is_some() {
-                    if message.request.fence && requester.reads > 0 {
+                    if requester.waits_for_earlier(message) {
                         return TransmitStop::Idle;
                     }
                     self.update_window(context);
@@ -117,11 +117,11 @@ impl Qp {
                 continue;
             }
             let starts = requester.packet == 0;
-            let blocked_by_reads = (message.request.fence && starts && requester.reads > 0)
+            let is_blocked = (starts && requester.waits_for_earlier(message))
                 || (message.wants_response()
                     && requester.reads >= u32::from(self.attributes.max_reads));
             let psn = psn_add(message.first_psn, requester.packet);
-            if blocked_by_reads || psn_distance(psn, requester.unacked_psn) >= WINDOW {
+            if is_blocked || psn_distance(psn, requester.unacked_psn) >= WINDOW {
                 return TransmitStop::Idle;
             }
             if context.wire.congested(to) {

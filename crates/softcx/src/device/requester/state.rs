@@ -108,6 +108,12 @@ impl Requester {
         }
     }
 
+    /// Whether the message at the cursor must not begin before earlier ones are answered.
+    pub(super) fn waits_for_earlier(&self, message: &OutstandingMessage) -> bool {
+        let request = &message.request;
+        (request.fence && self.reads > 0) || (request.ordered && self.cursor > 0)
+    }
+
     /// Whether work requests were begun that are not complete.
     pub(crate) fn is_sending(&self) -> bool {
         !self.messages.is_empty()

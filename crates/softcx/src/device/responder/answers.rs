@@ -22,7 +22,8 @@ impl Qp {
     /// Whether an answer or an acknowledgement is to be sent.
     #[inline]
     pub(crate) fn owes_answer(&self) -> bool {
-        self.responder.owes_ack || !self.responder.answers.is_empty()
+        (self.responder.owes_ack && self.responder.late.is_none())
+            || !self.responder.answers.is_empty()
     }
 
     /// Sends answers, oldest first, and then one acknowledgement for everything since the last. Whether more is to come.
@@ -58,7 +59,7 @@ impl Qp {
                 }
             }
         }
-        if std::mem::take(&mut self.responder.owes_ack) {
+        if self.responder.late.is_none() && std::mem::take(&mut self.responder.owes_ack) {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
             self.send(context, PacketKind::Ack, psn, PacketPayload::Empty, |_| {});
         }

@@ -144,7 +144,12 @@ impl Qp {
         } else {
             None
         };
-        if let Err(error) = self.store(context, source, target) {
+        let placed = match self.put_off(context, header, source, addr, rkey) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.store(context, source, target),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = placed {
             if let Some(index) = receive {
                 self.put_back(context, index);
             }

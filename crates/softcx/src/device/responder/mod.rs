@@ -2,6 +2,7 @@
 
 mod answers;
 mod datagrams;
+mod late_writes;
 mod memory;
 mod messages;
 mod reads;
@@ -34,6 +35,7 @@ impl Qp {
             Transport::Ud => return self.on_datagram(context, header, source),
         }
         self.tell_established();
+        self.catch_up_with(context, header);
         let distance = psn_distance(header.psn, self.responder.expected_psn);
         if distance > 0 {
             if !self.responder.refused {

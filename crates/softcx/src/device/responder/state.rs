@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::late_writes::LateWrite;
 use crate::device::packet::{AckCode, PacketKind};
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -17,8 +18,10 @@ pub(crate) struct Responder {
     pub(super) answers: VecDeque<Response>,
     /// Results of atomics, by PSN, oldest first.
     pub(super) results: VecDeque<(u32, u64)>,
-    /// An acknowledgement is owed.
+    /// An acknowledgement is owed, once nothing is late.
     pub(super) owes_ack: bool,
+    /// What has arrived and is not placed.
+    pub(super) late: Option<LateWrite>,
     /// A receive that was taken for a message that broke: the next message gets it.
     pub(super) kept: Option<u32>,
     /// The owner knows that packets come, and that no receive is taken any more.

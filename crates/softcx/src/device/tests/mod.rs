@@ -8,6 +8,7 @@ mod fabric;
 mod faults;
 pub(crate) mod harness;
 mod injected;
+mod late_writes;
 mod operations;
 mod pair;
 mod shared;
