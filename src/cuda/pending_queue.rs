@@ -30,6 +30,22 @@ pub(super) struct Arrived {
     pub(super) entries: VecDeque<PendingEntry>,
 }
 
+impl Arrived {
+    /// Takes in what was entered meanwhile. After a failure was noted: who has entered before sees it or is seen here.
+    pub(super) fn receive(&mut self) {
+        fence(Ordering::SeqCst);
+        for entry in self.arrivals.try_iter() {
+            self.received += 1;
+            self.entries.push_back(entry);
+        }
+    }
+
+    /// The number of the last entry.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.entries.back().map(|last| last.done)
+    }
+}
+
 impl PendingQueue {
     pub(super) fn new() -> PendingQueue {
         let (sender, receiver) = sync_channel(ARRIVALS);
@@ -73,15 +89,7 @@ impl PendingQueue {
     /// All that has arrived, for those that look. Entries behind the count that the stream was given may be taken back.
     pub(super) fn lock(&self) -> MutexGuard<'_, Arrived> {
         let mut waiting = self.waiting.lock();
-        let Arrived {
-            arrivals,
-            received,
-            entries,
-        } = &mut *waiting;
-        for entry in arrivals.try_iter() {
-            *received += 1;
-            entries.push_back(entry);
-        }
+        waiting.receive();
         waiting
     }
 

@@ -6,7 +6,6 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use super::pending::{Next, PendingEntry, Reports, defer_drops, settle};
 use super::state::{GateWait, StreamState};
 use super::stream_words::{STATUS_WORK, Stop};
-use crate::Error;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{DeferredDrop, Owner};
 
@@ -159,16 +158,6 @@ impl StreamState {
         drop(pending);
         self.give_up_gates();
         self.ensure_watched();
-    }
-
-    /// Takes the fault, if there is one. What was queued before stays given up.
-    pub(super) fn take_fault(&self) -> Option<Error> {
-        defer_drops(self.settle());
-        if self.fault.is_sticky() {
-            self.forgive();
-        }
-        let failure = self.fault.take(|_| {})?;
-        Some(failure.report(&self.name))
     }
 
     /// Opens all gates, though their marks are not reached.

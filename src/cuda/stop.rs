@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::count::CountedStream;
 use super::pending::defer_drops;
+use super::pending_queue::Arrived;
 use super::state::StreamState;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
+use crate::Error;
 use crate::proxy::drop_elsewhere;
 use crate::stream::{Follows, StreamFailure, stopping};
 
@@ -64,40 +66,56 @@ impl Drop for StoppingFrom<'_> {
 }
 
 impl StreamState {
-    /// The entry ends without success. Before the stream may pass it, everything behind it is given up, unless the stream is to go on.
+    /// The entry ends without success. Before the stream may pass it, everything behind it is given up, unless the stream is to go on. What was queued
+    /// after the stream's fault was taken is behind no failure of before.
     pub(super) fn fail_from(&self, entry: u64, failure: StreamFailure) {
         if self.fault.continues() {
             return;
         }
-        if entry > self.forgiven.load(Ordering::Acquire) {
+        let mut pending = self.pending.lock();
+        let forgiven = self.forgiven.load(Ordering::Acquire);
+        let mut last = forgiven;
+        if entry > forgiven {
+            // Under the lock, so that a fault is taken before this or after it: who takes it after this has queued nothing more yet.
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
             self.fault.fail(failure.clone());
+            self.count.words.note(STATUS_WORK);
+            pending.receive();
+            last = pending.last().map_or(entry, |last| last.max(entry));
         }
-        self.give_up_behind(entry, entry, failure);
+        drop(pending);
+        self.give_up_behind(entry, (entry, last), failure);
     }
 
     /// The host function that the stream is executing has failed; it has no entry among the pending ones. Everything behind it is given up before this
     /// returns, unless the stream is to go on.
     pub(super) fn fail_now(&self, failure: StreamFailure) {
+        let mut pending = self.pending.lock();
         self.count.words.note(STATUS_STREAM);
         if self.fault.continues() {
             self.fault.pass(failure);
             return;
         }
-        let behind = self.count.read() + 1;
-        self.stopped_from.fetch_min(behind, Ordering::AcqRel);
+        let count = self.count.read();
+        self.stopped_from.fetch_min(count + 1, Ordering::AcqRel);
         self.fault.stick(failure.clone());
-        self.give_up_rest(failure);
+        pending.receive();
+        let last = pending.last().unwrap_or(count);
+        drop(pending);
+        self.give_up_behind(count, (count + 1, last), failure);
     }
 
     /// Gives up all that the stream has not executed. Records that it has passed are good.
     pub(super) fn give_up_rest(&self, failure: StreamFailure) {
         let count = self.count.read();
-        self.give_up_behind(count, count + 1, failure);
+        let last = self.pending.lock().last().unwrap_or(count);
+        self.count.words.note(STATUS_WORK);
+        self.give_up_behind(count, (count + 1, last), failure);
     }
 
-    /// Gives up all that is behind the entry: its owners, the records from `first` on, and what other streams have behind waits for them.
-    fn give_up_behind(&self, entry: u64, first: u64, failure: StreamFailure) {
+    /// Gives up what is behind the entry, up to the last: its owners, the records from `first` on, and what other streams have behind waits for
+    /// them.
+    fn give_up_behind(&self, entry: u64, (first, last): (u64, u64), failure: StreamFailure) {
         stopping(|| {
             let before = self.stopping_from.load(Ordering::Relaxed);
             if before <= entry {
@@ -107,13 +125,11 @@ impl StreamState {
             let _stopping = StoppingFrom::enter(&self.stopping_from, entry);
             let visiting = (before == u64::MAX).then(|| self.visit());
             let pending = self.pending.lock();
-            let last = pending.entries.back().map_or(entry, |last| last.done);
             let owners: Vec<_> = (pending.entries.iter())
-                .filter(|pending| pending.done > entry)
+                .filter(|pending| pending.done > entry && pending.done <= last)
                 .filter_map(|pending| pending.owner().cloned())
                 .collect();
             drop(pending);
-            self.count.words.note(STATUS_WORK);
             if last >= first {
                 self.progress.poison_all((first, last), failure);
             }
@@ -131,10 +147,24 @@ impl StreamState {
 
     /// Failures of what is queued now are no fault of the stream any more.
     pub(super) fn forgive(&self) {
-        let pending = self.pending.lock();
-        let last = pending.entries.back().map(|last| last.done);
-        let last = last.unwrap_or_else(|| self.count.read());
+        self.forgive_pending(&self.pending.lock());
+    }
+
+    fn forgive_pending(&self, pending: &Arrived) {
+        let last = pending.last().unwrap_or_else(|| self.count.read());
         self.forgiven.fetch_max(last, Ordering::AcqRel);
         self.stopped_from.store(u64::MAX, Ordering::Release);
+    }
+
+    /// Takes the fault, if there is one. What was queued before stays given up.
+    pub(super) fn take_fault(&self) -> Option<Error> {
+        defer_drops(self.settle());
+        let pending = self.pending.lock();
+        if self.fault.is_sticky() {
+            self.forgive_pending(&pending);
+        }
+        let failure = self.fault.take(|_| {})?;
+        drop(pending);
+        Some(failure.report(&self.name))
     }
 }

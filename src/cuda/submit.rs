@@ -539,6 +539,37 @@ mod tests {
         assert!(state.pending.is_empty());
     }
 
+    /// Several threads may find one failure. One that comes late finds that the fault was taken, and other work queued.
+    #[test]
+    fn a_failure_that_is_found_again_harms_nothing_that_was_queued_after_its_fault_was_taken() {
+        let test = "a_failure_that_is_found_again";
+        if counter(test).is_none() {
+            return;
+        }
+        let context = CudaContext::primary(0).unwrap();
+        let (bench, record, _, _) = Bench::new();
+        let stream = CudaStream::new(&context, "found twice").unwrap();
+        let state = stream.state();
+        let mut program = Program::new(&bench.targets);
+        program.store_dword(record, 1).unwrap();
+        let works = || {
+            let queued = stream.submit_one(bench.submission(program));
+            queued.map_err(|(_, error)| error).unwrap();
+        };
+        works();
+        let entry = state.count.read().max(1);
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        state.fail_from(entry, "found first".into());
+        assert!(stream.take_fault().is_some());
+        stream.clear_status();
+        works();
+        state.fail_from(entry, "found again".into());
+        assert_eq!(bench.given_up.load(Ordering::SeqCst), 0);
+        assert_eq!(stream.status(), 0);
+        stream.synchronize(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(stream.take_fault(), None);
+    }
+
     #[test]
     fn what_a_stream_was_at_when_it_ended_is_lost_and_the_rest_is_discarded() {
         let test = "what_a_stream_was_at_when_it_ended";
