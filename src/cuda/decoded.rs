@@ -27,6 +27,7 @@ impl<'a> Decoded<'a> {
             polls_nor: false,
         };
         for (op, place) in program.ops().zip(&mut decoded.ops) {
+            let op = rung_plainly(op);
             *place = op;
             decoded.len += 1;
             decoded.memop_count += match op {
@@ -67,6 +68,23 @@ impl<'a> Decoded<'a> {
         } else {
             None
         }
+    }
+}
+
+/// A GPU rings without BlueFlame. The first 8 bytes of what is copied to a BlueFlame buffer are the doorbell, and a store of those alone has
+/// the device fetch the work request. The whole copy is for one burst of a processor: of a GPU it would be eight stores or more, each of
+/// its own, and the device may have begun with the first.
+fn rung_plainly(op: PeerOp<'_>) -> PeerOp<'_> {
+    match op {
+        PeerOp::CopyBlock { at, bytes } if at.role == Role::Uar => {
+            bytes
+                .first_chunk()
+                .map_or(op, |doorbell| PeerOp::StoreQword {
+                    at,
+                    value: u64::from_ne_bytes(*doorbell),
+                })
+        }
+        _ => op,
     }
 }
 

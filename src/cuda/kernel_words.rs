@@ -105,17 +105,27 @@ impl KernelWords {
             }
             self.put_table();
         }
-        self.words.push(head(ITEM_PROGRAM, program.program.len()));
-        self.words.push(number);
+        let start = self.words.len();
+        self.words.extend([0, number]);
         let (units, _) = program.program.as_bytes().as_chunks::<UNIT_BYTES>();
         let mut units = units.iter();
-        for (op, base) in program.ops().iter().zip(&bases) {
-            let payload = match op {
+        let prepared = program.program.ops();
+        for ((op, base), prepared) in program.ops().iter().zip(&bases).zip(prepared) {
+            let units_of = |op: &PeerOp<'_>| match op {
                 PeerOp::CopyBlock { bytes, .. } => bytes.len().div_ceil(UNIT_BYTES),
                 _ => 0,
             };
+            let payload = units_of(op);
             if let Some(unit) = units.next() {
                 let mut words = words_of(unit);
+                if let (PeerOp::StoreQword { value, .. }, PeerOp::CopyBlock { .. }) =
+                    (*op, prepared)
+                {
+                    // Rung without BlueFlame: one store takes the place of the block.
+                    words[0] = words[0] & !0xffff_00ff | Kind::StoreQword as u64 | 8 << 16;
+                    words[2] = value;
+                    units.nth(units_of(&prepared) - 1);
+                }
                 if let Some(base) = base {
                     let target = self.table.iter().position(|known| known == base);
                     // Found: the table has all of them.
@@ -126,6 +136,8 @@ impl KernelWords {
             self.words
                 .extend(units.by_ref().take(payload).flat_map(words_of));
         }
+        let len = (self.words.len() - start - 2) / UNIT_WORDS;
+        self.words[start] = head(ITEM_PROGRAM, len);
         Ok(())
     }
 
@@ -225,10 +237,35 @@ mod tests {
     }
 
     #[test]
+    fn a_blueflame_copy_is_a_doorbell_of_8_bytes() {
+        let mut targets = Targets::new();
+        let page = targets.register("page", Role::Uar, 256);
+        let word = targets.register("word", Role::Memory, 64);
+        let locate = |at: At| Ok(0x1000 * u64::from(at.target.index()) + at.offset);
+        let mut program = Program::new(&targets);
+        let block = page.block(64, 64).unwrap();
+        program.copy_block(block, &[7; 64]).unwrap();
+        program.store_dword(word.dword(0).unwrap(), 1).unwrap();
+        let decoded = Decoded::new(&program);
+        assert_eq!(decoded.memop_count, 2);
+        let mut batch = KernelWords::default();
+        batch.program(&decoded, 5, locate).unwrap();
+        let launch = batch.end_launch();
+        let found = items(batch.words(launch));
+        let uar = Role::Uar as u64;
+        let memory = Role::Memory as u64;
+        let expected = vec![
+            [2 | uar << 8 | 8 << 16, 64, 0x0707_0707_0707_0707],
+            [1 | memory << 8 | 4 << 16 | 1 << 32, 0, 1],
+        ];
+        assert_eq!(found.last(), Some(&Item::Program(5, expected)));
+    }
+
+    #[test]
     fn programs_keep_their_units_but_for_the_places_of_their_targets() {
         let mut targets = Targets::new();
         let unused = targets.register("unused", Role::Memory, 64);
-        let page = targets.register("page", Role::Uar, 64);
+        let page = targets.register("page", Role::Memory, 64);
         let word = targets.register("word", Role::Memory, 64);
         let locate = |at: At| Ok(0x1000 * u64::from(at.target.index()) + at.offset);
         let bytes: [u8; 32] = std::array::from_fn(|at| at as u8);
