@@ -12,8 +12,10 @@ fn main() {
     }
 }
 
-/// The architectures that the kernels are compiled for: Turing to Hopper. Those after come to it by the PTX of the last.
-const ARCHITECTURES: [&str; 5] = ["75", "80", "86", "89", "90"];
+/// The architectures that the kernels are compiled for, Turing to Blackwell, as far as nvcc knows them.
+const ARCHITECTURES: [&str; 7] = ["75", "80", "86", "89", "90", "100", "120"];
+/// GPUs that no other code is for come to theirs by the PTX of this one, if their driver knows the PTX of that nvcc.
+const PTX: &str = "90";
 
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
 /// has the reason.
@@ -67,11 +69,17 @@ fn set(name: &str) -> Option<std::ffi::OsString> {
 }
 
 fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
-    let newest = ARCHITECTURES[ARCHITECTURES.len() - 1];
+    let listed = Command::new(nvcc).arg("--list-gpu-code").output();
+    // An nvcc that does not say takes all, or none.
+    let known = listed.map_or_else(
+        |_| String::new(),
+        |listed| String::from_utf8_lossy(&listed.stdout).into_owned(),
+    );
     let codes = ARCHITECTURES
         .map(|number| (number, format!("sm_{number}")))
         .into_iter()
-        .chain([(newest, format!("compute_{newest}"))]);
+        .filter(|(_, code)| known.is_empty() || known.lines().any(|line| line == code))
+        .chain([(PTX, format!("compute_{PTX}"))]);
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
     command

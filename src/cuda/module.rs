@@ -145,12 +145,15 @@ fn function(module: CUmodule, name: &CStr) -> Result<LoadedKernel> {
 
 /// Explains the driver's errors for an image without code, or without code for the device.
 fn explain(error: Error) -> Error {
-    const NO_CODE: [CUresult; 5] = [
+    const NO_CODE: [CUresult; 7] = [
         CUresult::CUDA_ERROR_INVALID_IMAGE,
         CUresult::CUDA_ERROR_INVALID_PTX,
         CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
         CUresult::CUDA_ERROR_INVALID_SOURCE,
+        // It has no code for the GPU, and the driver cannot make some of its PTX.
+        CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+        CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
     ];
     if !NO_CODE.iter().any(|result| is(&error, *result)) {
         return error;
@@ -160,7 +163,7 @@ fn explain(error: Error) -> Error {
             "this library has no kernels: {reason}. `eval \"$(scripts/setup-cuda)\"` brings one; build again with it"
         ),
         None => format!(
-            "this library's kernels are for sm_75 to sm_90, and for what the driver makes of their PTX: {error}"
+            "this library's kernels are for sm_75 to sm_120 and drivers from the 580 series on, and for what the driver makes of their PTX: {error}"
         ),
     };
     Error::state(StateKind::Unsupported, "load kernels", reason)
@@ -227,7 +230,16 @@ mod tests {
         match MISSING {
             None => assert_eq!(
                 parts(&IMAGE.0),
-                [(1, 90), (2, 75), (2, 80), (2, 86), (2, 89), (2, 90)]
+                [
+                    (1, 90),
+                    (2, 75),
+                    (2, 80),
+                    (2, 86),
+                    (2, 89),
+                    (2, 90),
+                    (2, 100),
+                    (2, 120)
+                ]
             ),
             Some(reason) => {
                 assert!(!reason.is_empty());
@@ -243,13 +255,19 @@ mod tests {
             code: result as u32,
             name: "a name".into(),
         };
-        let explained = explain(cuda(CUresult::CUDA_ERROR_INVALID_PTX)).to_string();
-        match MISSING {
-            None => assert!(explained.contains("sm_75"), "{explained}"),
-            Some(reason) => assert!(
-                explained.contains(reason) && explained.contains("scripts/setup-cuda"),
-                "{explained}"
-            ),
+        for result in [
+            CUresult::CUDA_ERROR_INVALID_PTX,
+            CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+            CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+        ] {
+            let explained = explain(cuda(result)).to_string();
+            match MISSING {
+                None => assert!(explained.contains("sm_75"), "{explained}"),
+                Some(reason) => assert!(
+                    explained.contains(reason) && explained.contains("scripts/setup-cuda"),
+                    "{explained}"
+                ),
+            }
         }
         let other = cuda(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(explain(other.clone()), other);
