@@ -222,11 +222,16 @@ fn round(pair: &mut Pair, engine: &Strange, bounce: &mut Bounce<Strange>, len: u
     assert!(is_idle(engine));
 }
 
+/// Peers go away here, and nobody is to wait long until that is known: half a second.
+fn config() -> EndpointConfig {
+    EndpointConfig::default().ack_timeout(14)
+}
+
 #[test]
 fn every_byte_comes_through_in_every_way() {
     let seed = from_env("DOORBELL_SEED", 1);
     let limit = Limit::new("bounce", Duration::from_secs(100));
-    let config = EndpointConfig::default().send_depth(4).recv_depth(4);
+    let config = config().send_depth(4).recv_depth(4);
     let mut pair = Pair::new(&device(), &config);
     let mut random = Random(seed);
     for case in 0..from_env("DOORBELL_CASES", 40) {
@@ -257,7 +262,7 @@ fn every_byte_comes_through_in_every_way() {
 
 #[test]
 fn copies_are_under_way_together() {
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 8);
     let mut bounce = bounce(&pair, &engine, 64, 4);
     round(&mut pair, &engine, &mut bounce, 64 * 40, 3);
@@ -267,7 +272,7 @@ fn copies_are_under_way_together() {
 #[test]
 fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
     let _limit = Limit::new("failed copy", Duration::from_secs(100));
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     let region = pair.region(6400);
     for nth in [1, 2, 5, 64, 100] {
         for at_end in [false, true] {
@@ -314,7 +319,7 @@ const PATIENCES_MS: [u64; 3] = [300, 3_000, 30_000];
 #[test]
 fn a_failed_copy_of_a_message_ends_both_sides() {
     let _limit = Limit::new("failed message", Duration::from_secs(100));
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     for patience_ms in PATIENCES_MS {
         let engine = Strange::with(|plan| plan.fail_end = Some(7));
         let other = Strange::default();
@@ -351,7 +356,7 @@ fn a_failed_copy_of_a_message_ends_both_sides() {
 #[test]
 fn an_error_of_the_peer_stops_the_line() {
     let _limit = Limit::new("refused", Duration::from_secs(100));
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     let engine = Strange::with(|plan| plan.patience = 2);
     let mut bounce = bounce(&pair, &engine, 64, 4);
     let region = pair.region(6400);
@@ -395,7 +400,7 @@ fn an_error_of_the_peer_stops_the_line() {
 #[test]
 fn ends_that_do_not_agree_are_told() {
     let _limit = Limit::new("disagreement", Duration::from_secs(100));
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     for (sent, chunk_bytes) in [(6000, 64), (6401, 64), (6400, 63)] {
         let engine = Strange::default();
         let mut sender = bounce(&pair, &engine, chunk_bytes, 3);
@@ -423,7 +428,7 @@ fn ends_that_do_not_agree_are_told() {
 fn nothing_waits_for_ever() {
     let _limit = Limit::new("timeouts", Duration::from_secs(100));
     let device = device();
-    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let mut pair = Pair::new(&device, &config());
     let region = pair.region(6400);
     let mut memory = Foreign::new(6400, 1);
     let addr = memory.addr();
@@ -487,7 +492,7 @@ fn nothing_waits_for_ever() {
 
 #[test]
 fn memory_of_this_process_needs_no_engine_of_its_own() {
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     let config = BounceConfig::default();
     let mut bounce = Bounce::new(&pair.domain, MemcpyEngine::default(), config).unwrap();
     let len = 3 * config.chunk_bytes as usize + 5;

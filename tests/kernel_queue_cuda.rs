@@ -237,6 +237,37 @@ fn an_abort_ends_a_wait_of_a_kernel() {
     application.works_after_reset();
 }
 
+/// A kernel would find the completion of a get before its data. A child of this test has such a GPU.
+#[test]
+fn a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue() {
+    const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
+    let _alone = alone();
+    let test = "a_gpu_that_sees_writes_of_nics_in_any_order_gets_no_queue";
+    if !standin::is_standin() {
+        return waived(test, "a real device has the order that it has");
+    }
+    let Some(context) = context(test) else { return };
+    if std::env::var_os(LACKS).is_none() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(LACKS, "ordering")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stderr);
+        assert!(child.status.success(), "{said}");
+        return;
+    }
+    if control(&device()) == Control::Sync {
+        return waived(test, "on the sync path no kernel rings");
+    }
+    let mut bench = Bench::new();
+    let refused = KernelQueue::on_gpu(&context, &mut bench.pair.a).unwrap_err();
+    assert!(refused.to_string().contains("WRITES_ORDERING"), "{refused}");
+    // The endpoint has its queue still.
+    bench.pair.a.post_send(&Work::nop()).unwrap();
+    bench.pair.a.wait_cq(Side::Send, SOON).unwrap();
+}
+
 #[test]
 fn what_the_driver_does_not_map_is_an_error_and_the_queue_comes_back() {
     let _alone = alone();

@@ -24,6 +24,9 @@ const ATTRIBUTES: Attributes = Attributes {
     min_rnr_timer: 12,
     max_reads: 16,
     access: doorbell_softcx::device::Access::ALL,
+    traffic_class: 0,
+    service_level: 0,
+    pkey_index: 0,
 };
 
 /// What one side tells the other, as a line of text.

@@ -28,6 +28,11 @@ fn settled(ticket: &Ticket) -> Status {
     ticket.status()
 }
 
+/// Peers go away here, and nobody is to wait long until that is known: half a second.
+fn config() -> EndpointConfig {
+    EndpointConfig::default().ack_timeout(14)
+}
+
 /// A stream stands before its doorbells when the endpoint fails. The writes behind it were never transmitted.
 #[test]
 fn no_ticket_is_complete_of_a_write_that_never_left() {
@@ -36,7 +41,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
         return;
     }
     for round in 0..40u64 {
-        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let mut pair = Pair::new(&device, &config());
         let (from, to) = (pair.region(4096), pair.region(4096));
         from.fill(0, 4096, 7).unwrap();
         let stream = rig::stream("s");
@@ -81,7 +86,7 @@ fn no_ticket_is_complete_of_a_write_that_never_left() {
 /// A queue of one place: the next request takes the place of one that has failed, before anybody is told of the failure.
 #[test]
 fn no_ticket_is_complete_of_a_request_that_failed() {
-    let config = EndpointConfig::default().send_depth(1);
+    let config = config().send_depth(1);
     let mut pair = Pair::new(&device(), &config);
     let region = pair.region(4096);
     let remote = region.remote();
@@ -115,7 +120,7 @@ fn no_ticket_is_complete_of_a_request_that_failed() {
 /// A wait that no stream had, and that nobody has a ticket of, leaves the completion to the next poll, also on an endpoint that has failed meanwhile.
 #[test]
 fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
-    let mut pair = Pair::new(&device(), &EndpointConfig::default());
+    let mut pair = Pair::new(&device(), &config());
     for round in 0..20 {
         let sent = pair.a.post_send(&Work::nop().wr_id(round)).unwrap();
         while !sent.is_over() {
@@ -146,7 +151,7 @@ fn a_wait_that_is_taken_back_after_a_failure_takes_no_completion_with_it() {
 #[test]
 fn a_reset_flushes_what_was_rung() {
     let device = device();
-    let config = EndpointConfig::default().rnr_retry(7);
+    let config = config().rnr_retry(7);
     let mut pair = Pair::new(&device, &config);
     let region = pair.region(64);
     for _ in 0..20 {
@@ -169,10 +174,7 @@ fn a_reset_flushes_what_was_rung() {
 /// A ticket of an operation that was dropped goes on saying so when its place in the queue is used again.
 #[test]
 fn a_dropped_operation_stays_cancelled() {
-    let mut pair = Pair::new(
-        &device(),
-        &EndpointConfig::default().send_depth(4).recv_depth(4),
-    );
+    let mut pair = Pair::new(&device(), &config().send_depth(4).recv_depth(4));
     let stream = rig::stream("s");
     let dropped = pair.a.prepare_send(&Work::nop()).unwrap();
     let kept = pair.a.prepare_send(&Work::nop()).unwrap();
@@ -196,7 +198,7 @@ fn a_dropped_operation_stays_cancelled() {
 /// A dropped endpoint takes no more messages, and each of its tickets ends.
 #[test]
 fn a_dropped_endpoint_receives_nothing_and_its_tickets_end() {
-    let mut pair = Pair::new(&device(), &EndpointConfig::default().rnr_retry(1));
+    let mut pair = Pair::new(&device(), &config().rnr_retry(1));
     let (from, to) = (pair.region(4096), pair.region(4096));
     from.fill(0, 64, 9).unwrap();
     let slice = |at| [to.slice(at, 64).unwrap()];
@@ -230,8 +232,8 @@ fn nothing_runs_behind_a_failed_wait() {
         return;
     }
     for way in ["length", "key", "abort", "deadline"] {
-        let mut pair = Pair::new(&device, &EndpointConfig::default());
-        let mut other = Pair::new(&device, &EndpointConfig::default());
+        let mut pair = Pair::new(&device, &config());
+        let mut other = Pair::new(&device, &config());
         let region = pair.region(4096);
         let target = other.region(4096);
         region.fill(0, 4096, 7).unwrap();
@@ -313,7 +315,7 @@ fn a_failed_producer_transmits_nothing() {
         return;
     }
     for late in [false, true] {
-        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let mut pair = Pair::new(&device, &config());
         let (from, to) = (pair.region(4096), pair.region(4096));
         from.fill(0, 64, 9).unwrap();
         pair.b.post_recv(1, &[to.slice(0, 64).unwrap()]).unwrap();
@@ -370,7 +372,7 @@ fn a_stream_goes_on_where_it_is_told_to() {
     if has_no_queue(&device, "a_stream_goes_on_where_it_is_told_to") {
         return;
     }
-    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let mut pair = Pair::new(&device, &config());
     let region = pair.region(4096);
     let stream = host_stream("s");
     stream.continue_on_error(true);
@@ -408,7 +410,7 @@ fn held(stream: &doorbell::HostStream) -> Arc<AtomicBool> {
 #[test]
 fn an_abort_during_a_reset_is_told_as_an_abort() {
     // Long queues, so that the reset takes longer than from one look of the watchdog to the next.
-    let config = EndpointConfig::default().send_depth(8192).recv_depth(8192);
+    let config = config().send_depth(8192).recv_depth(8192);
     let mut pair = Pair::new(&device(), &config);
     let peer = pair.b.address();
     let abort = pair.a.abort_handle();
@@ -456,9 +458,8 @@ fn no_endpoint_transmits_behind_a_failed_wait_of_another() {
     }
     for round in 0..rig::from_env("DOORBELL_ROUNDS", 5) {
         for way in ["length", "key", "abort", "deadline", "turn"] {
-            let mut waits = Pair::new(&device, &EndpointConfig::default());
-            let [mut sends, mut follows] =
-                [(); 2].map(|()| Pair::new(&device, &EndpointConfig::default()));
+            let mut waits = Pair::new(&device, &config());
+            let [mut sends, mut follows] = [(); 2].map(|()| Pair::new(&device, &config()));
             let region = waits.region(4096);
             let [target, other] = [sends.region(4096), follows.region(4096)];
             let [stream, second] = ["first", "second"].map(rig::stream);

@@ -30,11 +30,11 @@ typedef struct doorbell_endpoint_config {
 	uint32_t mtu_bytes;        /* 256, 512, 1024, 2048 or 4096; the smaller value of both sides is used; default
 				      4096 */
 	uint32_t ack_timeout;      /* code of the time to wait for an acknowledgement, `timeout` in verbs:
-				      4.096 us * 2^ack_timeout, 0 to 31; 0 is infinite; default 14 */
+				      4.096 us * 2^ack_timeout, 0 to 31; 0 is infinite; default 20 */
 	uint32_t retry_count;      /* retries without progress, 0 to 7; default 7 */
 	uint32_t rnr_retry;        /* retries if the peer has posted no receive, 0 to 6; 7 is infinite; default 7 */
 	uint32_t min_rnr_timer;    /* time a peer waits if no receive is posted here, as coded in verbs, 0 to 31;
-				      default 1 */
+				      default 12 */
 	uint32_t max_reads;        /* reads and atomics in flight at once, 1 to 16; default 16 */
 	uint32_t access_flags;     /* what the peer may do, if the region also allows it; default DOORBELL_ACCESS_ALL */
 	uint32_t control;          /* who rings the doorbell: DOORBELL_CONTROL_* + 1; default 0: what the device was
@@ -42,6 +42,11 @@ typedef struct doorbell_endpoint_config {
 	int64_t room_timeout_ms;   /* how long a call that queues, posts or prepares an operation waits for room in a
 				      full queue, in ms, or DOORBELL_NO_TIMEOUT; default 0: it does not wait, and
 				      returns DOORBELL_EFULL. When it passes, the call returns DOORBELL_ETIMEOUT. */
+	/* The next three are not used by connections of rdma_cm, nor by softcx. */
+	uint32_t traffic_class;    /* of packets with a global route, 0 to 255; on RoCE the TOS byte of IP; default 0 */
+	uint32_t service_level;    /* 0 to 15; default 0 */
+	uint32_t pkey_index;       /* index into the port's table of partition keys, 0 to 65535; default 0 */
+	uint32_t reserved;         /* 0 */
 } doorbell_endpoint_config;
 
 #define DOORBELL_ADDRESS_BYTES 48

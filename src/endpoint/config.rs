@@ -46,19 +46,28 @@ pub struct EndpointConfig {
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
     pub mtu_bytes: u32,
     /// The code of the time without an acknowledgement of the peer before the device sends packets again: 4.096 us * 2^`ack_timeout`, 0 to 31;
-    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 14, which is 67 ms.
+    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 20, which is 4.3 s, as NCCL has it: on a
+    /// congested network an acknowledgement may take long, and repetitions add to the congestion. A peer that is gone is found after
+    /// `retry_count` times as long, or when a wait misses its deadline.
     pub ack_timeout: u8,
     /// Repetitions without any progress before a work request fails, 0 to 7. Default 7.
     pub retry_count: u8,
     /// The same where the peer has no receive posted, 0 to 6; 7 repeats without end. Default 7.
     pub rnr_retry: u8,
-    /// How long a sender should wait when this side has no receive posted, as verbs code it (0 to 31). Default 1, which is
-    /// 10 us.
+    /// How long a sender should wait when this side has no receive posted, as verbs code it (0 to 31). Default 12, which is
+    /// 0.64 ms, as NCCL has it.
     pub min_rnr_timer: u8,
     /// Reads and atomics on their way at once, 1 to 16. A device that has fewer, at either end of a connection, makes it fewer. Default 16.
     pub max_reads: u8,
     /// What the peer may do to regions, where the regions' own rights allow it. Default: everything.
     pub access: Access,
+    /// Traffic class of packets with a global route, 0 to 255; on RoCE it is the TOS byte of IP, with the DSCP in the upper six bits. Default 0,
+    /// which most RoCE networks put into a lossy class. Not used by connections of rdma_cm, nor by `softcx`.
+    pub traffic_class: u8,
+    /// Service level of packets, 0 to 15. Default 0. Not used by connections of rdma_cm, nor by `softcx`.
+    pub service_level: u8,
+    /// Index of the partition key in the port's table. Default 0. Not used by connections of rdma_cm, nor by `softcx`.
+    pub pkey_index: u16,
     /// Who rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and if that does
     /// not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame needs
     /// [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
@@ -80,6 +89,9 @@ setters!(EndpointConfig {
     min_rnr_timer: u8,
     max_reads: u8,
     access: Access,
+    traffic_class: u8,
+    service_level: u8,
+    pkey_index: u16,
     control: Option<Control>,
 });
 
@@ -95,12 +107,15 @@ impl Default for EndpointConfig {
             room_timeout: None,
             blueflame: false,
             mtu_bytes: attributes.mtu_bytes,
-            ack_timeout: attributes.ack_timeout,
+            ack_timeout: 20,
             retry_count: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
-            min_rnr_timer: 1,
+            min_rnr_timer: attributes.min_rnr_timer,
             max_reads: attributes.max_reads,
             access: attributes.access,
+            traffic_class: attributes.traffic_class,
+            service_level: attributes.service_level,
+            pkey_index: attributes.pkey_index,
             control: None,
         }
     }
@@ -125,6 +140,9 @@ impl EndpointConfig {
             min_rnr_timer: self.min_rnr_timer,
             max_reads: self.max_reads,
             access: self.access,
+            traffic_class: self.traffic_class,
+            service_level: self.service_level,
+            pkey_index: self.pkey_index,
         }
     }
 

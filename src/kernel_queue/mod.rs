@@ -18,9 +18,11 @@ mod view;
 use std::sync::atomic::AtomicU32;
 
 #[cfg(feature = "cuda")]
-use crate::cuda::CudaContext;
+use crate::cuda::{CudaContext, WritesOrdering};
 use crate::endpoint::{DeviceQueue, Endpoint};
 use crate::region::Slice;
+#[cfg(feature = "cuda")]
+use crate::{Error, StateKind};
 use crate::{Result, WorkError};
 #[cfg(feature = "cuda")]
 use gpu::OnGpu;
@@ -93,8 +95,18 @@ impl KernelQueue {
     ///
     /// # Errors
     /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), of memory that the driver does not map among them.
+    /// [`Error::State`](crate::Error::State) for a GPU that does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE): a
+    /// stream can flush them before it goes on, a kernel cannot, so it would find the completion of a get before its data.
     #[cfg(feature = "cuda")]
     pub fn on_gpu(context: &CudaContext, endpoint: &mut Endpoint) -> Result<KernelQueue> {
+        if context.capabilities().ordering == WritesOrdering::None {
+            return Err(Error::state(
+                StateKind::Unsupported,
+                "hand a send queue to kernels",
+                "the GPU does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE), and kernels cannot flush them; \
+                 streams can",
+            ));
+        }
         let mut queue = endpoint.take_send_queue(false)?;
         let mut view = QueueView::new(&queue);
         let place = OnGpu::new(context, &queue, &mut view)?;

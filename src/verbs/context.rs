@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 
 use super::call::{object, release, status};
 use super::events::Events;
@@ -98,6 +98,7 @@ impl VerbsDevice {
     /// [`Error::Malformed`] for what stands behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
     pub(crate) fn open(name: &str) -> Result<Option<VerbsDevice>> {
         let selector = Selector::parse(name)?;
+        prepare_for_fork();
         let list = match DeviceList::read() {
             // "No kernel support for RDMA", says ibv_get_device_list(3): there are no devices.
             Err(Error::System { errno, .. }) if errno == libc::ENOSYS => return Ok(None),
@@ -156,6 +157,16 @@ impl VerbsDevice {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
+}
+
+/// Has registered memory stay with the parent when this process forks. Kernels before 5.12 copy a page for whichever process writes to it first:
+/// the parent's next write would be to another page than the device has. Later kernels do so without being asked, and this does nothing.
+fn prepare_for_fork() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: takes nothing; it fails if memory was registered before, and then whoever did so has decided.
+        let _ = unsafe { rdma_sys::ibv_fork_init() };
+    });
 }
 
 /// The variable by which libmlx5 makes each queue pair with `MLX5_QP_FLAG_SIGNATURE`.

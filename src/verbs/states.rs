@@ -190,7 +190,7 @@ impl States {
 
     fn to_init(&self, attributes: &Attributes) -> Result<()> {
         let mut attr = blank(ibv_qp_state::IBV_QPS_INIT);
-        attr.pkey_index = 0;
+        attr.pkey_index = attributes.pkey_index;
         attr.port_num = self.context.port.number;
         attr.qp_access_flags = self.access(attributes).bits();
         let mask = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
@@ -247,11 +247,13 @@ impl States {
         attr.min_rnr_timer = attributes.min_rnr_timer;
         attr.ah_attr.port_num = port.number;
         attr.ah_attr.dlid = remote.port.lid;
+        attr.ah_attr.sl = attributes.service_level;
         if port.needs_global_route || needs_global_route(&port.address, &remote.port) {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid.raw = remote.port.gid;
             attr.ah_attr.grh.sgid_index = port.gid_index;
             attr.ah_attr.grh.hop_limit = HOP_LIMIT;
+            attr.ah_attr.grh.traffic_class = attributes.traffic_class;
         }
         let mask = Mask::IBV_QP_AV
             | Mask::IBV_QP_PATH_MTU

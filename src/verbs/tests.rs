@@ -1,4 +1,5 @@
 //! On a real device, which the environment variable names: a card, or a software ConnectX behind a door.
+#![allow(unsafe_code)] // asks libibverbs for what it and a queue pair are set to
 
 use std::io::Write;
 use std::ptr::NonNull;
@@ -215,4 +216,65 @@ fn each_queue_pair_has_a_register_of_its_own() {
     registers.sort_unstable();
     registers.dedup();
     assert_eq!(registers.len(), pairs.len());
+}
+
+/// What the device says of a connected queue pair: level, class if its packets have a global route, and partition.
+#[test]
+fn packets_have_the_level_the_class_and_the_partition_that_were_asked_for() {
+    let test = "packets_have_the_level_the_class_and_the_partition_that_were_asked_for";
+    let Some(name) = device_name(test) else {
+        return;
+    };
+    let device = VerbsDevice::open(&name).unwrap().unwrap();
+    let domain = Arc::new(Domain::new(&device).unwrap());
+    let [a, b] = [(); 2].map(|()| Made::new(&domain).unwrap());
+    let asked = Attributes {
+        service_level: 5,
+        traffic_class: 0x68,
+        ..Attributes::default()
+    };
+    let no_such_key = Attributes {
+        pkey_index: u16::MAX,
+        ..asked
+    };
+    let refused = a.states().init(no_such_key).unwrap_err();
+    let operation = "ibv_modify_qp to INIT";
+    let expected = Error::System {
+        operation,
+        errno: libc::EINVAL,
+    };
+    assert_eq!(refused, expected);
+    a.states().init(asked).unwrap();
+    b.states().init(asked).unwrap();
+    a.connect(&b).unwrap();
+    // SAFETY: both are plain data, for which zero is a value.
+    let (mut attr, mut initial) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let mask =
+        rdma_sys::ibv_qp_attr_mask::IBV_QP_AV | rdma_sys::ibv_qp_attr_mask::IBV_QP_PKEY_INDEX;
+    // SAFETY: a live queue pair, and room for what is asked for.
+    let found: rdma_sys::ibv_qp_attr = unsafe {
+        let failed = rdma_sys::ibv_query_qp(
+            a.states().raw().as_ptr(),
+            &raw mut attr,
+            mask.0.cast_signed(),
+            &raw mut initial,
+        );
+        assert_eq!(failed, 0);
+        attr
+    };
+    assert_eq!((found.ah_attr.sl, found.pkey_index), (5, 0));
+    if found.ah_attr.is_global == 1 {
+        assert_eq!(found.ah_attr.grh.traffic_class, 0x68);
+    }
+}
+
+#[test]
+fn registered_memory_stays_with_the_parent_of_a_fork() {
+    let Some(name) = device_name("registered_memory_stays_with_the_parent_of_a_fork") else {
+        return;
+    };
+    VerbsDevice::open(&name).unwrap().unwrap();
+    // SAFETY: takes nothing, and looks at what the library knows.
+    let status = unsafe { rdma_sys::ibv_is_fork_initialized() };
+    assert_ne!(status, rdma_sys::IBV_FORK_DISABLED);
 }

@@ -95,9 +95,13 @@ pub struct doorbell_endpoint_config {
     pub access_flags: u32,
     pub control: u32,
     pub room_timeout_ms: i64,
+    pub traffic_class: u32,
+    pub service_level: u32,
+    pub pkey_index: u32,
+    pub reserved: u32,
 }
 
-// SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 72 bytes without padding, integers, and the size first.
+// SAFETY: repr(C), the 64-bit fields at offsets 24 and 64 of 88 bytes without padding, integers, and the size first.
 unsafe impl Growing for doorbell_endpoint_config {
     const BYTES_FIRST: usize = 64;
 
@@ -122,12 +126,16 @@ unsafe impl Growing for doorbell_endpoint_config {
             access_flags: config.access.bits(),
             control: 0,
             room_timeout_ms: 0,
+            traffic_class: config.traffic_class.into(),
+            service_level: config.service_level.into(),
+            pkey_index: config.pkey_index.into(),
+            reserved: 0,
         }
     }
 }
 
 const _: () =
-    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST + 8);
+    assert!(size_of::<doorbell_endpoint_config>() == doorbell_endpoint_config::BYTES_FIRST + 24);
 
 impl doorbell_endpoint_config {
     pub(super) fn to_config(self) -> Result<EndpointConfig, Failure> {
@@ -145,6 +153,9 @@ impl doorbell_endpoint_config {
             Some(DOORBELL_CONTROL_SYNC) => Some(Control::Sync),
             Some(_) => return Err(choice("control", self.control, DOORBELL_CONTROL_SYNC + 1)),
         };
+        if self.reserved != 0 {
+            return Err(choice("reserved", self.reserved, 0));
+        }
         // 0 is what a program that knows nothing of this has.
         let room_timeout = match self.room_timeout_ms {
             0 => None,
@@ -166,6 +177,12 @@ impl doorbell_endpoint_config {
             .min_rnr_timer(byte("min_rnr_timer", self.min_rnr_timer)?)
             .max_reads(byte("max_reads", self.max_reads)?)
             .access(access(self.access_flags)?)
+            .traffic_class(byte("traffic_class", self.traffic_class)?)
+            .service_level(byte("service_level", self.service_level)?)
+            .pkey_index(
+                u16::try_from(self.pkey_index)
+                    .map_err(|_| choice("pkey_index", self.pkey_index, u16::MAX.into()))?,
+            )
             .control(control))
     }
 }

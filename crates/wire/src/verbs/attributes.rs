@@ -21,6 +21,12 @@ pub struct Attributes {
     pub max_reads: u8,
     /// What the peer may do to this side's regions, where their keys allow it too.
     pub access: Access,
+    /// Traffic class of packets with a global route, which RoCE sends as the TOS byte of IP: DSCP in the upper six bits.
+    pub traffic_class: u8,
+    /// Service level of packets, 0 to 15.
+    pub service_level: u8,
+    /// Index into the port's table of partition keys.
+    pub pkey_index: u16,
 }
 
 impl Default for Attributes {
@@ -33,6 +39,9 @@ impl Default for Attributes {
             min_rnr_timer: 12,
             max_reads: 16,
             access: Access::ALL,
+            traffic_class: 0,
+            service_level: 0,
+            pkey_index: 0,
         }
     }
 }
@@ -64,7 +73,8 @@ impl Attributes {
         range("retry_count", self.retry_count.into(), 0, 7)?;
         range("rnr_retry", self.rnr_retry.into(), 0, 7)?;
         range("min_rnr_timer", self.min_rnr_timer.into(), 0, 31)?;
-        range("max_reads", self.max_reads.into(), 1, 16)
+        range("max_reads", self.max_reads.into(), 1, 16)?;
+        range("service_level", self.service_level.into(), 0, 15)
     }
 
     /// The time of [`Attributes::ack_timeout`] in nanoseconds; `u64::MAX` for 0.
@@ -130,6 +140,13 @@ mod tests {
                 ..good
             }),
             "max_reads"
+        );
+        assert_eq!(
+            bad(Attributes {
+                service_level: 16,
+                ..good
+            }),
+            "service_level"
         );
     }
 }

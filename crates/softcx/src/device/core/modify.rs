@@ -80,6 +80,8 @@ impl QpAttributes {
             // None at all would be a queue that stands still at its first read.
             max_reads: self.max_rd_atomic.max(1),
             access: Access::from_bits(self.access & Access::ALL.bits()).unwrap_or_default(),
+            // Where packets go is in `asked`.
+            ..Attributes::default()
         }
     }
 }
