@@ -82,6 +82,9 @@ impl StreamState {
             self.count.words.note(STATUS_WORK);
             pending.receive();
             last = pending.last().map_or(entry, |last| last.max(entry));
+        } else if self.count.read() < forgiven {
+            // No fault any more, but kernels behind it are still to see it.
+            self.count.words.note(STATUS_WORK);
         }
         drop(pending);
         self.give_up_behind(entry, (entry, last), failure);
