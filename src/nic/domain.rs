@@ -99,6 +99,21 @@ impl RegisteredMemory {
         }
     }
 
+    /// For tests of who waits for its end.
+    #[cfg(test)]
+    pub(crate) fn that_ends_by(end: fn() -> bool) -> RegisteredMemory {
+        #[derive(Debug)]
+        struct EndsBy(fn() -> bool);
+
+        impl Deregister for EndsBy {
+            fn deregister(&self) -> bool {
+                (self.0)()
+            }
+        }
+
+        RegisteredMemory::new(1, 1, EndsBy(end))
+    }
+
     /// The key by which this side's work requests name the memory.
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey

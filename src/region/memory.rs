@@ -591,6 +591,9 @@ impl Slice<'_> {
 
 #[cfg(all(test, feature = "softcx"))]
 mod tests {
+    use std::sync::Barrier;
+    use std::time::Duration;
+
     use super::*;
     use crate::region::Device;
 
@@ -709,35 +712,25 @@ mod tests {
 
     #[test]
     fn nobody_is_told_that_a_key_has_ended_before_it_has() {
+        static HAS_BEGUN: Barrier = Barrier::new(2);
+        static HAS_ENDED: AtomicBool = AtomicBool::new(false);
         let domain = Device::open("softcx").unwrap().protection_domain();
-        let region = |_| Region::alloc(&domain, 64, Access::ALL).unwrap();
-        let ended_before = region(0);
-        assert!(ended_before.deregister());
-        for _ in 0..4 {
-            let regions: Vec<Region> = (0..6000).map(region).collect();
-            // Who loses a race has less to do, and so runs into the next.
-            let end = || {
-                let ended = |region: &&Region| {
-                    let was_first = region.deregister();
-                    assert!(!region.inner.registration.deregister(), "it was there");
-                    was_first
-                };
-                regions.iter().filter(ended).count()
-            };
-            let is_over = AtomicBool::new(false);
-            let ended = std::thread::scope(|threads| {
-                // And somebody keeps the device busy, so that a key does not end at once. Not with new keys, which could be old ones.
-                threads.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        assert!(!ended_before.inner.registration.deregister());
-                    }
-                });
-                let threads = [(); 3].map(|()| threads.spawn(end));
-                let ended = threads.map(|thread| thread.join().unwrap_or(0));
-                is_over.store(true, Ordering::Relaxed);
-                ended
-            });
-            assert_eq!(ended.iter().sum::<usize>(), regions.len());
-        }
+        let registration = RegisteredMemory::that_ends_by(|| {
+            HAS_BEGUN.wait();
+            // A card takes its time.
+            std::thread::sleep(Duration::from_millis(50));
+            !HAS_ENDED.swap(true, Ordering::AcqRel)
+        });
+        let mut word = [0u64; 8];
+        let start = NonNull::from(&mut word).cast();
+        let own = OwnedMemory::Nothing;
+        let kind = RegionKind::Host;
+        let region = Region::of(&domain, registration, start, 64, Access::ALL, kind, own);
+        std::thread::scope(|threads| {
+            threads.spawn(|| assert!(region.deregister()));
+            HAS_BEGUN.wait();
+            assert!(!region.deregister(), "the other thread ends it");
+            assert!(HAS_ENDED.load(Ordering::Acquire), "it was there");
+        });
     }
 }

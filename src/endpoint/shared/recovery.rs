@@ -286,6 +286,11 @@ impl Shared {
         let [send, recv] = &self.queues;
         let flushed = std::cell::Cell::new(None);
         let failed = |found: Reaped| {
+            // Or a ticket could say Complete in between.
+            debug_assert!(
+                send.has_error() || recv.has_error(),
+                "a completion in error is told of before it is noted"
+            );
             // The generation of the completion: a queue does not start over while one is processed.
             let epoch = self.epoch.load(Ordering::Acquire);
             // A flush tells that something else has failed, and the completion that says what may be in the other queue.

@@ -408,6 +408,7 @@ fn create_once(
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
     use crate::verbs::VerbsDevice;
@@ -460,5 +461,27 @@ mod tests {
                 assert!(!missed, "{call}, round {round}");
             }
         }
+    }
+
+    /// Whoever hears that a receive was posted may send at once, and a peer without retries would fail.
+    #[test]
+    fn who_settles_receives_has_posted_them() {
+        let Some(name) = device_name("who_settles_receives_has_posted_them") else {
+            return;
+        };
+        let plain = format!("verbs:{}", name.trim_start_matches("verbs:"));
+        let device = VerbsDevice::open(&plain).unwrap().unwrap();
+        let domain = Arc::new(Domain::new(&device).unwrap());
+        let relay = Relay::new(&domain, &RELAY).unwrap();
+        relay.states().init(Attributes::default()).unwrap();
+        let has_announced = || relay.hold(|core| core.recv.has_announced());
+        assert!(!has_announced());
+        // One receive, of no memory: the ring is zero.
+        // SAFETY: the record's receive word, which lives as long as the relay.
+        let record = unsafe { AtomicU32::from_ptr(relay.memory().record) };
+        record.store(1u32.to_be(), Ordering::Release);
+        assert!(has_announced(), "nobody has rung");
+        relay.settle_receives();
+        assert!(!has_announced());
     }
 }

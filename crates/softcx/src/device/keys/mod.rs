@@ -348,5 +348,6 @@ mod tests {
             Err(Refused)
         );
         assert!(keys.resolve(new, 1, 0x1000, 1, Access::LOCAL_READ).is_ok());
+        assert!(keys.region(old).is_none() && keys.region(new).is_some());
     }
 }
