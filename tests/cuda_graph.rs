@@ -43,9 +43,11 @@ impl Bench {
             waived(test, "the doorbells of the sync path are in no graph");
             return None;
         }
+        // A peer that goes away is found after half a second.
         let config = EndpointConfig::default()
             .send_depth(depth)
-            .recv_depth(depth);
+            .recv_depth(depth)
+            .ack_timeout(14);
         let pair = Pair::new(&device, &config);
         let region = pair.region(1 << 16);
         let stream = CudaStream::new(&context, test).unwrap();

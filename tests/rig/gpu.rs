@@ -28,7 +28,8 @@ pub fn context(test: &str) -> Option<CudaContext> {
 
 /// Room for what these tests queue at once.
 pub fn config() -> EndpointConfig {
-    EndpointConfig::default().send_depth(128)
+    // A peer that goes away is found after half a second.
+    EndpointConfig::default().send_depth(128).ack_timeout(14)
 }
 
 /// A pair with its memory, which transfers.

@@ -247,6 +247,8 @@ impl QueueState {
 
     /// The most that [`QueueState::free_places`] can become without a further call of the poster.
     pub(super) fn room_to_come(&self) -> u32 {
+        // Not while another thread is at a completion, which arrives before it leaves the ledger.
+        let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = self.expected.load(Ordering::Relaxed);
         let taken = self.taken.load(Ordering::Relaxed);
         // Completions that no wait was posted for, whether they have arrived or not. The poster alone can take them.
