@@ -13,7 +13,9 @@ fn main() {
 }
 
 /// The architectures that the kernels are compiled for, Turing to Blackwell, as far as nvcc knows them.
-const ARCHITECTURES: [&str; 7] = ["75", "80", "86", "89", "90", "100", "120"];
+const ARCHITECTURES: &str = "75,80,86,89,90,100,120";
+/// Others in their place, in the same form.
+const WANTED: &str = "DOORBELL_CUDA_ARCHITECTURES";
 /// GPUs that no other code is for come to theirs by the PTX of this one, if their driver knows the PTX of that nvcc.
 const PTX: &str = "90";
 
@@ -27,6 +29,7 @@ fn kernels() {
     // Appended by nvcc itself.
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
     println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");
+    println!("cargo::rerun-if-env-changed={WANTED}");
     let image = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.image");
     let compiled = match find_nvcc() {
         Some((nvcc, wanted)) => {
@@ -75,11 +78,18 @@ fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
         |_| String::new(),
         |listed| String::from_utf8_lossy(&listed.stdout).into_owned(),
     );
-    let codes = ARCHITECTURES
+    let wanted = env::var(WANTED);
+    let codes: Vec<_> = wanted
+        .as_deref()
+        .unwrap_or(ARCHITECTURES)
+        .split(',')
         .map(|number| (number, format!("sm_{number}")))
-        .into_iter()
         .filter(|(_, code)| known.is_empty() || known.lines().any(|line| line == code))
-        .chain([(PTX, format!("compute_{PTX}"))]);
+        .chain([(PTX, format!("compute_{PTX}"))])
+        .collect();
+    // For messages, and for the test that looks into the image.
+    let names: Vec<&str> = codes.iter().map(|(_, code)| code.as_str()).collect();
+    println!("cargo::rustc-env=DOORBELL_KERNELS={}", names.join(" "));
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
     command
