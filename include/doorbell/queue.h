@@ -588,6 +588,7 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
 			/* Alternately, without separate state: a burst of stores to one register would wait for its
 			   buffer. */
 			dbl_store_qword((void *)(uintptr_t)queue->uar[(end - 1) & 1], doorbell);
+			dbl_flush_registers();
 		}
 		DBL_RANG(queue);
 		dbl_store_dword_release(&state->ringing, 0);

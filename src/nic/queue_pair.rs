@@ -45,6 +45,11 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// a message comes has them already.
     fn settle_receives(&self) {}
 
+    /// Whether requests were rung for that wait for others, and go out by [`NicQueuePair::progress`] alone. May be so when it is not.
+    fn holds_work(&self) -> bool {
+        false
+    }
+
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     fn direct(&self) -> Result<&'static str, String>;
 

@@ -54,6 +54,10 @@ impl NicQueuePair for RelayQueuePair {
         self.0.rung();
     }
 
+    fn holds_work(&self) -> bool {
+        self.0.holds_work()
+    }
+
     fn settle_receives(&self) {
         self.0.settle_receives();
     }

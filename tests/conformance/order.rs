@@ -361,6 +361,30 @@ fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
     }
 }
 
+/// Nobody calls the library after the posts: the write and its signal go out all the same.
+#[test]
+fn an_ordered_write_that_was_posted_needs_no_further_call() {
+    let _limit = Limit::new("ordered post", STEP);
+    let device = device();
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(4 << 20);
+    let remote = region.remote();
+    for round in 1..=20u32 {
+        let data = [region.slice(0, 1 << 20).unwrap()];
+        let write = Work::write(&data, remote.slice(1 << 20, 1 << 20).unwrap());
+        pair.a.post_send(&write.signaled(false)).unwrap();
+        let value = round.to_ne_bytes();
+        let signal = Work::write_inline(&value, remote.slice(3 << 20, 4).unwrap());
+        pair.a.post_send(&signal.ordered(true)).unwrap();
+        let begin = Instant::now();
+        while region.load_u32(3 << 20) != Ok(round) {
+            assert!(begin.elapsed() < STEP / 2, "round {round}");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        pair.a.wait_cq(Side::Send, SOON).unwrap();
+    }
+}
+
 /// kernel, send, wait, kernel on one stream: the kernel before is seen by the peer, the kernel after sees the transfer.
 #[test]
 fn kernels_and_transfers_of_a_stream_see_each_other() {

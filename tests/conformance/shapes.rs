@@ -5,7 +5,7 @@ use doorbell::{Access, Device, EndpointConfig, Region, RemoteSlice, Side, Slice,
 use crate::rig::{Limit, Pair, Random, from_env, has_atomics};
 use crate::{Driver, Rig, STEP, rigs};
 
-const SIZES: [u64; 16] = [
+const SIZES: [u64; 18] = [
     0,
     1,
     7,
@@ -13,6 +13,8 @@ const SIZES: [u64; 16] = [
     63,
     64,
     65,
+    160,
+    200,
     255,
     256,
     1023,
@@ -323,10 +325,10 @@ fn every_operation_moves_its_bytes_and_no_others() {
                     }
                 }
             }
-            // 5 operations of all (16) sizes and 4 inline ones of 9, each with 4 slicings; 2 atomics; a nop; all signaled or not.
+            // 5 operations of all (18) sizes and 4 inline ones of 11, each with 4 slicings; 2 atomics; a nop; all signaled or not.
             let count = sizes().count() as u64;
             let atomics = if atomics { 2 } else { 0 };
-            assert_eq!(bench.cases, 2 * (5 * count * 4 + 4 * 9 * 4 + atomics + 1));
+            assert_eq!(bench.cases, 2 * (5 * count * 4 + 4 * 11 * 4 + atomics + 1));
         }
     }
 }

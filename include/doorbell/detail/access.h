@@ -99,6 +99,11 @@ DBL_DEVICE void dbl_fence_system(void)
 	__threadfence_system();
 }
 
+/* After a store to a register of a NIC, before a release store that lets another thread ring: a GPU orders the two. */
+DBL_DEVICE void dbl_flush_registers(void)
+{
+}
+
 /* The clock of the GPU, the same for all its threads, in nanoseconds. Its steps are up to a microsecond. */
 DBL_DEVICE uint64_t dbl_now_ns(void)
 {
@@ -151,6 +156,16 @@ DBL_DEVICE int dbl_exchange_dword(uint32_t *at, uint32_t from, uint32_t to)
 DBL_DEVICE void dbl_fence_system(void)
 {
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+DBL_DEVICE void dbl_flush_registers(void)
+{
+	/* The register may be write-combining: rdma-core, util/udma_barrier.h, mmio_flush_writes(). */
+#if defined(__x86_64__)
+	__asm__ volatile("sfence" : : : "memory");
+#elif defined(__aarch64__)
+	__asm__ volatile("dsb st" : : : "memory");
+#endif
 }
 
 DBL_DEVICE uint64_t dbl_now_ns(void)

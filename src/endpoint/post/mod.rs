@@ -281,6 +281,10 @@ impl Endpoint {
         let _ = execute(&prepared.program, &*shared, cookie);
         // On the proxy path that was a trigger. This thread need not wait for another one to see it.
         shared.ring_now(side);
+        if shared.qp.holds_work() {
+            // No stream makes it go out, and the caller may never look here again.
+            shared.activate();
+        }
         Ok(ticket)
     }
 }

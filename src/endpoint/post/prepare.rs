@@ -103,7 +103,13 @@ impl Endpoint {
             self.send.commit(&mut self.program)
         };
         let commit = committed.inspect_err(|_| self.send.discard())?;
-        if let Err(error) = announce(&self.shared, &mut self.program, Side::Send, count) {
+        if let Err(error) = announce(
+            &self.shared,
+            &mut self.program,
+            Side::Send,
+            count,
+            self.config.blueflame,
+        ) {
             self.send.rollback(commit)?;
             return Err(error);
         }
@@ -171,7 +177,7 @@ impl Endpoint {
             None => self.recv.commit(&mut self.program),
         };
         let commit = committed.inspect_err(|_| self.recv.discard())?;
-        if let Err(error) = announce(&self.shared, &mut self.program, Side::Recv, count) {
+        if let Err(error) = announce(&self.shared, &mut self.program, Side::Recv, count, false) {
             self.recv.rollback(commit)?;
             return Err(error);
         }
@@ -497,14 +503,21 @@ impl Endpoint {
 }
 
 /// Adds the store of the running count. On the proxy path it is the trigger: what the stream did before it, and the count of what was
-/// handed over, come first. Elsewhere the doorbell comes first.
+/// handed over, come first. Elsewhere the doorbell comes first: with `is_flushed` the program may end with a flush of its own, and has no room for
+/// two behind a long BlueFlame copy.
 #[inline]
-fn announce(shared: &Shared, program: &mut Program, side: Side, count: u32) -> Result<()> {
-    program.fence(if shared.doorbells().is_some() {
-        Fence::WORK_BEFORE_FLAG
-    } else {
-        Fence::DOORBELL_BEFORE_FLAG
-    })?;
+fn announce(
+    shared: &Shared,
+    program: &mut Program,
+    side: Side,
+    count: u32,
+    is_flushed: bool,
+) -> Result<()> {
+    if shared.doorbells().is_some() {
+        program.fence(Fence::WORK_BEFORE_FLAG)?;
+    } else if !(is_flushed && program.ends_with(Fence::BLUEFLAME_FLUSH)) {
+        program.fence(Fence::DOORBELL_BEFORE_FLAG)?;
+    }
     program.store_dword(shared.progress_words[side as usize], count.wrapping_add(1))
 }
 

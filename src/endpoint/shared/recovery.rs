@@ -439,7 +439,9 @@ impl Watched for Shared {
         if self.has_failed.load(Ordering::Acquire) {
             self.break_down();
         }
-        if self.on_streams.any() {
+        // What waits for others is posted by a look of this thread, if nobody else looks.
+        let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();
+        if self.on_streams.any() || holds_work() {
             self.last_active_ns.store(now, Ordering::Relaxed);
             return PollResult::Resting;
         }
@@ -449,7 +451,7 @@ impl Watched for Shared {
         self.watched.leave(|| {
             let failed =
                 self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
-            failed || self.on_streams.any()
+            failed || self.on_streams.any() || holds_work()
         })
     }
 }

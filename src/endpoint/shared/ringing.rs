@@ -385,7 +385,7 @@ impl Proxied for Shared {
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
         // Without work on a stream nobody waits for the device here. Kernels that have the queue count as such.
-        let moved = (rang || self.on_streams.any()) && self.qp.progress();
+        let moved = (rang || self.on_streams.any() || self.qp.holds_work()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;
         }

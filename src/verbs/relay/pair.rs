@@ -31,6 +31,8 @@ pub(crate) struct Relay {
     missed: AtomicBool,
     /// What the device completed before it failed was passed on.
     shows_error: AtomicBool,
+    /// Requests were rung for and are not posted, or somebody is about to see whether there are any.
+    holds_work: AtomicBool,
     _cqs: [CompletionQueue; 2],
     memory: QueuePairMemory,
     pages: Pages,
@@ -126,6 +128,7 @@ impl Relay {
             )),
             missed: AtomicBool::new(false),
             shows_error: AtomicBool::new(false),
+            holds_work: AtomicBool::new(false),
             _cqs: cqs,
             memory,
             pages,
@@ -207,6 +210,8 @@ impl Relay {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return worked,
             };
+            // Before the flag of who rang is taken, who may look at this one next.
+            self.holds_work.store(true, Ordering::SeqCst);
             // Acquire: the doorbells of those who rang before this.
             self.missed.swap(false, Ordering::AcqRel);
             worked |= self.work(&mut core);
@@ -223,6 +228,11 @@ impl Relay {
         self.missed.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         self.turn();
+    }
+
+    /// Whether requests that were rung for are still to be posted, in a turn to come.
+    pub(crate) fn holds_work(&self) -> bool {
+        self.missed.load(Ordering::SeqCst) || self.holds_work.load(Ordering::SeqCst)
     }
 
     /// Returns when the device has the receives that were rung for, as far as it takes them: also if that was while another was at work, who
@@ -243,6 +253,8 @@ impl Relay {
             // What was posted before is flushed from here on.
             core.turn(State::Error);
         }
+        let holds = self.states.state() == State::ReadyToSend && core.send.has_announced();
+        self.holds_work.store(holds, Ordering::SeqCst);
         turn.worked
     }
 

@@ -162,6 +162,11 @@ impl SendLane {
         if ahead > self.parts.wqebbs { 0 } else { ahead }
     }
 
+    /// Whether requests were announced that are not read.
+    pub(super) fn has_announced(&self) -> bool {
+        self.announced() != 0
+    }
+
     fn has_place(&self) -> bool {
         self.tail.wrapping_sub(self.head) < self.parts.depth
     }

@@ -261,20 +261,22 @@ impl<'a> SendRequest<'a> {
     /// Whether to wait for earlier reads and atomics.
     #[inline]
     pub const fn fence(mut self, fence: bool) -> Self {
-        self.fence = if fence {
-            FenceMode::Reads
-        } else {
-            FenceMode::None
+        self.fence = match (self.fence, fence) {
+            (FenceMode::All, _) => FenceMode::All,
+            (_, true) => FenceMode::Reads,
+            (_, false) => FenceMode::None,
         };
         self
     }
 
-    /// Whether to wait for all earlier requests: see [`FenceMode::All`]. Overrides [`SendRequest::fence`].
+    /// Whether to wait for all earlier requests: see [`FenceMode::All`], which [`SendRequest::fence`] does not change.
     #[inline]
     pub const fn ordered(mut self, ordered: bool) -> Self {
-        if ordered {
-            self.fence = FenceMode::All;
-        }
+        self.fence = match (self.fence, ordered) {
+            (_, true) => FenceMode::All,
+            (FenceMode::All, false) => FenceMode::None,
+            (other, false) => other,
+        };
         self
     }
 

@@ -191,6 +191,12 @@ impl Program {
         self.len == 0
     }
 
+    /// Whether its last op is that fence.
+    pub fn ends_with(&self, fence: Fence) -> bool {
+        let last = self.units().last();
+        last.is_some_and(|unit| unit.kind == Kind::Fence as u8 && unit.value == fence.bits().into())
+    }
+
     /// Units in use, of [`UNIT_LIMIT`].
     #[inline]
     pub fn len(&self) -> usize {

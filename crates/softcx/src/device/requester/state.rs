@@ -78,13 +78,15 @@ impl Requester {
     ) -> DoorbellOrder {
         let told = doorbell.upto;
         // Half of the 16-bit space is the longest ring: a sign bit would take one that was filled at once for one gone back.
-        let before_record = u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
+        let is_news = (1..=ring_wqebbs).contains(&told.wrapping_sub(self.announced as u16).into());
+        let before_record = is_news && u32::from(recorded.wrapping_sub(told)) > ring_wqebbs;
         let count = self.announced.wrapping_add_signed(i32::from(
             told.wrapping_sub(self.announced as u16).cast_signed(),
         ));
         let last = &mut self.last_told[doorbell.register & 1];
         // Of longer rings the 16 bits do not tell.
-        let backwards = ring_wqebbs <= LONGEST_TOLD && count.wrapping_sub(*last).cast_signed() < 0;
+        let backwards =
+            ring_wqebbs <= LONGEST_TOLD && (1..=ring_wqebbs).contains(&last.wrapping_sub(count));
         *last = count;
         // A card works up to the record; a store that came too early waits for the next one.
         self.advance(if before_record { recorded } else { told }, ring_wqebbs);

@@ -7,7 +7,7 @@
 
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
-use crate::device::packet::{AckCode, Header, PacketKind, flag};
+use crate::device::packet::{Header, PacketKind, flag};
 use crate::device::qp::{DeviceParts, Qp};
 use crate::device::space::SpaceAddress;
 
@@ -47,6 +47,10 @@ impl Qp {
             unsafe { source.copy_to(&context.keys, &mut context.copies, 0, into, len_bytes) };
         context.copies.settle();
         copied?;
+        if context.copies.is_orphan(self.parts.qpn) {
+            // The sender died with the bytes.
+            return Err(ScatterError::Source);
+        }
         self.responder.late = Some(LateWrite {
             bytes,
             addr,
@@ -80,15 +84,18 @@ impl Qp {
         is_due
     }
 
+    /// Places what is late: before an answer that tells of it.
     #[cold]
-    fn place_late(&mut self, context: &mut DeviceParts) {
+    pub(super) fn place_late(&mut self, context: &mut DeviceParts) {
         let Some(late) = self.responder.late.take() else {
             return;
         };
         if !self.is_receiving() {
-            // It was not acknowledged, and nothing is written by a queue pair in error.
+            // Nothing is written by a queue pair in error, and it is not acknowledged.
+            self.responder.owes_ack = false;
             return;
         }
+        context.copies.work_for(self.parts.qpn, true);
         let target = context.keys.resolve_remote(
             late.rkey,
             self.accessor(),
@@ -102,7 +109,7 @@ impl Qp {
             .and_then(|target| unsafe { context.copies.store(target, &late.bytes) }.ok());
         if placed.is_none() {
             // The region went away before it was written.
-            self.refuse(context, AckCode::AccessError);
+            self.refuse_done(context);
         }
     }
 }

@@ -36,6 +36,9 @@ impl Qp {
         }
         self.tell_established();
         self.catch_up_with(context, header);
+        if !self.is_receiving() {
+            return;
+        }
         let distance = psn_distance(header.psn, self.responder.expected_psn);
         if distance > 0 {
             if !self.responder.refused {
@@ -66,6 +69,7 @@ impl Qp {
 
     #[cold]
     fn refuse_by_fault(&mut self, context: &mut DeviceParts, code: u8) {
+        self.place_late(context);
         match AckCode::parse(code) {
             None | Some(AckCode::Ack) => {}
             Some(code @ (AckCode::SequenceError | AckCode::ReceiverNotReady(_))) => {
@@ -103,6 +107,8 @@ impl Qp {
 
     /// Refuses a request for good: the answer goes out, and the queue pair is in error.
     fn refuse(&mut self, context: &mut DeviceParts, code: AckCode) {
+        // The answer acknowledges what came before.
+        self.place_late(context);
         self.answer(PacketKind::Ack, self.responder.expected_psn, code, 0);
         let qpn = self.parts.qpn;
         match code {

@@ -2,7 +2,7 @@
 
 use super::harness::{End, Shape, World, pattern};
 use crate::device::Faults;
-use doorbell_wire::mlx5::SendRequest;
+use doorbell_wire::mlx5::{SendRequest, Syndrome};
 
 /// What of a write is there when the request behind it has its effect at the peer, if the bytes of writes are placed late.
 #[test]
@@ -89,4 +89,52 @@ fn a_completion_proves_that_a_late_write_is_placed() {
         assert!(world.now_ns - start >= 50_000);
         assert_eq!(b.word(0), round);
     }
+}
+
+/// A refusal acknowledges what came before it.
+#[test]
+fn what_a_refusal_acknowledges_is_placed() {
+    let mut world = World::new(1);
+    let (mut a, b) = world.pair(Shape::default());
+    world.set_faults(Faults {
+        late_writes_ns: 50_000,
+        ..Faults::default()
+    });
+    a.post(
+        &SendRequest::write(b.at(0), b.key)
+            .inline(&[7; 8])
+            .signaled(true),
+    );
+    a.post(&SendRequest::write(b.at(0), b.key ^ 0xff00).inline(&[8; 8]));
+    a.ring();
+    world.settle();
+    assert_eq!(a.all_sent(), [(0, None), (1, Some(Syndrome::RemoteAccess))]);
+    assert_eq!(b.read(0, 8), [7; 8]);
+}
+
+/// What is not placed is not acknowledged.
+#[test]
+fn a_queue_pair_that_fails_acknowledges_nothing_that_was_late() {
+    let mut world = World::new(1);
+    let (mut a, b) = world.pair(Shape::default());
+    world.set_faults(Faults {
+        late_writes_ns: 50_000,
+        ..Faults::default()
+    });
+    a.send(
+        &SendRequest::write(b.at(0), b.key)
+            .inline(&[7; 8])
+            .signaled(true),
+    );
+    for _ in 0..3 {
+        world.turn();
+    }
+    b.qp.fail();
+    world.settle();
+    let sent = a.all_sent();
+    assert_eq!(b.read(0, 8), [0; 8]);
+    assert!(
+        sent.iter().all(|(_, syndrome)| syndrome.is_some()),
+        "{sent:?}"
+    );
 }
