@@ -30,7 +30,7 @@ typedef struct doorbell_endpoint_config {
 	uint32_t mtu_bytes;        /* 256, 512, 1024, 2048 or 4096; the smaller value of both sides is used; default
 				      4096 */
 	uint32_t ack_timeout;      /* code of the time to wait for an acknowledgement, `timeout` in verbs:
-				      4.096 us * 2^ack_timeout, 0 to 31; 0 is infinite; default 20 */
+				      4.096 us * 2^ack_timeout, 0 to 31; 0 is infinite; default 18 */
 	uint32_t retry_count;      /* retries without progress, 0 to 7; default 7 */
 	uint32_t rnr_retry;        /* retries if the peer has posted no receive, 0 to 6; 7 is infinite; default 7 */
 	uint32_t min_rnr_timer;    /* time a peer waits if no receive is posted here, as coded in verbs, 0 to 31;

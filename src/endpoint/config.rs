@@ -46,9 +46,9 @@ pub struct EndpointConfig {
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
     pub mtu_bytes: u32,
     /// The code of the time without an acknowledgement of the peer before the device sends packets again: 4.096 us * 2^`ack_timeout`, 0 to 31;
-    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 20, which is 4.3 s, as NCCL has it: on a
-    /// congested network an acknowledgement may take long, and repetitions add to the congestion. A peer that is gone is found after
-    /// `retry_count` times as long, or when a wait misses its deadline.
+    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 18, which is 1.07 s, as in UCX: on a
+    /// congested network an acknowledgement may take long, and repetitions add to the congestion. A peer that is gone is found when all
+    /// repetitions are over, after 8.6 s: before the deadline of a wait, which does not know the reason. NCCL has 20, and would be found after 34 s.
     pub ack_timeout: u8,
     /// Repetitions without any progress before a work request fails, 0 to 7. Default 7.
     pub retry_count: u8,
@@ -107,7 +107,7 @@ impl Default for EndpointConfig {
             room_timeout: None,
             blueflame: false,
             mtu_bytes: attributes.mtu_bytes,
-            ack_timeout: 20,
+            ack_timeout: 18,
             retry_count: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
             min_rnr_timer: attributes.min_rnr_timer,

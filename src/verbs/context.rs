@@ -160,13 +160,30 @@ impl VerbsDevice {
 }
 
 /// Has registered memory stay with the parent when this process forks. Kernels before 5.12 copy a page for whichever process writes to it first:
-/// the parent's next write would be to another page than the device has. Later kernels do so without being asked, and this does nothing.
+/// the parent's next write would be to another page than the device has. Later kernels copy pinned pages for the child, and need not be asked:
+/// libibverbs would mark each page that is registered, which costs a system call each.
 fn prepare_for_fork() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        if kernel_copies_for_the_child() {
+            return;
+        }
         // SAFETY: takes nothing; it fails if memory was registered before, and then whoever did so has decided.
         let _ = unsafe { rdma_sys::ibv_fork_init() };
     });
+}
+
+/// Whether the kernel is 5.12 or newer.
+fn kernel_copies_for_the_child() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.is_ok_and(|release| is_5_12(&release))
+}
+
+fn is_5_12(release: &str) -> bool {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(5), Some(12))
 }
 
 /// The variable by which libmlx5 makes each queue pair with `MLX5_QP_FLAG_SIGNATURE`.
@@ -198,4 +215,30 @@ fn first_active(
             format!("no port of `{name}` is active"),
         )
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_5_12;
+
+    #[test]
+    fn kernels_that_copy_for_the_child_are_known_by_their_release() {
+        for new in [
+            "5.12.0",
+            "5.14.0-362.el9.x86_64\n",
+            "6.1.0-18-amd64",
+            "10.0",
+        ] {
+            assert!(is_5_12(new), "{new}");
+        }
+        for old in [
+            "5.11.22",
+            "4.18.0-553.el8_10.x86_64\n",
+            "5.4.0-150-generic",
+            "5",
+            "",
+        ] {
+            assert!(!is_5_12(old), "{old}");
+        }
+    }
 }

@@ -89,7 +89,7 @@ static void numbers_that_mean_nothing(struct rig *rig)
 	work.opcode = DOORBELL_OP_RECV;
 	FAILS(DOORBELL_ERANGE, "`work.opcode`", doorbell_post_send(rig->a, &work, NULL));
 	work = doorbell_work_send(&good, 1);
-	work.flags = 32;
+	work.flags = 64;
 	FAILS(DOORBELL_EINVAL, "`work.flags`", doorbell_post_send(rig->a, &work, NULL));
 	work.flags = DOORBELL_WORK_INLINE;
 	FAILS(DOORBELL_EINVAL, "`work.slice_count`", doorbell_post_send(rig->a, &work, NULL));

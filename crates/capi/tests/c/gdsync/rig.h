@@ -3,7 +3,7 @@
 #define GDSYNC_RIG_H
 
 /* Short enough for a test of a wait that does not end, and long for everything else. */
-#define GDS_WAIT_TIMEOUT_MS 6000
+#define GDS_WAIT_TIMEOUT_MS 12000
 
 #include <doorbell/gdsync.h>
 
