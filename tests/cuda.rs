@@ -931,13 +931,19 @@ fn a_thread_has_the_context_that_it_had() {
     .unwrap();
 }
 
+/// Bytes of a page of the system's.
+fn page_bytes() -> usize {
+    // SAFETY: asks for a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 /// Pages of the application's.
 fn pages(count: usize) -> *mut libc::c_void {
     // SAFETY: a new mapping.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
-            count * 4096,
+            count * page_bytes(),
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             -1,
@@ -967,16 +973,17 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
     let entered = Current::enter(&context);
     let stream = new_stream(&context, "words");
     let pair = Pair::new(&device(), &config());
+    let page = page_bytes();
     let start = pages(4);
     // The third page is the application's, and registered by it.
-    let third = start.wrapping_byte_add(2 * 4096);
-    register(third, 4096).result().unwrap();
+    let third = start.wrapping_byte_add(2 * page);
+    register(third, page).result().unwrap();
     // SAFETY: mapped, and unmapped after the regions are gone.
     let region = unsafe {
         Region::register(
             &pair.domain,
             NonNull::new(start.cast()).unwrap(),
-            4 * 4096,
+            4 * page as u64,
             Access::ALL,
         )
     }
@@ -986,40 +993,40 @@ fn memory_is_registered_while_it_is_needed_and_the_applications_own_stays() {
         Region::register(
             &pair.domain,
             NonNull::new(start.cast()).unwrap(),
-            4096,
+            page as u64,
             Access::ALL,
         )
     }
     .unwrap();
     for (at, which) in [
         (0, &region),
-        (2 * 4096, &region),
+        (2 * page as u64, &region),
         (8, &part),
-        (3 * 4096 + 4092, &region),
+        (3 * page as u64 + 4092, &region),
     ] {
         stream_write_value32(&stream, which, at, at as u32 + 1).unwrap();
         stream.synchronize(SOON).unwrap();
         assert_eq!(which.load_u32(at), Ok(at as u32 + 1));
     }
     let registered = sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    assert_eq!(register(start, 4096), registered);
+    assert_eq!(register(start, page), registered);
     drop(region);
     // The first page has another region on it.
-    assert_eq!(register(start, 4096), registered);
-    let second = start.wrapping_byte_add(4096);
+    assert_eq!(register(start, page), registered);
+    let second = start.wrapping_byte_add(page);
     stream_write_value32(&stream, &part, 0, 5).unwrap();
     stream.synchronize(SOON).unwrap();
     drop(part);
     // The programs that were executed have handles of the regions until a thread of the library has let them go.
     until("the pages are given back", || {
-        register(start, 2 * 4096) == sys::CUresult::CUDA_SUCCESS
+        register(start, 2 * page) == sys::CUresult::CUDA_SUCCESS
     });
     assert_eq!(unregister(start), sys::CUresult::CUDA_SUCCESS);
     let not_registered = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     assert_eq!(unregister(second), not_registered);
     assert_eq!(unregister(third), sys::CUresult::CUDA_SUCCESS);
     // SAFETY: nothing uses it any more.
-    unsafe { libc::munmap(start, 4 * 4096) };
+    unsafe { libc::munmap(start, 4 * page) };
     drop(entered);
 }
 

@@ -116,24 +116,9 @@ fn ok(result: sys::CUresult) {
 /// The device's address of a region's memory, for work of the application's own. The context is the thread's from now on, as an application
 /// has it.
 fn device_address(context: &CudaContext, region: &Region) -> sys::CUdeviceptr {
-    let start = region.as_ptr().cast();
-    let mut address = 0;
-    // SAFETY: the memory lives longer than the test's work on it.
-    unsafe {
-        ok(sys::cuCtxSetCurrent(context.raw()));
-        ok(sys::cuMemHostRegister_v2(
-            start,
-            region.len_bytes() as usize,
-            sys::CU_MEMHOSTREGISTER_DEVICEMAP,
-        ));
-        ok(sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0));
-    }
-    address
-}
-
-fn forget_address(region: &Region) {
-    // SAFETY: registered by `device_address`.
-    ok(unsafe { sys::cuMemHostUnregister(region.as_ptr().cast()) });
+    // SAFETY: the context lives longer than the test's work.
+    ok(unsafe { sys::cuCtxSetCurrent(context.raw()) });
+    region.device_address(context).unwrap()
 }
 
 #[test]
@@ -257,7 +242,6 @@ fn kernels_and_transfers_have_the_order_in_which_they_were_captured() {
         }
     }
     drop(graph);
-    forget_address(&bench.region);
 }
 
 /// What the next node of a captured stream comes after.
@@ -402,7 +386,6 @@ fn nodes_of_ours_and_of_the_application_make_one_graph() {
     bench.stream.synchronize(SOON).unwrap();
     // SAFETY: nobody launches it any more.
     ok(unsafe { sys::cuGraphDestroy(raw) });
-    forget_address(&bench.region);
 }
 
 #[test]

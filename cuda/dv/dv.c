@@ -13,6 +13,13 @@ int doorbell_dv_is_mlx5(struct ibv_device *device)
 	return mlx5dv_is_supported(device);
 }
 
+int doorbell_dv_set_allocator(struct ibv_context *context, void *(*alloc)(size_t, void *), void (*release)(void *, void *))
+{
+	struct mlx5dv_ctx_allocators allocators = {.alloc = alloc, .free = release};
+
+	return mlx5dv_set_context_attr(context, MLX5DV_CTX_ATTR_BUF_ALLOCATORS, &allocators);
+}
+
 int doorbell_dv_query_port(struct ibv_context *context, uint8_t port, struct doorbell_dv_port *result)
 {
 	/* A macro over a function that asks the provider for the structure of today's length; the symbol of that name does not. */

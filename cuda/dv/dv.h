@@ -5,6 +5,7 @@
 #ifndef DOORBELL_DV_H
 #define DOORBELL_DV_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct ibv_context;
@@ -119,6 +120,12 @@ struct doorbell_dv_wc {
 
 /* Whether the mlx5 provider drives that device. */
 int doorbell_dv_is_mlx5(struct ibv_device *device);
+
+/*
+ * Has the mlx5 provider ask for the memory of the context's queues and records, and give it back by these, which get NULL as their last
+ * argument. Zero, or an errno.
+ */
+int doorbell_dv_set_allocator(struct ibv_context *context, void *(*alloc)(size_t, void *), void (*release)(void *, void *));
 
 /* Zero, or the errno of ibv_query_port. */
 int doorbell_dv_query_port(struct ibv_context *context, uint8_t port, struct doorbell_dv_port *result);

@@ -17,7 +17,7 @@ use crate::stream::{Backoff, Lock};
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "softcx")]
 use doorbell_softcx::device::{AccessFault, Foreign, Move};
-use doorbell_wire::memory::Span;
+use doorbell_wire::memory::{InPages, Span};
 
 /// Bytes between the two memories. A copy engine reaches its speed with far less than this.
 const STAGING_BYTES: usize = 1 << 20;
@@ -41,7 +41,7 @@ struct StagingMemory {
     /// Dropped before the memory.
     _pinned: Pinned,
     /// Written by copies and by [`SpanCursor`], through pointers.
-    pages: Box<[UnsafeCell<StagingPage>]>,
+    pages: InPages<UnsafeCell<StagingPage>>,
 }
 
 #[repr(C, align(4096))]
@@ -73,8 +73,7 @@ impl Copier {
     fn new(context: &CudaContext) -> Result<Copier> {
         let _entered = context.enter_relaxed()?;
         let count = STAGING_BYTES / size_of::<StagingPage>();
-        let pages = (0..count).map(|_| UnsafeCell::new(StagingPage([0; 4096])));
-        let pages: Box<[_]> = pages.collect();
+        let pages = InPages::new(count, |_| UnsafeCell::new(StagingPage([0; 4096])))?;
         // SAFETY: the pages live longer than `pinned`, see `StagingMemory`, and have no other user.
         let pinned = unsafe { Pinned::new(context, pages.as_ptr().addr(), STAGING_BYTES)? };
         Ok(Copier {

@@ -1,8 +1,9 @@
 //! How far a CUDA stream has come.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::give_back::StreamWork;
 use super::stream_words::{STATUS_WORK, StreamWords};
 use crate::stream::{AlarmListener, Elsewhere};
 
@@ -19,8 +20,12 @@ pub(super) trait CountedStream: Send + Sync {
 pub(super) struct Count {
     pub(super) words: StreamWords,
     seen: AtomicU64,
+    /// The stream has been given what comes up to this count. What is pending behind it may still be taken back.
+    pub(super) given: AtomicU64,
     /// The stream has ended: it will not count further, and nothing should wait for it.
     pub(super) over: AtomicBool,
+    /// Host functions that were launched and have not returned. The stream does not count them.
+    pub(super) functions: AtomicUsize,
     stream: Weak<dyn CountedStream>,
 }
 
@@ -29,6 +34,8 @@ impl Count {
         Count {
             words,
             seen: AtomicU64::new(0),
+            given: AtomicU64::new(0),
+            functions: AtomicUsize::new(0),
             over: AtomicBool::new(false),
             stream,
         }
@@ -46,6 +53,14 @@ impl Count {
             }
             _ => seen,
         }
+    }
+}
+
+impl StreamWork for Count {
+    fn is_left(&self) -> bool {
+        let given = self.given.load(Ordering::Acquire);
+        let is_ahead = given > self.read() || self.functions.load(Ordering::Acquire) > 0;
+        is_ahead && !self.over.load(Ordering::Acquire)
     }
 }
 

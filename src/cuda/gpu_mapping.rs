@@ -77,7 +77,14 @@ impl GpuMapping {
             .map_or(0, |target| target.len_bytes());
         let start = base.as_ptr().addr();
         // SAFETY: the owner's memory of that length, which lives longer than this: see `Owner::attachments`.
-        let pinned = unsafe { Pinned::new(&self.context, start, len_bytes as usize) };
+        let pinned = unsafe {
+            Pinned::new_kept(
+                &self.context,
+                start,
+                len_bytes as usize,
+                owner.keeper(at.target),
+            )
+        };
         let pinned = pinned.map_err(|error| match at.role {
             Role::Uar if is_refused(&error) => no_registers(&error),
             _ => error,

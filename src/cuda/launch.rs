@@ -59,7 +59,7 @@ impl StreamState {
         self.ensure_watched();
         self.launch_graph(exec, queue)
             .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
-        self.given.store(queue.issued, Ordering::Release);
+        self.count.given.store(queue.issued, Ordering::Release);
         Ok(())
     }
 

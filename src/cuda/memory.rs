@@ -7,22 +7,22 @@ use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUpointer_attribute};
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
+use doorbell_wire::memory::page_bytes;
 
 use super::context::CudaContext;
 use super::copier::Copier;
-use super::driver::check;
+use super::driver::{check, is};
+use super::give_back;
 use crate::proxy::drop_elsewhere;
 use crate::{Error, Result, StateKind};
 
-/// Bytes of a page of the kernel's, at whose boundaries dmabufs begin and end.
-const PAGE: u64 = 4096;
-
 /// Memory of a GPU. Clones, and [parts](DeviceBuffer::part), are handles of the same memory.
 ///
-/// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work. The thread that
-/// drops the last handle frees it, and blocks until the GPU is idle, as `cuMemFree` does. If the last handle was a region's, a thread of the
-/// library frees it later.
+/// Memory of [`CudaContext::alloc`] is freed when its last handle is dropped, including those of regions and of their queued work, and no CUDA stream
+/// has work that this library has queued: the driver frees memory when the GPU is idle, and blocks other threads until then. The thread that drops
+/// the last handle frees it, and blocks as `cuMemFree` does, if no stream has such work then; otherwise, and if the last handle was a region's, a thread
+/// of the library frees it later.
 ///
 /// ```no_run
 /// use doorbell::{Access, CudaContext, CudaStream, Device, Endpoint, EndpointConfig, Region, Side};
@@ -73,13 +73,7 @@ enum FreedBy {
 impl Drop for GpuAllocation {
     fn drop(&mut self) {
         match &self.owner {
-            // A context that was destroyed has freed its memory.
-            FreedBy::Library => {
-                if let Some(_entered) = self.context.enter_to_give_back() {
-                    // SAFETY: allocated for this object, whose last handle was dropped.
-                    let _ = unsafe { sys::cuMemFree_v2(self.start) };
-                }
-            }
+            FreedBy::Library => give_back::free(&self.context, self.start),
             FreedBy::Somebody | FreedBy::Checkpoint(_) => {}
         }
     }
@@ -95,10 +89,28 @@ impl CudaContext {
         let copier = Copier::of(self)?;
         let entered = self.enter_relaxed()?;
         let mut start = 0;
-        // SAFETY: writes one address; the memory is freed by `GpuAllocation`, which is made next.
-        check("cuMemAlloc", unsafe {
-            sys::cuMemAlloc_v2(&mut start, len_bytes as usize)
-        })?;
+        let mut allocate = || {
+            // SAFETY: writes one address; the memory is freed by `GpuAllocation`, which is made next.
+            check("cuMemAlloc", unsafe {
+                sys::cuMemAlloc_v2(&mut start, len_bytes as usize)
+            })
+        };
+        match allocate() {
+            Err(error) if is(&error, CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                give_back::give_back_parked();
+                if give_back::has_allocations() {
+                    return Err(Error::state(
+                        StateKind::Memory,
+                        "allocation of a GPU's memory",
+                        format!(
+                            "{error}; memory that was given up is not free yet, because CUDA streams have work: synchronise them"
+                        ),
+                    ));
+                }
+                allocate()
+            }
+            allocated => allocated,
+        }?;
         let memory = GpuAllocation {
             context: self.clone(),
             start,
@@ -266,8 +278,9 @@ impl DeviceBuffer {
             ));
         }
         // The pages of the whole allocation: the driver need not export a part of one.
-        let start = self.memory.start & !(PAGE - 1);
-        let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(PAGE);
+        let page_bytes = page_bytes() as u64;
+        let start = self.memory.start & !(page_bytes - 1);
+        let end = (self.memory.start + self.memory.len_bytes).next_multiple_of(page_bytes);
         let _entered = self.context().enter_relaxed()?;
         let mut fd = -1_i32;
         // SAFETY: writes one descriptor; asks for memory that this handle keeps.

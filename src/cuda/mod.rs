@@ -27,6 +27,7 @@ mod driver;
 mod encode;
 mod exec;
 mod execution;
+mod give_back;
 mod gpu_mapping;
 mod graph;
 mod handle;

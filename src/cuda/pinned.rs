@@ -1,22 +1,22 @@
 //! Host memory that GPUs can access. Each page is registered with the driver once, for all that use it.
 #![allow(unsafe_code)] // calls the driver with addresses of memory of others
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
+use doorbell_wire::memory::{Pages, page_bytes};
 
 use super::capture::RelaxedCapture;
 use super::context::{CudaContext, unless_short_of_memory};
 use super::driver::{check, is};
-use super::host_call::in_host_function;
+use super::give_back;
 use crate::Result;
-use crate::proxy::drop_elsewhere;
 use crate::stream::Attachments;
-
-const PAGE: usize = 4096;
 
 /// For every context, and with an address on the device.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -31,13 +31,30 @@ struct PinnedRun {
     pages: Range<usize>,
     /// Registered by this library, which unregisters it. The application may have registered pages of its own.
     ours: bool,
+    kept: Kept,
 }
+
+/// What is known of memory that has no user any more.
+#[derive(Debug)]
+enum Kept {
+    /// Nothing: there may be other memory at its addresses.
+    Unknown,
+    /// It is [held](Pages::hold).
+    Held,
+    /// It stays as long as this object.
+    By(Keeper),
+}
+
+/// An object that keeps memory mapped, such as an open device its registers.
+pub(crate) type Keeper = Weak<dyn Any + Send + Sync>;
 
 /// The runs of the process, by their first address. The driver registers a page once, for all contexts.
 type PinnedRuns = BTreeMap<usize, Weak<PinnedRun>>;
 
 struct Known {
     runs: PinnedRuns,
+    /// Runs without a handle, which are to be unregistered. Those whose memory is known to be the same are among `runs`, too, and may get handles again.
+    parked: Vec<Arc<PinnedRun>>,
     /// Pages that are being unregistered, which may take until a GPU has done its queued work. That may wait for another thread that registers memory,
     /// so only threads that need these pages wait.
     leaving: Vec<Range<usize>>,
@@ -45,6 +62,7 @@ struct Known {
 
 static KNOWN: Mutex<Known> = Mutex::new(Known {
     runs: BTreeMap::new(),
+    parked: Vec::new(),
     leaving: Vec::new(),
 });
 static LEFT: Condvar = Condvar::new();
@@ -62,10 +80,12 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Registers the pages of the span that are not registered yet.
+    /// Registers the pages of the span that are not registered yet. Waits for pages that were registered before, for other memory perhaps, and that are to
+    /// be unregistered.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda): memory that cannot be registered, such as the registers of a card where the driver does not map them.
+    /// [`Error::State`](crate::Error::State): such pages are still registered after [`PATIENCE`].
     ///
     /// # Safety
     /// The memory is mapped, and stays so as long as this lives.
@@ -74,17 +94,27 @@ impl Pinned {
         start: usize,
         len_bytes: usize,
     ) -> Result<Pinned> {
+        // SAFETY: the caller's promise.
+        unsafe { Pinned::new_kept(context, start, len_bytes, None) }
+    }
+
+    /// As [`Pinned::new`], of memory that `keeper` keeps if it is none of [`Pages`].
+    ///
+    /// # Errors
+    /// As [`Pinned::new`].
+    ///
+    /// # Safety
+    /// As [`Pinned::new`].
+    pub(crate) unsafe fn new_kept(
+        context: &CudaContext,
+        start: usize,
+        len_bytes: usize,
+        keeper: Option<Keeper>,
+    ) -> Result<Pinned> {
         let _relaxed = RelaxedCapture::new();
-        let end = (start + len_bytes).next_multiple_of(PAGE);
-        let mut at = start & !(PAGE - 1);
-        let mut known = known();
-        while known
-            .leaving
-            .iter()
-            .any(|pages| pages.start < end && at < pages.end)
-        {
-            known = LEFT.wait(known).unwrap_or_else(PoisonError::into_inner);
-        }
+        let end = (start + len_bytes).next_multiple_of(page_bytes());
+        let mut at = start & !(page_bytes() - 1);
+        let mut known = clear(at..end)?;
         if covering(&known.runs, at).is_none()
             && let Some(offset) = known_to_driver(context, start, len_bytes)?
         {
@@ -98,7 +128,7 @@ impl Pinned {
             if at >= end {
                 break Ok(());
             }
-            if let Some(run) = covering(&known.runs, at) {
+            if let Some(run) = known.handle(at) {
                 at = run.pages.end;
                 held.push(run);
                 continue;
@@ -108,7 +138,7 @@ impl Pinned {
                 .range(at..end)
                 .find(|(_, run)| run.strong_count() > 0)
                 .map_or(end, |(start, _)| *start);
-            match register(context, at..stop) {
+            match register(context, at..stop, keeper.as_ref()) {
                 Ok(run) => {
                     at = run.pages.end;
                     let run = Arc::new(run);
@@ -178,40 +208,92 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Handles are cloned under the lock, so the last one stays the last.
-        let last: Vec<PinnedRun> = {
+        let mut is_parked = false;
+        {
             let mut known = known();
-            let last: Vec<PinnedRun> = self.runs.drain(..).filter_map(Arc::into_inner).collect();
-            known
-                .leaving
-                .extend(last.iter().map(|run| run.pages.clone()));
-            last
-        };
-        let last: Vec<Leaving> = last.into_iter().map(Leaving).collect();
-        if in_host_function() {
-            // A host function must not call the driver. Threads that need the pages wait until they are unregistered.
-            drop_elsewhere(Box::new(last));
+            for run in self.runs.drain(..) {
+                // Handles are cloned under the lock, so the last one stays the last.
+                if run.ours && Arc::strong_count(&run) == 1 {
+                    if run.has_other_memory() {
+                        known.runs.remove(&run.pages.start);
+                    }
+                    known.parked.push(run);
+                    give_back::count_parked();
+                    is_parked = true;
+                }
+            }
+        }
+        if is_parked {
+            give_back::give_back_parked();
         }
     }
 }
 
-/// A run without handles.
-struct Leaving(PinnedRun);
+/// Unregisters a run that has no handle. False if there is none.
+pub(super) fn give_one_back() -> bool {
+    let run = {
+        let mut known = known();
+        let Some(run) = known.parked.pop() else {
+            return false;
+        };
+        known.runs.remove(&run.pages.start);
+        known.leaving.push(run.pages.clone());
+        run
+    };
+    give_back::count_unparked();
+    run.unregister();
+    known().leaving.retain(|leaving| *leaving != run.pages);
+    LEFT.notify_all();
+    true
+}
 
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        self.0.unregister();
-        let pages = &self.0.pages;
-        known().leaving.retain(|leaving| leaving != pages);
-        LEFT.notify_all();
+/// How long a thread waits for pages that are to be unregistered.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits until none of these pages is registered for other memory.
+///
+/// # Errors
+/// [`Error::State`](crate::Error::State) if that takes longer than [`PATIENCE`].
+fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
+    let deadline = Instant::now() + PATIENCE;
+    let overlaps = |other: &Range<usize>| other.start < pages.end && pages.start < other.end;
+    let mut has_tried = false;
+    loop {
+        let known = known();
+        let is_parked = |run: &Arc<PinnedRun>| run.has_other_memory() && overlaps(&run.pages);
+        if !known.parked.iter().any(is_parked) && !known.leaving.iter().any(overlaps) {
+            return Ok(known);
+        }
+        if !std::mem::replace(&mut has_tried, true) {
+            drop(known);
+            give_back::give_back_parked();
+            continue;
+        }
+        has_tried = false;
+        // Nobody tells when the streams become idle.
+        let woken = LEFT.wait_timeout(known, Duration::from_millis(1));
+        drop(woken.unwrap_or_else(PoisonError::into_inner));
+        if Instant::now() > deadline {
+            return Err(crate::Error::state(
+                crate::StateKind::Memory,
+                "map memory to a GPU",
+                "its pages are still registered for memory that was given up while CUDA streams had work: synchronise them, or keep that memory",
+            ));
+        }
     }
 }
 
 impl PinnedRun {
-    fn unregister(&self) {
-        if !self.ours {
-            return;
+    /// Whether there may be other memory at its addresses than was registered, if it has no handle.
+    fn has_other_memory(&self) -> bool {
+        match &self.kept {
+            Kept::Unknown => true,
+            Kept::Held => false,
+            Kept::By(keeper) => keeper.strong_count() == 0,
         }
+    }
+
+    fn unregister(&self) {
         // A destroyed context has ended its registrations.
         if let Some(_entered) = self.context.enter_to_give_back() {
             let _ = unless_short_of_memory(|| {
@@ -220,6 +302,9 @@ impl PinnedRun {
                     sys::cuMemHostUnregister(self.pages.start as *mut _)
                 })
             });
+        }
+        if matches!(self.kept, Kept::Held) {
+            Pages::let_go(self.pages.start);
         }
     }
 }
@@ -268,11 +353,37 @@ fn covering(known: &PinnedRuns, at: usize) -> Option<Arc<PinnedRun>> {
     run.upgrade().filter(|run| run.pages.contains(&at))
 }
 
+impl Known {
+    /// A handle of the run with the page at that address.
+    fn handle(&mut self, at: usize) -> Option<Arc<PinnedRun>> {
+        let run = covering(&self.runs, at)?;
+        let parked = self
+            .parked
+            .iter()
+            .position(|parked| Arc::ptr_eq(parked, &run));
+        if let Some(parked) = parked {
+            self.parked.swap_remove(parked);
+            give_back::count_unparked();
+        }
+        Some(run)
+    }
+}
+
 /// Registers these pages, or only the first of them if the application has registered some.
-fn register(context: &CudaContext, pages: Range<usize>) -> Result<PinnedRun> {
+fn register(
+    context: &CudaContext,
+    pages: Range<usize>,
+    keeper: Option<&Keeper>,
+) -> Result<PinnedRun> {
     let _entered = context.enter()?;
-    let run = |pages, ours| PinnedRun {
+    let run = |pages: Range<usize>, ours: bool| PinnedRun {
         context: context.clone(),
+        kept: match keeper {
+            _ if !ours => Kept::Unknown,
+            _ if Pages::hold(pages.start) => Kept::Held,
+            Some(keeper) => Kept::By(Weak::clone(keeper)),
+            None => Kept::Unknown,
+        },
         pages,
         ours,
     };
@@ -283,7 +394,7 @@ fn register(context: &CudaContext, pages: Range<usize>) -> Result<PinnedRun> {
     if !is(&whole, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
         return Err(whole);
     }
-    let first = pages.start..pages.start + PAGE;
+    let first = pages.start..pages.start + page_bytes();
     match attempt(&first) {
         Ok(()) => Ok(run(first, true)),
         Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 use super::context::CudaContext;
 use super::driver::{is, is_loaded};
 use super::host_call::in_host_function;
-use super::pinned::Pinned;
+use super::pinned::{Keeper, Pinned};
 use crate::Error;
 
 /// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
@@ -18,6 +18,7 @@ use crate::Error;
 /// # Safety
 /// The registers stay mapped as long as the registration.
 pub(crate) unsafe fn check_registers(
+    device: Keeper,
     start: usize,
     len_bytes: usize,
 ) -> std::result::Result<Option<Pinned>, String> {
@@ -32,7 +33,7 @@ pub(crate) unsafe fn check_registers(
         return Ok(None);
     };
     // SAFETY: the caller's promise.
-    match unsafe { Pinned::new(&context, start, len_bytes) } {
+    match unsafe { Pinned::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
             *tried = Some(Ok(()));
             Ok(Some(pinned))

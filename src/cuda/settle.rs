@@ -58,7 +58,7 @@ impl StreamState {
             forgiven: self.forgiven.load(Ordering::Acquire),
             stopped_from: self.stopped_from.load(Ordering::Acquire),
         };
-        let given = self.given.load(Ordering::Acquire);
+        let given = self.count.given.load(Ordering::Acquire);
         let counts = (done, given);
         settle(&mut pending.entries, counts, words, aborted, &reports, over)
     }
@@ -68,7 +68,7 @@ impl StreamState {
         let failure = self.fault.sticky().unwrap_or_else(|| "it has ended".into());
         let reason = failure.report(&self.name);
         // What the driver is being given now, it refuses or has after this.
-        let given = self.given.load(Ordering::Acquire);
+        let given = self.count.given.load(Ordering::Acquire);
         let is_given = |entry: &PendingEntry| entry.done <= given;
         // What the driver was given, a GPU may have been at. Triggers count what they execute.
         let has_ended = self.ended.load(Ordering::Acquire);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // calls the driver
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
@@ -11,6 +11,7 @@ use super::call_queue::CallQueue;
 use super::capture::forbid;
 use super::context::{ContextOnDemand, CudaContext, PER_THREAD};
 use super::count::{Count, CountedStream};
+use super::give_back;
 use super::pending_queue::PendingQueue;
 use super::stream_words::StreamWords;
 use crate::Result;
@@ -43,8 +44,6 @@ pub(super) struct StreamState {
     /// The one lock of the hot path. It is held over the driver call, which may block while the driver's queue is full.
     pub(super) queue: Lock<CallQueue>,
     pub(super) pending: PendingQueue,
-    /// The stream has been given what comes up to this count. What is pending behind it may still be taken back.
-    pub(super) given: AtomicU64,
     /// Held for reading while a thread has handles of owners whose programs may finish meanwhile.
     pub(super) visiting: RwLock<()>,
     /// Waits for marks that no GPU counts, in the order of the gates.
@@ -60,6 +59,8 @@ pub(super) struct StreamState {
     pub(super) asking: Lock<()>,
     pub(super) looks: AtomicU32,
     pub(super) watched: Registration,
+    /// How often [`give_back::stream_gets_work`] was called for the stream, and [`give_back::stream_is_idle`] was not.
+    pub(super) busy: AtomicUsize,
     pub(super) asked: Registration,
     /// The driver has reported an error after which it executes nothing that is queued.
     pub(super) ended: AtomicBool,
@@ -109,13 +110,13 @@ impl StreamState {
                 lender: OnceLock::new(),
                 queue: Lock::default(),
                 pending: PendingQueue::new(),
-                given: AtomicU64::new(0),
                 visiting: RwLock::default(),
                 gates: Lock::default(),
                 fault: Fault::new(),
                 asking: Lock::default(),
                 looks: AtomicU32::new(0),
                 watched: Registration::default(),
+                busy: AtomicUsize::new(0),
                 asked: Registration::default(),
                 ended: AtomicBool::new(false),
                 aborted: AtomicBool::new(false),
@@ -196,6 +197,10 @@ impl StreamState {
 
 impl Drop for StreamState {
     fn drop(&mut self) {
+        // The watching thread has not looked at it since its work was done.
+        for _ in 0..*self.busy.get_mut() {
+            give_back::stream_is_idle(&self.count);
+        }
         if !self.owned {
             return;
         }

@@ -184,6 +184,7 @@ impl CudaStream {
                 // An owner that is given up may panic, too; nothing may leave this closure.
                 let _ = catch_unwind(AssertUnwindSafe(|| stream.fail_now(reason.into())));
             }
+            stream.function_is_over();
             // Dropping the last handle calls the driver, which a host function must not do.
             release_elsewhere(stream);
         });
@@ -191,8 +192,12 @@ impl CudaStream {
         let mut driver = state.driver(true)?;
         // Each launch of a graph would call it again.
         state.forbid_capture(&mut driver, "launch a function of the host")?;
+        state.function_comes();
         // SAFETY: the stream lives as long as its state.
         let launched = unsafe { host_call::launch(state.raw, call) };
+        if launched.is_err() {
+            state.function_is_over();
+        }
         // The closure is dropped after this, and may queue on this stream when it is.
         drop(queue);
         launched.map_err(|(error, _)| error)

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
+use doorbell_wire::memory::InPage;
 
 use super::context::CudaContext;
 use super::pinned::Pinned;
@@ -23,11 +24,11 @@ pub(super) const STATUS_STREAM: i32 = -18;
 pub(super) struct StreamWords {
     /// Dropped before the memory.
     pinned: Pinned,
-    page: Box<WordsPage>,
+    page: InPage<WordsPage>,
 }
 
-/// A page of its own, so that nothing else is registered with it.
-#[repr(C, align(4096))]
+/// It has a page of its own, so that nothing else is registered with it.
+#[repr(C)]
 #[derive(Default)]
 struct WordsPage {
     control: StreamControl,
@@ -102,7 +103,7 @@ impl StreamWords {
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda).
     pub(super) fn new(context: &CudaContext) -> Result<StreamWords> {
-        let page = Box::<WordsPage>::default();
+        let page = InPage::new(WordsPage::default)?;
         let lease_ns = LEASE.as_nanos() as u64;
         page.control
             .host
@@ -110,7 +111,7 @@ impl StreamWords {
             .store(lease_ns, Ordering::Relaxed);
         let start = std::ptr::from_ref(&*page).addr();
         // SAFETY: the page lives as long as `pinned`, and is atomics to everyone.
-        let pinned = unsafe { Pinned::new(context, start, size_of::<WordsPage>())? };
+        let pinned = unsafe { Pinned::new(context, start, page.len_bytes())? };
         Ok(StreamWords { pinned, page })
     }
 

@@ -139,7 +139,7 @@ impl StreamState {
     ) -> Result<()> {
         self.queue_by(prepare, |state, queue| {
             state.pending.enter(&mut queue.entering);
-            let before = state.given.load(Ordering::Relaxed);
+            let before = state.count.given.load(Ordering::Relaxed);
             state.issue(queue, before)
         })
     }
@@ -150,7 +150,7 @@ impl StreamState {
     /// # Errors
     /// A failure that was found meanwhile. Nothing is entered then.
     pub(super) fn enter(&self, queue: &mut CallQueue) -> Result<u64> {
-        let before = self.given.load(Ordering::Relaxed);
+        let before = self.count.given.load(Ordering::Relaxed);
         self.pending.enter(&mut queue.entering);
         self.check()
             .and_then(|()| may_wait(&queue.waited))
@@ -192,7 +192,7 @@ impl StreamState {
         self.ensure_watched();
         if queue.for_kernels {
             // `KernelStream::take` hands it out.
-            self.given.store(queue.issued, Ordering::Release);
+            self.count.given.store(queue.issued, Ordering::Release);
         } else {
             self.call_driver(queue)
                 .inspect_err(|_| self.pending.take_back(before, &mut queue.entering))?;
@@ -213,7 +213,7 @@ impl StreamState {
             match (result, given) {
                 (Ok(()), _) => {
                     given = Some(*issued);
-                    self.given.store(*issued, Ordering::Release);
+                    self.count.given.store(*issued, Ordering::Release);
                     queue.taken += 1;
                 }
                 (Err(error), None) => {

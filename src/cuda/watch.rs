@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::capture::{RelaxedCapture, forbid, is_captured};
 use super::driver::{check, is};
+use super::give_back;
 use super::pending::defer_drops;
 use super::state::StreamState;
 use super::stream_words::STATUS_STREAM;
@@ -101,15 +102,33 @@ fn says_nothing(error: &Error) -> bool {
 
 impl StreamState {
     pub(super) fn ensure_watched(&self) {
-        if self.watched.come()
-            && let Ok(watcher) = watcher()
-        {
-            watcher.register(self.weak.clone());
+        if self.watched.come() {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            give_back::stream_gets_work(&self.count);
+            if let Ok(watcher) = watcher() {
+                watcher.register(self.weak.clone());
+            }
         }
         if self.asked.come()
             && let Ok(querier) = querier()
         {
             querier.register(self.weak.clone());
+        }
+    }
+
+    /// A function of the host is launched on the stream.
+    pub(super) fn function_comes(&self) {
+        self.count.functions.fetch_add(1, Ordering::AcqRel);
+        give_back::stream_gets_work(&self.count);
+    }
+
+    /// The function has returned, or the driver has refused it.
+    pub(super) fn function_is_over(&self) {
+        let less = |functions: usize| functions.checked_sub(1);
+        let functions = &self.count.functions;
+        // Not if the stream has ended before.
+        if (functions.fetch_update(Ordering::AcqRel, Ordering::Acquire, less)).is_ok() {
+            give_back::stream_is_idle(&self.count);
         }
     }
 
@@ -173,6 +192,8 @@ impl StreamState {
         if self.watched.leave(|| self.has_work()) == PollResult::Waiting {
             return PollResult::Waiting;
         }
+        self.busy.fetch_sub(1, Ordering::Relaxed);
+        give_back::stream_is_idle(&self.count);
         // The handle that was kept for the work.
         if let Some(inner) = self.remaining.lock().take() {
             release_elsewhere(inner);
@@ -245,6 +266,10 @@ impl StreamState {
         self.count.words.note(STATUS_STREAM);
         self.fault.end(error.to_string());
         self.ended.store(true, Ordering::Release);
+        // The driver does not call them any more.
+        for _ in 0..self.count.functions.swap(0, Ordering::AcqRel) {
+            give_back::stream_is_idle(&self.count);
+        }
         self.ensure_watched();
     }
 }

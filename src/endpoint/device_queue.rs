@@ -37,8 +37,9 @@ impl DeviceQueue {
         let queue = &shared.queues[0];
         let first_completion = queue.completion_to_hand_over()?;
         let flags = (rings || with_flags).then(|| SubmissionFlags::new(slots, first));
+        let flags = flags.transpose()?;
         let state =
-            DeviceQueueState::new((slots, capacity), (first, first_completion), rings, flags);
+            DeviceQueueState::new((slots, capacity), (first, first_completion), rings, flags)?;
         Ok(DeviceQueue {
             state: Arc::new(state),
             shared: Arc::clone(shared),

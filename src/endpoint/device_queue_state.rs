@@ -5,46 +5,36 @@
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::Result;
+use crate::nic::{InPage, InPages};
 use crate::region::Region;
 use crate::stream::AlarmListener;
 
 /// DOORBELL_EWORK of the C interface.
 const STATUS_WORK: i32 = -19;
 
-/// `struct dbl_queue_control` of `include/doorbell/queue.h`, on a page of its own, for GPUs to map.
+/// `struct dbl_queue_control` of `include/doorbell/queue.h`.
 #[derive(Debug, Default)]
-#[repr(C, align(4096))]
+#[repr(C)]
 pub(crate) struct DeviceQueueControl {
     status: AtomicI32,
     pub(super) completed: AtomicU32,
 }
 
-/// The slots' marks and doorbells, on pages of their own.
-#[derive(Debug)]
-#[repr(C, align(4096))]
-struct MarkPage([AtomicU32; 1024]);
-
-#[derive(Debug)]
-#[repr(C, align(4096))]
-struct DoorbellPage([AtomicU64; 512]);
-
 /// What kernels write with the work requests, one for each slot.
 #[derive(Debug)]
 pub(crate) struct SubmissionFlags {
-    marks: Box<[MarkPage]>,
-    doorbells: Box<[DoorbellPage]>,
+    marks: InPages<AtomicU32>,
+    doorbells: InPages<AtomicU64>,
 }
 
 impl SubmissionFlags {
-    pub(super) fn new(slots: u32, first: u32) -> SubmissionFlags {
-        let pages = |in_page: u32| 0..slots.div_ceil(in_page);
+    /// # Errors
+    /// [`Error::System`](crate::Error::System): no memory.
+    pub(super) fn new(slots: u32, first: u32) -> Result<SubmissionFlags> {
         let flags = SubmissionFlags {
-            marks: pages(1024)
-                .map(|_| MarkPage([const { AtomicU32::new(0) }; 1024]))
-                .collect(),
-            doorbells: pages(512)
-                .map(|_| DoorbellPage([const { AtomicU64::new(0) }; 512]))
-                .collect(),
+            marks: InPages::new(slots as usize, |_| AtomicU32::new(0))?,
+            doorbells: InPages::new(slots as usize, |_| AtomicU64::new(0))?,
         };
         for slot in 0..slots {
             let at = first.wrapping_add(slot);
@@ -52,17 +42,15 @@ impl SubmissionFlags {
                 .mark(at, slots)
                 .store(fresh_mark(at, slots), Ordering::Relaxed);
         }
-        flags
+        Ok(flags)
     }
 
     fn mark(&self, at: u32, slots: u32) -> &AtomicU32 {
-        let at = (at & (slots - 1)) as usize;
-        &self.marks[at / 1024].0[at % 1024]
+        &self.marks[(at & (slots - 1)) as usize]
     }
 
     fn doorbell(&self, at: u32, slots: u32) -> &AtomicU64 {
-        let at = (at & (slots - 1)) as usize;
-        &self.doorbells[at / 512].0[at % 512]
+        &self.doorbells[(at & (slots - 1)) as usize]
     }
 
     /// Where marks and doorbells lie, and their bytes.
@@ -85,7 +73,8 @@ pub(crate) fn fresh_mark(at: u32, slots: u32) -> u32 {
 /// What kernels and this process share of a device-owned queue.
 #[derive(Debug)]
 pub(crate) struct DeviceQueueState {
-    control: Box<DeviceQueueControl>,
+    /// On a page of its own, for GPUs to map.
+    control: InPage<DeviceQueueControl>,
     /// In this process's memory where the host rings, or where the kernels are threads of it.
     flags: Option<SubmissionFlags>,
     slots: u32,
@@ -106,10 +95,10 @@ impl DeviceQueueState {
         (first, first_completion): (u32, u32),
         rings: bool,
         flags: Option<SubmissionFlags>,
-    ) -> DeviceQueueState {
-        let control = Box::<DeviceQueueControl>::default();
+    ) -> Result<DeviceQueueState> {
+        let control = InPage::new(DeviceQueueControl::default)?;
         control.completed.store(first, Ordering::Relaxed);
-        DeviceQueueState {
+        Ok(DeviceQueueState {
             control,
             flags,
             slots,
@@ -118,7 +107,7 @@ impl DeviceQueueState {
             first_completion,
             rings,
             held: Mutex::default(),
-        }
+        })
     }
 
     /// Holds a region until nothing that kernels have submitted can be in flight any more.

@@ -17,6 +17,8 @@ mod view;
 
 use std::sync::atomic::AtomicU32;
 
+use doorbell_wire::memory::InPage;
+
 #[cfg(feature = "cuda")]
 use crate::cuda::{CudaContext, WritesOrdering};
 use crate::endpoint::{DeviceQueue, Endpoint};
@@ -48,14 +50,14 @@ pub struct KernelQueue {
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept for kernels, who have its address")]
 enum StateMemory {
-    Host(Box<KernelQueueState>),
+    Host(InPage<KernelQueueState>),
     #[cfg(feature = "cuda")]
     Gpu(OnGpu),
 }
 
 /// `struct dbl_queue_state`.
 #[derive(Debug)]
-#[repr(C, align(4096))]
+#[repr(C)]
 struct KernelQueueState([AtomicU32; 128]);
 
 /// The words of `struct dbl_queue_state` as a queue begins that has come to these counts.
@@ -77,9 +79,8 @@ impl KernelQueue {
     pub fn new(endpoint: &mut Endpoint) -> Result<KernelQueue> {
         let mut queue = endpoint.take_send_queue(true)?;
         let (slot, completion) = queue.state().first();
-        let state = Box::new(KernelQueueState(
-            state_words(slot, completion).map(AtomicU32::new),
-        ));
+        let words = state_words(slot, completion);
+        let state = InPage::new(|| KernelQueueState(words.map(AtomicU32::new)))?;
         let mut view = QueueView::new(&queue);
         view.reach(&queue, |address, _| Ok(address as u64))?;
         view.state = std::ptr::from_ref(&*state).addr() as u64;

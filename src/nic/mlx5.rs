@@ -1,6 +1,10 @@
 //! Queue pairs of mlx5 devices, whose queues mlx5dv shows as memory.
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 
 use super::peer::PeerQueuePair;
 use super::{Abilities, Attributes, Capacity, NicQueuePair, Pages, QueuePairMemory, Queues, State};
@@ -84,8 +88,8 @@ impl NicQueuePair for Mlx5QueuePair {
     }
 
     #[cfg(feature = "cuda")]
-    fn has_card_registers(&self) -> bool {
-        true
+    fn card_registers(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        Some(self.pair.device())
     }
 
     fn abilities(&self) -> Abilities {

@@ -1,6 +1,10 @@
 //! Queue pairs.
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::fmt;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 
 use super::{Abilities, Attributes, PeerQueuePair, QueuePairMemory, State};
 use crate::Result;
@@ -53,10 +57,10 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     /// Whether a stream can ring this queue pair's doorbell itself: why, or why not.
     fn direct(&self) -> Result<&'static str, String>;
 
-    /// Whether its doorbell registers are those of a card, which not every GPU can store to.
+    /// If its doorbell registers are those of a card, which not every GPU can store to: the open device, as long as which they stay mapped.
     #[cfg(feature = "cuda")]
-    fn has_card_registers(&self) -> bool {
-        false
+    fn card_registers(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+        None
     }
 
     /// The operations that it has, and how long a message can be.

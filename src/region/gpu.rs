@@ -158,12 +158,12 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
 pub(crate) unsafe fn check_gpus(
     qp: &dyn NicQueuePair,
 ) -> std::result::Result<Option<Pinned>, String> {
-    if !qp.has_card_registers() {
+    let Some(device) = qp.card_registers() else {
         return Ok(None);
-    }
+    };
     let Queues::Mlx5(memory) = qp.queues();
     // SAFETY: the registers are mapped as long as the queue pair lives.
-    unsafe { check_registers(memory.uar[0].addr(), memory.uar_bytes as usize) }
+    unsafe { check_registers(device, memory.uar[0].addr(), memory.uar_bytes as usize) }
 }
 
 #[cfg(test)]

@@ -96,6 +96,9 @@ pub struct Region {
 impl Region {
     /// Allocates `len_bytes` of zeroed, page-aligned host memory and registers it.
     ///
+    /// The CUDA driver may know the memory already, because the library uses memory again that it cannot unregister yet: `cuMemHostRegister` then returns
+    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`. `Region::device_address` gives its address for a GPU.
+    ///
     /// # Errors
     /// [`Error::Range`] for a length of 0 or over [`REGION_BYTES_MAX`]; [`Error::State`] when the device takes no more.
     pub fn alloc(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {

@@ -49,6 +49,12 @@ pub unsafe trait Owner: Send + Sync + DropLater {
     /// before its first op.
     fn base(&self, target: TargetId) -> Option<NonNull<u8>>;
 
+    /// What keeps the memory of a target where it is when the owner is gone, as an open device keeps its registers. None if nothing does.
+    fn keeper(&self, target: TargetId) -> Option<Weak<dyn Any + Send + Sync>> {
+        let _ = target;
+        None
+    }
+
     /// Where executors keep what they made of the memory, mappings for a GPU for one. The owner drops it before the memory goes.
     /// None: only executors of this process's own threads can execute the programs.
     fn attachments(&self) -> Option<&Attachments> {

@@ -1,6 +1,7 @@
 //! An open device.
 #![allow(unsafe_code)] // calls libibverbs
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
@@ -11,6 +12,7 @@ use super::port::Port;
 use super::relay::Limits;
 use super::select::{DeviceList, Listed, Selector};
 use crate::{Error, Result, StateKind};
+use doorbell_wire::memory::Pages;
 use doorbell_wire::verbs::Abilities;
 
 /// An open device file with one of its ports.
@@ -134,6 +136,16 @@ impl VerbsDevice {
                 ),
             ));
         }
+        if !is_plain {
+            // SAFETY: an open context of the provider mlx5, before anything is made from it, and functions that any thread may call.
+            status("mlx5dv_set_context_attr", || unsafe {
+                doorbell_dv_sys::doorbell_dv_set_allocator(
+                    file.0.as_ptr(),
+                    Some(alloc_queue_memory),
+                    Some(release_queue_memory),
+                )
+            })?;
+        }
         let limits = Limits::probe(file.0)?;
         let events = Events::of(file.0)?;
         Ok(VerbsDevice {
@@ -157,6 +169,19 @@ impl VerbsDevice {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
+}
+
+/// Memory for the queues and records of libmlx5. The CUDA driver may keep it registered for longer than the queues live.
+extern "C" fn alloc_queue_memory(len_bytes: usize, _: *mut c_void) -> *mut c_void {
+    match Pages::new(len_bytes) {
+        Ok(pages) => pages.into_raw().as_ptr().cast(),
+        Err(_) => std::ptr::null_mut(),
+    }
+}
+
+extern "C" fn release_queue_memory(start: *mut c_void, _: *mut c_void) {
+    // SAFETY: libmlx5 gives back each address that it got, once.
+    drop(NonNull::new(start.cast()).and_then(|start| unsafe { Pages::from_raw(start) }));
 }
 
 /// Has registered memory stay with the parent when this process forks. Kernels before 5.12 copy a page for whichever process writes to it first:

@@ -1,12 +1,18 @@
 //! A reliable-connected queue pair on a card, with the memory of its queues laid open.
 #![allow(unsafe_code)] // calls libibverbs
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 
 use doorbell_dv_sys::{doorbell_dv_queues, doorbell_dv_sizes};
 
 use super::call::{object, status};
 use super::completion_queue::CompletionQueue;
+#[cfg(feature = "cuda")]
+use super::context::Context;
 use super::domain::{Domain, OwnUar};
 use super::states::{RawQp, States};
 use crate::{Error, Result, StateKind};
@@ -18,6 +24,8 @@ pub(crate) struct VerbsQueuePair {
     states: States,
     _cqs: [CompletionQueue; 2],
     _uar: OwnUar,
+    #[cfg(feature = "cuda")]
+    context: Arc<Context>,
     /// Where its parts lie, and how long they are: as asked for, or longer.
     queues: doorbell_dv_queues,
 }
@@ -61,12 +69,21 @@ impl VerbsQueuePair {
             states,
             _cqs: cqs,
             _uar: uar,
+            #[cfg(feature = "cuda")]
+            context: Arc::clone(context),
             queues,
         })
     }
 
     pub(crate) fn queues(&self) -> &doorbell_dv_queues {
         &self.queues
+    }
+
+    /// The open device, as long as which the registers stay mapped: libmlx5 keeps those of a thread domain that is gone for the next one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device(&self) -> Weak<dyn Any + Send + Sync> {
+        let device: Weak<Context> = Arc::downgrade(&self.context);
+        device
     }
 
     pub(crate) fn states(&self) -> &States {

@@ -191,7 +191,7 @@ const STANDIN: Package = Package {
         ("handle", &[]),
         ("call fault names", &["settings"]),
         ("device", &["settings"]),
-        ("reservation", &[]),
+        ("reservation pages", &["settings"]),
         // As in the driver, a context has all objects, and each object has its context: one room.
         (
             "context capture copy current event exec fill graph host_memory kernels mark memop memory module node stream task",

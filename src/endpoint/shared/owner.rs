@@ -1,7 +1,11 @@
 //! The endpoint as executors see it.
 #![allow(unsafe_code)] // promises the memory behind the targets
 
+#[cfg(feature = "cuda")]
+use std::any::Any;
 use std::ptr::NonNull;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
@@ -9,6 +13,8 @@ use crate::Cause;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::queue::Wait;
+#[cfg(feature = "cuda")]
+use crate::peer::Role;
 use crate::peer::{TargetId, Targets};
 use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
 
@@ -56,6 +62,12 @@ unsafe impl Owner for Shared {
         self.bases
             .get(self.targets.iter().position(|known| known.id() == target)?)
             .copied()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn keeper(&self, target: TargetId) -> Option<Weak<dyn Any + Send + Sync>> {
+        let target = self.targets.iter().find(|known| known.id() == target)?;
+        (target.role() == Role::Uar).then(|| self.qp.card_registers())?
     }
 
     fn attachments(&self) -> Option<&Attachments> {

@@ -1,7 +1,7 @@
 //! Contexts: primary ones, those that programs create, and the error that one keeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use cudarc::driver::sys::{CUcontext, CUctxCreateParams, CUdevice};
 
@@ -23,6 +23,9 @@ pub struct Context {
     /// All streams with work, or that may get some. The lock also orders submissions: the legacy stream's order with the others is
     /// that of the calls.
     pub streams: Mutex<Vec<Arc<Stream>>>,
+    /// A thread frees memory, and waits for the device.
+    frees: Mutex<bool>,
+    freed: Condvar,
 }
 
 static CONTEXTS: Table<Context> = Table::new();
@@ -44,6 +47,8 @@ impl Context {
             over: AtomicBool::new(false),
             kept: AtomicU32::new(0),
             streams: Mutex::default(),
+            frees: Mutex::default(),
+            freed: Condvar::new(),
         });
         CONTEXTS.insert(handle, context.clone());
         context
@@ -99,6 +104,38 @@ impl Context {
         for stream in streams {
             stream.wait_for(stream.submitted());
         }
+    }
+
+    fn lock_frees(&self) -> MutexGuard<'_, bool> {
+        self.frees
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// [`Context::wait_idle`] with the driver's lock: a thread in cuMemFree waits for the device, and another thread's cuMemcpyHtoDAsync for a lock
+    /// of the driver that the first one has (lupinemachines/lupine pull request 679; NVIDIA/nccl issue 48 of cuMemFreeHost).
+    pub fn wait_idle_alone(&self) {
+        *self.passed() = true;
+        self.wait_idle();
+        *self.lock_frees() = false;
+        self.freed.notify_all();
+    }
+
+    /// Waits while a thread has the driver's lock. Called by all that gives a context work or allocates: it is known of cuMemcpyHtoDAsync, and not known
+    /// that the others do not wait. Queries do not.
+    pub fn pass(&self) {
+        drop(self.passed());
+    }
+
+    fn passed(&self) -> MutexGuard<'_, bool> {
+        let mut frees = self.lock_frees();
+        while *frees {
+            frees = self
+                .freed
+                .wait(frees)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        frees
     }
 
     /// Ends all that runs, and takes away all that belongs to it.

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::call::{CUresult, Out, Outcome, cuda, valid};
 use crate::memory::{self, Block, Kind};
-use crate::reservation::{self, PAGE};
+use crate::reservation::{self, page};
 use crate::settings::settings;
 use crate::{capture, current, device};
 
@@ -21,6 +21,7 @@ const REGISTER_FLAGS: u32 = 0xf;
 
 fn allocate(pointer: &Out<*mut c_void>, len: usize, flags: u32) -> Outcome {
     let context = current::context()?;
+    context.pass();
     capture::check_safe()?;
     valid(!pointer.is_null() && len > 0 && flags & !ALLOC_FLAGS == 0)?;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -43,21 +44,34 @@ pub fn give_back(block: &Block) {
 }
 
 fn pages(start: u64, len: u64) -> (u64, u64) {
-    (start & !(PAGE - 1), (start + len).next_multiple_of(PAGE))
+    (
+        start & !(page() - 1),
+        (start + len).next_multiple_of(page()),
+    )
 }
 
-/// Whether the program has something at all these pages.
+/// Whether the program has something at all these pages. Pages that are longer than the kernel's here are never mapped in part where they are.
 fn is_mapped(start: u64, len: u64) -> bool {
     let (first, end) = pages(start, len);
-    let mut seen = vec![0u8; ((end - first) / PAGE) as usize];
-    // SAFETY: it looks at page tables only, and `seen` has a byte a page.
-    unsafe {
-        libc::mincore(
-            first as *mut c_void,
-            (end - first) as usize,
-            seen.as_mut_ptr(),
-        ) == 0
+    if page() == KERNEL_PAGE {
+        return is_mapped_here(first, end - first);
     }
+    let has_some = |at| {
+        (at..at + page())
+            .step_by(KERNEL_PAGE as usize)
+            .any(|at| is_mapped_here(at, KERNEL_PAGE))
+    };
+    (first..end).step_by(page() as usize).all(has_some)
+}
+
+/// Bytes of a page of this machine's kernel.
+const KERNEL_PAGE: u64 = 4096;
+
+/// Whether all these pages of the kernel's are mapped.
+fn is_mapped_here(first: u64, len: u64) -> bool {
+    let mut seen = vec![0u8; (len / KERNEL_PAGE) as usize];
+    // SAFETY: it looks at page tables only, and `seen` has a byte a page.
+    unsafe { libc::mincore(first as *mut c_void, len as usize, seen.as_mut_ptr()) == 0 }
 }
 
 /// Whether all of it, none of it, or some of it is an I/O mapping, such as a card's registers: here the pages of the software ConnectX's
@@ -87,13 +101,14 @@ fn is_io(start: u64, len: u64) -> Option<bool> {
 
 fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     let context = current::context()?;
+    context.pass();
     capture::check_safe()?;
     let (start, len) = (pointer as u64, len as u64);
     valid(
         start != 0
             && len > 0
             && flags & !REGISTER_FLAGS == 0
-            && start.checked_add(len + PAGE).is_some(),
+            && start.checked_add(len + page()).is_some(),
     )?;
     if flags & READ_ONLY != 0 || settings().lacks("hostregister") {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -106,7 +121,7 @@ fn register(pointer: *mut c_void, len: usize, flags: u32) -> Outcome {
     // `os_lookup_user_io_memory` refuses what is no I/O mapping; and what is one has no pages that could be locked.
     valid(is_io(start, len) == Some(flags & IOMEMORY != 0))?;
     let seen = if settings().lacks("samepointer") {
-        reservation::reserve(len + PAGE, PAGE)? + start % PAGE
+        reservation::reserve(len + page(), page())? + start % page()
     } else {
         start
     };

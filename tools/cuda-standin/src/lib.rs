@@ -31,6 +31,7 @@ mod memory;
 mod module;
 mod names;
 mod node;
+mod pages;
 mod pointer;
 mod reservation;
 mod settings;

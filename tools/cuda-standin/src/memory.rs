@@ -128,7 +128,7 @@ pub fn remove(kind: Kind, address: u64) -> Option<Arc<Block>> {
         })
         .cloned()?;
     // Freeing waits for the device, as the driver's does (cuMemFree: no implicit synchronization only for what cuMemAllocAsync gave).
-    found.context.wait_idle();
+    found.context.wait_idle_alone();
     let removed = blocks().remove(&found.start);
     if kind == Kind::Device && settings().has("reuse") {
         reservation::reuse(found.start, found.len);
@@ -200,13 +200,14 @@ fn used_bytes(context: &Context) -> u64 {
 cuda! {
     fn cuMemAlloc_v2(pointer: Out<CUdeviceptr>, len: usize) {
         let context = current::context()?;
+        context.pass();
         capture::check_safe()?;
         valid(!pointer.is_null() && len > 0)?;
         let len = len as u64;
         if len > settings().memory_bytes.saturating_sub(used_bytes(&context)) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let align = if len >= 2 << 20 { 2 << 20 } else { reservation::PAGE };
+        let align = if len >= 2 << 20 { 2 << 20 } else { reservation::page() };
         let start = reservation::reserve(len, align)?;
         let backing = Backing::new(len)?;
         let mut block = Block::new(Kind::Device, start, len, backing.address, 0, context);
@@ -245,13 +246,13 @@ cuda! {
         current::context()?;
         // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD; the flag maps it through PCIe, which is all that there is here.
         valid(!handle.is_null() && kind == 1 && flags & !1 == 0 && size > 0)?;
-        valid(pointer.is_multiple_of(reservation::PAGE) && (size as u64).is_multiple_of(reservation::PAGE))?;
+        valid(pointer.is_multiple_of(reservation::page()) && (size as u64).is_multiple_of(reservation::page()))?;
         if !settings().has("dmabuf") {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let block = find(pointer).filter(|block| block.kind == Kind::Device);
         let block = block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        valid(size as u64 <= block.len.next_multiple_of(reservation::PAGE))?;
+        valid(size as u64 <= block.len.next_multiple_of(reservation::page()))?;
         if block.start != pointer {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }

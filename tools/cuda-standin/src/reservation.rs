@@ -5,10 +5,15 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use crate::call::{CUresult, Outcome};
+use crate::settings::settings;
 
 /// All device addresses of a process. They are not given out twice, so that what was freed is found out, unless the settings say so.
 const SPAN: u64 = 1 << 40;
-pub const PAGE: u64 = 4096;
+
+/// Bytes of a page of the system's.
+pub fn page() -> u64 {
+    settings().page_bytes
+}
 
 struct Span {
     start: u64,
@@ -60,7 +65,7 @@ pub fn reserve(len: u64, align: u64) -> Outcome<u64> {
     }
     let at = span.next.next_multiple_of(align);
     let end = at
-        .checked_add(len.next_multiple_of(PAGE) + PAGE)
+        .checked_add(len.next_multiple_of(page()) + page())
         .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     if end > LIMIT.load(std::sync::atomic::Ordering::Acquire) {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -97,7 +102,7 @@ pub struct Backing {
 
 impl Backing {
     pub fn new(len: u64) -> Outcome<Backing> {
-        let len = len.next_multiple_of(PAGE);
+        let len = len.next_multiple_of(page());
         // SAFETY: a string constant; the descriptor that comes back is nobody's.
         let file = unsafe {
             let file = libc::memfd_create(c"cuda-standin".as_ptr(), libc::MFD_CLOEXEC);

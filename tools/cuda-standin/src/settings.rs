@@ -3,6 +3,7 @@
 //! - `DOORBELL_CUDA_STANDIN=1`: there are devices at all.
 //! - `DOORBELL_CUDA_STANDIN_DEVICES`: how many, 1 unless given.
 //! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
+//! - `DOORBELL_CUDA_STANDIN_PAGE_BYTES`: of a page of the host, 4096 unless given; see `pages`.
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
 //!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `hostregister`,
 //!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
@@ -18,6 +19,7 @@ pub struct Settings {
     pub enabled: bool,
     pub devices: i32,
     pub memory_bytes: u64,
+    pub page_bytes: u64,
     lacks: Vec<String>,
     has: Vec<String>,
     pub faults: String,
@@ -40,6 +42,7 @@ pub fn settings() -> &'static Settings {
         enabled: text("").as_deref() == Some("1"),
         devices: number("_DEVICES", 1) as i32,
         memory_bytes: number("_MEMORY_MIB", 4096) << 20,
+        page_bytes: number("_PAGE_BYTES", 4096),
         lacks: words("_LACKS"),
         has: words("_HAS"),
         faults: text("_FAULTS").unwrap_or_default(),

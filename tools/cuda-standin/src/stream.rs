@@ -109,6 +109,7 @@ pub fn create(flags: u32, priority: i32) -> Outcome<Arc<Stream>> {
     } else {
         Kind::Blocking
     };
+    context.pass();
     let mut made = Stream::new(&context, flags, priority.clamp(GREATEST_PRIORITY, 0), kind);
     let handle = handle::fresh();
     if let Some(stream) = Arc::get_mut(&mut made) {
@@ -180,6 +181,7 @@ impl Stream {
 
     /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
     pub fn submit(self: &Arc<Stream>, task: Task) -> Outcome<u64> {
+        self.context.pass();
         let streams = self.context.lock_streams();
         self.context.check()?;
         let before: Vec<(Arc<Stream>, u64)> = streams

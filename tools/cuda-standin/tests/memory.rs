@@ -80,6 +80,43 @@ fn freeing_waits_for_the_work_of_the_context() {
 }
 
 #[test]
+fn whoever_frees_behind_a_waiting_stream_keeps_others_from_the_driver() {
+    let gpu = Gpu::new();
+    let (stream, words, pointer) = (gpu.stream(), gpu.words(), gpu.alloc(64));
+    gpu.block(stream, words, 0);
+    let context = gpu.context as usize;
+    let in_context = |work: fn(u64), pointer| {
+        std::thread::spawn(move || {
+            good!(cuCtxSetCurrent(context as cu::CUcontext));
+            work(pointer);
+        })
+    };
+    let kept = gpu.alloc(64);
+    let freeing = in_context(
+        |pointer| {
+            good!(cuMemFree_v2(pointer));
+        },
+        pointer,
+    );
+    a_while();
+    let copying = in_context(
+        |pointer| {
+            let word = 5_u32;
+            good!(cuMemcpyHtoD_v2(pointer, (&raw const word).cast(), 4));
+        },
+        kept,
+    );
+    a_while();
+    // A query needs no lock.
+    assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
+    assert!(!freeing.is_finished() && !copying.is_finished());
+    words.set(0, 1);
+    freeing.join().unwrap();
+    copying.join().unwrap();
+    good!(cuCtxSynchronize());
+}
+
+#[test]
 fn registering() {
     let gpu = Gpu::new();
     let memory = pages(4);

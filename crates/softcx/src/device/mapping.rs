@@ -61,14 +61,15 @@ fn parse(line: &[u8]) -> Option<(u64, u64, [u8; 2])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::dma::{PAGE_BYTES, Pages};
+    use crate::device::dma::Pages;
 
     #[test]
     fn a_range_is_checked_to_its_last_byte() {
-        let pages = Pages::new(4 * PAGE_BYTES).unwrap();
+        let len_bytes = 4 * doorbell_wire::memory::page_bytes();
+        let pages = Pages::new(len_bytes).unwrap();
         let at = pages.start().as_ptr() as u64;
         let check = |addr, len_bytes, writable| Space::LOCAL.check(addr, len_bytes, writable);
-        assert_eq!(check(at, 4 * PAGE_BYTES as u64, true), Ok(()));
+        assert_eq!(check(at, len_bytes as u64, true), Ok(()));
         assert_eq!(check(at + 5, 1, false), Ok(()));
         assert_eq!(check(0, 1, false), Err(AccessFault));
         assert_eq!(check(u64::MAX, 2, false), Err(AccessFault));

@@ -39,7 +39,7 @@ mod transitions;
 mod wake_word;
 mod wire;
 
-pub use dma::{PAGE_BYTES, Pages};
+pub use dma::Pages;
 pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::{FAULT, Faults};
 pub use foreign::{Foothold, Foreign, Move};

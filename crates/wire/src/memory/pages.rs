@@ -1,19 +1,52 @@
 //! Memory that driver and device of one process share.
 #![allow(unsafe_code)] // maps it
 
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::{Error, Result};
 
 /// Zeroed, page-aligned memory that a device may access. Its address never changes.
+///
+/// A driver may have registered the memory, and may be able to end that only later, for example when a GPU is idle: see [`Pages::hold`]. Such
+/// memory is not unmapped when it is dropped: at the same address there would be other memory soon, which could not be registered. It is given
+/// to the next [`Pages::new`] of the same length instead.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
     len_bytes: usize,
 }
 
-/// Alignment and granularity of [`Pages`].
-pub const PAGE_BYTES: usize = 4096;
+/// A mapping of this module's.
+#[derive(Debug)]
+struct MappedPages {
+    len_bytes: usize,
+    /// How many calls of [`Pages::hold`] were not followed by [`Pages::let_go`].
+    holds: usize,
+    /// It is held, and no [`Pages`].
+    is_free: bool,
+}
+
+/// All mappings, by their first address.
+static BLOCKS: Mutex<BTreeMap<usize, MappedPages>> = Mutex::new(BTreeMap::new());
+
+fn blocks() -> MutexGuard<'static, BTreeMap<usize, MappedPages>> {
+    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Alignment and granularity of [`Pages`]: bytes of a page of the system's, 4 KiB on x86-64, 4 or 64 KiB on arm64.
+pub fn page_bytes() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        // SAFETY: asks for a number.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two())
+            .unwrap_or(4096)
+    })
+}
 
 // SAFETY: `Pages` owns plain memory and gives out addresses only; who writes where is agreed between driver and device.
 unsafe impl Send for Pages {}
@@ -31,9 +64,12 @@ impl Pages {
             operation: "allocation of device memory",
             errno: libc::ENOMEM,
         };
-        let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(PAGE_BYTES) else {
+        let Some(len_bytes) = len_bytes.max(1).checked_next_multiple_of(page_bytes()) else {
             return Err(none);
         };
+        if let Some(pages) = Pages::held_before(len_bytes) {
+            return Ok(pages);
+        }
         let (access, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
@@ -44,7 +80,79 @@ impl Pages {
             return Err(none);
         }
         let start = NonNull::new(start.cast()).ok_or(none)?;
+        let block = MappedPages {
+            len_bytes,
+            holds: 0,
+            is_free: false,
+        };
+        blocks().insert(start.addr().get(), block);
         Ok(Pages { start, len_bytes })
+    }
+
+    /// Memory of that length that was dropped while it was held.
+    fn held_before(len_bytes: usize) -> Option<Pages> {
+        let found = {
+            let mut blocks = blocks();
+            let is_it = |(_, block): &(&usize, &mut MappedPages)| {
+                block.is_free && block.len_bytes == len_bytes
+            };
+            let (start, block) = blocks.iter_mut().find(is_it)?;
+            block.is_free = false;
+            std::ptr::with_exposed_provenance_mut::<u8>(*start)
+        };
+        let start = NonNull::new(found)?;
+        // SAFETY: a mapping of that length, which is nobody else's from now on.
+        unsafe { start.write_bytes(0, len_bytes) };
+        Some(Pages { start, len_bytes })
+    }
+
+    /// Keeps the memory around that address mapped, as the same memory, until [`Pages::let_go`]. False if it is no memory of this module's.
+    pub fn hold(address: usize) -> bool {
+        match find(&mut blocks(), address) {
+            Some((_, block)) => {
+                block.holds += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Ends a [`Pages::hold`] that has returned true.
+    pub fn let_go(address: usize) {
+        let gone = {
+            let mut blocks = blocks();
+            let Some((start, block)) = find(&mut blocks, address) else {
+                return;
+            };
+            block.holds = block.holds.saturating_sub(1);
+            if !block.is_free || block.holds > 0 {
+                return;
+            }
+            blocks.remove_entry(&start)
+        };
+        if let Some((start, block)) = gone {
+            unmap(start, block.len_bytes);
+        }
+    }
+
+    /// Gives up the ownership, for callers of C. [`Pages::from_raw`] takes it back.
+    pub fn into_raw(self) -> NonNull<u8> {
+        let start = self.start;
+        std::mem::forget(self);
+        start
+    }
+
+    /// The pages that begin there. `None` if no [`Pages::into_raw`] has given that address.
+    ///
+    /// # Safety
+    /// Each address is taken back once.
+    pub unsafe fn from_raw(start: NonNull<u8>) -> Option<Pages> {
+        let len_bytes = {
+            let blocks = blocks();
+            let block = blocks.get(&start.addr().get())?;
+            (!block.is_free).then_some(block.len_bytes)?
+        };
+        Some(Pages { start, len_bytes })
     }
 
     /// First byte.
@@ -52,7 +160,7 @@ impl Pages {
         self.start
     }
 
-    /// Length, a multiple of [`PAGE_BYTES`].
+    /// Length, a multiple of [`page_bytes`].
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -67,10 +175,36 @@ impl Pages {
     }
 }
 
+/// The mapping around that address.
+fn find(
+    blocks: &mut BTreeMap<usize, MappedPages>,
+    address: usize,
+) -> Option<(usize, &mut MappedPages)> {
+    let (start, block) = blocks.range_mut(..=address).next_back()?;
+    (address - start < block.len_bytes).then_some((*start, block))
+}
+
+fn unmap(start: usize, len_bytes: usize) {
+    // SAFETY: mapped in `Pages::new` with the same length, and nobody's any more.
+    unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len_bytes) };
+}
+
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with the same length.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+        let start = self.start.as_ptr().expose_provenance();
+        {
+            let mut blocks = blocks();
+            if let Some(block) = blocks.get_mut(&start)
+                && block.holds > 0
+            {
+                block.is_free = true;
+                return;
+            }
+            // Before it is unmapped: then the kernel may give the address to another thread.
+            blocks.remove(&start);
+        }
+        // Without the lock: `munmap` waits for whoever asked the kernel to be told of it.
+        unmap(start, self.len_bytes);
     }
 }
 
@@ -93,5 +227,61 @@ mod tests {
                 "{refused:?}"
             );
         }
+    }
+
+    /// A length that no other test asks for, so that no other one is given the memory.
+    const PAGES: usize = 37;
+
+    fn is_mapped(start: usize) -> bool {
+        let mut seen = 0_u8;
+        // SAFETY: it looks at page tables only.
+        unsafe { libc::mincore(start as *mut _, 1, &raw mut seen) == 0 }
+    }
+
+    #[test]
+    fn held_memory_stays_mapped_and_is_given_out_again_zeroed() {
+        let len_bytes = PAGES * page_bytes();
+        let pages = Pages::new(len_bytes).unwrap();
+        let start = pages.start().addr().get();
+        // SAFETY: within the pages, which nobody else has.
+        unsafe { pages.at(len_bytes - 1).write(7) };
+        assert!(Pages::hold(start + 1) && Pages::hold(start + len_bytes - 1));
+        assert!(
+            !Pages::hold(start + len_bytes) || find(&mut blocks(), start + len_bytes).is_some()
+        );
+        drop(pages);
+        assert!(is_mapped(start));
+        // Another length does not fit.
+        let other = Pages::new(len_bytes + page_bytes()).unwrap();
+        assert_ne!(other.start().addr().get(), start);
+        let again = Pages::new(len_bytes).unwrap();
+        assert_eq!(again.start().addr().get(), start);
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.at(len_bytes - 1).read() }, 0);
+        Pages::let_go(start);
+        drop(again);
+        assert!(is_mapped(start), "it is held once more");
+        Pages::let_go(start);
+        assert!(
+            blocks()
+                .get(&start)
+                .is_none_or(|block| block.len_bytes != len_bytes)
+        );
+    }
+
+    #[test]
+    fn memory_that_is_held_no_more_is_unmapped_with_its_last_owner() {
+        let len_bytes = (PAGES + 2) * page_bytes();
+        let pages = Pages::new(len_bytes).unwrap();
+        let start = pages.start().addr().get();
+        assert!(Pages::hold(start));
+        Pages::let_go(start);
+        drop(pages);
+        assert!(
+            blocks()
+                .get(&start)
+                .is_none_or(|block| block.len_bytes != len_bytes)
+        );
+        assert!(!Pages::hold(0));
     }
 }

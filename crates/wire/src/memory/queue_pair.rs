@@ -1,7 +1,7 @@
 //! The memory of a queue pair, as a provider library would lay it out: rings, doorbell records, completion queues, UAR page.
 #![allow(unsafe_code)] // addresses that two threads use
 
-use crate::memory::{PAGE_BYTES, Pages};
+use crate::memory::{Pages, page_bytes};
 use crate::mlx5::RecvQueue;
 use crate::verbs::Capacity;
 use crate::{Error, Result};
@@ -136,8 +136,8 @@ impl QueuePairMemory {
         // Each record on a cache line of its own: the device reads them while the driver writes its neighbours.
         let record = place(8);
         let cq_records = [place(8), place(8)];
-        let uar = end.next_multiple_of(PAGE_BYTES);
-        let pages = Pages::new(uar + PAGE_BYTES)?;
+        let uar = end.next_multiple_of(page_bytes());
+        let pages = Pages::new(uar + page_bytes())?;
         let memory = QueuePairMemory {
             sizes: *sizes,
             send_ring: pages.at(send_ring),

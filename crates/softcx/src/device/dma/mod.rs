@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub(crate) use self::ring::DmaRing;
 pub(crate) use self::words::{ClockWord, RecordWord, UarRegister};
-pub use doorbell_wire::memory::{PAGE_BYTES, Pages};
+pub use doorbell_wire::memory::Pages;
 
 /// Copies from registered memory into a local buffer.
 ///

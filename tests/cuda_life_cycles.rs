@@ -1,0 +1,216 @@
+//! What a program makes, uses and drops while streams of a GPU wait. The driver gives memory back when the GPU is idle, and a lock of its own keeps other
+//! threads out until then: a call of the library that gave memory back behind a wait would block, and with it whoever could end the wait.
+#![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
+#![allow(unsafe_code)] // registers memory of its own
+
+mod rig;
+mod waived;
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Access, Device, DeviceBuffer, EndpointConfig, Executor, Region, RemoteSlice, Side, Status,
+    Work, stream_write_value32,
+};
+use rig::gpu::{alone, context};
+use rig::{Limit, Pair, SOON, Stream, device, from_env, stream};
+
+/// Longer than a call of the library takes on a loaded machine, and far shorter than the waits.
+const BLOCKED: Duration = Duration::from_secs(5);
+
+/// The goal, which a loaded machine misses now and then.
+const GOAL: Duration = Duration::from_millis(10);
+
+/// How long calls have taken.
+#[derive(Default)]
+struct Calls {
+    longest: (Duration, &'static str),
+    late: usize,
+    count: usize,
+}
+
+impl Calls {
+    fn time<R>(&mut self, name: &'static str, call: impl FnOnce() -> R) -> R {
+        let started = Instant::now();
+        let result = call();
+        let took = started.elapsed();
+        assert!(took < BLOCKED, "{name} has taken {took:?}");
+        self.longest = self.longest.max((took, name));
+        self.late += usize::from(took > GOAL);
+        self.count += 1;
+        result
+    }
+}
+
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().count()
+}
+
+/// A pair of which a stream waits for a message that does not come before the end.
+struct Waiter {
+    pair: Pair,
+    region: Region,
+    stream: Stream,
+}
+
+impl Waiter {
+    fn new(device: &Device) -> Waiter {
+        let config = EndpointConfig::default().wait_timeout(None);
+        let mut pair = Pair::new(device, &config);
+        let region = pair.region(64);
+        let stream = stream("waits");
+        pair.b
+            .post_recv(1, &[region.slice(0, 64).unwrap()])
+            .unwrap();
+        pair.b.stream_wait_cq(&stream, Side::Recv).unwrap();
+        Waiter {
+            pair,
+            region,
+            stream,
+        }
+    }
+
+    fn end(mut self) {
+        let data = [self.region.slice(0, 4).unwrap()];
+        let helper = stream("ends");
+        self.pair
+            .a
+            .stream_queue_send(&helper, &Work::send(&data))
+            .unwrap();
+        let sent = self.pair.a.stream_wait_cq(&helper, Side::Send).unwrap();
+        helper.synchronize(SOON).unwrap();
+        self.stream.synchronize(SOON).unwrap();
+        assert_eq!(sent.status(), Status::Complete);
+    }
+}
+
+/// Makes, uses and drops endpoints, regions, a stream, and memory of the GPU that the software NIC copies by the driver.
+fn round(device: &Device, memory: Option<&DeviceBuffer>, calls: &mut Calls, value: u32) {
+    let mut pair = calls.time("endpoints", || {
+        Pair::new(device, &EndpointConfig::default())
+    });
+    let region = calls.time("a region", || pair.region(8192));
+    let stream = calls.time("a stream", || stream("round"));
+    calls.time("a store", || {
+        stream_write_value32(&stream, &region, 0, value).unwrap()
+    });
+    let data = [region.slice(0, 64).unwrap()];
+    let remote = region.remote();
+    let into = RemoteSlice::at(remote.addr + 4096, remote.rkey);
+    calls.time("a write", || {
+        pair.a.stream_queue_write(&stream, &data, into).unwrap()
+    });
+    let written = calls.time("a wait", || {
+        pair.a.stream_wait_cq(&stream, Side::Send).unwrap()
+    });
+    calls.time("synchronize", || stream.synchronize(SOON).unwrap());
+    assert_eq!(written.status(), Status::Complete);
+    assert_eq!(region.load_u32(4096).unwrap(), value);
+    if let Some(memory) = memory {
+        let on_gpu = calls.time("a region of the GPU", || {
+            Region::register_device(&pair.domain, memory, Access::ALL).unwrap()
+        });
+        let to_gpu = on_gpu.remote().slice(0, 64).unwrap();
+        calls.time("a write to the GPU", || {
+            pair.a.stream_queue_write(&stream, &data, to_gpu).unwrap()
+        });
+        pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+        calls.time("synchronize", || stream.synchronize(SOON).unwrap());
+        let mut bytes = [0; 4];
+        memory.copy_to_host(0, &mut bytes).unwrap();
+        assert_eq!(u32::from_ne_bytes(bytes), value);
+        calls.time("drop of a region of the GPU", || drop(on_gpu));
+    }
+    calls.time("drop of endpoints", || drop(pair));
+    calls.time("drop of a region", || drop(region));
+    calls.time("drop of a stream", || drop(stream));
+}
+
+#[test]
+fn nothing_is_given_back_behind_a_wait() {
+    let test = "nothing_is_given_back_behind_a_wait";
+    let _alone = alone();
+    let Some(context) = context(test) else { return };
+    let device = device();
+    let rounds = from_env("DOORBELL_CYCLES", 1000);
+    let limit = Limit::new("life cycles behind waits", Duration::from_secs(60));
+    let memory = (device.name() == "softcx").then(|| context.alloc(4096).unwrap());
+    let mut calls = Calls::default();
+    round(&device, memory.as_ref(), &mut calls, 1);
+    let before = mappings();
+    let waiters = [Waiter::new(&device), Waiter::new(&device)];
+    let mut during = 0;
+    let mut calls = Calls::default();
+    for number in 0..rounds {
+        limit.step(number, Duration::from_secs(60));
+        round(&device, memory.as_ref(), &mut calls, number as u32 + 2);
+        if number % 100 == 0 {
+            // Memory of the GPU of its own, which is not free before the waits are over.
+            let short = calls.time("an allocation", || context.alloc(4096).unwrap());
+            calls.time("drop of an allocation", || drop(short));
+        }
+        if number == rounds / 10 {
+            during = mappings();
+        }
+    }
+    let growth = mappings().saturating_sub(during);
+    // What is parked is used again.
+    assert!(growth < 100, "{growth} mappings more in {rounds} rounds");
+    waiters.into_iter().for_each(Waiter::end);
+    // What was kept for the waits is given back by a thread of the library.
+    let started = Instant::now();
+    while mappings() > before + 32 {
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "{} mappings, {before} before",
+            mappings()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let Calls {
+        longest: (longest, name),
+        late,
+        count,
+    } = calls;
+    println!(
+        "{count} calls, {late} of them longer than {GOAL:?}; the longest: {name}, {longest:?}"
+    );
+}
+
+/// The driver has its pages still registered for a region that is gone, and nobody knows whether the memory is the same.
+#[test]
+fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
+    let test = "memory_of_the_application_is_registered_again_when_no_stream_has_work";
+    let _alone = alone();
+    let Some(_context) = context(test) else {
+        return;
+    };
+    let device = device();
+    let limit = Limit::new("registered again", Duration::from_secs(60));
+    limit.step(0, Duration::from_secs(60));
+    let pair = Pair::new(&device, &EndpointConfig::default());
+    let stream = stream("registers");
+    let mut memory = vec![0_u8; 65536];
+    let start = NonNull::new(memory.as_mut_ptr()).unwrap();
+    let store = |value| {
+        // SAFETY: the vector lives longer than the region.
+        let region = unsafe { Region::register(&pair.domain, start, 65536, Access::ALL) }.unwrap();
+        stream_write_value32(&stream, &region, 0, value).unwrap();
+        stream.synchronize(SOON).unwrap();
+        assert_eq!(region.load_u32(0).unwrap(), value);
+    };
+    store(1);
+    let waiter = Waiter::new(&device);
+    store(2);
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        waiter.end();
+    });
+    let started = Instant::now();
+    store(3);
+    let took = started.elapsed();
+    ending.join().unwrap();
+    assert!(took > Duration::from_millis(150), "{took:?}");
+}
