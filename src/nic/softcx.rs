@@ -189,7 +189,7 @@ impl NicQueuePair for SoftcxQueuePair {
 
     #[inline]
     fn state(&self) -> State {
-        self.0.status().state()
+        self.0.status().reported()
     }
 
     fn overrun(&self) -> bool {
@@ -255,11 +255,11 @@ impl NicQueuePair for SoftcxQueuePair {
     }
 
     fn fail(&self) {
-        self.0.fail();
+        let _ = self.0.fail();
     }
 
     fn silence(&self) -> bool {
-        self.0.silence();
+        let _ = self.0.silence();
         // They are the device's only after a reset.
         false
     }
