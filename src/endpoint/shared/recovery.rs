@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::owner::Cookie;
-use super::standstill::{LOOK, Stopped};
+use super::standstill::{LOOK, Silence, Stopped};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
@@ -134,7 +134,7 @@ impl Shared {
         if !self.broken_down.load(Ordering::Relaxed) {
             match self.stop_device() {
                 Stopped::NotYet => return false,
-                Stopped::Yes { resets_records } => self.end_stopped(resets_records),
+                Stopped::Yes(silence) => self.end_stopped(silence),
                 Stopped::GivenUp => self.end_given_up(),
             }
             // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
@@ -158,12 +158,11 @@ impl Shared {
     }
 
     /// The device is stopped: what it has not completed by now it never will.
-    fn end_stopped(&self, resets_records: bool) {
-        if resets_records {
+    fn end_stopped(&self, silence: Silence) {
+        if silence.resets_records {
             self.queues.iter().for_each(QueueState::enter_silence);
         }
-        for queue in &self.queues {
-            let rung = self.may_be_rung(queue);
+        for (queue, rung) in self.queues.iter().zip(silence.rung) {
             // Not between a discard's look at this count and the discard.
             let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             queue.end_rung(rung);
@@ -186,7 +185,7 @@ impl Shared {
     }
 
     /// Running count of work requests whose doorbell may have been stored. A program counts its doorbell after it has stored it.
-    fn may_be_rung(&self, queue: &QueueState) -> u32 {
+    pub(super) fn may_be_rung(&self, queue: &QueueState) -> u32 {
         let told = self.told(queue.side);
         if self.doorbells().is_some() {
             return told;

@@ -10,6 +10,15 @@ use crate::Error;
 /// How often a thread looks that waits for a device to stop.
 pub(super) const LOOK: Duration = Duration::from_micros(20);
 
+/// A device that executes nothing more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Silence {
+    /// Its consumer records are to be set again.
+    pub(super) resets_records: bool,
+    /// As of [`StopState`].
+    pub(super) rung: [u32; 2],
+}
+
 /// What an endpoint keeps itself by.
 pub(super) trait Kept: fmt::Debug + Send + Sync {}
 
@@ -25,8 +34,8 @@ pub(super) enum Phase {
     Failed { since_ns: u64, flushes: bool },
     /// The command to RESET is on its way.
     Silencing,
-    /// It does nothing more. `resets_records`: its consumer records are to be set again.
-    Silent { resets_records: bool },
+    /// It does nothing more.
+    Silent(Silence),
     /// The command to RESET failed.
     Refused,
 }
@@ -48,6 +57,8 @@ pub(super) struct StopState {
     /// When the first command was issued.
     pub(super) asked_ns: u64,
     pub(super) streams: StreamsStop,
+    /// Of each queue, the work requests that may have been rung when the queue pair was in ERR. What is rung later is not executed, only flushed.
+    pub(super) rung: [u32; 2],
     /// What the commands have failed with.
     pub(super) errors: Vec<Error>,
     /// The endpoint was given up, and keeps itself: with its queue pair, its rings, and the regions of its work requests.
@@ -60,6 +71,7 @@ impl StopState {
             phase: Phase::Working,
             asked_ns: 0,
             streams: StreamsStop::NotAsked,
+            rung: [0; 2],
             errors: Vec::new(),
             kept: None,
         }
@@ -80,7 +92,7 @@ pub(super) enum Stopped {
     /// It is not known yet.
     NotYet,
     /// It does nothing more.
-    Yes { resets_records: bool },
+    Yes(Silence),
     /// It was given up: it may go on, or has gone on for longer than was known.
     GivenUp,
 }

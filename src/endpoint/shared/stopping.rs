@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::standstill::{Kept, Phase, StopState, Stopped, StreamsStop};
+use super::standstill::{Kept, Phase, Silence, StopState, Stopped, StreamsStop};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
@@ -69,12 +69,21 @@ impl Shared {
         let (phase, error) = match command {
             Command::Fail => {
                 let error = self.qp.fail().err();
+                let rung = self.queues.each_ref().map(|queue| self.may_be_rung(queue));
+                self.standstill.lock().rung = rung;
                 let since_ns = now_ns();
                 let flushes = error.is_none();
                 (Phase::Failed { since_ns, flushes }, error)
             }
             Command::Silence => match self.qp.silence() {
-                Ok(resets_records) => (Phase::Silent { resets_records }, None),
+                Ok(resets_records) => {
+                    let rung = self.standstill.lock().rung;
+                    let silence = Silence {
+                        resets_records,
+                        rung,
+                    };
+                    (Phase::Silent(silence), None)
+                }
                 Err(error) => (Phase::Refused, Some(error)),
             },
         };
@@ -88,7 +97,7 @@ impl Shared {
             return self.issue(Command::Silence);
         }
         let kept = match phase {
-            Phase::Silent { .. } => state.kept.take(),
+            Phase::Silent(_) => state.kept.take(),
             _ => None,
         };
         state.phase = phase;
@@ -169,8 +178,8 @@ impl Shared {
                 return Stopped::NotYet;
             }
             // It may have gone on in between, with what a stream has discarded.
-            Phase::Silent { .. } if !state.errors.is_empty() => return Stopped::GivenUp,
-            Phase::Silent { resets_records } => return Stopped::Yes { resets_records },
+            Phase::Silent(_) if !state.errors.is_empty() => return Stopped::GivenUp,
+            Phase::Silent(silence) => return Stopped::Yes(silence),
             Phase::Refused => longest_ns = 0,
         }
         if now.saturating_sub(state.asked_ns) < longest_ns {
@@ -209,7 +218,7 @@ impl Shared {
         loop {
             let mut state = self.standstill.lock();
             match state.phase {
-                Phase::Silent { .. } => return Ok(()),
+                Phase::Silent(_) => return Ok(()),
                 Phase::Refused if state.asked_ns < begin_ns => {
                     state.asked_ns = now_ns();
                     state.phase = Phase::Silencing;
