@@ -107,7 +107,7 @@ pub use region::{
     RemoteRegion, RemoteSlice, Slice,
 };
 #[cfg(feature = "softcx")]
-pub use region::{Counters, Faults};
+pub use region::{CommandKind, CommandKinds, Counters, Faults};
 /// What streams and queues hand to each other: no part of the interface, and without its promises.
 #[doc(hidden)]
 pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};

@@ -55,6 +55,17 @@ pub enum Evidence {
     Flush,
 }
 
+/// What is known of the device behind a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueueEnd {
+    /// It works, or it is not known yet whether it is stopped.
+    Open,
+    /// It executes nothing more.
+    Stopped,
+    /// It could not be stopped, and may execute what streams have.
+    GivenUp,
+}
+
 impl RequestState {
     /// The state after the request's own completion.
     pub fn after_own(self, evidence: Evidence) -> RequestState {
@@ -76,6 +87,18 @@ impl RequestState {
             (_, Evidence::Success | Evidence::Error) => RequestState::Succeeded,
             // The queue pair failed at an unknown place before the flushed request.
             (_, Evidence::Flush) => RequestState::Unproven,
+        }
+    }
+
+    /// How the request stands in its queue, whose device is or is not stopped. `is_rung` and `is_queued` as of [`RequestState::status`].
+    pub fn status_in(self, queue: QueueEnd, is_rung: bool, is_queued: bool) -> OpStatus {
+        match (queue, self) {
+            // A later doorbell would release it, too. Only a device that is stopped executes none.
+            (QueueEnd::Open, RequestState::Discarded) => OpStatus::Queued,
+            (QueueEnd::GivenUp, RequestState::Discarded) => OpStatus::Unknown,
+            // Its doorbell may be executed later.
+            (QueueEnd::GivenUp, _) => self.status(is_queued, is_queued),
+            _ => self.status(is_rung, is_queued),
         }
     }
 

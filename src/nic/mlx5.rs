@@ -124,13 +124,13 @@ impl NicQueuePair for Mlx5QueuePair {
         Some(self.pair.states().place())
     }
 
-    fn fail(&self) {
-        self.pair.states().fail();
+    fn fail(&self) -> Result<()> {
+        self.pair.states().fail()
     }
 
-    fn silence(&self) -> bool {
-        self.pair.states().silence();
-        true
+    fn silence(&self) -> Result<bool> {
+        self.pair.states().silence()?;
+        Ok(true)
     }
 
     fn reset(&self) -> Result<()> {

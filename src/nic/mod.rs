@@ -52,7 +52,7 @@ pub(crate) use domain::{NicDomain, RegisteredMemory};
 #[cfg(all(feature = "cuda", feature = "softcx"))]
 pub(crate) use doorbell_softcx::device::Foreign;
 #[cfg(feature = "softcx")]
-pub use doorbell_softcx::device::{Counters, Faults};
+pub use doorbell_softcx::device::{CommandKind, CommandKinds, Counters, Faults};
 pub(crate) use doorbell_wire::memory::{InPage, InPages, Pages, QueuePairMemory};
 pub use doorbell_wire::verbs::Access;
 pub(crate) use doorbell_wire::verbs::{Abilities, Attributes, Capacity, State};

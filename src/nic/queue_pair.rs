@@ -110,12 +110,20 @@ pub(crate) trait NicQueuePair: fmt::Debug + Send + Sync {
     }
 
     /// Any state to ERR. The device flushes what is posted: the software ConnectX before this returns, a card soon, a relay in turns to
-    /// come. See [`NicQueuePair::silence`].
-    fn fail(&self);
+    /// come. See [`NicQueuePair::silence`]. A command of the device: it may take milliseconds, or never return.
+    ///
+    /// # Errors
+    /// Those of the device's call. The queue pair may go on. [`NicQueuePair::state`] is that of an error all the same.
+    fn fail(&self) -> Result<()>;
 
-    /// After [`NicQueuePair::fail`], once what was rung is flushed or nothing more is expected of the device: the device does not write to the
-    /// completion queues by itself any more. Returns whether their consumer records must be set again after it.
-    fn silence(&self) -> bool;
+    /// After [`NicQueuePair::fail`], once what was rung is flushed or nothing more is expected of the device: the device executes nothing and writes
+    /// nothing for this queue pair any more. Returns whether the consumer records of its completion queues must be set again after it. A command,
+    /// as [`NicQueuePair::fail`].
+    ///
+    /// # Errors
+    /// Those of the device's call, and [`Error::State`](crate::Error::State) if its success means nothing, because the device has reported
+    /// that it failed. The device may go on.
+    fn silence(&self) -> Result<bool>;
 
     /// Any state to RESET. The driver makes rings and records fresh before it goes on.
     ///

@@ -101,13 +101,13 @@ impl NicQueuePair for RelayQueuePair {
         Some(self.0.states().place())
     }
 
-    fn fail(&self) {
-        self.0.fail();
+    fn fail(&self) -> Result<()> {
+        self.0.fail()
     }
 
-    fn silence(&self) -> bool {
-        self.0.silence();
-        false
+    fn silence(&self) -> Result<bool> {
+        self.0.silence()?;
+        Ok(false)
     }
 
     fn reset(&self) -> Result<()> {

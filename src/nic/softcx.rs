@@ -189,7 +189,7 @@ impl NicQueuePair for SoftcxQueuePair {
 
     #[inline]
     fn state(&self) -> State {
-        self.0.status().state()
+        self.0.status().reported()
     }
 
     fn overrun(&self) -> bool {
@@ -254,14 +254,21 @@ impl NicQueuePair for SoftcxQueuePair {
         })
     }
 
-    fn fail(&self) {
-        self.0.fail();
+    fn fail(&self) -> Result<()> {
+        self.0.fail()
     }
 
-    fn silence(&self) -> bool {
-        self.0.silence();
+    fn silence(&self) -> Result<bool> {
+        self.0.silence()?;
+        if self.0.status().device_failed() {
+            return Err(Error::state(
+                StateKind::QueuePair,
+                "modify_qp to RESET",
+                "the device has reported that it failed; commands are answered in its place, and it may go on",
+            ));
+        }
         // They are the device's only after a reset.
-        false
+        Ok(false)
     }
 
     fn reset(&self) -> Result<()> {

@@ -9,6 +9,7 @@ mod pace;
 mod placement;
 mod progress_thread;
 mod registration;
+mod workers;
 
 pub(crate) use elsewhere::drop_elsewhere;
 pub(crate) use pace::Pace;
@@ -17,3 +18,4 @@ pub(crate) use progress_thread::{
     PollResult, ProgressThread, Proxied, Proxy, TriggerCount, proxy_at,
 };
 pub(crate) use registration::Registration;
+pub(crate) use workers::Workers;

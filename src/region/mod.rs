@@ -19,7 +19,7 @@ mod table;
 
 pub use crate::nic::Access;
 #[cfg(feature = "softcx")]
-pub use crate::nic::{Counters, Faults};
+pub use crate::nic::{CommandKind, CommandKinds, Counters, Faults};
 pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};

@@ -120,6 +120,11 @@ impl Alarm {
         streams
     }
 
+    /// Whether any stream is to hear of the owner.
+    pub(crate) fn is_heard(&self) -> bool {
+        !self.streams().is_empty()
+    }
+
     /// The owner starts over.
     pub(crate) fn reset(&self) {
         let _streams = self.streams();

@@ -22,6 +22,7 @@ const INTERVAL_NS: u64 = 500_000;
 pub(super) struct AsyncStatus {
     state: AtomicU8,
     overrun: AtomicBool,
+    device_failed: AtomicBool,
 }
 
 impl AsyncStatus {
@@ -29,6 +30,7 @@ impl AsyncStatus {
         AsyncStatus {
             state: AtomicU8::new(State::Reset as u8),
             overrun: AtomicBool::new(false),
+            device_failed: AtomicBool::new(false),
         }
     }
 
@@ -61,6 +63,11 @@ impl AsyncStatus {
 
     pub(super) fn reset(&self) {
         self.state.store(State::Reset as u8, Ordering::Release);
+    }
+
+    /// Whether the device has reported that it failed. It stays so.
+    pub(super) fn device_failed(&self) -> bool {
+        self.device_failed.load(Ordering::Acquire)
     }
 
     pub(super) fn overrun(&self) -> bool {
@@ -200,6 +207,7 @@ impl Events {
             }
             DEVICE_FATAL => {
                 for status in subjects.values().filter_map(Weak::upgrade) {
+                    status.device_failed.store(true, Ordering::Release);
                     status.fail();
                 }
             }

@@ -285,23 +285,40 @@ impl States {
         Ok(())
     }
 
-    /// Any state to ERR: the device flushes what is posted, some time later.
-    pub(crate) fn fail(&self) {
+    /// Any state to ERR: the device flushes what is posted, some time later. That is the state that shows, whatever the device answers.
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_modify_qp`. The device may go on.
+    pub(crate) fn fail(&self) -> Result<()> {
         let _progress = self.progress();
-        if self.state() != State::Reset {
-            let attr = blank(ibv_qp_state::IBV_QPS_ERR);
-            // One that is in error already stays so; and what a broken device answers does not matter any more.
-            let _ = self.modify("ibv_modify_qp to ERR", attr, Mask(0));
-        }
+        let is_reset = self.state() == State::Reset;
         self.status.fail();
+        if is_reset {
+            return Ok(());
+        }
+        let attr = blank(ibv_qp_state::IBV_QPS_ERR);
+        self.modify("ibv_modify_qp to ERR", attr, Mask(0))
     }
 
-    /// After [`VerbsQueuePair::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
+    /// After [`States::fail`]: the device writes nothing more to the completion queues when this returns. Doorbells do nothing. The
     /// state that shows is still the error; and the consumer records are libmlx5's last, so they are to be set again.
-    pub(crate) fn silence(&self) {
+    ///
+    /// # Errors
+    /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the device has reported that it failed. From then on the kernel's driver answers in
+    /// its place, and with success (`mlx5_internal_err_ret_value`). The device may go on.
+    pub(crate) fn silence(&self) -> Result<()> {
         let _progress = self.progress();
-        let attr = blank(ibv_qp_state::IBV_QPS_RESET);
-        let _ = self.modify("ibv_modify_qp to RESET", attr, Mask(0));
+        let call = "ibv_modify_qp to RESET";
+        self.modify(call, blank(ibv_qp_state::IBV_QPS_RESET), Mask(0))?;
+        self.context.events.take();
+        if self.status.device_failed() {
+            return Err(Error::state(
+                StateKind::QueuePair,
+                call,
+                "the device has reported that it failed (IBV_EVENT_DEVICE_FATAL); the kernel answers commands in its place, and it may go on",
+            ));
+        }
+        Ok(())
     }
 
     /// Any state to RESET. The completion queues go on where they are; see [`VerbsQueuePair::silence`] about their records.

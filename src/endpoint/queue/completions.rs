@@ -17,6 +17,8 @@ pub(super) struct Cursor {
     pub(super) failed: bool,
     /// Streams are told of completions from the first error on.
     pub(super) is_let_go: bool,
+    /// The device was given up: what it writes from now on is not processed.
+    pub(super) is_over: bool,
     /// Behind the last completion that the device wrote, once it writes no more in this generation.
     pub(super) silent_from: Option<u32>,
 }
@@ -53,6 +55,9 @@ impl QueueState {
 
     #[inline]
     fn reap_with(&self, cursor: &mut Cursor, failed: &dyn Fn(Reaped)) -> bool {
+        if cursor.is_over {
+            return false;
+        }
         let first = cursor.seen;
         while cursor.seen.wrapping_sub(cursor.freed) < self.cq.cqe_count() {
             let Some(cqe) = self.cq.cqe(cursor.seen) else {

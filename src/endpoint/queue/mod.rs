@@ -112,8 +112,10 @@ pub(super) struct QueueState {
     cursor: Mutex<Cursor>,
     /// Running count of ring entries that the device is done with.
     pub(super) consumed: AtomicU32,
-    /// Work requests that may have been rung before the device was silenced; above 32 bits before that.
+    /// Work requests that may have been rung before the device was silenced; above 32 bits before that, and [`ALL_QUEUED`] if it could not be.
     rung_in_all: AtomicU64,
+    /// A completion was written beside a device that may have written it, too.
+    has_mixed: AtomicBool,
     pub(super) turn_waits: TurnWaits,
     /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
     ownership: Mutex<Ownership>,
@@ -165,6 +167,7 @@ impl QueueState {
             cursor: Mutex::default(),
             consumed: AtomicU32::new(0),
             rung_in_all: AtomicU64::new(u64::MAX),
+            has_mixed: AtomicBool::new(false),
             ownership: Mutex::default(),
             is_device_owned: AtomicBool::new(false),
             outcomes: (0..slots).map(outcome).collect(),
@@ -471,9 +474,46 @@ impl QueueState {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }
 
-    /// The count of [`QueueState::end_rung`], since the device was made silent.
+    /// The device cannot be made silent: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
+    /// further completion: what is told now stays.
+    pub(super) fn give_up(&self) {
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        cursor.is_over = true;
+        self.rung_in_all.store(ALL_QUEUED, Ordering::Release);
+        drop(cursor);
+        self.give_up_waits();
+    }
+
+    /// Whether [`QueueState::give_up`] was called in this generation.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.rung_in_all.load(Ordering::Acquire) == ALL_QUEUED
+    }
+
+    /// Lets every stream go that waits here for a device that was given up. Streams of this process leave a wait by themselves, and those that wait for a count
+    /// find it. The rest needs a completion, which the device may write at the same time: each wait was decided before that, and nobody reads it for
+    /// anything else.
+    pub(super) fn release_given_up(&self, needs_word: bool) {
+        self.shown()
+            .store(self.taken.load(Ordering::Acquire), Ordering::Release);
+        for index in self.under_way() {
+            if needs_word && self.cq.is_marked(index) {
+                self.has_mixed.store(true, Ordering::Relaxed);
+                self.cq.release_waiter(index, Syndrome::WrFlush);
+            }
+        }
+    }
+
+    /// Whether [`QueueState::release_given_up`] has written a completion.
+    pub(super) fn has_mixed(&self) -> bool {
+        self.has_mixed.load(Ordering::Relaxed)
+    }
+
+    /// The count of [`QueueState::end_rung`], since the device was made silent; or all that streams have, if it was given up.
     pub(super) fn rung_in_all(&self) -> Option<u32> {
-        u32::try_from(self.rung_in_all.load(Ordering::Acquire)).ok()
+        match self.rung_in_all.load(Ordering::Acquire) {
+            ALL_QUEUED => Some(self.queued.load(Ordering::Acquire)),
+            rung => u32::try_from(rung).ok(),
+        }
     }
 
     /// The number of the oldest work request that is not done. `rung` counts those that the poster cannot take back any more.
@@ -512,6 +552,7 @@ impl QueueState {
         self.consumed.store(0, Ordering::Release);
         self.failed_at.store(u64::MAX, Ordering::Release);
         self.rung_in_all.store(u64::MAX, Ordering::Release);
+        self.has_mixed.store(false, Ordering::Relaxed);
         self.begun.store(0, Ordering::Relaxed);
         self.last_stream.store(0, Ordering::Relaxed);
         self.turn_waits.reset();
@@ -528,6 +569,9 @@ impl QueueState {
 /// The right to hand over work, see [`QueueState::begin_posting`].
 #[derive(Debug)]
 pub(super) struct Posting<'a>(&'a AtomicU64);
+
+/// What stands for a count that goes on: see [`QueueState::give_up`].
+const ALL_QUEUED: u64 = 1 << 32;
 
 /// What stands for a number for calls that hand over one work request.
 const ALONE: u64 = 1;

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::QueueState;
 use super::wait_word::{Wait, WaitWord};
-use crate::endpoint::outcome::{OpStatus, RequestState};
+use crate::endpoint::outcome::{OpStatus, QueueEnd, RequestState};
 
 /// How the operations of one kind stood when a generation of the endpoint ended: well before `failed_from`, badly from there on, but for
 /// the exceptions.
@@ -60,10 +60,16 @@ impl QueueState {
             // It was taken back, and another one has its count.
             return OpStatus::Cancelled;
         }
-        let rung = self.rung_in_all().unwrap_or(rung);
+        let rung_in_all = self.rung_in_all();
+        let rung = rung_in_all.unwrap_or(rung);
         let queued = self.queued.load(Ordering::Acquire);
         let is_behind = |count: u32| count.wrapping_sub(seq).cast_signed() > 0;
-        state.status(is_behind(rung), is_behind(queued))
+        let end = match rung_in_all {
+            None => QueueEnd::Open,
+            Some(_) if self.is_given_up() => QueueEnd::GivenUp,
+            Some(_) => QueueEnd::Stopped,
+        };
+        state.status_in(end, is_behind(rung), is_behind(queued))
     }
 
     /// What came in with a receive, or how much was sent, while it is still known.
@@ -131,6 +137,17 @@ impl QueueState {
         let wait = wait();
         let is_given_up = wait.is_for(index) && wait.op_status() == OpStatus::Failed;
         has_succeeded && !is_given_up
+    }
+
+    /// Decides each wait that a stream has, as its completion is now.
+    pub(super) fn give_up_waits(&self) {
+        for index in self.under_way() {
+            let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
+            let is_on_stream = matches!(wait.op_status(), OpStatus::Queued | OpStatus::Rung);
+            if is_on_stream && !self.has_succeeded(index) {
+                self.set_wait(index, Wait::GivenUp);
+            }
+        }
     }
 
     /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the

@@ -2,14 +2,15 @@
 #![allow(unsafe_code)] // clears the doorbell record
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::Shared;
+use super::standstill::LOOK;
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
 use crate::endpoint::outcome::OpStatus;
-use crate::endpoint::queue::FinalStatuses;
+use crate::endpoint::queue::{FinalStatuses, QueueState};
 use crate::nic::Queues;
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
@@ -57,6 +58,15 @@ impl Shared {
         self.generation
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// [`Shared::hold_generation`], if nobody holds it.
+    pub(in crate::endpoint) fn try_hold_generation(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.generation.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Counts an operation that is about to be given to a stream.
@@ -109,7 +119,20 @@ impl Shared {
         if self.failure().is_none() {
             self.fail(None, Cause::Aborted);
         }
-        self.break_down();
+        while !self.break_down() {
+            std::thread::sleep(LOOK);
+        }
+        if self.is_given_up() {
+            self.stop_again()?;
+            if self.queues.iter().any(QueueState::has_mixed) && !self.qp.resets_cqs() {
+                return Err(Error::state(
+                    StateKind::QueuePair,
+                    "reset",
+                    "waits of a GPU were released while the device was not stopped, so it is not known how far its completion queue came; \
+                     make a new endpoint",
+                ));
+            }
+        }
         self.qp.reset()?;
         let past = GenerationEnd {
             epoch: self.epoch.load(Ordering::Relaxed),
@@ -143,7 +166,7 @@ impl Shared {
         self.attachments.alarm().reset();
         self.has_failed.store(false, Ordering::Release);
         self.broken_down.store(false, Ordering::Release);
-        *self.lock_silence() = false;
+        self.standstill.start_over();
         Ok(())
     }
 

@@ -6,6 +6,8 @@ mod in_flight;
 mod owner;
 mod recovery;
 mod ringing;
+mod standstill;
+mod stopping;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -32,6 +34,7 @@ use generation::GenerationEnd;
 use in_flight::InFlight;
 pub(super) use owner::Cookie;
 pub(super) use ringing::DoorbellTable;
+use standstill::Standstill;
 
 pub(super) struct Shared {
     /// Before the memory that it is about.
@@ -59,10 +62,9 @@ pub(super) struct Shared {
     /// The first failure. The flag is set after it, and stays until a reset.
     failure: Mutex<Option<WorkError>>,
     has_failed: AtomicBool,
-    /// Set when the device does nothing more for this generation but flush.
+    /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     broken_down: AtomicBool,
-    /// The device was made silent after a failure. Held while the queue pair is moved to error, which it must not be after that.
-    is_silent: Mutex<bool>,
+    standstill: Standstill,
     /// The streams that wait for this endpoint are being stopped.
     is_stopping: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
@@ -124,6 +126,11 @@ impl Drop for EndpointRef {
         let shared = unsafe { ManuallyDrop::take(&mut self.0) };
         if Arc::strong_count(&shared) > 1 {
             shared.end_endpoint();
+        }
+        if shared.has_failed.load(Ordering::Acquire) {
+            // It is to be known whether the device may still access what the endpoint has; and no thread is to have a handle for a command.
+            shared.break_down_now();
+            shared.await_orders();
         }
         let (watchdog, proxy) = (
             shared.watchdog,
@@ -262,7 +269,7 @@ impl Shared {
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
-            is_silent: Mutex::default(),
+            standstill: Standstill::new(),
             is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),

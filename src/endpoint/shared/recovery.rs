@@ -1,10 +1,11 @@
 //! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::owner::Cookie;
+use super::standstill::{LOOK, Silence, Stopped};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
@@ -19,8 +20,6 @@ use crate::{Cause, Error, Result, WorkError};
 /// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
 /// and go with every operation.
 const LINGER_NS: u64 = 100_000_000;
-/// How long a device may take to flush what was rung.
-const FLUSH_NS: u64 = 20_000_000;
 
 impl Shared {
     /// The failure of this generation, if there is one.
@@ -107,23 +106,13 @@ impl Shared {
         self.stop_transmitting();
     }
 
-    /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown.
-    pub(super) fn stop_transmitting(&self) {
-        // A silenced queue pair stays silenced: in the error state it would write completions again. This takes no generation lock: a caller may hold a
-        // stream's locks, and the watchdog waits for these under the generation lock. No generation begins while a stream has work of this one.
-        let is_silent = self.lock_silence();
-        if !*is_silent {
-            self.qp.fail();
-        }
-    }
-
     /// After a failure, and before any wait of this endpoint ends: moves the queue pair to error, so that doorbells transmit nothing. Streams that cannot
     /// skip what is queued have the endpoints behind these waits given up first, since the flush of the queue pair may end a wait.
     pub(super) fn stop(&self) {
-        stopping(|| {
+        let is_first = stopping(|| {
             if self.is_stopping.swap(true, Ordering::Relaxed) {
                 // A stream of these waits for this endpoint, too. The first call goes on.
-                return;
+                return false;
             }
             let this = std::ptr::from_ref(self).addr();
             let streams = self.attachments.alarm().stop_behind(this);
@@ -131,47 +120,72 @@ impl Shared {
                 drop_elsewhere(Box::new(streams));
             }
             self.is_stopping.store(false, Ordering::Relaxed);
-            self.stop_transmitting();
+            true
         });
+        if is_first {
+            // Others are stopped while this waits for the device, but where it is given up because of another one.
+            self.stop_transmitting();
+        }
     }
 
-    pub(super) fn lock_silence(&self) -> MutexGuard<'_, bool> {
-        self.is_silent
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// After a failure: nothing may be waited for any more.
-    pub(super) fn break_down(&self) {
+    /// After a failure: nothing may be waited for any more. Goes as far as it can without waiting, and returns whether that is done. The caller holds
+    /// the generation, and calls again until it is.
+    pub(super) fn break_down(&self) -> bool {
         if !self.broken_down.load(Ordering::Relaxed) {
-            self.stop();
-            self.await_flush();
-            let mut is_silent = self.lock_silence();
-            *is_silent = true;
-            if self.qp.silence() {
-                self.queues.iter().for_each(QueueState::enter_silence);
-            }
-            drop(is_silent);
-            for queue in &self.queues {
-                let rung = self.may_be_rung(queue);
-                // Not between a discard's look at this count and the discard.
-                let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-                queue.end_rung(rung);
+            match self.stop_device() {
+                Stopped::NotYet => return false,
+                Stopped::Yes(silence) => self.end_stopped(silence),
+                Stopped::GivenUp => self.end_given_up(),
             }
             // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
-            // given up must not send what the wait was to protect.
+            // given up must not send what the wait was to protect. (A device that was given up may send it: that is told as not known.)
             self.broken_down.store(true, Ordering::Release);
         }
-        self.reap();
+        let is_counted = self.doorbells().is_some();
+        if self.is_given_up() {
+            // A GPU leaves a wait by nothing else than the word that it waits for.
+            let needs_word = !is_counted && !self.attachments.is_empty();
+            (self.queues.iter()).for_each(|queue| queue.release_given_up(needs_word));
+        } else {
+            self.reap();
+            (self.queues.iter()).for_each(|queue| queue.release_waiters(is_counted));
+        }
         for queue in &self.queues {
-            queue.release_waiters(self.doorbells().is_some());
             // Nobody need wait for a turn any more.
             self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
         }
+        true
+    }
+
+    /// The device is stopped: what it has not completed by now it never will.
+    fn end_stopped(&self, silence: Silence) {
+        if silence.resets_records {
+            self.queues.iter().for_each(QueueState::enter_silence);
+        }
+        for (queue, rung) in self.queues.iter().zip(silence.rung) {
+            // Not between a discard's look at this count and the discard.
+            let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.end_rung(rung);
+        }
+    }
+
+    /// The device cannot be stopped: what is complete by now is, and of the rest that streams have nothing is known, whether it was rung or not.
+    /// A doorbell may still be.
+    fn end_given_up(&self) {
+        self.reap_fully();
+        for queue in &self.queues {
+            let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.give_up();
+        }
+    }
+
+    /// Whether the endpoint was given up in this generation: see [`Stopped::GivenUp`].
+    pub(super) fn is_given_up(&self) -> bool {
+        self.queues.iter().any(QueueState::is_given_up)
     }
 
     /// Running count of work requests whose doorbell may have been stored. A program counts its doorbell after it has stored it.
-    fn may_be_rung(&self, queue: &QueueState) -> u32 {
+    pub(super) fn may_be_rung(&self, queue: &QueueState) -> u32 {
         let told = self.told(queue.side);
         if self.doorbells().is_some() {
             return told;
@@ -232,42 +246,36 @@ impl Shared {
         (status, failure)
     }
 
-    /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not come to it.
+    /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not come to it. Waits for it, which is bounded.
     #[cold]
     pub(in crate::endpoint) fn break_down_now(&self) {
-        if self.broken_down.load(Ordering::Acquire) {
-            return;
-        }
-        let _generation = self.hold_generation();
-        if self.has_failed.load(Ordering::Acquire) {
-            self.break_down();
+        while !self.broken_down.load(Ordering::Acquire) {
+            let generation = self.hold_generation();
+            if !self.has_failed.load(Ordering::Acquire) || self.break_down() {
+                return;
+            }
+            drop(generation);
+            std::thread::sleep(LOOK);
         }
     }
 
-    /// Waits for the completions, in error, of everything that was rung: a device may take its time to write them. One that hangs is
-    /// not waited for any longer; it is made silent after this, and what it did not complete stays without a completion of its own.
-    fn await_flush(&self) {
-        let deadline_ns = now_ns().saturating_add(FLUSH_NS);
-        loop {
-            // What was triggered and not rung is flushed as well, once the device knows of it.
-            for queue in &self.queues {
-                self.ring_triggered(queue.side);
-            }
-            self.qp.progress();
-            self.reap_fully();
-            let flushed = self.queues.iter().all(|queue| {
-                if queue.is_device_owned() {
-                    // Nothing of it is in the ledger; kernels learn of the failure, not of each request's end.
-                    return true;
-                }
-                let left = self.rung(queue.side).wrapping_sub(queue.ledger.done());
-                left.cast_signed() <= 0
-            });
-            if flushed || now_ns() > deadline_ns {
-                return;
-            }
-            std::thread::sleep(Duration::from_micros(20));
+    /// Looks for the completions, in error, of everything that was rung: a device may take its time to write them. Whether all are there. One that
+    /// hangs is not waited for long; it is made silent after this, and what it did not complete stays without a completion of its own.
+    pub(super) fn has_flushed(&self) -> bool {
+        // What was triggered and not rung is flushed as well, once the device knows of it.
+        for queue in &self.queues {
+            self.ring_triggered(queue.side);
         }
+        self.qp.progress();
+        self.reap_fully();
+        self.queues.iter().all(|queue| {
+            if queue.is_device_owned() {
+                // Nothing of it is in the ledger; kernels learn of the failure, not of each request's end.
+                return true;
+            }
+            let left = self.rung(queue.side).wrapping_sub(queue.ledger.done());
+            left.cast_signed() <= 0
+        })
     }
 
     /// Processes new completions of both queues. Whether there were any. A queue that another thread is at is left to it.
@@ -423,7 +431,10 @@ impl Watched for Shared {
 
     fn look(&self) -> PollResult {
         let now = now_ns();
-        let _generation = self.hold_generation();
+        let Some(_generation) = self.try_hold_generation() else {
+            // A reset is waiting for the device, or somebody looks already. Others have deadlines.
+            return PollResult::Waiting;
+        };
         self.look_for_failure();
         if !self.has_failed.load(Ordering::Acquire)
             && let Some((timeout, wr_id)) = self.overdue(now)
@@ -436,8 +447,8 @@ impl Watched for Shared {
         {
             self.fail(None, Cause::Dropped);
         }
-        if self.has_failed.load(Ordering::Acquire) {
-            self.break_down();
+        if self.has_failed.load(Ordering::Acquire) && !self.break_down() {
+            return PollResult::Waiting;
         }
         // What waits for others is posted by a look of this thread, if nobody else looks.
         let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();

@@ -5,7 +5,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use crate::endpoint::outcome::{Evidence, OpStatus, RequestState, Status};
+use crate::endpoint::outcome::{Evidence, OpStatus, QueueEnd, RequestState, Status};
 use crate::{Cause, WorkError};
 
 const REQUESTS: usize = 3;
@@ -14,7 +14,7 @@ const REQUESTS: usize = 3;
 #[derive(Clone, Copy)]
 struct Rules {
     after_later: fn(RequestState, Evidence) -> RequestState,
-    status: fn(RequestState, bool, bool) -> OpStatus,
+    status: fn(RequestState, QueueEnd, bool, bool) -> OpStatus,
     report: fn(OpStatus, Option<WorkError>) -> Status,
     /// Drops of operations count only while the endpoint is alive.
     cancels_alive_only: bool,
@@ -28,11 +28,13 @@ struct Rules {
     counts_begun: bool,
     /// What counted as rung at the breakdown is not discarded after it.
     keeps_begun: bool,
+    /// Completions of a device that could not be stopped are not processed once its endpoint is given up.
+    stops_reaping: bool,
 }
 
 const RULES: Rules = Rules {
     after_later: RequestState::after_later,
-    status: RequestState::status,
+    status: RequestState::status_in,
     report: |status, failure| status.report(false, failure),
     cancels_alive_only: true,
     discard_stops: true,
@@ -40,6 +42,7 @@ const RULES: Rules = Rules {
     remembers_rung: true,
     counts_begun: true,
     keeps_begun: true,
+    stops_reaping: true,
 };
 
 /// What a request is to do, which no step changes.
@@ -86,6 +89,9 @@ struct World {
     next: usize,
     completions: VecDeque<(usize, Evidence)>,
     in_error: bool,
+    /// The device has not heard of the command to ERR, and will not. In the end it is not known to be stopped.
+    is_refused: bool,
+    given_up: bool,
     is_silent: bool,
     reaped: usize,
     failure: Option<End>,
@@ -121,6 +127,8 @@ impl World {
             next: 0,
             completions: VecDeque::new(),
             in_error: false,
+            is_refused: false,
+            given_up: false,
             is_silent: false,
             reaped: 0,
             failure: None,
@@ -163,11 +171,20 @@ impl World {
         }
         self.stream(rules, &mut step);
         self.device(plan, &mut step);
-        // The watchdog: the queue pair to error, then silence.
-        if self.failure.is_some() && !self.in_error {
+        // The watchdog: the queue pair to error, then silence. The device may fail either command.
+        let is_ending = self.failure.is_some() && self.rung_in_all.is_none();
+        if self.failure.is_some() && !self.in_error && !self.is_refused {
             step(&|world| world.in_error = true);
+            step(&|world| world.is_refused = true);
         }
-        if self.failure.is_some() && self.in_error && self.rung_in_all.is_none() {
+        if is_ending && (self.in_error || self.is_refused) {
+            step(&|world| {
+                while world.reap(rules) {}
+                world.given_up = true;
+                world.rung_in_all = Some(REQUESTS);
+            });
+        }
+        if is_ending && self.in_error && !self.is_refused {
             step(&|world| {
                 world.is_silent = rules.silences;
                 let begun =
@@ -176,20 +193,29 @@ impl World {
             });
         }
         // The reaper.
-        if let Some((own, evidence)) = self.completions.front().copied() {
+        let is_over = self.given_up && rules.stops_reaping;
+        if !self.completions.is_empty() && !is_over {
             step(&|world| {
-                world.completions.pop_front();
-                for at in world.reaped..own {
-                    world.requests[at] = (rules.after_later)(world.requests[at], evidence);
-                }
-                world.requests[own] = world.requests[own].after_own(evidence);
-                world.reaped = own + 1;
-                if evidence != Evidence::Success {
-                    world.fail(End::QueuePair);
-                }
+                world.reap(rules);
             });
         }
         after
+    }
+
+    /// Processes the next completion. Whether there was one.
+    fn reap(&mut self, rules: &Rules) -> bool {
+        let Some((own, evidence)) = self.completions.pop_front() else {
+            return false;
+        };
+        for at in self.reaped..own {
+            self.requests[at] = (rules.after_later)(self.requests[at], evidence);
+        }
+        self.requests[own] = self.requests[own].after_own(evidence);
+        self.reaped = own + 1;
+        if evidence != Evidence::Success {
+            self.fail(End::QueuePair);
+        }
+        true
     }
 
     fn stream(&self, rules: &Rules, step: &mut Step<'_>) {
@@ -211,7 +237,7 @@ impl World {
                 step(&|world| world.passed += 1);
             }
             if self.stream_failed && self.requests[at] != RequestState::Cancelled {
-                step(&|world| {
+                let discard = |world: &mut World, is_refused: bool| {
                     world.has_begun = false;
                     world.passed += 1;
                     let counted =
@@ -220,11 +246,15 @@ impl World {
                         world.requests[at] = RequestState::Discarded;
                     }
                     world.fail(End::Discarded);
-                    // Not while it is silent, which it stays.
-                    if rules.discard_stops && world.rung_in_all.is_none() {
-                        world.in_error = true;
+                    // Not while it is silent, which it stays. One command, which the device fails or not.
+                    let asks = !world.in_error && !world.is_refused;
+                    if rules.discard_stops && world.rung_in_all.is_none() && asks {
+                        world.in_error = !is_refused;
+                        world.is_refused = is_refused;
                     }
-                });
+                };
+                step(&|world| discard(world, false));
+                step(&|world| discard(world, true));
             } else if !self.has_begun && self.requests[at] != RequestState::Cancelled {
                 step(&|world| world.has_begun = true);
             }
@@ -266,7 +296,8 @@ impl World {
 
     /// What the ticket of a request says. `None`: not over, or the device has to be stopped first.
     fn look(&self, at: usize, rules: &Rules) -> Option<OpKind> {
-        if !self.completions.is_empty() {
+        let is_over = self.given_up && rules.stops_reaping;
+        if !self.completions.is_empty() && !is_over {
             // A look reaps first.
             return None;
         }
@@ -274,7 +305,12 @@ impl World {
             Some(rung) if rules.remembers_rung => rung,
             _ => self.counted,
         };
-        let status = (rules.status)(self.requests[at], at < rung, at < self.queued);
+        let end = match self.rung_in_all {
+            None => QueueEnd::Open,
+            Some(_) if self.given_up => QueueEnd::GivenUp,
+            Some(_) => QueueEnd::Stopped,
+        };
+        let status = (rules.status)(self.requests[at], end, at < rung, at < self.queued);
         let is_open = matches!(
             status,
             OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
@@ -359,7 +395,7 @@ fn explore(rules: &Rules) -> Result<usize, String> {
             let next = world.steps(&plan, rules);
             // Nothing is left to do but to fail the stream and to take its fault: all that is over is told as that.
             let is_over = world.rung_in_all.is_some()
-                && world.completions.is_empty()
+                && (world.completions.is_empty() || world.given_up)
                 && world.passed == world.queued
                 && (world.is_silent || world.next >= world.rung);
             if is_over && world.told.iter().any(Option::is_none) {
@@ -384,7 +420,7 @@ fn no_order_of_steps_makes_a_ticket_lie() {
 
 #[test]
 fn mistakes_in_the_transitions_are_noticed() {
-    let mistakes: [(&str, Rules); 10] = [
+    let mistakes: [(&str, Rules); 12] = [
         (
             "a flush vouches for what is before it",
             Rules {
@@ -403,12 +439,29 @@ fn mistakes_in_the_transitions_are_noticed() {
             },
         ),
         (
-            "a discarded request that a later doorbell passes counts as rung",
+            "a discarded request is told as that before the device is stopped",
             Rules {
-                status: |state, is_rung, is_queued| match state {
-                    RequestState::Discarded if is_rung => OpStatus::Rung,
-                    _ => state.status(is_rung, is_queued),
+                status: |state, end, is_rung, is_queued| match state {
+                    RequestState::Discarded => OpStatus::Discarded,
+                    _ => state.status_in(end, is_rung, is_queued),
                 },
+                ..RULES
+            },
+        ),
+        (
+            "what was not rung when the device was given up has failed",
+            Rules {
+                status: |state, end, is_rung, is_queued| match (end, state) {
+                    (QueueEnd::GivenUp, RequestState::Posted) => OpStatus::Queued,
+                    _ => state.status_in(end, is_rung, is_queued),
+                },
+                ..RULES
+            },
+        ),
+        (
+            "completions are processed after the device was given up",
+            Rules {
+                stops_reaping: false,
                 ..RULES
             },
         ),

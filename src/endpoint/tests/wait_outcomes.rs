@@ -23,6 +23,8 @@ struct Rules {
     silences_first: bool,
     /// What was decided stays.
     keeps_decisions: bool,
+    /// Where the device cannot be stopped, the wait is decided before it is released.
+    decides_given_up: bool,
 }
 
 const RULES: Rules = Rules {
@@ -31,6 +33,7 @@ const RULES: Rules = Rules {
     leaves_success_to_stream: true,
     silences_first: true,
     keeps_decisions: true,
+    decides_given_up: true,
 };
 
 /// Where the stream is.
@@ -168,6 +171,16 @@ impl World {
         let may_release = self.is_silent || !rules.silences_first;
         if self.failure.is_some() && may_release && !self.is_broken_down {
             step(&|world| world.is_broken_down = true);
+        }
+        // As `QueueState::give_up_waits`: the device goes on.
+        if self.failure.is_some() && !self.is_broken_down {
+            step(&|world| {
+                let is_on_stream = matches!(world.op_status(), OpStatus::Queued | OpStatus::Rung);
+                if rules.decides_given_up && is_on_stream && !world.has_succeeded() {
+                    world.set_wait(Wait::GivenUp);
+                }
+                world.is_broken_down = true;
+            });
         }
         after
     }
@@ -321,7 +334,14 @@ fn no_order_of_steps_makes_the_ticket_of_a_wait_differ_from_its_stream() {
 
 #[test]
 fn mistakes_in_the_end_of_a_wait_are_noticed() {
-    let mistakes: [(&str, Rules); 5] = [
+    let mistakes: [(&str, Rules); 6] = [
+        (
+            "a device that goes on completes a wait that was given up",
+            Rules {
+                decides_given_up: false,
+                ..RULES
+            },
+        ),
         (
             "the stream decides, and writes it down later",
             Rules {

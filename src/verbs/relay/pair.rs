@@ -249,7 +249,8 @@ impl Relay {
     fn work(&self, core: &mut Core<Verbs>) -> bool {
         let turn = core.turn(self.states.state());
         if turn.fails {
-            self.states.fail();
+            // If it cannot, what is posted is not flushed, and the endpoint finds out.
+            let _ = self.states.fail();
             // What was posted before is flushed from here on.
             core.turn(State::Error);
         }
@@ -273,17 +274,26 @@ impl Relay {
     }
 
     /// Any state to ERR. What is posted is flushed by the device, and what is rung later by the relay, in turns to come.
-    pub(crate) fn fail(&self) {
-        self.hold(|_| self.states.fail());
+    ///
+    /// # Errors
+    /// As [`States::fail`].
+    pub(crate) fn fail(&self) -> Result<()> {
+        // Nobody waits for the core because of a command that hangs.
+        let done = self.states.fail();
+        self.hold(|_| ());
+        done
     }
 
     /// After [`Relay::fail`]: passes on what there is, and does nothing more for this life.
-    pub(crate) fn silence(&self) {
+    ///
+    /// # Errors
+    /// As [`States::silence`].
+    pub(crate) fn silence(&self) -> Result<()> {
         self.hold(|core| {
             core.turn(State::Error);
             core.is_silent = true;
-            self.states.silence();
         });
+        self.states.silence()
     }
 
     /// Any state to RESET. The completion queues begin at their first entry.
@@ -452,8 +462,8 @@ mod tests {
             ("memory_bytes", &|| assert!(relay.memory_bytes() > 0)),
             ("show_error", &|| relay.show_error()),
             ("connect", &|| relay.connect(&to_itself).unwrap()),
-            ("fail", &|| relay.fail()),
-            ("silence", &|| relay.silence()),
+            ("fail", &|| relay.fail().unwrap()),
+            ("silence", &|| relay.silence().unwrap()),
             ("reset", &|| relay.reset().unwrap()),
         ];
         for round in 0..300 {

@@ -4,6 +4,7 @@
 /// `doorbell softcx run --fault` takes them.
 pub const FAULT: &str = "DOORBELL_SOFTCX_FAULT";
 
+use super::commands::CommandKinds;
 use crate::{Error, Result};
 
 /// What the wire does to packets. All probabilities are 0.0 to 1.0 a packet; the default harms none.
@@ -42,6 +43,18 @@ pub struct Faults {
     /// The device is pulled out of the machine this long after the faults are set, in nanoseconds; 0 is never. It does nothing more
     /// then, not even flush: its queue pairs are in error, and clients hear of it once.
     pub gone_ns: u64,
+    /// Every command takes this long, in nanoseconds: making, changing and destroying queues, registering memory.
+    pub commands_ns: u64,
+    /// The first command of these kinds hangs: it is answered this much later, in nanoseconds, or when faults are set anew.
+    pub hang: (CommandKinds, u64),
+    /// Commands of these kinds fail with EIO, and the device does not hear of them: it goes on.
+    pub eio: CommandKinds,
+    /// The device reports that it has failed (`IBV_EVENT_DEVICE_FATAL`) this long after the faults are set, and works on for so long after that, in
+    /// nanoseconds; 0 and 0 is never. From the report on commands fail with EIO. But those that move a queue pair to ERR or RESET succeed
+    /// and do nothing, because the kernel's driver answers them without the device.
+    pub fatal_ns: (u64, u64),
+    /// A queue pair that goes to ERR flushes what is posted this much later, in nanoseconds: after the call that moved it there has returned.
+    pub flush_ns: u64,
 }
 
 impl Faults {
@@ -55,7 +68,8 @@ impl Faults {
 
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
     /// probability; `delay-us`, `late-writes-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
-    /// code (`3:0x12`); `down-ms` with two times (`100+50`), `gone-ms` with one.
+    /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
+    /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
     /// # Errors
     /// [`Error::Malformed`] for another name, or a value that is none.
@@ -64,7 +78,8 @@ impl Faults {
             what: "fault",
             reason: format!(
                 "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, seed, drop, garble, overrun (=3), refuse, send, \
-                 recv (=3:0x12), down-ms (=100+50) and gone-ms (=100)"
+                 recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
+                 (=reset:5000)"
             ),
         };
         let (name, value) = fault.split_once('=').ok_or_else(bad)?;
@@ -75,6 +90,7 @@ impl Faults {
                 .ok_or_else(bad)
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
+        let milliseconds = |text: &str| number(text).map(|ms| ms.saturating_mul(1_000_000));
         let numbered = || -> Result<(u64, u8)> {
             let (nth, code) = value.split_once(':').ok_or_else(bad)?;
             let code = match code.strip_prefix("0x") {
@@ -96,12 +112,24 @@ impl Faults {
             "refuse" => self.refuse = numbered()?,
             "send" => self.fail_send = numbered()?,
             "recv" => self.fail_recv = numbered()?,
-            "down-ms" => {
+            "down-ms" | "fatal-ms" => {
                 let (after, time) = value.split_once('+').ok_or_else(bad)?;
-                let ns = |ms| number(ms).map(|ms| ms.saturating_mul(1_000_000));
-                self.down_ns = (ns(after)?, ns(time)?);
+                let times = (milliseconds(after)?, milliseconds(time)?);
+                if name == "down-ms" {
+                    self.down_ns = times;
+                } else {
+                    self.fatal_ns = times;
+                }
             }
-            "gone-ms" => self.gone_ns = number(value)?.saturating_mul(1_000_000),
+            "gone-ms" => self.gone_ns = milliseconds(value)?,
+            "commands-us" => self.commands_ns = number(value)?.saturating_mul(1000),
+            "flush-us" => self.flush_ns = number(value)?.saturating_mul(1000),
+            "eio" => self.eio = CommandKinds::parse(value).ok_or_else(bad)?,
+            "hang" => {
+                let (kinds, time) = value.split_once(':').ok_or_else(bad)?;
+                let kinds = CommandKinds::parse(kinds).ok_or_else(bad)?;
+                self.hang = (kinds, milliseconds(time)?);
+            }
             _ => return Err(bad()),
         }
         Ok(())
@@ -110,6 +138,7 @@ impl Faults {
 
 #[cfg(test)]
 mod tests {
+    use super::super::commands::CommandKind;
     use super::*;
 
     #[test]
@@ -130,6 +159,11 @@ mod tests {
             "recv=6:0x04",
             "down-ms=100+50",
             "gone-ms=20",
+            "commands-us=10",
+            "hang=reset:11",
+            "eio=error+reset",
+            "fatal-ms=12+13",
+            "flush-us=14",
         ] {
             faults.set(fault).unwrap();
         }
@@ -148,6 +182,11 @@ mod tests {
             overrun_nth: 3,
             down_ns: (100_000_000, 50_000_000),
             gone_ns: 20_000_000,
+            commands_ns: 10_000,
+            hang: (CommandKinds::of(&[CommandKind::Reset]), 11_000_000),
+            eio: CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]),
+            fatal_ns: (12_000_000, 13_000_000),
+            flush_ns: 14_000,
         };
         assert_eq!(faults, expected);
         for bad in [
@@ -159,6 +198,10 @@ mod tests {
             "send=3",
             "send=1:0x100",
             "down-ms=5",
+            "hang=reset",
+            "hang=nothing:1",
+            "eio=",
+            "fatal-ms=1",
             "x=1",
         ] {
             assert!(faults.set(bad).is_err(), "{bad}");

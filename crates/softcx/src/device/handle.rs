@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 
+use crate::device::commands::{CommandKind, Commands};
 use crate::device::core::DeviceCore;
 use crate::device::engine::{Engine, EngineCore};
 use crate::device::fabric::{Fabric, gid_of};
@@ -72,6 +73,7 @@ fn table_is_full() -> Error {
 pub struct Device {
     engine: Arc<Engine>,
     function: Function,
+    commands: Arc<Commands>,
 }
 
 impl Device {
@@ -109,27 +111,36 @@ impl Device {
 
     fn with(core: DeviceCore, pace: Option<EnginePace>, function: Function) -> Result<Device> {
         Ok(Device {
+            commands: Arc::clone(core.commands()),
             engine: Arc::new(Engine::start(core, pace)?),
             function,
         })
     }
 
+    /// How commands are answered.
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.commands
+    }
+
     /// As [`Device::on_fabric`], without an engine.
     #[cfg(test)]
     pub(crate) fn on_fabric_without_engine(options: &DeviceOptions) -> Result<Device> {
-        Ok(Device {
-            engine: Arc::new(Engine::resting(Device::core_of(options)?)),
-            function: options.function,
-        })
+        Ok(Device::resting(Device::core_of(options)?, options.function))
     }
 
     /// A device that nothing moves but the caller's turns of its core.
     #[cfg(test)]
     pub(crate) fn without_engine() -> Result<Device> {
-        Ok(Device {
-            engine: Arc::new(Engine::resting(DeviceCore::new()?)),
-            function: Function::default(),
-        })
+        Ok(Device::resting(DeviceCore::new()?, Function::default()))
+    }
+
+    #[cfg(test)]
+    fn resting(core: DeviceCore, function: Function) -> Device {
+        Device {
+            commands: Arc::clone(core.commands()),
+            engine: Arc::new(Engine::resting(core)),
+            function,
+        }
     }
 
     /// One turn at a time of the caller's choice.
@@ -300,6 +311,7 @@ impl Device {
         len_bytes: u64,
         access: Access,
     ) -> Result<u32> {
+        self.command_register()?;
         let base = base.expose_provenance();
         let key = self.lock().parts.keys.register(pd, base, len_bytes, access);
         key.ok_or_else(table_is_full)
@@ -322,6 +334,7 @@ impl Device {
         len_bytes: u64,
         access: Access,
     ) -> Result<u32> {
+        self.command_register()?;
         let space = Space::of_foreign(foothold);
         let key = self.lock().parts.keys.register_foreign(
             pd,
@@ -332,8 +345,18 @@ impl Device {
         key.ok_or_else(table_is_full)
     }
 
+    fn command_register(&self) -> Result<()> {
+        let answer = self.commands.pass(CommandKind::Register);
+        answer.map(drop).map_err(|errno| Error::System {
+            operation: "reg_mr",
+            errno,
+        })
+    }
+
     /// Takes memory out again. When this returns, the device does not touch it any more. `false` if there is no such key.
     pub fn deregister(&self, key: u32) -> bool {
+        // It goes whatever the answer is: so does the memory.
+        let _ = self.commands.pass(CommandKind::Deregister);
         self.lock().parts.keys.deregister(key)
     }
 }

@@ -9,6 +9,7 @@
 //! `core` (one turn of work, without clock or thread), and `engine` (the thread).
 
 pub(crate) mod client;
+pub(crate) mod commands;
 mod copies;
 mod core;
 mod cq;
@@ -39,6 +40,7 @@ mod transitions;
 mod wake_word;
 mod wire;
 
+pub use commands::{CommandKind, CommandKinds};
 pub use dma::Pages;
 pub use doorbell_wire::memory::{QueuePairMemory, QueuePairSizes};
 pub use faults::{FAULT, Faults};

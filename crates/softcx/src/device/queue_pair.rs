@@ -3,13 +3,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::Result;
 use crate::device::client::Transport;
+use crate::device::commands::{Answer, CommandKind};
 use crate::device::cq::Cq;
 use crate::device::dma::{DmaRing, RecordWord, UarRegister};
 use crate::device::handle::{Device, PortId};
 use crate::device::inbox::random;
 use crate::device::qp::{Attributes, QpSetup, QpStatus};
+use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes};
 
 /// What one end of a connection must know of the other.
@@ -51,6 +52,7 @@ impl QueuePair {
     pub fn new(device: &Device, pd: u32, sizes: &QueuePairSizes) -> Result<QueuePair> {
         let (pages, memory) = QueuePairMemory::new(sizes)?;
         let start = starting_numbers()?;
+        command(device, "create_qp", CommandKind::Create)?;
         let mut core = device.lock();
         let (slot, qpn) = core.reserve_qp()?;
         // SAFETY: all of it lies in `pages`, aligned by `place` and long enough; `drop` destroys the device's objects, under
@@ -172,6 +174,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) naming an attribute; [`Error::State`](crate::Error::State) if the state does not lead to INIT.
     pub fn init(&self, attributes: Attributes) -> Result<()> {
+        self.command("modify_qp", CommandKind::Modify)?;
         self.device.lock().init_qp(self.slot, attributes)
     }
 
@@ -181,6 +184,9 @@ impl QueuePair {
     /// [`Error::State`](crate::Error::State) if the state does not lead there, or if the other device cannot be reached; the queue pair is then
     /// where it was.
     pub fn connect(&self, remote: &RemoteQueuePair) -> Result<()> {
+        // One for each step.
+        self.command("modify_qp", CommandKind::Modify)?;
+        self.command("modify_qp", CommandKind::Modify)?;
         let mut core = self.device.lock();
         let theirs = (remote.psn & 0xff_ffff, remote.connection);
         core.ready_to_receive(
@@ -206,26 +212,42 @@ impl QueuePair {
         core.start_qp(self.slot, psns);
     }
 
+    fn command(&self, operation: &'static str, kind: CommandKind) -> Result<Answer> {
+        command(&self.device, operation, kind)
+    }
+
     /// Any state to ERR. When this returns, everything posted is flushed, and the device writes to the completion queues
-    /// only to flush what is posted later.
-    pub fn fail(&self) {
-        let now_ns = self.device.now_ns();
-        self.device.lock().fail_qp(self.slot, now_ns);
+    /// only to flush what is posted later; unless a fault has the flush come later.
+    ///
+    /// # Errors
+    /// [`Error::System`] if a fault has the command fail. The queue pair goes on.
+    pub fn fail(&self) -> Result<()> {
+        if self.command("modify_qp to ERR", CommandKind::Error)? == Answer::Executed {
+            let now_ns = self.device.now_ns();
+            self.device.lock().fail_qp(self.slot, now_ns);
+        }
+        Ok(())
     }
 
     /// Any state to RESET, where the device executes nothing and writes to no completion queue. Rings and records stay as they are, until
-    /// [`QueuePair::reset`].
-    pub fn silence(&self) {
-        self.device.lock().reset_qp(self.slot);
+    /// [`QueuePair::reset`]. A device that has reported that it failed ([`QpStatus::device_failed`]) does not hear of this.
+    ///
+    /// # Errors
+    /// As [`QueuePair::fail`].
+    pub fn silence(&self) -> Result<()> {
+        if self.command("modify_qp to RESET", CommandKind::Reset)? == Answer::Executed {
+            self.device.lock().reset_qp(self.slot);
+        }
+        Ok(())
     }
 
     /// Any state to RESET. The driver makes rings, records and completion queues fresh before it goes on.
     ///
     /// # Errors
-    /// [`Error::System`](crate::Error::System) if the kernel has no random numbers for the next connection.
+    /// [`Error::System`](crate::Error::System) if the kernel has no random numbers for the next connection, or as [`QueuePair::fail`].
     pub fn reset(&self) -> Result<()> {
         let start = starting_numbers()?;
-        self.device.lock().reset_qp(self.slot);
+        self.silence()?;
         *self
             .start
             .lock()
@@ -234,8 +256,16 @@ impl QueuePair {
     }
 }
 
+/// Issues a command: takes its time, outside of the device's lock.
+fn command(device: &Device, operation: &'static str, kind: CommandKind) -> Result<Answer> {
+    let answer = device.commands().pass(kind);
+    answer.map_err(|errno| Error::System { operation, errno })
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        // It is destroyed whatever the answer is: its memory goes with it.
+        let _ = self.command("destroy_qp", CommandKind::Destroy);
         let mut core = self.device.lock();
         core.destroy_qp(self.slot);
         for cq in self.cqs {

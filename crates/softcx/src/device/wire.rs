@@ -74,6 +74,17 @@ impl Ord for Late {
     }
 }
 
+/// How far the failure of a device is that a fault has fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceFailure {
+    /// It has not failed.
+    None,
+    /// It has, and works on.
+    Working,
+    /// It does nothing more.
+    Over,
+}
+
 /// The link, as far as faults have it.
 #[derive(Debug, Default)]
 struct LinkState {
@@ -174,6 +185,29 @@ impl Wire {
         };
         let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
         faults.gone_ns != 0 && since >= faults.gone_ns
+    }
+
+    /// Whether the device has failed by now, and whether it still works.
+    pub(crate) fn failure(&mut self, now_ns: u64) -> DeviceFailure {
+        let Some((faults, _)) = self.faults.as_ref() else {
+            return DeviceFailure::None;
+        };
+        let (after, works_for) = faults.fatal_ns;
+        if (after, works_for) == (0, 0) {
+            return DeviceFailure::None;
+        }
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        match since {
+            _ if since < after => DeviceFailure::None,
+            _ if since - after < works_for => DeviceFailure::Working,
+            _ => DeviceFailure::Over,
+        }
+    }
+
+    /// How long a queue pair in error does not flush.
+    #[inline]
+    pub(crate) fn flush_ns(&self) -> u64 {
+        (self.faults.as_ref()).map_or(0, |(faults, _)| faults.flush_ns)
     }
 
     /// Sends a packet off.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
 use crate::device::client::{Client, Errno};
+use crate::device::commands::{Answer, CommandKind};
 use crate::device::space::Space;
 use crate::doors::event_pipe::EventPipe;
 use crate::doors::events::{AsyncEvents, EventSubject};
@@ -138,6 +139,11 @@ impl DeviceContext {
             Object::Ah(_) => Ok(()),
             Object::Uar(it) => self.free_uar(tables, *it),
         };
+    }
+
+    /// Takes the time of a command, before anything is locked that other commands need, and says how it is answered.
+    pub(super) fn issue(&self, kind: CommandKind) -> Result<Answer, Errno> {
+        self.device.commands().pass(kind)
     }
 
     /// What the device's clock says, as completions have it.

@@ -22,6 +22,7 @@ mod work_lists;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use self::client_objects::ClientRegistry;
 pub(crate) use self::needs::Need;
@@ -31,6 +32,7 @@ use self::registers::Registers;
 use self::uar_page::UarPage;
 use self::work_lists::WorkLists;
 use crate::Result;
+use crate::device::commands::Commands;
 use crate::device::fabric::Fabric;
 use crate::device::faults::Faults;
 use crate::device::inbox::Inbox;
@@ -64,6 +66,10 @@ pub(crate) struct DeviceCore {
     frozen: bool,
     /// A device that was pulled out of the machine.
     pub(super) gone: bool,
+    /// How commands are answered: by who issues them, before the device's lock is taken.
+    commands: Arc<Commands>,
+    /// It has reported that it failed.
+    has_failed: bool,
 }
 
 impl DeviceCore {
@@ -86,6 +92,8 @@ impl DeviceCore {
             next_sweep_ns: 0,
             frozen: false,
             gone: false,
+            commands: Arc::default(),
+            has_failed: false,
         })
     }
 
@@ -132,6 +140,12 @@ impl DeviceCore {
 
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.parts.wire.set_faults(faults);
+        self.commands.set_faults(faults);
+    }
+
+    /// How commands are answered, for the handles of the device.
+    pub(crate) fn commands(&self) -> &Arc<Commands> {
+        &self.commands
     }
 
     /// Puts a queue pair on the lists where it belongs.
@@ -191,7 +205,10 @@ impl DeviceCore {
             .wire
             .any_for_lanes()
             .then_some(now_ns + LANE_RETRY_NS);
+        let flushes = (self.lists.failed.iter())
+            .filter_map(|&slot| self.qps.get(slot)?.as_ref()?.flushes_at_ns(now_ns));
         timers
+            .chain(flushes)
             .chain(self.parts.wire.next_due_ns())
             .chain(now.then_some(now_ns))
             .chain(lanes_full)

@@ -3,6 +3,7 @@
 use super::DeviceCore;
 use crate::device::client::DeviceEvent;
 use crate::device::qp::State;
+use crate::device::wire::DeviceFailure;
 
 /// Timers and failed queue pairs are looked at this often.
 const TICK_NS: u64 = 20_000;
@@ -19,6 +20,16 @@ impl DeviceCore {
             if qp.state() != State::Reset {
                 qp.set_state(State::Error);
             }
+        }
+        self.clients.tell(DeviceEvent::DeviceFatal);
+    }
+
+    /// The device reports that it has failed. It may go on for a while: nobody can stop it.
+    fn report_failure(&mut self) {
+        self.has_failed = true;
+        self.commands.fail_device();
+        for qp in self.qps.iter().flatten() {
+            qp.status.set_device_failed();
         }
         self.clients.tell(DeviceEvent::DeviceFatal);
     }
@@ -46,6 +57,18 @@ impl DeviceCore {
         if self.parts.wire.is_gone(now_ns) {
             self.remove();
             return true;
+        }
+        match self.parts.wire.failure(now_ns) {
+            DeviceFailure::None => {}
+            DeviceFailure::Working if self.has_failed => {}
+            DeviceFailure::Working => self.report_failure(),
+            DeviceFailure::Over => {
+                if !self.has_failed {
+                    self.report_failure();
+                }
+                self.gone = true;
+                return true;
+            }
         }
         if let Some(active) = self.parts.wire.link_change(now_ns) {
             self.clients.tell(DeviceEvent::Port { active });

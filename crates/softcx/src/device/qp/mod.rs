@@ -55,6 +55,8 @@ pub(crate) struct Qp {
     pub(crate) held: bool,
     /// Its memory cannot be reached, so there is nothing to flush.
     lost: bool,
+    /// In error, it does not flush before this.
+    flushes_from_ns: u64,
 }
 
 impl Qp {
@@ -73,6 +75,7 @@ impl Qp {
             timed: false,
             held: false,
             lost: false,
+            flushes_from_ns: 0,
         }
     }
 
@@ -99,6 +102,7 @@ impl Qp {
         self.remote = None;
         self.connection = 0;
         self.lost = false;
+        self.flushes_from_ns = 0;
         self.parts.send_ring.forget();
         self.parts.recv_ring.forget();
         *self.asked = QpAttributes::default();
@@ -204,6 +208,10 @@ impl Qp {
     /// Moves to the error state and flushes both queues: every work request gets a completion, also an unsignaled one.
     pub(crate) fn enter_error(&mut self, context: &mut DeviceParts) {
         self.trace_state(context, State::Error);
+        if self.state() != State::Error {
+            let flush_ns = context.wire.flush_ns();
+            self.flushes_from_ns = context.now_ns.saturating_add(flush_ns);
+        }
         self.set_state(State::Error);
         self.flush(context);
     }
@@ -216,7 +224,7 @@ impl Qp {
 
     /// Completes in error what was posted; called again and again in the error state, for what is posted later.
     pub(crate) fn flush(&mut self, context: &mut DeviceParts) {
-        if self.lost {
+        if self.lost || context.now_ns < self.flushes_from_ns {
             return;
         }
         match self.state() {
@@ -227,6 +235,12 @@ impl Qp {
             State::SendQueueError => self.flush_sends(context),
             _ => {}
         }
+    }
+
+    /// When it begins to flush, if that is to come.
+    pub(crate) fn flushes_at_ns(&self, now_ns: u64) -> Option<u64> {
+        let is_to_come = self.state() == State::Error && self.flushes_from_ns > now_ns;
+        is_to_come.then_some(self.flushes_from_ns)
     }
 
     /// The send queue cannot go on. A reliable queue pair is in error with it; the others go on receiving.

@@ -12,6 +12,7 @@ pub struct QpStatus {
     /// Whether the device polls the registers in every turn. The device clears this flag before its last poll. A thread that rings reads the
     /// flag after its store. So either the device sees the store, or the thread sees the cleared flag.
     watched: AtomicBool,
+    device_failed: AtomicBool,
 }
 
 impl QpStatus {
@@ -26,6 +27,23 @@ impl QpStatus {
     /// The state as the device last set it.
     pub fn state(&self) -> State {
         State::parse(self.state.load(Ordering::Acquire)).unwrap_or(State::Reset)
+    }
+
+    /// The state that its owner is to go by: that of an error where the device has reported that it failed.
+    pub fn reported(&self) -> State {
+        if self.device_failed() {
+            return State::Error;
+        }
+        self.state()
+    }
+
+    /// Whether the device has reported that it failed: it does not execute commands any more, and may still work.
+    pub fn device_failed(&self) -> bool {
+        self.device_failed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_device_failed(&self) {
+        self.device_failed.store(true, Ordering::Release);
     }
 
     /// Whether a completion queue overran: completions were lost.

@@ -499,7 +499,7 @@ fn nobody_answers() {
             },
             ..Shape::default()
         });
-        case.b.qp.fail();
+        case.b.qp.fail().unwrap();
         let list = [case.a.segment(0, 8)];
         case.a
             .post(&SendRequest::write(case.b.at(0), case.b.key).segments(&list));

@@ -129,7 +129,7 @@ fn a_queue_pair_that_fails_acknowledges_nothing_that_was_late() {
     for _ in 0..3 {
         world.turn();
     }
-    b.qp.fail();
+    b.qp.fail().unwrap();
     world.settle();
     let sent = a.all_sent();
     assert_eq!(b.read(0, 8), [0; 8]);

@@ -1,6 +1,7 @@
 //! Tests of the transport in a world whose clock stands still unless it is moved: every run is the same.
 
 mod clients;
+mod commands;
 mod datagrams;
 pub(crate) mod driver;
 mod errors;

@@ -28,7 +28,7 @@ fn the_way_to_ready_to_send() {
     a.qp.connect(&b.qp.local()).unwrap();
     assert_eq!(a.state(), State::ReadyToSend);
     assert!(a.qp.connect(&b.qp.local()).is_err(), "connected already");
-    a.qp.fail();
+    a.qp.fail().unwrap();
     assert_eq!(a.state(), State::Error);
     assert!(a.qp.init(shape.attributes).is_err());
     assert!(a.qp.connect(&b.qp.local()).is_err());
@@ -64,7 +64,7 @@ fn the_error_state_flushes_all_that_is_and_will_be_posted() {
     b.post(&to_a.signaled(true));
     b.ring();
     // Rung and not yet seen by the device: as good as posted.
-    b.qp.fail();
+    b.qp.fail().unwrap();
     assert_eq!(b.all_sent(), [(0, FLUSH), (1, FLUSH), (2, FLUSH)]);
     assert_eq!(b.all_received(), [(0, FLUSH), (1, FLUSH), (2, FLUSH)]);
     for i in 3..6 {
@@ -92,9 +92,9 @@ fn a_receive_that_is_half_full_is_flushed_too() {
     a.send(&SendRequest::send().segments(&list));
     world.turn();
     world.turn();
-    b.qp.fail();
+    b.qp.fail().unwrap();
     assert_eq!(b.all_received(), [(0, FLUSH), (1, FLUSH)]);
-    a.qp.fail();
+    a.qp.fail().unwrap();
     assert_eq!(a.all_sent(), [(0, FLUSH)]);
 }
 
@@ -116,7 +116,7 @@ fn reset_and_connect_again() {
         // In the middle of something, and with receives posted.
         a.send(&SendRequest::write(b.at(0), b.key).segments(&list));
         if round % 2 == 0 {
-            a.qp.fail();
+            a.qp.fail().unwrap();
         }
         let (old_a, old_b) = (a.qp.local(), b.qp.local());
         a.reset();
@@ -369,7 +369,7 @@ fn a_receive_ring_filled_at_once() {
         for _ in 0..wqes {
             b.receive(&[]);
         }
-        b.qp.fail();
+        b.qp.fail().unwrap();
         assert_eq!(b.all_received().len(), wqes as usize);
     }
 }

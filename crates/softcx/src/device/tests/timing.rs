@@ -114,7 +114,7 @@ fn a_frozen_device_does_nothing_until_it_thaws() {
     device.progress();
     assert_eq!(a.all_sent(), []);
     // It can still be taken out of service: what was rung is flushed.
-    b.qp.fail();
+    b.qp.fail().unwrap();
     device.set_frozen(false);
     let start = Instant::now();
     let cqe = loop {
@@ -274,7 +274,7 @@ fn a_device_that_does_not_get_to_its_packets_has_lost_none_until_it_takes_too_lo
     for starved_s in [4, 7] {
         let mut world = World::new(2);
         let (mut a, b) = world.pair(shape);
-        b.qp.fail();
+        b.qp.fail().unwrap();
         drop(b);
         world.settle();
         let (mut a2, mut b2) = world.pair(shape);

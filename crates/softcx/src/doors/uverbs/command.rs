@@ -1,9 +1,11 @@
 //! The commands of the older interface, which the method INVOKE_WRITE carries.
 
-use super::arguments::{AttributeKind, Spec};
+use super::arguments::{Arguments, AttributeKind, Spec};
 use super::{DRIVER_IN, DRIVER_OUT, UverbsCall};
 use super::{ah, completion_channel, cq, device, mr, multicast, mw, pd, qp, srq};
-use crate::device::client::Errno;
+use crate::device::State;
+use crate::device::client::{Errno, mask};
+use crate::device::commands::CommandKind;
 use crate::doors::abi::*;
 
 /// `UVERBS_ATTR_CORE_IN`, `_CORE_OUT` and `_WRITE_CMD`.
@@ -108,6 +110,31 @@ const COMMANDS: &[UverbsCommand] = &[
     ),
     UverbsCommand(EXTENDED | 57, ExModifyCq::BYTES, 0, cq::modify),
 ];
+
+/// The command of the device that a call leads to.
+pub(super) fn kind(arguments: &Arguments) -> Option<CommandKind> {
+    let number = arguments.number(NUMBER, u64::from(u32::MAX)).ok()? as u32;
+    match number & !EXTENDED {
+        18 | 24 | 32 | 39 => Some(CommandKind::Create),
+        19 | 33 => Some(CommandKind::Modify),
+        20 | 27 | 35 => Some(CommandKind::Destroy),
+        9 | 11 => Some(CommandKind::Register),
+        13 => Some(CommandKind::Deregister),
+        26 => {
+            let bytes = arguments.bytes(IN).ok()?;
+            let request = (bytes.len() >= ModifyQp::BYTES).then(|| ModifyQp::read(&bytes))?;
+            let is_to = |state: State| {
+                request.attr_mask & mask::STATE != 0 && request.qp_state == state as u8
+            };
+            Some(match () {
+                () if is_to(State::Error) => CommandKind::Error,
+                () if is_to(State::Reset) => CommandKind::Reset,
+                () => CommandKind::Modify,
+            })
+        }
+        _ => None,
+    }
+}
 
 /// INVOKE_WRITE.
 pub(super) fn invoke(call: &mut UverbsCall<'_>) -> Result<(), Errno> {

@@ -28,6 +28,7 @@ pub(in crate::doors) use self::device::{FIRMWARE, PART};
 use self::arguments::{Arguments, Spec};
 use self::call::{DRIVER, DRIVER_IN, DRIVER_OUT, Made, UverbsCall};
 use crate::device::client::Errno;
+use crate::device::commands::{Answer, CommandKind};
 use crate::doors::context::{Descriptors, DeviceContext};
 
 /// Methods of regions that there is nothing for: memory of the device, pages brought in on demand, buffers of other devices.
@@ -113,7 +114,6 @@ const METHODS: &[Method] = &[
 impl DeviceContext {
     /// `RDMA_VERBS_IOCTL`, with its argument: an address in the process that calls.
     pub(crate) fn ioctl(&self, argument: u64, descriptors: &dyn Descriptors) -> Result<(), Errno> {
-        let tables = &mut self.lock();
         let header = arguments::header(descriptors.space(), argument)?;
         let method = METHODS
             .iter()
@@ -123,9 +123,24 @@ impl DeviceContext {
         };
         let specs = *specs;
         let arguments = Arguments::read(descriptors.space(), argument, header.num_attrs, specs)?;
+        if let Some(kind) = command_of(header.object_id, header.method_id, &arguments)
+            && self.issue(kind)? == Answer::Pretended
+        {
+            return Ok(());
+        }
+        let tables = &mut self.lock();
         let mut call = UverbsCall::new(self, tables, descriptors, arguments);
         let done = run(&mut call);
         call.finish(done)
+    }
+}
+
+/// The command of the device that a call leads to.
+fn command_of(object: u16, method: u16, arguments: &Arguments) -> Option<CommandKind> {
+    match (object, method) {
+        (object::DEVICE, 0) => command::kind(arguments),
+        (object::CQ | object::QP | object::SRQ, 0) => Some(CommandKind::Create),
+        _ => None,
     }
 }
 

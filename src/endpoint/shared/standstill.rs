@@ -1,0 +1,119 @@
+//! How far the device is stopped after a failure. `stopping` does it.
+
+use std::fmt;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::Error;
+
+/// How often a thread looks that waits for a device to stop.
+pub(super) const LOOK: Duration = Duration::from_micros(20);
+
+/// A device that executes nothing more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Silence {
+    /// Its consumer records are to be set again.
+    pub(super) resets_records: bool,
+    /// As of [`StopState`].
+    pub(super) rung: [u32; 2],
+}
+
+/// What an endpoint keeps itself by.
+pub(super) trait Kept: fmt::Debug + Send + Sync {}
+
+impl<T: fmt::Debug + Send + Sync> Kept for T {}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing was asked of it.
+    Working,
+    /// The command to ERR is on its way.
+    Failing,
+    /// In error since then; or the command failed, and nothing is flushed.
+    Failed { since_ns: u64, flushes: bool },
+    /// The command to RESET is on its way.
+    Silencing,
+    /// It does nothing more.
+    Silent(Silence),
+    /// The command to RESET failed.
+    Refused,
+}
+
+/// How far the streams of GPUs are stopped that wait for the endpoint. This comes before any wait ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamsStop {
+    NotAsked,
+    /// Another thread is at it.
+    Asked {
+        since_ns: u64,
+    },
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct StopState {
+    pub(super) phase: Phase,
+    /// When the first command was issued.
+    pub(super) asked_ns: u64,
+    pub(super) streams: StreamsStop,
+    /// Of each queue, the work requests that may have been rung when the queue pair was in ERR. What is rung later is not executed, only flushed.
+    pub(super) rung: [u32; 2],
+    /// What the commands have failed with.
+    pub(super) errors: Vec<Error>,
+    /// The endpoint was given up, and keeps itself: with its queue pair, its rings, and the regions of its work requests.
+    pub(super) kept: Option<Arc<dyn Kept>>,
+}
+
+impl StopState {
+    const fn new() -> StopState {
+        StopState {
+            phase: Phase::Working,
+            asked_ns: 0,
+            streams: StreamsStop::NotAsked,
+            rung: [0; 2],
+            errors: Vec::new(),
+            kept: None,
+        }
+    }
+}
+
+/// How far the device is stopped, in this generation of its endpoint.
+#[derive(Debug)]
+pub(super) struct Standstill {
+    state: Mutex<StopState>,
+    pub(super) changed: Condvar,
+    /// Threads with a handle of the endpoint for a command.
+    pub(super) orders: Arc<AtomicU32>,
+}
+
+/// What a look at the device that is being stopped has found.
+pub(super) enum Stopped {
+    /// It is not known yet.
+    NotYet,
+    /// It does nothing more.
+    Yes(Silence),
+    /// It was given up: it may go on, or has gone on for longer than was known.
+    GivenUp,
+}
+
+impl Standstill {
+    pub(super) fn new() -> Standstill {
+        Standstill {
+            state: Mutex::new(StopState::new()),
+            changed: Condvar::new(),
+            orders: Arc::default(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, StopState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A generation begins.
+    pub(super) fn start_over(&self) {
+        let kept = std::mem::replace(&mut *self.lock(), StopState::new()).kept;
+        // The caller has another handle.
+        drop(kept);
+    }
+}

@@ -1,0 +1,267 @@
+//! How the device is brought to a stop after a failure. The queue pair goes to ERR, flushes, and goes to RESET. Both are commands of the device:
+//! they may take milliseconds, hang or fail. So other threads issue them, and nobody waits for one without a bound.
+//!
+//! A device that has not confirmed RESET may still write completions, and the memory of its work requests. The endpoint is then given up: its
+//! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if that ever comes.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::standstill::{Kept, Phase, Silence, StopState, Stopped, StreamsStop};
+use super::{Shared, end_elsewhere};
+use crate::endpoint::clock::now_ns;
+use crate::proxy::Workers;
+use crate::{Error, Result, StateKind};
+
+/// How long a device may take for both commands, and to flush in between, before its endpoint is given up.
+const STOP: Duration = Duration::from_secs(2);
+const STOP_NS: u64 = STOP.as_nanos() as u64;
+/// The same until the first command is issued, where streams of GPUs are stopped first: one endpoint at a time.
+const STOP_STREAMS_NS: u64 = 5 * STOP_NS;
+/// How long a device may take to flush what was rung.
+const FLUSH_NS: u64 = 20_000_000;
+
+/// Issue commands. Each that hangs keeps one, until the kernel gives it up (mlx5: 60 s).
+static COMMANDS: Workers = Workers::new("doorbell-commands", 64);
+/// Stop streams of GPUs before the command, all under one lock.
+static STOPS: Workers = Workers::new("doorbell-stops", 2);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    Fail,
+    Silence,
+}
+
+impl Shared {
+    /// Has a worker do that with a handle of this.
+    fn order(&self, workers: &'static Workers, job: impl FnOnce(&Shared) + Send + 'static) {
+        let Some(this) = self.weak.upgrade() else {
+            return;
+        };
+        let orders = Arc::clone(&self.standstill.orders);
+        orders.fetch_add(1, Ordering::Relaxed);
+        workers.run(Box::new(move || {
+            job(&this);
+            end_elsewhere(this);
+            orders.fetch_sub(1, Ordering::Release);
+        }));
+    }
+
+    fn order_command(&self, command: Command) {
+        self.order(&COMMANDS, move |this| {
+            this.issue(command);
+            this.go_on();
+        });
+    }
+
+    /// The next step, if nobody else is at it: who is will come back for it.
+    fn go_on(&self) {
+        if let Some(_generation) = self.try_hold_generation()
+            && self.has_failed.load(Ordering::Acquire)
+        {
+            self.break_down();
+        }
+    }
+
+    /// Issues the command and enters how it was answered.
+    fn issue(&self, command: Command) {
+        let (phase, error) = match command {
+            Command::Fail => {
+                let error = self.qp.fail().err();
+                let rung = self.queues.each_ref().map(|queue| self.may_be_rung(queue));
+                self.standstill.lock().rung = rung;
+                let since_ns = now_ns();
+                let flushes = error.is_none();
+                (Phase::Failed { since_ns, flushes }, error)
+            }
+            Command::Silence => match self.qp.silence() {
+                Ok(resets_records) => {
+                    let rung = self.standstill.lock().rung;
+                    let silence = Silence {
+                        resets_records,
+                        rung,
+                    };
+                    (Phase::Silent(silence), None)
+                }
+                Err(error) => (Phase::Refused, Some(error)),
+            },
+        };
+        let mut state = self.standstill.lock();
+        state.errors.extend(error);
+        let is_late = state.kept.is_some();
+        if is_late && command == Command::Fail {
+            // Nobody looks any more, and nobody waits for what it flushes.
+            state.phase = Phase::Silencing;
+            drop(state);
+            return self.issue(Command::Silence);
+        }
+        let kept = match phase {
+            Phase::Silent(_) => state.kept.take(),
+            _ => None,
+        };
+        state.phase = phase;
+        drop(state);
+        self.standstill.changed.notify_all();
+        // The caller has a handle, so this is not the last.
+        drop(kept);
+    }
+
+    /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown. That is so
+    /// when this returns, unless the device has failed the command or not answered it in time.
+    pub(super) fn stop_transmitting(&self) {
+        // This takes no generation lock: a caller may hold a stream's locks, and the watchdog waits for these under the generation lock. No
+        // generation begins while a stream has work of this one.
+        let mut state = self.standstill.lock();
+        if matches!(state.phase, Phase::Working) {
+            state.phase = Phase::Failing;
+            state.asked_ns = now_ns();
+            drop(state);
+            self.order_command(Command::Fail);
+            state = self.standstill.lock();
+        }
+        while matches!(state.phase, Phase::Failing)
+            && let Some(left_ns) = (state.asked_ns.saturating_add(STOP_NS)).checked_sub(now_ns())
+            && left_ns > 0
+        {
+            let left = Duration::from_nanos(left_ns);
+            let waited = self.standstill.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Goes on with stopping the device, as far as that goes without waiting. The caller holds the generation.
+    pub(super) fn stop_device(&self) -> Stopped {
+        let mut state = self.standstill.lock();
+        if state.kept.is_some() {
+            return Stopped::GivenUp;
+        }
+        let now = now_ns();
+        match state.streams {
+            StreamsStop::NotAsked if self.attachments().alarm().is_heard() => {
+                state.streams = StreamsStop::Asked { since_ns: now };
+                drop(state);
+                self.order(&STOPS, |this| {
+                    this.stop();
+                    this.standstill.lock().streams = StreamsStop::Done;
+                    this.go_on();
+                });
+                return Stopped::NotYet;
+            }
+            StreamsStop::NotAsked => state.streams = StreamsStop::Done,
+            StreamsStop::Asked { since_ns } => {
+                if now.saturating_sub(since_ns) < STOP_STREAMS_NS {
+                    return Stopped::NotYet;
+                }
+                return self.give_up(state);
+            }
+            StreamsStop::Done => {}
+        }
+        let mut longest_ns = STOP_NS;
+        match state.phase {
+            Phase::Working => {
+                state.phase = Phase::Failing;
+                state.asked_ns = now;
+                drop(state);
+                self.order_command(Command::Fail);
+                return Stopped::NotYet;
+            }
+            Phase::Failing | Phase::Silencing => {}
+            Phase::Failed { since_ns, flushes } => {
+                drop(state);
+                let waits = flushes && now.saturating_sub(since_ns) < FLUSH_NS;
+                if waits && !self.has_flushed() {
+                    return Stopped::NotYet;
+                }
+                self.standstill.lock().phase = Phase::Silencing;
+                self.order_command(Command::Silence);
+                return Stopped::NotYet;
+            }
+            // It may have gone on in between, with what a stream has discarded.
+            Phase::Silent(_) if !state.errors.is_empty() => return Stopped::GivenUp,
+            Phase::Silent(silence) => return Stopped::Yes(silence),
+            Phase::Refused => longest_ns = 0,
+        }
+        if now.saturating_sub(state.asked_ns) < longest_ns {
+            return Stopped::NotYet;
+        }
+        self.give_up(state)
+    }
+
+    /// Keeps everything that the device may still access, until it is stopped after all.
+    fn give_up(&self, mut state: MutexGuard<'_, StopState>) -> Stopped {
+        state.kept = self.weak.upgrade().map(|this| this as Arc<dyn Kept>);
+        let command = match state.phase {
+            Phase::Working => {
+                state.phase = Phase::Failing;
+                Some(Command::Fail)
+            }
+            Phase::Failed { .. } => {
+                state.phase = Phase::Silencing;
+                Some(Command::Silence)
+            }
+            _ => None,
+        };
+        drop(state);
+        if let Some(command) = command {
+            self.order_command(command);
+        }
+        Stopped::GivenUp
+    }
+
+    /// Tries once more to stop the device of an endpoint that was given up.
+    ///
+    /// # Errors
+    /// [`Error::State`] with what the device has answered, and what is to be done. The endpoint stays given up.
+    pub(super) fn stop_again(&self) -> Result<()> {
+        let begin_ns = now_ns();
+        loop {
+            let mut state = self.standstill.lock();
+            match state.phase {
+                Phase::Silent(_) => return Ok(()),
+                Phase::Refused if state.asked_ns < begin_ns => {
+                    state.asked_ns = now_ns();
+                    state.phase = Phase::Silencing;
+                    drop(state);
+                    self.order_command(Command::Silence);
+                }
+                Phase::Refused => return Err(self.not_stopped(&state)),
+                _ if now_ns().saturating_sub(begin_ns) > STOP_NS => {
+                    return Err(self.not_stopped(&state));
+                }
+                _ => {
+                    drop(state);
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        }
+    }
+
+    fn not_stopped(&self, state: &StopState) -> Error {
+        let mut found: Vec<String> = state.errors.iter().map(Error::to_string).collect();
+        found.dedup();
+        let silent_for =
+            |to| format!("the command that moves the queue pair to {to} is not answered");
+        match state.phase {
+            Phase::Failing => found.push(silent_for("ERR")),
+            Phase::Silencing => found.push(silent_for("RESET")),
+            _ => {}
+        }
+        let reason = format!(
+            "the device was not stopped: {}. It may still access the memory of this endpoint's work requests, which therefore stays registered \
+             until it is stopped. Try again later, or open the device again and make a new endpoint",
+            found.join("; ")
+        );
+        Error::state(StateKind::QueuePair, "reset", reason)
+    }
+
+    /// Waits until no thread has a handle for a command, as long as a device may take.
+    pub(super) fn await_orders(&self) {
+        let state = self.standstill.lock();
+        let until_ns = state.asked_ns.saturating_add(STOP_NS);
+        drop(state);
+        while self.standstill.orders.load(Ordering::Acquire) > 0 && now_ns() < until_ns {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}

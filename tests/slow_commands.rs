@@ -1,0 +1,337 @@
+//! Commands of the device that hang or fail, and a flush that takes its time: other endpoints keep their deadlines, waits end in bounded time, and
+//! no ticket says more than is known.
+#![cfg(all(feature = "softcx", not(loom)))]
+
+mod rig;
+mod waived;
+
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    CommandKind, CommandKinds, Device, Endpoint, EndpointConfig, Error, Executor, Faults, Region,
+    RemoteSlice, Side, Status, Ticket, Work,
+};
+use rig::{Limit, Pair, SOON, device, has_no_queue};
+use waived::waived;
+
+const STEP: Duration = Duration::from_secs(60);
+/// How long a command hangs: nobody here waits for that.
+const HANG: Duration = Duration::from_secs(40);
+/// How much later than its deadline a wait may end. Nearly all of it is for a processor that is busy with other things.
+const LATE: Duration = Duration::from_secs(5);
+/// As docs/outcomes.md has it: how long the device may take to stop, and the same for who waits for that.
+const STOPPED_IN: Duration = Duration::from_secs(2);
+
+fn hang(kind: CommandKind) -> Faults {
+    Faults {
+        hang: (CommandKinds::of(&[kind]), HANG.as_nanos() as u64),
+        ..Faults::default()
+    }
+}
+
+fn refuse_to_stop() -> Faults {
+    refuse(&[CommandKind::Error, CommandKind::Reset])
+}
+
+fn refuse(kinds: &[CommandKind]) -> Faults {
+    Faults {
+        eio: CommandKinds::of(kinds),
+        ..Faults::default()
+    }
+}
+
+/// A device of this process, whose faults a test can set. Others are WAIVED.
+fn faulty(test: &str) -> Option<Device> {
+    let device = device();
+    if !device.set_faults(Faults::default()) {
+        waived(test, "the device takes no faults from this process");
+        return None;
+    }
+    (!has_no_queue(&device, test)).then_some(device)
+}
+
+fn patient(timeout: Duration) -> EndpointConfig {
+    EndpointConfig::default().wait_timeout(Some(timeout))
+}
+
+/// Polls until the ticket has its final status.
+fn settled(ticket: &Ticket) -> Status {
+    while !ticket.is_over() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ticket.status()
+}
+
+/// Whether a peer finds the memory registered at that address.
+fn is_registered(pair: &mut Pair, remote: RemoteSlice) -> bool {
+    let into = pair.region(8);
+    let slices = [into.slice(0, 8).unwrap()];
+    let read = pair.a.post_send(&Work::read(&slices, remote)).unwrap();
+    matches!(settled(&read), Status::Complete)
+}
+
+/// Sets the wait of a stream for a message that never comes. Its ticket, and its deadline from now.
+fn wait_for_nothing(endpoint: &mut Endpoint, region: &Region, stream: &rig::Stream) -> Ticket {
+    let into = [region.slice(0, 64).unwrap()];
+    endpoint.post_recv(1, &into).unwrap();
+    endpoint.stream_wait_cq(stream, Side::Recv).unwrap()
+}
+
+#[test]
+fn a_command_that_hangs_delays_the_deadline_of_no_other_endpoint() {
+    let test = "a_command_that_hangs_delays_the_deadline_of_no_other_endpoint";
+    let Some(device) = faulty(test) else { return };
+    let limit = Limit::new(test, STEP);
+    for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {
+        limit.step(step, STEP);
+        let timeout = Duration::from_millis(200);
+        let mut hung = Pair::new(&device, &patient(Duration::from_secs(600)));
+        let mut other = Pair::new(&device, &patient(timeout));
+        let regions = [hung.region(64), other.region(64)];
+        let streams = [rig::stream("hung"), rig::stream("other")];
+        device.set_faults(hang(kind));
+        let began = Instant::now();
+        let held = wait_for_nothing(&mut hung.a, &regions[0], &streams[0]);
+        hung.a.abort();
+        // The watchdog has come to it.
+        std::thread::sleep(Duration::from_millis(20));
+        let begin = Instant::now();
+        let late = wait_for_nothing(&mut other.a, &regions[1], &streams[1]);
+        let ended = streams[1].synchronize(SOON);
+        let took = begin.elapsed();
+        assert!(
+            took < timeout + LATE,
+            "{kind:?}: a deadline of {timeout:?} after {took:?}"
+        );
+        assert!(ended.is_err() || rig::is_cuda(), "{kind:?}: {ended:?}");
+        assert!(matches!(settled(&late), Status::Failed(_)), "{kind:?}");
+        // The wait of the endpoint itself ends as well, in the time that a device may take to stop.
+        let _ = streams[0].synchronize(SOON);
+        let took = began.elapsed();
+        assert!(took < STOPPED_IN + LATE, "{kind:?}: {took:?}");
+        assert!(matches!(settled(&held), Status::Failed(_)), "{kind:?}");
+        device.set_faults(Faults::default());
+    }
+}
+
+/// Each endpoint whose peer is gone is given the time to flush, and none waits for another's.
+#[test]
+fn waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline() {
+    const ENDPOINTS: usize = 500;
+    /// A stream of the host is a thread, so only some endpoints have one.
+    const STREAMS: usize = 10;
+    let test = "waits_of_many_endpoints_whose_peers_are_gone_end_at_their_deadline";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let timeout = Duration::from_millis(300);
+    let config = patient(timeout).send_depth(4).recv_depth(4);
+    let mut pairs: Vec<_> = (0..ENDPOINTS)
+        .map(|_| Pair::new(&device, &config))
+        .collect();
+    device.set_faults(Faults {
+        // As long as they are waited for.
+        flush_ns: 18_000_000,
+        ..Faults::default()
+    });
+    let (waiting, others) = pairs.split_at_mut(STREAMS);
+    let regions: Vec<_> = waiting.iter().map(|pair| pair.region(64)).collect();
+    for pair in others {
+        let region = pair.region(64);
+        let into = [region.slice(0, 64).unwrap()];
+        pair.a.post_recv(1, &into).unwrap();
+        pair.a.abort();
+    }
+    let streams: Vec<_> = (0..STREAMS).map(|_| rig::stream("many")).collect();
+    let begin = Instant::now();
+    let waits: Vec<_> = (waiting.iter_mut().zip(&regions).zip(&streams))
+        .map(|((pair, region), stream)| wait_for_nothing(&mut pair.a, region, stream))
+        .collect();
+    for stream in &streams {
+        let _ = stream.synchronize(SOON);
+    }
+    let took = begin.elapsed();
+    assert!(
+        took < timeout + LATE / 2,
+        "a deadline of {timeout:?} after {took:?}"
+    );
+    for wait in &waits {
+        assert!(matches!(settled(wait), Status::Failed(_)));
+    }
+    device.set_faults(Faults::default());
+}
+
+/// The device goes on although the endpoint has failed. What it may have carried out is told as that, by whatever way it gets there.
+#[test]
+fn a_device_that_does_not_stop_makes_no_ticket_wrong() {
+    let test = "a_device_that_does_not_stop_makes_no_ticket_wrong";
+    let Some(device) = faulty(test) else { return };
+    let limit = Limit::new(test, STEP);
+    for round in 0..12 {
+        limit.step(round, STEP);
+        // Both commands fail, or one of them.
+        let kinds = [CommandKind::Error, CommandKind::Reset];
+        let kinds = [&kinds[..], &kinds[..1], &kinds[1..]][round as usize / 2 % 3];
+        let mut pair = Pair::new(&device, &patient(Duration::from_millis(50)));
+        let (from, to) = (pair.region(4096), pair.region(4096));
+        from.fill(0, 4096, 7).unwrap();
+        let remote = to.remote();
+        let streams = [rig::stream("first"), rig::stream("second")];
+        let (go, gate) = rig::gate();
+        streams[1].launch(gate).unwrap();
+        let mut tickets = Vec::new();
+        for at in 0..4u64 {
+            let slices = [from.slice(at * 64, 64).unwrap()];
+            let work = Work::write(&slices, remote.slice(at * 64, 64).unwrap()).wr_id(at);
+            // The last two are behind a wait that fails: one on its stream, one on another, whose doorbell counts for both.
+            let stream = &streams[usize::from(at == 3)];
+            tickets.push(pair.a.stream_queue_send(stream, &work).unwrap());
+            if at == 1 {
+                device.set_faults(refuse(kinds));
+                wait_for_nothing(&mut pair.a, &from, stream);
+            }
+        }
+        let begin = Instant::now();
+        let _ = streams[0].synchronize(SOON);
+        let took = begin.elapsed();
+        assert!(took < STOPPED_IN + LATE, "round {round}: {took:?}");
+        // Some are asked before the device has come to them, some after.
+        let early: Vec<_> = (tickets.iter())
+            .map(|ticket| (round % 2 == 0).then(|| settled(ticket)))
+            .collect();
+        go.store(true, std::sync::atomic::Ordering::Release);
+        let _ = streams[1].synchronize(SOON);
+        std::thread::sleep(Duration::from_millis(20));
+        for (at, ticket) in tickets.iter().enumerate() {
+            let status = settled(ticket);
+            if let Some(early) = early[at] {
+                assert_eq!(early, status, "round {round}, write {at}: it was final");
+            }
+            let arrived = to.is_filled_with(at as u64 * 64, 64, 7).unwrap();
+            let fits = match status {
+                Status::Complete => arrived,
+                Status::Unknown(_) => true,
+                _ => !arrived,
+            };
+            assert!(
+                fits,
+                "round {round}, write {at}: {status:?}, and it has arrived: {arrived}"
+            );
+        }
+        device.set_faults(Faults::default());
+    }
+}
+
+#[test]
+fn a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do() {
+    let test = "a_reset_of_an_endpoint_that_cannot_be_stopped_says_why_and_what_to_do";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut pair = Pair::new(&device, &patient(Duration::from_millis(50)));
+    device.set_faults(refuse_to_stop());
+    pair.a.abort();
+    let text = pair.a.reset().unwrap_err().to_string();
+    for said in ["ERR", "stays registered", "new endpoint"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    // It is the device that failed, and it may come back.
+    device.set_faults(Faults::default());
+    pair.reset();
+    let region = pair.region(64);
+    let remote = region.remote();
+    assert!(is_registered(&mut pair, remote.slice(0, 8).unwrap()));
+}
+
+/// A queue pair that may still execute a request keeps the memory of it, also when nobody has a handle of either; and as long as that.
+#[test]
+fn memory_that_a_device_may_still_write_stays_registered() {
+    let test = "memory_that_a_device_may_still_write_stays_registered";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut witness = Pair::new(&device, &EndpointConfig::default());
+    for kind in [Some(CommandKind::Error), None] {
+        // In the same protection domain: a peer finds no other's memory.
+        let [mut a, mut b] =
+            [(); 2].map(|()| Endpoint::new(&witness.domain, &EndpointConfig::default()).unwrap());
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        let region = witness.region(4096);
+        let remote = region.remote().slice(0, 8).unwrap();
+        // A receive that is posted, and that a message may still go into.
+        a.post_recv(1, &[region.slice(0, 64).unwrap()]).unwrap();
+        assert!(is_registered(&mut witness, remote), "{kind:?}");
+        device.set_faults(kind.map_or_else(refuse_to_stop, hang));
+        a.abort();
+        let begin = Instant::now();
+        drop((a, region));
+        let took = begin.elapsed();
+        assert!(took < STOPPED_IN + LATE, "the drop took {took:?}");
+        std::thread::sleep(STOPPED_IN);
+        assert!(is_registered(&mut witness, remote), "{kind:?}");
+        device.set_faults(Faults::default());
+        drop(b);
+        if kind.is_some() {
+            // The command is answered: the device is done with the memory.
+            let begin = Instant::now();
+            while is_registered(&mut witness, remote) {
+                assert!(begin.elapsed() < STEP / 2, "it is kept for ever");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            witness.reset();
+        }
+    }
+}
+
+#[test]
+fn the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded() {
+    let test = "the_drop_of_an_endpoint_with_a_command_that_hangs_is_bounded";
+    let Some(device) = faulty(test) else { return };
+    let limit = Limit::new(test, STEP);
+    for (step, kind) in [(1, CommandKind::Error), (2, CommandKind::Reset)] {
+        limit.step(step, STEP);
+        let mut pair = Pair::new(&device, &EndpointConfig::default());
+        let region = pair.region(64);
+        let ticket = pair
+            .a
+            .post_recv(1, &[region.slice(0, 64).unwrap()])
+            .unwrap();
+        device.set_faults(hang(kind));
+        let begin = Instant::now();
+        drop(pair);
+        let took = begin.elapsed();
+        assert!(took < STOPPED_IN + LATE, "{kind:?}: {took:?}");
+        // Asking is bounded, too.
+        assert!(ticket.is_over(), "{kind:?}: {:?}", ticket.status());
+        let took = begin.elapsed();
+        assert!(took < STOPPED_IN * 2 + LATE, "{kind:?}: {took:?}");
+        device.set_faults(Faults::default());
+    }
+}
+
+/// The kernel's driver answers these commands without the device, and with success.
+#[test]
+fn success_of_a_command_means_nothing_once_the_device_has_failed() {
+    let test = "success_of_a_command_means_nothing_once_the_device_has_failed";
+    let Some(device) = faulty(test) else { return };
+    let _limit = Limit::new(test, STEP);
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let region = pair.region(64);
+    let ticket = pair
+        .a
+        .post_recv(1, &[region.slice(0, 64).unwrap()])
+        .unwrap();
+    device.set_faults(Faults {
+        fatal_ns: (1_000_000, 60_000_000_000),
+        ..Faults::default()
+    });
+    let begin = Instant::now();
+    while pair.a.failure().is_none() {
+        assert!(begin.elapsed() < STEP / 2);
+        std::thread::sleep(Duration::from_millis(1));
+        let _ = ticket.status();
+    }
+    assert!(matches!(settled(&ticket), Status::Unknown(_)), "{ticket:?}");
+    match pair.a.reset() {
+        Err(Error::State { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
