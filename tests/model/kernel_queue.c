@@ -462,6 +462,35 @@ int main(void)
 	return 0;
 }
 
+#elif defined MODEL_told
+/* Who hears of a completion in error from another thread that polls finds what the error was. */
+static void *poller(void *unused)
+{
+	const struct doorbell_queue queue = queue_of(SLOTS, 0);
+
+	(void)unused;
+	ASSUME(doorbell_poll(&queue) == DOORBELL_EWORK);
+	REQUIRE(doorbell_queue_error(&queue) == (0x12u | 0x34u << 8 | 0u << 16));
+	return 0;
+}
+
+static void *nic(void *unused)
+{
+	(void)unused;
+	/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd and syndrome at 54 and 55. */
+	__atomic_store_n(&completions[13], 0x12340000u, __ATOMIC_RELAXED);
+	__atomic_store_n(&completions[15], dbl_be32(0) | 13u << 28, __ATOMIC_RELEASE);
+	return 0;
+}
+
+int main(void)
+{
+	prepare();
+	pretend_rung(1);
+	RUN(poller, poller, nic);
+	return 0;
+}
+
 #elif defined MODEL_alarm || defined MODEL_alarm_proxy
 #ifdef MODEL_alarm
 #define ON_PROXY 0
