@@ -28,25 +28,34 @@
  * marks of earlier laps are not mistaken.
  *
  * Memory order, each store with its other side:
- * - The data to send and the work request are ordinary stores. doorbell_submit() orders them, and everything that its
- *   thread has synchronised with (__syncwarp, __syncthreads), by a fence of system scope before the slot's mark.
- *   Whoever rings loads the mark with acquire.
- * - Whoever rings stores the doorbell record, has a fence of system scope, and stores the UAR. A NIC that has seen the
- *   doorbell finds the record and the work request. On the proxy path a thread of the host does the same (bell.rs of
- *   the endpoint).
- * - The NIC writes data, then the completion. A thread that polls loads the completion, has a fence, and stores the
- *   count with release. A thread that waits loads the count with acquire, and ordinary loads then see the data of a
- *   get. The compiler assumes that memory read through `const T *__restrict__` or __ldg() does not change while the
- *   kernel runs, so such loads may miss data that arrives meanwhile. In GPU memory this order holds as far as the GPU
- *   orders writes of others (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
- * - A thread that has read completions stores the consumer index with release. The NIC loads it before it reuses the
- *   entries, so its writes come after the loads. The host also uses the index to look for errors that nobody polls for
- *   (loan.rs of the endpoint).
+ * - The data to send and the work request are ordinary stores. Whoever holds `ringing` has a release fence of system
+ *   scope between them and the doorbell record. It covers everything that the thread of doorbell_submit() has
+ *   synchronised with (__syncwarp, __syncthreads), because a release is cumulative. A thread that finds `ringing` taken
+ *   has a release fence before the mark of each slot; whoever rings loads the mark and has an acquire fence. That fence
+ *   is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a thread of the
+ *   host loads the mark with acquire and rings (bell.rs of the endpoint).
+ * - Whoever rings stores the doorbell record, has a release fence of system scope, and stores the UAR. A NIC that has
+ *   seen the doorbell finds the record and the work request. A NIC may use the record before it sees the doorbell, so
+ *   one fence for both stores would not be enough.
+ * - `ringing` is only changed by read-modify-write operations, which have one order, so no sequentially consistent
+ *   fence is needed: a thread that finds it taken adds one to it, and the thread that rings can only release it if
+ *   nothing was added since its last look at the marks. The addition releases the marks, the look acquires them.
+ * - `reserved` is relaxed. A thread may write a slot because of `completed`, which it loads with acquire. It is a
+ *   compare-and-swap and not an addition, because slots cannot be returned: an addition would take slots before it is
+ *   known that they are free, and a call whose time limit passes could not give them back.
+ * - The NIC writes data, then the completion. A thread that polls loads the completion, has an acquire fence of system
+ *   scope, and stores the count with release. A thread that waits loads the count relaxed until it is reached, and then
+ *   with acquire; ordinary loads then see the data of a get. The compiler assumes that memory read through
+ *   `const T *__restrict__` or __ldg() does not change while the kernel runs, so such loads may miss data that arrives
+ *   meanwhile. In GPU memory this order holds as far as the GPU orders writes of others
+ *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
+ * - A thread that has read completions stores the consumer index after an acquire fence, so after its loads. The NIC
+ *   loads it before it reuses the entries, so its writes come after the loads. The host also uses the index to look for
+ *   errors that nobody polls for (loan.rs of the endpoint).
  * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them
- *   with acquire. A thread that learns of a failure stores the state's `status` with release, so that others see
- *   everything that the host had seen.
- * - The locks `ringing` and `polling` are taken with acquire and released with release, of GPU scope, because they
- *   guard memory of that GPU.
+ *   with acquire, of system scope. A thread that learns of a failure stores the state's `status` with release, so that
+ *   others see everything that the host had seen.
+ * - Everything in struct dbl_queue_state is of GPU scope, because only threads of that GPU access it.
  */
 #ifndef DOORBELL_QUEUE_H
 #define DOORBELL_QUEUE_H
@@ -73,7 +82,7 @@ struct doorbell_queue {
 	uint64_t state;       /* struct dbl_queue_state */
 	uint64_t control;     /* struct dbl_queue_control */
 	uint64_t marks;       /* a uint32_t per slot: one more than the count it was submitted with */
-	uint64_t doorbells;   /* a uint64_t per slot: the doorbell that rings it */
+	uint64_t doorbells;   /* if the host rings, a uint64_t per slot: the doorbell that rings it */
 	uint64_t ring;        /* the work requests */
 	uint64_t record;      /* the send half of the doorbell record; 0 if the host rings and counts completions */
 	uint64_t uar[2];      /* the doorbell registers, used alternately */
@@ -89,7 +98,7 @@ struct doorbell_queue {
 struct dbl_queue_state {
 	uint32_t reserved; /* end of the reserved slots */
 	uint32_t line0[31];
-	uint32_t ringing; /* 1 while a thread rings */
+	uint32_t ringing; /* 0, or 1 while a thread rings, plus 1 for each submission that it has to look for */
 	uint32_t rung;    /* end of the slots that the NIC was told of */
 	uint32_t line1[30];
 	uint32_t completed; /* end of the slots that are complete */
@@ -132,21 +141,21 @@ DBL_STATIC_ASSERT(sizeof(struct dbl_queue_control) == 128, "a control block is a
 #define DBL_RANG(queue) ((void)0)
 #endif
 
+/* For scripts/sass: called where a thread leaves the fast path. */
+#ifndef DBL_SLOW
+#define DBL_SLOW() ((void)0)
+#endif
+
+/* Tells the compiler which case the fast path is, so that the other one is not in its way. */
+#if defined(__CUDACC__) || defined(__GNUC__)
+#define DBL_LIKELY(condition) __builtin_expect(!!(condition), 1)
+#else
+#define DBL_LIKELY(condition) (condition)
+#endif
+
 /* Marks that a thread loads at once. Model checkers, which try all orders of all loads, use fewer. */
 #ifndef DBL_MARKS_AT_ONCE
 #define DBL_MARKS_AT_ONCE 8
-#endif
-
-/*
- * Relaxed accesses with separate fences. ThreadSanitizer does not support fences, so its builds use acquire and
- * release instead.
- */
-#if defined(__CUDACC__) || defined(DBL_FENCES_ORDER)
-#define DBL_LOAD_FENCED dbl_load_dword_relaxed
-#define DBL_STORE_FENCED dbl_store_dword
-#else
-#define DBL_LOAD_FENCED dbl_load_dword
-#define DBL_STORE_FENCED dbl_store_dword_release
 #endif
 
 /* How long a thread tries to reserve slots if others always take them first. */
@@ -166,7 +175,7 @@ DBL_DEVICE uint32_t *dbl_queue_mark(const struct doorbell_queue *queue, uint32_t
 DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue *queue, uint32_t upto)
 {
 	DBL_SLOTS_FREED(queue, dbl_queue_state(queue)->completed, upto);
-	dbl_store_dword_release(&dbl_queue_state(queue)->completed, upto);
+	dbl_store_dword_release_gpu(&dbl_queue_state(queue)->completed, upto);
 }
 
 /*
@@ -177,15 +186,26 @@ DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const struct dbl_queue_control *control = (const struct dbl_queue_control *)(uintptr_t)queue->control;
-	int32_t status = (int32_t)dbl_load_dword(&state->status);
+	int32_t status = (int32_t)dbl_load_dword_gpu(&state->status);
 
 	if (status == 0) {
 		status = (int32_t)dbl_load_dword(&control->status);
 		/* Release: a thread that reads this status must also see the completions that the host had seen. */
 		if (status != 0)
-			dbl_store_dword_release(&state->status, (uint32_t)status);
+			dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
 	}
 	return status;
+}
+
+/* The code of the queue's failure, or 0. Acquire only if there is one. */
+DBL_DEVICE int dbl_queue_status(const struct doorbell_queue *queue)
+{
+	const struct dbl_queue_state *state = dbl_queue_state(queue);
+
+	if (DBL_LIKELY(dbl_load_dword_relaxed(&state->status) == 0))
+		return 0;
+	DBL_SLOW();
+	return (int32_t)dbl_load_dword_gpu(&state->status);
 }
 
 /*
@@ -216,13 +236,13 @@ DBL_DEVICE uint32_t dbl_completion_slots(uint32_t word, uint32_t completed)
 	return (((dbl_be32(word) >> 16) - completed) & 0xffff) + 1;
 }
 
-/* Polls the completion queue. The caller holds `polling`. */
-DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
+/* Polls the completion queue. The caller holds `polling`. Returns whether it has stored anything. */
+DBL_DEVICE int dbl_queue_poll_own(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
-	const uint32_t begin = state->cq_index;
-	uint32_t index = begin, completed = state->completed, ahead, slots, words[8];
-	uint32_t rung;
+	const uint32_t begin = dbl_load_dword_relaxed(&state->cq_index);
+	uint32_t index = begin, completed = dbl_load_dword_relaxed(&state->completed), ahead, slots, words[8];
+	uint32_t rung = 0, failed = 0;
 	int32_t status = 0;
 
 	while (status == 0) {
@@ -235,62 +255,81 @@ DBL_DEVICE void dbl_queue_poll_own(const struct doorbell_queue *queue)
 			words[ahead] = dbl_queue_completion(queue, index + ahead);
 		if (words[0] >> 28 == 0xf)
 			break;
-		/* Acquire: what the NIC wrote before them. */
-		dbl_fence_system();
+		/* What the NIC wrote before them. */
+		dbl_fence_acquire();
 		/* Loaded after the completions: everything that they complete was rung before. */
-		rung = dbl_load_dword(&state->rung);
-		for (ahead = 0; ahead < 8 && words[ahead] >> 28 != 0xf && status == 0; ahead++) {
+		rung = DBL_LOAD_FENCED(&state->rung);
+		/* Unrolled as well: an array that is indexed at run time would lie in local memory. */
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+		for (ahead = 0; ahead < 8; ahead++) {
+			if (words[ahead] >> 28 == 0xf)
+				break;
 			slots = dbl_completion_slots(words[ahead], completed);
-			if (slots > rung - completed) {
-				/* A completion of no request that was rung. */
-				status = DOORBELL_EWORK;
-			} else if (dbl_completion_is_error(words[ahead])) {
-				const uint8_t *cqe = (const uint8_t *)(uintptr_t)queue->completions +
-						     (size_t)((index + ahead) & queue->cqe_mask) * 64;
-				/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd is at 54, syndrome at 55. */
-				const uint32_t syndromes = dbl_load_dword(cqe + 52);
-				dbl_store_dword(&state->error, syndromes >> 24 | (syndromes >> 8 & 0xff00) |
-								       (completed + slots - 1) << 16);
+			if (slots > rung - completed || dbl_completion_is_error(words[ahead])) {
 				/* The completion is not consumed, so that the host finds it. */
 				status = DOORBELL_EWORK;
-			} else {
-				completed += slots;
+				failed = words[ahead];
+				break;
 			}
+			completed += slots;
 		}
-		if (status != 0)
-			ahead--;
 		index += ahead;
 		if (ahead < 8)
 			break;
 	}
 	if (index != begin) {
-		/* Release: the completions are read before the NIC is told that it may write others there. */
-		dbl_store_dword_release((void *)(uintptr_t)queue->cq_record, dbl_be32(index & 0xffffff));
-		state->cq_index = index;
+		/* Behind the acquire fence: the completions are read before the NIC is told that it may write others
+		   there. */
+		DBL_STORE_FENCED((void *)(uintptr_t)queue->cq_record, dbl_be32(index & 0xffffff));
+		dbl_store_dword(&state->cq_index, index);
 		dbl_queue_complete(queue, completed);
 	}
-	if (status != 0)
-		dbl_store_dword_release(&state->status, (uint32_t)status);
+	if (status != 0) {
+		slots = dbl_completion_slots(failed, completed);
+		/* Otherwise it is a completion of no request that was rung. */
+		if (slots <= rung - completed) {
+			const uint8_t *cqe =
+				(const uint8_t *)(uintptr_t)queue->completions + (size_t)(index & queue->cqe_mask) * 64;
+			/* mlx5dv.h, struct mlx5_err_cqe: vendor_err_synd is at 54, syndrome at 55. */
+			const uint32_t syndromes = dbl_load_dword_relaxed(cqe + 52);
+			dbl_store_dword(&state->error, syndromes >> 24 | (syndromes >> 8 & 0xff00) |
+							       (completed + slots - 1) << 16);
+		}
+		dbl_store_dword_release_gpu(&state->status, (uint32_t)status);
+	}
+	return index != begin || status != 0;
 }
 
 /* Collects completions unless another thread is doing so. Returns whether this thread did. */
 DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
+	int has_stored = 0;
 
-	if (dbl_load_dword(&state->polling) != 0 || !dbl_exchange_dword(&state->polling, 0, 1))
+	if (dbl_load_dword_relaxed(&state->polling) != 0 || !dbl_take_dword(&state->polling, 0, 1))
 		return 0;
 	if (queue->record != 0) {
-		dbl_queue_poll_own(queue);
+		has_stored = dbl_queue_poll_own(queue);
 	} else {
 		const struct dbl_queue_control *control =
 			(const struct dbl_queue_control *)(uintptr_t)queue->control;
-		const uint32_t completed = dbl_load_dword(&control->completed);
+		const uint32_t completed = DBL_LOAD_FENCED(&control->completed);
 
-		if (completed != state->completed)
+		if (completed != dbl_load_dword_relaxed(&state->completed)) {
+			/* What the host saw before it counted. */
+			dbl_fence_acquire();
 			dbl_queue_complete(queue, completed);
+			has_stored = 1;
+		}
 	}
-	dbl_store_dword_release(&state->polling, 0);
+	/* Most polls find nothing, and have nothing to release. As a read-modify-write operation the release of the
+	   thread before goes on to the thread that comes next. */
+	if (has_stored)
+		dbl_store_dword_release_gpu(&state->polling, 0);
+	else
+		(void)dbl_swap_dword(&state->polling, 0);
 	return 1;
 }
 
@@ -300,21 +339,16 @@ DBL_DEVICE int dbl_queue_poll(const struct doorbell_queue *queue)
  */
 DBL_DEVICE int doorbell_poll(const struct doorbell_queue *queue)
 {
-	struct dbl_queue_state *state = dbl_queue_state(queue);
-	const int32_t status = (int32_t)dbl_load_dword(&state->status);
+	const int status = dbl_queue_status(queue);
 
 	if (status != 0 || !dbl_queue_poll(queue))
 		return status;
-	return (int32_t)dbl_load_dword(&state->status);
+	return dbl_queue_status(queue);
 }
 
-/*
- * Reserves `count` consecutive slots and writes the first slot number to `*first`. Waits up to `timeout_ns`
- * nanoseconds for free slots; 0 checks once. Each reserved slot must be written and submitted soon, in any order.
- * Slots cannot be returned: later slots are not sent before them. Returns 0, DOORBELL_EFULL, DOORBELL_EWORK,
- * DOORBELL_ERANGE or DOORBELL_EBUSY.
- */
-DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns, uint32_t *first)
+/* Reserves slots if there was no room, a failure, or another thread that was faster, at the first look. */
+DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns,
+				       uint32_t *first)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const uint64_t bound_ns = dbl_bounded(timeout_ns);
@@ -323,17 +357,15 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	int32_t status;
 	int late, is_full = 0;
 
-	if (count == 0 || count > queue->capacity)
-		return DOORBELL_ERANGE;
 	for (turn = 0, outrun = 0;;) {
-		status = (int32_t)dbl_load_dword(&state->status);
+		status = dbl_queue_status(queue);
 		if (status != 0)
 			return status;
 		/* Loaded in this order: an older `completed` makes the free space look smaller, never larger. */
-		completed = dbl_load_dword(&state->completed);
-		reserved = dbl_load_dword(&state->reserved);
+		completed = dbl_load_dword_gpu(&state->completed);
+		reserved = dbl_load_dword_relaxed(&state->reserved);
 		if (reserved + count - completed <= queue->capacity) {
-			if (dbl_exchange_dword(&state->reserved, reserved, reserved + count)) {
+			if (dbl_claim_dword(&state->reserved, reserved, reserved + count)) {
 				*first = reserved;
 				return DOORBELL_OK;
 			}
@@ -368,17 +400,31 @@ DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t cou
 	}
 }
 
-/* Writes the work request into a slot. */
-DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slot, const struct dbl_wr *wr)
+/*
+ * Reserves `count` consecutive slots and writes the first slot number to `*first`. Waits up to `timeout_ns`
+ * nanoseconds for free slots; 0 checks once. Each reserved slot must be written and submitted soon, in any order.
+ * Slots cannot be returned: later slots are not sent before them. Returns 0, DOORBELL_EFULL, DOORBELL_EWORK,
+ * DOORBELL_ERANGE or DOORBELL_EBUSY.
+ */
+DBL_DEVICE int doorbell_reserve(const struct doorbell_queue *queue, uint32_t count, uint64_t timeout_ns, uint32_t *first)
 {
-	uint64_t wqe[DBL_WQEBB_BYTES / 8];
-	const uint32_t ds = dbl_wqe_build(wqe, slot, wr, wr->is_inline);
-	uint32_t word;
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+	uint32_t status, reserved, completed;
 
-	for (word = 2 * ds; word < DBL_WQEBB_BYTES / 8; word++)
-		wqe[word] = 0;
-	dbl_wqe_copy((uint8_t *)(uintptr_t)queue->ring, queue->slot_mask, slot, wqe, 1);
-	((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
+	if (count == 0 || count > queue->capacity)
+		return DOORBELL_ERANGE;
+	/* One round trip to memory for the three, so in any order: if `reserved` is older than `completed` there seems
+	   to be no room, or another thread has changed it. */
+	status = dbl_load_dword_relaxed(&state->status);
+	reserved = dbl_load_dword_relaxed(&state->reserved);
+	completed = dbl_load_dword_gpu(&state->completed);
+	if (DBL_LIKELY(status == 0 && reserved + count - completed <= queue->capacity) &&
+	    DBL_LIKELY(dbl_claim_dword(&state->reserved, reserved, reserved + count))) {
+		*first = reserved;
+		return DOORBELL_OK;
+	}
+	DBL_SLOW();
+	return dbl_queue_reserve_later(queue, count, timeout_ns, first);
 }
 
 /* Converts DOORBELL_WORK_* to bits of a control segment. */
@@ -391,28 +437,38 @@ DBL_DEVICE uint8_t dbl_queue_flags(uint32_t flags)
 							  0));
 }
 
-DBL_DEVICE void dbl_queue_write_one(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t flags,
-				    uint32_t imm, uint64_t add, uint64_t local_addr, uint32_t lkey, uint32_t len_bytes,
-				    uint64_t remote_addr, uint32_t rkey)
+/*
+ * Writes a work request of `ds` segments into a slot: the control segment, then words 2 to 7 of the WQE. The words are
+ * values and no array: a kernel would keep an array whose length it does not know at compile time in local memory.
+ * Formats: dbl_wqe_build() of wqe.h.
+ */
+DBL_DEVICE void dbl_queue_write(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t ds, uint32_t flags,
+				uint32_t imm, uint64_t word2, uint64_t word3, uint64_t word4, uint64_t word5, uint64_t word6,
+				uint64_t word7)
 {
-	struct dbl_sge sge;
-	struct dbl_wr wr;
+	uint64_t wqe[DBL_WQEBB_BYTES / 8];
 
-	sge.len_bytes = len_bytes;
-	sge.lkey = lkey;
-	sge.addr = local_addr;
-	wr.remote_addr = remote_addr;
-	wr.swap_or_add = add;
-	wr.compare = 0;
-	wr.payload = &sge;
-	wr.count = 1;
-	wr.rkey = rkey;
-	wr.qpn = queue->qpn;
-	wr.imm = imm;
-	wr.opcode = (uint8_t)opcode;
-	wr.flags = dbl_queue_flags(flags);
-	wr.is_inline = 0;
-	dbl_queue_write(queue, slot, &wr);
+	dbl_wqe_control(wqe, opcode, slot, queue->qpn, ds, dbl_queue_flags(flags), imm);
+	wqe[2] = word2;
+	wqe[3] = word3;
+	wqe[4] = word4;
+	wqe[5] = word5;
+	wqe[6] = word6;
+	wqe[7] = word7;
+	dbl_wqe_copy((uint8_t *)(uintptr_t)queue->ring, queue->slot_mask, slot, wqe, 1);
+	if (queue->record == 0)
+		((uint64_t *)(uintptr_t)queue->doorbells)[slot & queue->slot_mask] = wqe[0];
+}
+
+/* A request with one slice of local memory. A slice of length 0 has no segment, as in dbl_wqe_build(). */
+DBL_DEVICE void dbl_queue_write_slice(const struct doorbell_queue *queue, uint32_t slot, uint32_t opcode, uint32_t flags,
+				      uint32_t imm, uint64_t local_addr, uint32_t lkey, uint32_t len_bytes, uint64_t remote_addr,
+				      uint32_t rkey)
+{
+	const int is_empty = len_bytes == 0;
+
+	dbl_queue_write(queue, slot, opcode, is_empty ? 2 : 3, flags, imm, dbl_be64(remote_addr), dbl_be32(rkey),
+			is_empty ? 0 : dbl_be32x2(len_bytes, lkey), is_empty ? 0 : dbl_be64(local_addr), 0, 0);
 }
 
 /*
@@ -430,8 +486,7 @@ DBL_DEVICE int doorbell_write_put(const struct doorbell_queue *queue, uint32_t s
 {
 	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
 		return DOORBELL_ERANGE;
-	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_WRITE, flags, 0, 0, local_addr, lkey, len_bytes, remote_addr,
-			    rkey);
+	dbl_queue_write_slice(queue, slot, DBL_OPCODE_RDMA_WRITE, flags, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
 	return DOORBELL_OK;
 }
 
@@ -445,8 +500,8 @@ DBL_DEVICE int doorbell_write_put_imm(const struct doorbell_queue *queue, uint32
 {
 	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
 		return DOORBELL_ERANGE;
-	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_WRITE_IMM, flags, imm, 0, local_addr, lkey, len_bytes,
-			    remote_addr, rkey);
+	dbl_queue_write_slice(queue, slot, DBL_OPCODE_RDMA_WRITE_IMM, flags, imm, local_addr, lkey, len_bytes, remote_addr,
+			      rkey);
 	return DOORBELL_OK;
 }
 
@@ -460,8 +515,7 @@ DBL_DEVICE int doorbell_write_get(const struct doorbell_queue *queue, uint32_t s
 {
 	if (len_bytes > DOORBELL_MESSAGE_BYTES_MAX)
 		return DOORBELL_ERANGE;
-	dbl_queue_write_one(queue, slot, DBL_OPCODE_RDMA_READ, flags, 0, 0, local_addr, lkey, len_bytes, remote_addr,
-			    rkey);
+	dbl_queue_write_slice(queue, slot, DBL_OPCODE_RDMA_READ, flags, 0, local_addr, lkey, len_bytes, remote_addr, rkey);
 	return DOORBELL_OK;
 }
 
@@ -473,7 +527,8 @@ DBL_DEVICE void doorbell_write_add(const struct doorbell_queue *queue, uint32_t 
 				   uint64_t result_addr, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
 				   uint64_t add)
 {
-	dbl_queue_write_one(queue, slot, DBL_OPCODE_ATOMIC_FA, flags, 0, add, result_addr, lkey, 8, remote_addr, rkey);
+	dbl_queue_write(queue, slot, DBL_OPCODE_ATOMIC_FA, 4, flags, 0, dbl_be64(remote_addr), dbl_be32(rkey), dbl_be64(add), 0,
+			dbl_be32x2(8, lkey), dbl_be64(result_addr));
 }
 
 /*
@@ -483,22 +538,34 @@ DBL_DEVICE void doorbell_write_add(const struct doorbell_queue *queue, uint32_t 
 DBL_DEVICE int doorbell_write_inline(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags, const void *bytes,
 				     uint32_t len_bytes, uint64_t remote_addr, uint32_t rkey)
 {
-	struct dbl_wr wr;
+	const uint8_t *from = (const uint8_t *)bytes;
+	/* The header of the segment and 28 bytes. */
+	uint64_t word4 = dbl_be32(DBL_INLINE_SEGMENT | len_bytes), word5 = 0, word6 = 0, word7 = 0;
+	uint32_t at, ds;
 
 	if (len_bytes > DOORBELL_INLINE_BYTES)
 		return DOORBELL_ERANGE;
-	wr.remote_addr = remote_addr;
-	wr.swap_or_add = 0;
-	wr.compare = 0;
-	wr.payload = bytes;
-	wr.count = len_bytes;
-	wr.rkey = rkey;
-	wr.qpn = queue->qpn;
-	wr.imm = 0;
-	wr.opcode = DBL_OPCODE_RDMA_WRITE;
-	wr.flags = dbl_queue_flags(flags);
-	wr.is_inline = 1;
-	dbl_queue_write(queue, slot, &wr);
+	/* Unrolled, so that each byte has its place at compile time. */
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+	for (at = 0; at < DOORBELL_INLINE_BYTES; at++) {
+		const uint64_t byte = at < len_bytes ? from[at] : 0;
+		const uint32_t place = at + 4, shift = place % 8 * 8;
+
+		if (place < 8)
+			word4 |= byte << shift;
+		else if (place < 16)
+			word5 |= byte << shift;
+		else if (place < 24)
+			word6 |= byte << shift;
+		else
+			word7 |= byte << shift;
+	}
+	/* No bytes have no segment. */
+	ds = len_bytes == 0 ? 2 : 2 + (len_bytes + 4 + 15) / 16;
+	dbl_queue_write(queue, slot, DBL_OPCODE_RDMA_WRITE, ds, flags, 0, dbl_be64(remote_addr), dbl_be32(rkey),
+			len_bytes == 0 ? 0 : word4, word5, word6, word7);
 	return DOORBELL_OK;
 }
 
@@ -511,26 +578,14 @@ DBL_DEVICE int doorbell_write_inline(const struct doorbell_queue *queue, uint32_
 DBL_DEVICE void doorbell_write_signal(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags,
 				      uint64_t remote_addr, uint32_t rkey, uint64_t value)
 {
-	(void)doorbell_write_inline(queue, slot, flags | DOORBELL_WORK_ORDERED, &value, sizeof(value), remote_addr, rkey);
+	dbl_queue_write(queue, slot, DBL_OPCODE_RDMA_WRITE, 3, flags | DOORBELL_WORK_ORDERED, 0, dbl_be64(remote_addr),
+			dbl_be32(rkey), value << 32 | dbl_be32(DBL_INLINE_SEGMENT | (uint32_t)sizeof(value)), value >> 32, 0, 0);
 }
 
 /* Writes a no-operation into a reserved slot that is not needed. */
 DBL_DEVICE void doorbell_write_nop(const struct doorbell_queue *queue, uint32_t slot, uint32_t flags)
 {
-	struct dbl_wr wr;
-
-	wr.remote_addr = 0;
-	wr.swap_or_add = 0;
-	wr.compare = 0;
-	wr.payload = 0;
-	wr.count = 0;
-	wr.rkey = 0;
-	wr.qpn = queue->qpn;
-	wr.imm = 0;
-	wr.opcode = DBL_OPCODE_NOP;
-	wr.flags = dbl_queue_flags(flags);
-	wr.is_inline = 0;
-	dbl_queue_write(queue, slot, &wr);
+	dbl_queue_write(queue, slot, DBL_OPCODE_NOP, 1, flags, 0, 0, 0, 0, 0, 0, 0);
 }
 
 /* Returns the end of the consecutive submitted slots from `begin` on. Relaxed. The caller holds `ringing`. */
@@ -558,44 +613,64 @@ DBL_DEVICE uint32_t dbl_queue_submitted(const struct doorbell_queue *queue, uint
 	return end;
 }
 
+/* The doorbell of a slot. Of the first bytes of a work request, the NIC uses only its index and the queue's number. */
+DBL_DEVICE uint64_t dbl_queue_doorbell(const struct doorbell_queue *queue, uint32_t slot)
+{
+	return dbl_be32x2((slot & 0xffff) << 8, queue->qpn << 8 | 1);
+}
+
 /*
- * Rings the NIC for all submitted slots up to the first one that is not submitted. If another thread is ringing, that
- * thread looks again.
+ * Rings the NIC for all submitted slots up to the first one that is not submitted, and again if slots were submitted
+ * meanwhile. The caller holds `ringing`, which is released. The caller has submitted the slots from `first` to `upto`
+ * itself if `is_own`.
  */
-DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
+DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue, uint32_t first, uint32_t upto, int is_own)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
-	uint32_t begin, end;
+	uint32_t begin, mark, end = upto;
+	uint64_t uar;
 
-	do {
-		if (!dbl_exchange_dword(&state->ringing, 0, 1))
-			return;
-		begin = state->rung;
-		end = dbl_queue_submitted(queue, begin);
-		if (end != begin) {
-			uint64_t doorbell;
-
-			/* Acquire: the work requests and doorbells that the marks announce. */
-			dbl_fence_system();
-			doorbell = ((const uint64_t *)(uintptr_t)queue->doorbells)[(end - 1) & queue->slot_mask];
+	for (;;) {
+		begin = dbl_load_dword_relaxed(&state->rung);
+		mark = dbl_load_dword_relaxed(dbl_queue_mark(queue, upto));
+		/* Usually these slots are next, and none behind them is submitted. */
+		if (!DBL_LIKELY(is_own && begin == first && mark != upto + 1)) {
+			DBL_SLOW();
+			end = dbl_queue_submitted(queue, begin);
+			/* The work requests that the marks announce. */
+			dbl_fence_acquire_gpu();
+		}
+		if (DBL_LIKELY(end != begin)) {
 			/* Before the record, because a NIC may use the record before it sees the doorbell, and
-			   whoever finds a completion must find that it was rung for. And the record before the
-			   doorbell. */
+			   whoever finds a completion must find that it was rung for. */
 			DBL_STORE_FENCED(&state->rung, end);
-			dbl_fence_system();
+			/* The work requests before the record. */
+			dbl_fence_release();
 			dbl_store_dword((void *)(uintptr_t)queue->record, dbl_be32(end & 0xffff));
-			dbl_fence_system();
+			/* The record before the doorbell. */
+			dbl_fence_register();
 			/* Alternately, without separate state: a burst of stores to one register would wait for its
-			   buffer. */
-			dbl_store_qword((void *)(uintptr_t)queue->uar[(end - 1) & 1], doorbell);
+			   buffer. No index of an array, for which a kernel would copy the queue to local memory. */
+			uar = (end & 1) != 0 ? queue->uar[0] : queue->uar[1];
+			dbl_store_qword((void *)(uintptr_t)uar, dbl_queue_doorbell(queue, end - 1));
 			dbl_flush_registers();
 		}
 		DBL_RANG(queue);
-		dbl_store_dword_release(&state->ringing, 0);
-		/* A thread that submitted meanwhile and found `ringing` taken has left its slots to this thread.
-		   Pairs with the fence of doorbell_submit(). */
-		dbl_fence_system();
-	} while (dbl_load_dword(dbl_queue_mark(queue, end)) == end + 1);
+		/* Fails if a thread has submitted meanwhile and left its slots to this thread. */
+		if (DBL_LIKELY(dbl_leave_dword(&state->ringing, 1, 0)))
+			return;
+		DBL_SLOW();
+		(void)dbl_swap_dword_acquire(&state->ringing, 1);
+		is_own = 0;
+	}
+}
+
+DBL_DEVICE void dbl_queue_mark_all(const struct doorbell_queue *queue, uint32_t first, uint32_t upto)
+{
+	uint32_t slot;
+
+	for (slot = first; slot != upto; slot++)
+		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
 }
 
 /*
@@ -604,18 +679,32 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue)
  */
 DBL_DEVICE int doorbell_submit(const struct doorbell_queue *queue, uint32_t first, uint32_t count)
 {
-	uint32_t slot;
+	struct dbl_queue_state *state = dbl_queue_state(queue);
+	const uint32_t upto = first + count;
 
-	/* Earlier stores, work requests included, before the marks. */
-	dbl_fence_system();
-	for (slot = first; slot != first + count; slot++)
-		DBL_STORE_FENCED(dbl_queue_mark(queue, slot), slot + 1);
-	if (queue->record != 0) {
-		/* The marks before the check whether another thread is ringing. */
-		dbl_fence_system();
-		dbl_queue_ring(queue);
+	int is_own = 0;
+
+	if (queue->record == 0) {
+		/* Earlier stores, work requests included, before the marks, for the thread of the host that rings. */
+		dbl_fence_release();
+		dbl_queue_mark_all(queue, first, upto);
+		return dbl_queue_status(queue);
 	}
-	return (int32_t)dbl_load_dword(&dbl_queue_state(queue)->status);
+	if (DBL_LIKELY(dbl_take_dword(&state->ringing, 0, 1))) {
+		/* Without a fence: only threads that hold `ringing` after this one load these marks. */
+		dbl_queue_mark_all(queue, first, upto);
+		is_own = 1;
+	} else {
+		DBL_SLOW();
+		/* Earlier stores, work requests included, before the marks, for the thread that rings. */
+		dbl_fence_release_gpu();
+		dbl_queue_mark_all(queue, first, upto);
+		/* It looks again. Or it has just finished, and this thread rings. */
+		if (dbl_add_dword(&state->ringing, 1) != 0)
+			return dbl_queue_status(queue);
+	}
+	dbl_queue_ring(queue, first, upto, is_own);
+	return dbl_queue_status(queue);
 }
 
 /*
@@ -634,14 +723,18 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 	int late, has_waited = 0;
 
 	for (turn = 0;; turn++) {
-		if (dbl_load_dword(&state->completed) - upto < 0x80000000u)
+		if (dbl_load_dword_relaxed(&state->completed) - upto < 0x80000000u) {
+			/* Acquire: what the completions have brought. */
+			(void)dbl_load_dword_gpu(&state->completed);
 			return DOORBELL_OK;
+		}
+		DBL_SLOW();
 		if (status != 0) {
 			/* Checked after the failure, because slots that were complete before it are complete. The
 			   thread that polls, if another one, is soon done. */
 			for (last = 0; last < 1024 && !dbl_queue_poll(queue); last++)
 				DBL_TURN();
-			return dbl_load_dword(&state->completed) - upto < 0x80000000u ? DOORBELL_OK : status;
+			return dbl_load_dword_gpu(&state->completed) - upto < 0x80000000u ? DOORBELL_OK : status;
 		}
 		status = doorbell_poll(queue);
 		if (turn == 0)
@@ -668,7 +761,7 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
  */
 DBL_DEVICE uint32_t doorbell_queue_error(const struct doorbell_queue *queue)
 {
-	return dbl_load_dword(&dbl_queue_state(queue)->error);
+	return dbl_load_dword_gpu(&dbl_queue_state(queue)->error);
 }
 
 /*

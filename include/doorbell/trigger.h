@@ -38,20 +38,20 @@
  *
  * Memory order. For each store of this file, what it pairs with:
  *     earlier stores of the calling thread, or of the threads of its warp or block: ordered before all stores of a
- *         program by the fence of system scope at the beginning of each program. The barrier before it makes the other
+ *         program by the release fence of system scope at the beginning of each program. The barrier before it makes the other
  *         threads' stores visible; fences are cumulative. Pairs with the loads of the NIC, and of the thread that acts
  *         for it (acquire of the doorbell, then loads).
  *     stores of a program (doorbell record, UAR, trigger word, words of memory): relaxed, system scope, in the order
  *         given by the program's fences; each pairs with the acquire load of its consumer
- *     polls of a program: acquire, system scope; pair with DMA writes of NICs in PCIe order, and with release stores of
- *         the host
+ *     polls of a program: relaxed, and an acquire fence when the condition holds, system scope; pair with DMA writes of
+ *         NICs in PCIe order, and with release stores of the host
  *     dbl_control.done: relaxed after a fence; pairs with the acquire load of the host, which then reports the progress
  *     dbl_control.stopped, .stop: in this order with a fence between; pair with the host's acquire loads in the
  *         opposite order
  *     turn: acquire and release of GPU scope, because only threads of that GPU use it; pairs with the next trigger
  *     doorbell_kernel_write_value32: release, system scope; pairs with doorbell_kernel_wait_value32,
  *         doorbell_wait_value32 on the host, and waits for values on streams of all kinds
- *     doorbell_kernel_wait_value32: acquire, system scope; pairs with doorbell_kernel_write_value32,
+ *     doorbell_kernel_wait_value32: relaxed, and an acquire fence when it returns, system scope; pairs with doorbell_kernel_write_value32,
  *         doorbell_stream_write_value32 and release stores of the host
  * This applies to ordinary loads. The compiler assumes that memory read through `const T *__restrict__` or __ldg()
  * does not change while the kernel runs, so such loads may miss data that arrives meanwhile. Writes of a NIC to GPU
@@ -231,12 +231,16 @@ DBL_EXECUTOR int doorbell_kernel_wait_value32(const uint32_t *word, uint32_t wai
 	if (wait_condition > DOORBELL_WAIT_NOR)
 		return DOORBELL_EINVAL;
 	for (turn = 0;; turn++) {
-		if (dbl_poll_satisfied(kind, dbl_load_dword(word), value))
+		if (dbl_poll_satisfied(kind, DBL_LOAD_FENCED(word), value)) {
+			dbl_fence_acquire();
 			return DOORBELL_OK;
+		}
 		if (turn % 16 == 15) {
-			status = status_word ? (int)dbl_load_dword(status_word) : 0;
-			if (status != 0)
+			status = status_word ? (int)DBL_LOAD_FENCED(status_word) : 0;
+			if (status != 0) {
+				dbl_fence_acquire();
 				return status;
+			}
 			if (dbl_has_passed(dbl_now_ns(), start_ns, bound_ns))
 				return DOORBELL_ETIMEOUT;
 		}

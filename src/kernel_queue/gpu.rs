@@ -6,7 +6,7 @@ use crate::Result;
 use crate::cuda::{CudaContext, DeviceBuffer, Pinned};
 use crate::endpoint::{DeviceQueue, fresh_mark};
 
-/// Bytes of `struct dbl_queue_state`, behind which doorbells and marks lie where the kernels ring.
+/// Bytes of `struct dbl_queue_state`, behind which the marks lie where the kernels ring.
 const STATE_BYTES: usize = 512;
 
 /// What kernels use of it.
@@ -38,7 +38,6 @@ impl OnGpu {
         let (slots, _) = line.slots();
         let has_board = line.flags().is_some();
         if !has_board {
-            bytes.resize(STATE_BYTES + 8 * slots as usize, 0);
             // By their place in the ring, which need not begin at the first.
             let mut marks = vec![0; slots as usize];
             for ahead in 0..slots {
@@ -51,8 +50,7 @@ impl OnGpu {
         memory.copy_from_host(0, &bytes)?;
         view.state = memory.ptr();
         if !has_board {
-            view.doorbells = memory.ptr() + STATE_BYTES as u64;
-            view.marks = view.doorbells + 8 * u64::from(slots);
+            view.marks = memory.ptr() + STATE_BYTES as u64;
         }
         Ok(OnGpu { mapped, memory })
     }

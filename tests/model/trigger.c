@@ -18,11 +18,12 @@ static void decode_head(struct dbl_item_head *head, const uint64_t *words, size_
 	_Generic((to), struct dbl_unit *: decode_unit, struct dbl_item_head *: decode_head)(to, from, len_bytes)
 
 /* How often a wait looks: a later look shows the same. The interpreter asks for the host's words in the sixteenth turn. */
-#ifdef MODEL_released
+#if defined(MODEL_released) || defined(MODEL_status)
 #define TURNS 16
 #else
 #define TURNS 2
 #endif
+#define DBL_FENCES_ORDER
 #define DBL_PAUSE(turn) (ASSUME((turn) < TURNS), 0)
 #include <doorbell/trigger.h>
 
@@ -265,6 +266,35 @@ int main(void)
 	return 0;
 }
 
+#elif defined MODEL_stopped
+/* A program that cannot be executed stops the stream: the host, which sees why, finds which one it was. */
+static void *executor(void *unused)
+{
+	struct doorbell_trigger trigger = begin(0);
+
+	(void)unused;
+	add(&trigger, DBL_ITEM_PROGRAM | 1 << 8);
+	add(&trigger, 7);
+	/* There is no table. */
+	unit(&trigger, DBL_STORE_DWORD, DBL_ROLE_MEMORY, 0, 1);
+	REQUIRE(doorbell_trigger_thread(&trigger, 0) == DOORBELL_EWORK);
+	return 0;
+}
+
+static void *host(void *unused)
+{
+	(void)unused;
+	ASSUME(__atomic_load_n(&control.stop, __ATOMIC_ACQUIRE) == DBL_STOP_MALFORMED);
+	REQUIRE(__atomic_load_n(&control.stopped, __ATOMIC_RELAXED) == 7);
+	return 0;
+}
+
+int main(void)
+{
+	RUN(executor, host);
+	return 0;
+}
+
 #elif defined MODEL_failure
 /* A failure that the host has counted before the completion is let to be seen is told behind the wait. */
 static void *executor(void *unused)
@@ -306,6 +336,32 @@ static void *reader(void *unused)
 {
 	(void)unused;
 	ASSUME(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, 0) == DOORBELL_OK);
+	REQUIRE(brought == 5);
+	return 0;
+}
+
+int main(void)
+{
+	RUN(writer, reader);
+	return 0;
+}
+
+#elif defined MODEL_status
+/* A wait that ends with a failure: what was stored before the status word is there. */
+static int32_t status;
+
+static void *writer(void *unused)
+{
+	(void)unused;
+	brought = 5;
+	__atomic_store_n(&status, DOORBELL_EWORK, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static void *reader(void *unused)
+{
+	(void)unused;
+	ASSUME(doorbell_kernel_wait_value32(&word, DOORBELL_WAIT_GEQ, 1, UINT64_MAX, &status) == DOORBELL_EWORK);
 	REQUIRE(brought == 5);
 	return 0;
 }

@@ -54,6 +54,7 @@ macro_rules! cases {
 
 cases! {
     kinds: 64;
+    formats: 64;
     loans: 64;
     out_of_order: 64;
     all_signaled: 64;

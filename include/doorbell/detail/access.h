@@ -2,11 +2,14 @@
  * Loads, stores and fences for memory that a GPU shares with CPUs and NICs, for kernels and for threads of a CPU. C11,
  * C++17 and CUDA.
  *
- * Each load and store is one access of its width, of system scope. dbl_exchange_dword is of the GPU's scope. The
- * memory orders are those of C11:
+ * Each load and store is one access of its width. The memory orders are those of C11:
  * - acquire: what was stored before the loaded value is visible to everything that follows.
  * - release: what was loaded and stored before is visible to whoever loads this value with acquire.
  * - relaxed: neither; a fence between two relaxed accesses orders them.
+ *
+ * The scope names who is on the other side. System scope is for CPUs and NICs. GPU scope (names with _gpu, and all
+ * read-modify-write operations) is for words that only threads of one GPU use. An order is cumulative: what a thread
+ * has learnt from a CPU or a NIC at system scope is included when it passes that on at GPU scope.
  */
 #ifndef DOORBELL_ACCESS_H
 #define DOORBELL_ACCESS_H
@@ -73,6 +76,20 @@ DBL_DEVICE void dbl_store_dword_release(void *to, uint32_t value)
 	asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
 }
 
+/* Acquire, of GPU scope. */
+DBL_DEVICE uint32_t dbl_load_dword_gpu(const void *from)
+{
+	uint32_t value;
+	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+	return value;
+}
+
+/* Release, of GPU scope. */
+DBL_DEVICE void dbl_store_dword_release_gpu(void *to, uint32_t value)
+{
+	asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+}
+
 /* Relaxed. This store also rings a NIC: .mmio stores are neither merged nor split, and are executed exactly once. */
 DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 {
@@ -80,23 +97,111 @@ DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 }
 
 /*
- * Stores `to` if the word at `at` is `from`. Returns whether it did; then it has acquire and release semantics. The
- * word is memory of the calling GPU.
+ * Read-modify-write operations, of GPU scope. The word is memory of the calling GPU. dbl_claim_dword, dbl_take_dword and
+ * dbl_leave_dword store `to` if the word at `at` is `from`, and return whether they did. Relaxed.
  */
-DBL_DEVICE int dbl_exchange_dword(uint32_t *at, uint32_t from, uint32_t to)
+DBL_DEVICE int dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
 {
 	uint32_t found;
-	asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;"
+	asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
 		     : "=r"(found)
 		     : "l"(at), "r"(from), "r"(to)
 		     : "memory");
 	return found == from;
 }
 
-/* Sequentially consistent: also orders stores before later loads. */
+/* Acquire. */
+DBL_DEVICE int dbl_take_dword(uint32_t *at, uint32_t from, uint32_t to)
+{
+	uint32_t found;
+	asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+		     : "=r"(found)
+		     : "l"(at), "r"(from), "r"(to)
+		     : "memory");
+	return found == from;
+}
+
+/* Release. */
+DBL_DEVICE int dbl_leave_dword(uint32_t *at, uint32_t from, uint32_t to)
+{
+	uint32_t found;
+	asm volatile("atom.release.gpu.global.cas.b32 %0, [%1], %2, %3;"
+		     : "=r"(found)
+		     : "l"(at), "r"(from), "r"(to)
+		     : "memory");
+	return found == from;
+}
+
+/* Adds, and returns the value before. Acquire and release. */
+DBL_DEVICE uint32_t dbl_add_dword(uint32_t *at, uint32_t value)
+{
+	uint32_t found;
+	asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+	return found;
+}
+
+/* Replaces the value, and returns the one before. Acquire. */
+DBL_DEVICE uint32_t dbl_swap_dword_acquire(uint32_t *at, uint32_t value)
+{
+	uint32_t found;
+	asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+	return found;
+}
+
+/* The same, relaxed: whoever then loads it with acquire synchronises with the release before this. */
+DBL_DEVICE uint32_t dbl_swap_dword(uint32_t *at, uint32_t value)
+{
+	uint32_t found;
+	asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+	return found;
+}
+
+/*
+ * One-way fences need sm_90 and PTX 8.6, which nvcc has since 12.7. Without them a fence has both directions; it is
+ * never sequentially consistent.
+ */
+#if __CUDA_ARCH__ >= 900 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 7))
+#define DBL_FENCE_ACQUIRE "fence.acquire"
+#define DBL_FENCE_RELEASE "fence.release"
+#else
+#define DBL_FENCE_ACQUIRE "fence.acq_rel"
+#define DBL_FENCE_RELEASE "fence.acq_rel"
+#endif
+
+/* Makes earlier relaxed loads acquire, of system scope. */
+DBL_DEVICE void dbl_fence_acquire(void)
+{
+	asm volatile(DBL_FENCE_ACQUIRE ".sys;" : : : "memory");
+}
+
+/* The same of GPU scope. */
+DBL_DEVICE void dbl_fence_acquire_gpu(void)
+{
+	asm volatile(DBL_FENCE_ACQUIRE ".gpu;" : : : "memory");
+}
+
+/* Makes later relaxed stores release, of system scope. */
+DBL_DEVICE void dbl_fence_release(void)
+{
+	asm volatile(DBL_FENCE_RELEASE ".sys;" : : : "memory");
+}
+
+/* The same of GPU scope. */
+DBL_DEVICE void dbl_fence_release_gpu(void)
+{
+	asm volatile(DBL_FENCE_RELEASE ".gpu;" : : : "memory");
+}
+
+/* Both, of system scope. Earlier stores are not ordered before later loads. */
 DBL_DEVICE void dbl_fence_system(void)
 {
-	__threadfence_system();
+	asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+/* Release, before a store to a register of a NIC. */
+DBL_DEVICE void dbl_fence_register(void)
+{
+	dbl_fence_release();
 }
 
 /* After a store to a register of a NIC, before a release store that lets another thread ring: a GPU orders the two. */
@@ -148,14 +253,81 @@ DBL_DEVICE void dbl_store_qword(void *to, uint64_t value)
 	__atomic_store_n((uint64_t *)to, value, __ATOMIC_RELAXED);
 }
 
-DBL_DEVICE int dbl_exchange_dword(uint32_t *at, uint32_t from, uint32_t to)
+/* Threads of a CPU have one scope. */
+DBL_DEVICE uint32_t dbl_load_dword_gpu(const void *from)
 {
-	return __atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+	return dbl_load_dword(from);
+}
+
+DBL_DEVICE void dbl_store_dword_release_gpu(void *to, uint32_t value)
+{
+	dbl_store_dword_release(to, value);
+}
+
+DBL_DEVICE int dbl_claim_dword(uint32_t *at, uint32_t from, uint32_t to)
+{
+	return __atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE int dbl_take_dword(uint32_t *at, uint32_t from, uint32_t to)
+{
+	return __atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE int dbl_leave_dword(uint32_t *at, uint32_t from, uint32_t to)
+{
+	return __atomic_compare_exchange_n(at, &from, to, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE uint32_t dbl_add_dword(uint32_t *at, uint32_t value)
+{
+	return __atomic_fetch_add(at, value, __ATOMIC_ACQ_REL);
+}
+
+DBL_DEVICE uint32_t dbl_swap_dword_acquire(uint32_t *at, uint32_t value)
+{
+	return __atomic_exchange_n(at, value, __ATOMIC_ACQUIRE);
+}
+
+DBL_DEVICE uint32_t dbl_swap_dword(uint32_t *at, uint32_t value)
+{
+	return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
+}
+
+DBL_DEVICE void dbl_fence_acquire(void)
+{
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+
+DBL_DEVICE void dbl_fence_acquire_gpu(void)
+{
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+
+DBL_DEVICE void dbl_fence_release(void)
+{
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+}
+
+DBL_DEVICE void dbl_fence_release_gpu(void)
+{
+	__atomic_thread_fence(__ATOMIC_RELEASE);
 }
 
 DBL_DEVICE void dbl_fence_system(void)
 {
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	__atomic_thread_fence(__ATOMIC_ACQ_REL);
+}
+
+DBL_DEVICE void dbl_fence_register(void)
+{
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	/* The register may be write-combining: rdma-core, util/udma_barrier.h, mmio_wc_start(). */
+#if defined(__x86_64__)
+	__asm__ volatile("sfence" : : : "memory");
+#elif defined(__aarch64__)
+	__asm__ volatile("dsb st" : : : "memory");
+#endif
 }
 
 DBL_DEVICE void dbl_flush_registers(void)
@@ -180,6 +352,18 @@ DBL_DEVICE uint64_t dbl_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+#endif
+
+/*
+ * Relaxed accesses with separate fences. ThreadSanitizer does not support fences, so its builds use acquire and
+ * release instead.
+ */
+#if defined(__CUDACC__) || defined(DBL_FENCES_ORDER)
+#define DBL_LOAD_FENCED dbl_load_dword_relaxed
+#define DBL_STORE_FENCED dbl_store_dword
+#else
+#define DBL_LOAD_FENCED dbl_load_dword
+#define DBL_STORE_FENCED dbl_store_dword_release
 #endif
 
 /* The longest bound of a wait in a kernel: one hour. */

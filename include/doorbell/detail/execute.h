@@ -9,10 +9,12 @@
  *     COUNT    a number to report: the batch has been executed up to here
  *
  * Memory order. All accesses have system scope, because the other sides are CPUs and NICs. A store is relaxed, one
- * access of its width. A poll loads with acquire: what was stored before the word is visible to everything that
- * follows on the stream. Before its first unit, a program orders all earlier work of the stream, kernels included,
- * before its own stores. Fences in the program order its stores among themselves. A count is ordered after everything
- * before it.
+ * access of its width. A poll loads relaxed, so that a turn does not invalidate the caches of the multiprocessor, and
+ * has an acquire fence when the condition holds: what was stored before the word is visible to everything that follows
+ * on the stream. Before its first unit, a program has a release fence, which orders all earlier work of the stream,
+ * kernels included, before its own stores. A fence in the program has acquire and release. It orders the stores of the
+ * program among themselves, but no store before a later poll: a poll repeats its load. A count is stored after a
+ * release fence, so after everything before it.
  *
  * Every wait ends. The host ends a wait by `release`. The caller may set a time limit. If the host stops checking the
  * stream (see `alive`), the interpreter stops: later programs of the batch are not executed, because what the wait
@@ -145,7 +147,7 @@ DBL_EXECUTOR void dbl_note(struct dbl_control *control, int32_t status)
 {
 	/* Not a compare-and-swap: GPUs do not support it on the memory of most hosts. Of two simultaneous failures
 	   either one is kept. */
-	if (dbl_load_dword(&control->status) == 0)
+	if (dbl_load_dword_relaxed(&control->status) == 0)
 		dbl_store_dword(&control->status, (uint32_t)status);
 }
 
@@ -163,7 +165,7 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 
 	run->waited = 1;
 	for (turn = 0;; turn++) {
-		word = dbl_load_dword(at);
+		word = DBL_LOAD_FENCED(at);
 		if (dbl_poll_satisfied(unit->kind, word, (uint32_t)unit->value)) {
 			/* The word with the owner bit also has the opcode of the CQE. */
 			opcode = unit->role == DBL_ROLE_COMPLETIONS ? word >> 28 : 0;
@@ -173,8 +175,11 @@ DBL_EXECUTOR enum dbl_end dbl_wait(const struct dbl_unit *unit, const void *at, 
 				run->failed = 1;
 				has_failed = 1;
 			}
-			if (opcode <= DBL_CQE_RELEASED)
+			if (opcode <= DBL_CQE_RELEASED) {
+				/* What was stored before the word. */
+				dbl_fence_acquire();
 				break;
+			}
 		}
 		/* The host's words only every 16 turns: each load of them takes as long as a load of the awaited
 		   word. */
@@ -229,14 +234,14 @@ DBL_EXECUTOR enum dbl_end dbl_program(const uint64_t *units, uint32_t unit_count
 	enum dbl_end end;
 	uint8_t *place;
 
-	dbl_fence_system();
+	dbl_fence_release();
 	for (at = 0; at < unit_count; at += 1 + payload) {
 		const struct dbl_unit unit = dbl_unit_of(units + DBL_UNIT_WORDS * at);
 		const uint64_t *bytes = units + DBL_UNIT_WORDS * (at + 1);
 
 		payload = 0;
 		if (unit.kind == DBL_FENCE) {
-			/* The strongest fence that the bits can request. */
+			/* Whatever the bits request. */
 			dbl_fence_system();
 			continue;
 		}
@@ -304,7 +309,7 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 				end = dbl_program(body + 1, head.count, table, target_count,
 						  body[0], run);
 		} else if (head.kind == DBL_ITEM_COUNT) {
-			dbl_fence_system();
+			dbl_fence_release();
 			dbl_store_dword(&control->done, (uint32_t)body[0]);
 		} else
 			end = DBL_END_MALFORMED;
@@ -314,7 +319,7 @@ DBL_EXECUTOR enum dbl_end dbl_execute_bounded(const uint64_t *words, uint32_t wo
 								  DBL_STOP_TIMED_OUT;
 			dbl_store_qword(&control->stopped, head.kind == DBL_ITEM_PROGRAM ? body[0] : 0);
 			/* The reason is stored after what it explains. */
-			dbl_fence_system();
+			dbl_fence_release();
 			dbl_store_dword(&control->stop, run->stopped);
 			dbl_note(control, DBL_STATUS_WORK);
 			if (end == DBL_END_MALFORMED && head.kind != DBL_ITEM_PROGRAM)

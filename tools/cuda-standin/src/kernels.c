@@ -59,11 +59,13 @@ static int reach_queue(struct doorbell_queue *queue)
 {
     /* By their first bytes: what lies on several pages may be several registrations, side by side. */
     int reached = reach(&queue->state, sizeof(struct dbl_queue_state)) && reach(&queue->control, sizeof(struct dbl_queue_control)) &&
-                  reach(&queue->marks, 4) && reach(&queue->doorbells, 8) && reach(&queue->ring, 64);
+                  reach(&queue->marks, 4) && reach(&queue->ring, 64);
 
     if (queue->record)
         reached = reached && reach(&queue->record, 4) && reach(&queue->uar[0], 8) && reach(&queue->uar[1], 8) &&
                   reach(&queue->completions, 64) && reach(&queue->cq_record, 4);
+    else
+        reached = reached && reach(&queue->doorbells, 8);
     return reached;
 }
 

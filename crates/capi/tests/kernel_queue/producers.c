@@ -503,6 +503,82 @@ static void kinds(void)
 	tear_down();
 }
 
+/* The slot has the bytes that the general builder makes, and where the host rings its doorbell. */
+static void same_bytes(uint32_t slot, uint32_t opcode, uint32_t flags, const void *payload, uint32_t count, int is_inline, uint64_t add)
+{
+	const uint64_t *written = (const uint64_t *)(uintptr_t)queue.ring + 8 * (slot & queue.slot_mask);
+	uint64_t wqe[DBL_WQE_WORDS_MAX];
+	struct dbl_wr wr;
+
+	memset(wqe, 0, sizeof(wqe));
+	memset(&wr, 0, sizeof(wr));
+	wr.remote_addr = opcode == DBL_OPCODE_NOP ? 0 : 0x0123456789abcdefull;
+	wr.rkey = opcode == DBL_OPCODE_NOP ? 0 : 0x89abcdef;
+	wr.swap_or_add = add;
+	wr.payload = payload;
+	wr.count = count;
+	wr.qpn = queue.qpn;
+	wr.imm = 0x76543210;
+	wr.opcode = (uint8_t)opcode;
+	wr.flags = dbl_queue_flags(flags);
+	wr.is_inline = (uint16_t)is_inline;
+	CHECK(dbl_wqe_build(wqe, slot, &wr, is_inline) <= 4);
+	CHECK(memcmp(written, wqe, 64) == 0);
+	if (queue.record == 0)
+		CHECK(((const uint64_t *)(uintptr_t)queue.doorbells)[slot & queue.slot_mask] == wqe[0]);
+}
+
+/* Each kind of work request, each flag, each length: none of these goes out. */
+static void formats(void)
+{
+	static const uint32_t lengths[] = {0, 1, 8, 0x01020304, DOORBELL_MESSAGE_BYTES_MAX};
+	const uint64_t here = 0xfedcba9876543210ull, there = 0x0123456789abcdefull, add = 0x1122334455667788ull;
+	const uint32_t lkey = 0x13579bdf, rkey = 0x89abcdef;
+	uint8_t text[DOORBELL_INLINE_BYTES];
+	uint32_t slot, flags, at;
+
+	set_up(4096, 4096);
+	for (at = 0; at < sizeof(text); at++)
+		text[at] = (uint8_t)(0xe0 - 7 * at);
+	/* Not the first one of the ring. */
+	for (at = 0; at < 3; at++) {
+		CHECK(doorbell_reserve(&queue, 1, 0, &slot) == 0);
+		doorbell_write_nop(&queue, slot, 0);
+		CHECK(doorbell_submit(&queue, slot, 1) == 0);
+	}
+	CHECK(doorbell_reserve(&queue, 1, 0, &slot) == 0);
+	for (flags = 0; flags < 16; flags++) {
+		for (at = 0; at < sizeof(lengths) / sizeof(lengths[0]); at++) {
+			const struct dbl_sge sge = {lengths[at], lkey, here};
+
+			CHECK(doorbell_write_put(&queue, slot, flags, here, lkey, lengths[at], there, rkey) == 0);
+			same_bytes(slot, DBL_OPCODE_RDMA_WRITE, flags, &sge, 1, 0, 0);
+			CHECK(doorbell_write_put_imm(&queue, slot, flags, here, lkey, lengths[at], there, rkey, 0x76543210) == 0);
+			same_bytes(slot, DBL_OPCODE_RDMA_WRITE_IMM, flags, &sge, 1, 0, 0);
+			CHECK(doorbell_write_get(&queue, slot, flags, here, lkey, lengths[at], there, rkey) == 0);
+			same_bytes(slot, DBL_OPCODE_RDMA_READ, flags, &sge, 1, 0, 0);
+		}
+		for (at = 0; at <= DOORBELL_INLINE_BYTES; at++) {
+			CHECK(doorbell_write_inline(&queue, slot, flags, text, at, there, rkey) == 0);
+			same_bytes(slot, DBL_OPCODE_RDMA_WRITE, flags, text, at, 1, 0);
+		}
+		{
+			const struct dbl_sge sge = {8, lkey, here};
+
+			doorbell_write_add(&queue, slot, flags, here, lkey, there, rkey, add);
+			same_bytes(slot, DBL_OPCODE_ATOMIC_FA, flags, &sge, 1, 0, add);
+		}
+		doorbell_write_signal(&queue, slot, flags, there, rkey, add);
+		same_bytes(slot, DBL_OPCODE_RDMA_WRITE, flags | DOORBELL_WORK_ORDERED, &add, sizeof(add), 1, 0);
+		doorbell_write_nop(&queue, slot, flags);
+		same_bytes(slot, DBL_OPCODE_NOP, flags, NULL, 0, 0, 0);
+	}
+	doorbell_write_nop(&queue, slot, 0);
+	CHECK(doorbell_submit(&queue, slot, 1) == 0);
+	CHECK(doorbell_wait(&queue, slot + 1, 20 * SECOND) == 0);
+	tear_down();
+}
+
 /* What is lent is not the endpoint's, until it is reset. */
 static void loans(void)
 {
@@ -567,6 +643,7 @@ static const struct {
 	{"all_signaled", all_signaled},
 	{"left_to_another", left_to_another},
 	{"kinds", kinds},
+	{"formats", formats},
 	{"loans", loans},
 };
 
