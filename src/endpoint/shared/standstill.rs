@@ -19,11 +19,6 @@ pub(super) struct Silence {
     pub(super) rung: [u32; 2],
 }
 
-/// What an endpoint keeps itself by.
-pub(super) trait Kept: fmt::Debug + Send + Sync {}
-
-impl<T: fmt::Debug + Send + Sync> Kept for T {}
-
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Nothing was asked of it.
@@ -62,7 +57,7 @@ pub(super) struct StopState {
     /// What the commands have failed with.
     pub(super) errors: Vec<Error>,
     /// The endpoint was given up, and keeps itself: with its queue pair, its rings, and the regions of its work requests.
-    pub(super) kept: Option<Arc<dyn Kept>>,
+    pub(super) kept: Option<Arc<dyn fmt::Debug + Send + Sync>>,
 }
 
 impl StopState {

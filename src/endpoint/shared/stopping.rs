@@ -4,11 +4,12 @@
 //! A device that has not confirmed RESET may still write completions, and the memory of its work requests. The endpoint is then given up: its
 //! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if that ever comes.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::standstill::{Kept, Phase, Silence, StopState, Stopped, StreamsStop};
+use super::standstill::{Phase, Silence, StopState, Stopped, StreamsStop};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
@@ -190,7 +191,10 @@ impl Shared {
 
     /// Keeps everything that the device may still access, until it is stopped after all.
     fn give_up(&self, mut state: MutexGuard<'_, StopState>) -> Stopped {
-        state.kept = self.weak.upgrade().map(|this| this as Arc<dyn Kept>);
+        state.kept = self
+            .weak
+            .upgrade()
+            .map(|this| this as Arc<dyn fmt::Debug + Send + Sync>);
         let command = match state.phase {
             Phase::Working => {
                 state.phase = Phase::Failing;
