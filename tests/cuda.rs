@@ -24,7 +24,7 @@ use doorbell::{
 use doorbell_wire::peer::{Program, Role, Target, TargetId, Targets};
 use rig::gpu::{Bench, alone, config, context};
 use rig::{Limit, Pair, Random, SOON, by_kernel, device, from_env, queueing};
-use standin::{Fault, is_standin};
+use standin::{Fault, LACKS, is_standin, lacking};
 use waived::waived;
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -384,6 +384,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
     let (control, reasons) = (path.control, path.to_string());
     assert_eq!(control == Control::Direct, may, "{reasons}");
     assert_eq!(reasons.contains("PeerMappingOverride"), !may, "{reasons}");
+    assert_eq!(reasons.contains("has rung the card"), may, "{reasons}");
     let stream = new_stream(&context, test);
     let works = |pair: &mut Pair| {
         let sent = pair.a.stream_queue_send(&stream, &Work::nop())?;
@@ -408,6 +409,40 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
     let host = HostStream::new("host").unwrap();
     pair.a.stream_queue_send(&host, &Work::nop()).unwrap();
     pair.a.wait_cq(Side::Send, SOON).unwrap();
+}
+
+/// What a GPU stores to a card may be dropped between the two, though the driver has mapped the registers. The first endpoint rings for a NOP to find that
+/// out.
+#[test]
+fn a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy() {
+    let _alone = alone();
+    let test = "a_card_that_no_store_of_a_gpu_reaches_is_rung_by_a_proxy";
+    let device = device();
+    if device.name() != "mlx5_0" || !is_standin() {
+        return waived(test, "no card, or one and a driver that answer as they are");
+    }
+    if std::env::var("DOORBELL_TEST_DEVICE").is_ok_and(|name| name.contains("path=")) {
+        return waived(test, "a path is asked for");
+    }
+    let has = std::env::var("DOORBELL_CUDA_STANDIN_HAS").unwrap_or_default();
+    if !has.split(',').any(|word| word == "iomemory") {
+        return waived(test, "the driver maps no registers");
+    }
+    if lacking(test, "peerstores") {
+        return;
+    }
+    let Some(context) = context(test) else {
+        return;
+    };
+    let mut pair = Pair::new(&device, &EndpointConfig::default());
+    let path = pair.a.path();
+    assert_eq!(path.control, Control::Proxy, "{path}");
+    assert!(path.to_string().contains("ACS"), "{path}");
+    let stream = new_stream(&context, test);
+    let sent = pair.a.stream_queue_send(&stream, &Work::nop()).unwrap();
+    pair.a.stream_wait_cq(&stream, Side::Send).unwrap();
+    stream.synchronize(SOON).unwrap();
+    assert_eq!(sent.status(), Status::Complete);
 }
 
 /// The first endpoint on a card tries whether the GPU reaches the card's registers. What this thread does next may be what the GPU waits for. (In a process
@@ -1314,7 +1349,6 @@ fn what_the_device_lacks_is_said_and_the_proxy_path_needs_none_of_it() {
     if !is_standin() {
         return waived(test, "a real device lacks what it lacks");
     }
-    const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
     if std::env::var_os(LACKS).is_none() {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])

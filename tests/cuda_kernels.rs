@@ -20,11 +20,10 @@ use doorbell::{
 };
 use rig::SOON;
 use rig::gpu::{Bench, alone, context};
-use standin::{Fault, is_standin};
+use standin::{Fault, LACKS, is_standin, lacking};
 use waived::waived;
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
-const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
 
 fn by_kernel(context: &CudaContext, name: &str) -> CudaStream {
     let stream = CudaStream::new(context, name).unwrap();
@@ -70,25 +69,6 @@ fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
     stream.record(&after).unwrap();
     drop((stream, context));
     after.synchronize(SOON).unwrap();
-}
-
-/// Runs this test again in a process whose devices lack that. False: this is that process.
-fn lacking(test: &str, what: &str) -> bool {
-    if std::env::var(LACKS).is_ok_and(|lacks| lacks == what) {
-        return false;
-    }
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(LACKS, what)
-        .output()
-        .unwrap();
-    assert!(
-        child.status.success(),
-        "{what}: {}{}",
-        String::from_utf8_lossy(&child.stdout),
-        String::from_utf8_lossy(&child.stderr)
-    );
-    true
 }
 
 /// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.

@@ -63,7 +63,7 @@ pub use kernel_stream::KernelStream;
 pub use memory::DeviceBuffer;
 pub(crate) use memory::{Allocation, HeldBuffer};
 pub(crate) use pinned::Pinned;
-pub(crate) use registers::check_registers;
+pub(crate) use registers::{RegistersFound, check_registers};
 pub use stream::CudaStream;
 pub use timing::TimingEvent;
 pub use trigger::Trigger;

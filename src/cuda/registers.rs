@@ -11,9 +11,20 @@ use super::host_call::in_host_function;
 use super::pinned::{Keeper, Pinned};
 use crate::Error;
 
+/// What was found of GPUs and a card's registers.
+#[derive(Default)]
+pub(crate) struct RegistersFound {
+    /// For people. Empty if this process has no CUDA context.
+    pub(crate) finding: String,
+    /// The registration, if this call made it.
+    pub(crate) pinned: Option<Pinned>,
+}
+
 /// Whether GPUs can store to a card's registers, which are mapped at that address, or why not: `Ok` also if this process has no CUDA context. It is tried
 /// once, in a context that the library knows or in the one that is current in this thread: privilege is the process's, and the driver's option the machine's.
-/// Who tried it gets the registration. To give it back may take until the GPU has done its work, so the caller keeps it as long as the registers.
+/// If the driver maps them, `ring` tries in the same context whether a store arrives, and returns what it found or why the path is of no use.
+///
+/// To give the registration back may take until the GPU has done its work, so the caller keeps it as long as the registers.
 ///
 /// # Safety
 /// The registers stay mapped as long as the registration.
@@ -21,22 +32,30 @@ pub(crate) unsafe fn check_registers(
     device: Keeper,
     start: usize,
     len_bytes: usize,
-) -> std::result::Result<Option<Pinned>, String> {
-    static TRIED: Mutex<Option<std::result::Result<(), String>>> = Mutex::new(None);
+    ring: impl FnOnce(&CudaContext) -> std::result::Result<String, String>,
+) -> std::result::Result<RegistersFound, String> {
+    static TRIED: Mutex<Option<std::result::Result<String, String>>> = Mutex::new(None);
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(tried) = &*tried {
-        return tried.clone().map(|()| None);
+        return tried.clone().map(|finding| RegistersFound {
+            finding,
+            pinned: None,
+        });
     }
     // A process that has not loaded the driver is not made to; and a host function must not call it.
     let may_call = is_loaded() && !in_host_function();
     let Some(context) = may_call.then(CudaContext::any).flatten() else {
-        return Ok(None);
+        return Ok(RegistersFound::default());
     };
     // SAFETY: the caller's promise.
     match unsafe { Pinned::new_kept(&context, start, len_bytes, Some(device)) } {
         Ok(pinned) => {
-            *tried = Some(Ok(()));
-            Ok(Some(pinned))
+            let arrives = ring(&context);
+            *tried = Some(arrives.clone());
+            arrives.map(|finding| RegistersFound {
+                finding,
+                pinned: Some(pinned),
+            })
         }
         Err(error) if is_refused(&error) => {
             let why = why_not(&error);
@@ -44,7 +63,7 @@ pub(crate) unsafe fn check_registers(
             Err(why)
         }
         // This says nothing of the registers: of memory, or of a context that is broken.
-        Err(_) => Ok(None),
+        Err(_) => Ok(RegistersFound::default()),
     }
 }
 

@@ -5,10 +5,12 @@ use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
+use super::doorbell_trial::try_ring;
 use super::ladder::{Reach, RegionKind, device_range};
 use super::memory::OwnedMemory;
 use crate::cuda::{
-    Capabilities, CudaContext, DeviceBuffer, Pinned, WritesOrdering, check_registers,
+    Capabilities, CudaContext, DeviceBuffer, Pinned, RegistersFound, WritesOrdering,
+    check_registers,
 };
 #[cfg(feature = "softcx")]
 use crate::nic::Foreign;
@@ -150,20 +152,26 @@ fn check_visible(gpu: &Capabilities, access: Access) -> Result<()> {
     Ok(())
 }
 
-/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. What it gives, if this tried it, is to be dropped before
-/// the queue pair.
+/// Fails with the reason if a GPU that this process uses could not ring the queue pair's doorbell. The registration that it gives, if this tried it, is to
+/// be dropped before the queue pair.
 ///
 /// # Safety
 /// It is.
 pub(crate) unsafe fn check_gpus(
+    domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,
-) -> std::result::Result<Option<Pinned>, String> {
+) -> std::result::Result<RegistersFound, String> {
     let Some(device) = qp.card_registers() else {
-        return Ok(None);
+        return Ok(RegistersFound::default());
     };
     let Queues::Mlx5(memory) = qp.queues();
+    let (start, len_bytes) = (memory.uar[0].addr(), memory.uar_bytes as usize);
     // SAFETY: the registers are mapped as long as the queue pair lives.
-    unsafe { check_registers(device, memory.uar[0].addr(), memory.uar_bytes as usize) }
+    unsafe {
+        check_registers(device, start, len_bytes, |context| {
+            try_ring(domain, context)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 mod cache;
 mod control;
 mod device;
+#[cfg(feature = "cuda")]
+mod doorbell_trial;
 mod element;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // calls a function of the library that stands for the driver
 
 use std::ffi::{CStr, CString, c_char};
+use std::process::Command;
 
 use crate::waived::waived;
 
@@ -10,6 +11,28 @@ type Tell = unsafe extern "C" fn(*const c_char) -> u32;
 
 pub fn is_standin() -> bool {
     std::env::var_os("DOORBELL_CUDA_STANDIN").is_some()
+}
+
+/// Has the devices of the stand-in lack that, as `tools/cuda-standin/src/settings.rs` says.
+pub const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
+
+/// Runs this test again in a process whose devices lack that. False: this is that process.
+pub fn lacking(test: &str, what: &str) -> bool {
+    if std::env::var(LACKS).is_ok_and(|lacks| lacks == what) {
+        return false;
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(LACKS, what)
+        .output()
+        .unwrap();
+    assert!(
+        child.status.success(),
+        "{what}: {}{}",
+        String::from_utf8_lossy(&child.stdout),
+        String::from_utf8_lossy(&child.stderr)
+    );
+    true
 }
 
 /// Has the stand-in fail, as `tools/cuda-standin/src/fault.rs` says; until it is dropped.

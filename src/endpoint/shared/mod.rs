@@ -170,7 +170,7 @@ impl Shared {
         let qp = domain.on_device()?.queue_pair(&config.capacity())?;
         let message_bytes = qp.abilities().message_bytes;
         let Queues::Mlx5(&memory) = qp.queues();
-        let (path, doorbells, tried) = ringing::choose(domain.device(), &*qp, config)?;
+        let (path, doorbells, tried) = ringing::choose(domain, &*qp, config)?;
         let words = Arc::new(SharedWords::new()?);
         let mut targets = Targets::new();
         let mut bases = Vec::new();

@@ -14,7 +14,7 @@ use crate::endpoint::{Control, EndpointConfig, Path, Side};
 use crate::mlx5::{DoorbellStores, WQEBB_BYTES};
 use crate::nic::{NicQueuePair, Queues};
 use crate::proxy::{PollResult, Proxied, Proxy, Registration, TriggerCount, proxy_at};
-use crate::region::Device;
+use crate::region::ProtectionDomain;
 use crate::{Cause, Result};
 
 /// How long a proxy goes on looking at an endpoint with nothing under way, so that one in use does not come and go with each operation.
@@ -28,10 +28,11 @@ pub(super) type Tried = Option<Box<dyn Any + Send + Sync>>;
 
 /// Chooses who rings, and makes what a proxy needs for it.
 pub(super) fn choose(
-    device: &Device,
+    domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,
     config: &EndpointConfig,
 ) -> Result<(Path, Option<DoorbellTable>, Tried)> {
+    let device = domain.device();
     let mut proxy = None;
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
     let mut tried: Tried = None;
@@ -43,8 +44,11 @@ pub(super) fn choose(
             #[cfg(feature = "cuda")]
             if asked.is_none() {
                 // SAFETY: the endpoint drops it before the queue pair.
-                let registration = unsafe { crate::region::check_gpus(qp)? };
-                tried = registration.map(|it| Box::new(it) as Box<_>);
+                let found = unsafe { crate::region::check_gpus(domain, qp)? };
+                tried = found.pinned.map(|it| Box::new(it) as Box<_>);
+                if !found.finding.is_empty() {
+                    return Ok(format!("{reason}; {}", found.finding));
+                }
             }
             Ok(reason.to_owned())
         }

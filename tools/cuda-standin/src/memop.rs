@@ -79,10 +79,14 @@ fn check_address(address: u64, wide: bool) -> Outcome {
     let len = if wide { 8 } else { 4 };
     valid(address.is_multiple_of(len))?;
     let place = memory::device_place(address, len).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let on_io = place.block.is_some_and(|block| {
+    valid(!(is_io(&place) && settings().lacks("iomemops")))
+}
+
+/// Whether it is in the registers of a card.
+fn is_io(place: &Place) -> bool {
+    place.block.as_ref().is_some_and(|block| {
         block.flags & host_memory::IOMEMORY != 0 && block.kind == memory::Kind::Registered
-    });
-    valid(!(on_io && settings().lacks("iomemops")))
+    })
 }
 
 /// One operation, checked as the call checks it.
@@ -218,6 +222,9 @@ impl Memop {
                 value,
             } => {
                 let place = reach(address, wide)?;
+                if is_io(&place) && settings().lacks("peerstores") {
+                    return Ok(());
+                }
                 // What the stream did before is seen before the value is, by the CPU and by other devices.
                 fence(Ordering::SeqCst);
                 // SAFETY: as in `load`.
