@@ -41,7 +41,7 @@ pub struct EndpointConfig {
     /// [`Endpoint::wait_room`](crate::Endpoint::wait_room). Default `None`: it does not wait, and fails with
     /// [`Error::QueueFull`](crate::Error::QueueFull).
     pub room_timeout: Option<Duration>,
-    /// Whether a doorbell carries its WQE to the device (BlueFlame). Default: no.
+    /// Whether a doorbell carries its WQE, if that has at most 192 bytes, to the device (BlueFlame). Default: no.
     pub blueflame: bool,
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
     pub mtu_bytes: u32,

@@ -224,6 +224,42 @@ fn a_post_behind_a_stream_that_waits_waits_too() {
     }
 }
 
+/// A program has room for a copy of a long work request to the doorbell register *and* for the wait for another stream.
+#[test]
+fn a_work_request_of_any_length_waits_for_its_turn() {
+    let _limit = Limit::new("lengths behind a turn", STEP);
+    let device = device();
+    if has_no_queue(&device, "a_work_request_of_any_length_waits_for_its_turn") {
+        return;
+    }
+    let streams = streams(2);
+    let config = EndpointConfig::default()
+        .blueflame(true)
+        .max_inline_bytes(476);
+    let mut pair = Pair::new(&device, &config);
+    let region = pair.region(4096);
+    let bytes: Vec<u8> = (0..476).map(|at| at as u8 | 1).collect();
+    for (round, len) in [(1, 20), (2, 84), (3, 148), (4, 212), (5, 276), (6, 476)] {
+        let held = Condition::GreaterOrEqual(round);
+        stream_wait_value32(&*streams[0], &region, 0, held, SOON).unwrap();
+        let nop = Work::nop();
+        pair.a.stream_queue_send(&*streams[0], &nop).unwrap();
+        let to = region.remote().slice(64, len as u64).unwrap();
+        let write = Work::write_inline(&bytes[..len], to);
+        pair.a.stream_queue_send(&*streams[1], &write).unwrap();
+        region.store_u32(0, round).unwrap();
+        for _ in 0..2 {
+            pair.a.wait_cq(Side::Send, SOON).unwrap();
+        }
+        let mut found = vec![0; len];
+        region.read(64, &mut found).unwrap();
+        assert_eq!(found, bytes[..len]);
+        for stream in &streams {
+            stream.synchronize(SOON).unwrap();
+        }
+    }
+}
+
 /// Two streams wait for their turn, and one of them has it: the other one's time goes on.
 #[test]
 fn a_wait_for_a_turn_that_does_not_come_ends_whoever_else_had_one() {

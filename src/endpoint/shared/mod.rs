@@ -154,6 +154,10 @@ fn end_elsewhere(shared: Arc<Shared>) {
     }
 }
 
+/// The longest work request that a doorbell carries to the device (BlueFlame), of the 256 bytes that a register takes: with more, a program has no room
+/// for the wait for another stream's turn.
+const COPY_BYTES_MAX: u32 = 192;
+
 /// The targets of an endpoint's programs that the queues need to know.
 pub(super) struct QueueTargets {
     pub(super) send_record: Dword,
@@ -245,8 +249,8 @@ impl Shared {
             send_record: record.dword(4)?,
             recv_record: record.dword(0)?,
             uar: [
-                uar[0].block(0, memory.uar_bytes)?,
-                uar[1].block(0, memory.uar_bytes)?,
+                uar[0].block(0, memory.uar_bytes.min(COPY_BYTES_MAX))?,
+                uar[1].block(0, memory.uar_bytes.min(COPY_BYTES_MAX))?,
             ],
         };
         let progress_words = [rung.dword(0)?, rung.dword(4)?];
