@@ -471,6 +471,29 @@ fn the_first_endpoint_on_a_card_does_not_wait_for_the_gpu() {
     pair.a.wait_cq(Side::Send, SOON).unwrap();
 }
 
+/// Memory that cannot be registered is tried as registers of a device, too. The error is that of the memory, and not that a process without privilege may not
+/// map registers.
+#[test]
+fn memory_that_the_driver_does_not_register_keeps_its_own_error() {
+    let _alone = alone();
+    let test = "memory_that_the_driver_does_not_register";
+    let Some(context) = context(test) else {
+        return;
+    };
+    if !is_standin() {
+        return waived(test, "a real driver does not fail when it is told to");
+    }
+    let bench = Bench::new();
+    let region = Region::alloc(&bench.pair.domain, 64, Access::ALL).unwrap();
+    let refused = {
+        let _fault = Fault::here("cuMemHostRegister_v2:1,nth=1");
+        region.device_address(&context).unwrap_err()
+    };
+    let is_invalid_value = matches!(refused, Error::Cuda { code: 1, .. });
+    assert!(is_invalid_value, "{refused}");
+    region.device_address(&context).unwrap();
+}
+
 /// `cudaMallocHost`, which pinned tensors are made with: memory that the driver maps already, and does not register.
 #[test]
 fn memory_that_the_driver_allocated_is_used_as_it_is() {

@@ -387,7 +387,7 @@ fn register(
         pages,
         ours,
     };
-    let whole = match attempt(&pages) {
+    let whole = match attempt(&pages, keeper) {
         Ok(()) => return Ok(run(pages, true)),
         Err(error) => error,
     };
@@ -395,7 +395,7 @@ fn register(
         return Err(whole);
     }
     let first = pages.start..pages.start + page_bytes();
-    match attempt(&first) {
+    match attempt(&first, keeper) {
         Ok(()) => Ok(run(first, true)),
         Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {
             Ok(run(first, false))
@@ -404,18 +404,23 @@ fn register(
     }
 }
 
-fn attempt(pages: &Range<usize>) -> Result<()> {
+/// The registers of a card have a keeper. Other memory may be some other device's registers.
+fn attempt(pages: &Range<usize>, keeper: Option<&Keeper>) -> Result<()> {
     let call = |flags| {
         // SAFETY: mapped memory, by the contract of `Pinned::new`.
         check("cuMemHostRegister", unsafe {
             sys::cuMemHostRegister_v2(pages.start as *mut _, pages.len(), flags)
         })
     };
-    match call(FLAGS) {
-        Err(error) if is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => Err(error),
-        // Device registers are registered only with these flags; without them they are an invalid value. Any other error is of ordinary memory.
-        Err(error) if is(&error, CUresult::CUDA_ERROR_INVALID_VALUE) => call(IO_FLAGS),
-        Err(error) => call(IO_FLAGS).map_err(|_| error),
-        Ok(()) => Ok(()),
+    let (first, second) = match keeper {
+        Some(_) => (IO_FLAGS, FLAGS),
+        None => (FLAGS, IO_FLAGS),
+    };
+    match call(first) {
+        Err(error) if !is(&error, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {
+            // The first error is of what the memory most likely is.
+            call(second).map_err(|_| error)
+        }
+        answer => answer,
     }
 }
