@@ -19,8 +19,11 @@ const WANTED: &str = "DOORBELL_CUDA_ARCHITECTURES";
 /// GPUs that no other code is for come to theirs by the PTX of this one, if their driver knows the PTX of that nvcc.
 const PTX: &str = "90";
 
+/// An nvcc of CUDA 12, for drivers that are older than the first nvcc.
+const OLDER: &str = "DOORBELL_NVCC_12";
+
 /// Leaves `kernels.image` in OUT_DIR: what the driver loads, or, without nvcc, a text that it refuses. In that case `DOORBELL_NO_KERNELS`
-/// has the reason.
+/// has the reason. `kernels12.image` is that of [`OLDER`], and empty without it.
 fn kernels() {
     // The kernels include every header.
     for path in ["cuda/kernels.cu", "cuda/step.h", "include"] {
@@ -30,11 +33,13 @@ fn kernels() {
     println!("cargo::rerun-if-env-changed=NVCC_APPEND_FLAGS");
     println!("cargo::rerun-if-env-changed=NVCC_PREPEND_FLAGS");
     println!("cargo::rerun-if-env-changed={WANTED}");
-    let image = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.image");
+    println!("cargo::rerun-if-env-changed={OLDER}");
+    let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let image = folder.join("kernels.image");
     let compiled = match find_nvcc() {
         Some((nvcc, wanted)) => {
             println!("cargo::rerun-if-changed={}", nvcc.display());
-            compile(&nvcc, &image).inspect_err(|reason| {
+            compile(&nvcc, &image, "DOORBELL_KERNELS").inspect_err(|reason| {
                 // Who names a compiler wants it; one that happens to be there may be too old.
                 assert!(!wanted, "{reason}");
                 println!("cargo::warning=no kernels: {reason}");
@@ -45,6 +50,15 @@ fn kernels() {
     if let Err(reason) = compiled {
         println!("cargo::rustc-env=DOORBELL_NO_KERNELS={reason}");
         fs::write(&image, b"doorbell was built without kernels\0").expect("cargo made the folder");
+    }
+    let older = folder.join("kernels12.image");
+    match set(OLDER).map(PathBuf::from) {
+        Some(nvcc) => {
+            println!("cargo::rerun-if-changed={}", nvcc.display());
+            let compiled = compile(&nvcc, &older, "DOORBELL_KERNELS_12");
+            compiled.unwrap_or_else(|reason| panic!("{OLDER}: {reason}"));
+        }
+        None => fs::write(&older, b"").expect("cargo made the folder"),
     }
 }
 
@@ -71,7 +85,8 @@ fn set(name: &str) -> Option<std::ffi::OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
+/// Compiles for the architectures that nvcc knows, and sets that variable to them for the crate.
+fn compile(nvcc: &Path, image: &Path, variable: &str) -> Result<(), String> {
     let listed = Command::new(nvcc).arg("--list-gpu-code").output();
     // An nvcc that does not say takes all, or none.
     let known = listed.map_or_else(
@@ -89,7 +104,7 @@ fn compile(nvcc: &Path, image: &Path) -> Result<(), String> {
         .collect();
     // For messages, and for the test that looks into the image.
     let names: Vec<&str> = codes.iter().map(|(_, code)| code.as_str()).collect();
-    println!("cargo::rustc-env=DOORBELL_KERNELS={}", names.join(" "));
+    println!("cargo::rustc-env={variable}={}", names.join(" "));
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-o"]);
     command

@@ -20,7 +20,7 @@ use doorbell::{
 };
 use rig::SOON;
 use rig::gpu::{Bench, alone, context};
-use standin::{Fault, LACKS, is_standin, lacking};
+use standin::{Fault, LACKS, is_standin, lacking, with_setting};
 use waived::waived;
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(20));
@@ -69,6 +69,28 @@ fn what_is_queued_keeps_the_kernels_though_every_handle_is_gone() {
     stream.record(&after).unwrap();
     drop((stream, context));
     after.synchronize(SOON).unwrap();
+}
+
+/// A driver of CUDA 12 refuses what nvcc 13 makes, and there is a second image for it.
+#[test]
+fn a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it() {
+    let _alone = alone();
+    let test = "a_driver_of_cuda_12_loads_the_kernels_that_were_made_for_it";
+    if !is_standin() {
+        return waived(test, "a real driver is of the version that it is");
+    }
+    if with_setting(test, "DOORBELL_CUDA_STANDIN_DRIVER", "12040") {
+        return;
+    }
+    let Some(context) = context(test) else { return };
+    assert_eq!(context.driver_version(), (12, 4));
+    if !context.capabilities().kernels {
+        let findings = context.findings().join("\n");
+        let is_explained = findings.contains("580 series") && findings.contains("CUDA 12.4");
+        assert!(is_explained, "{findings}");
+        return waived(test, "this build has no kernels of an nvcc of CUDA 12");
+    }
+    Bench::new().works(&by_kernel(&context, test), 3);
 }
 
 /// Each in a child of its own: a device that lacks a memory operation, and one that has none at all.

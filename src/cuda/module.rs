@@ -21,6 +21,12 @@ struct Aligned<T: ?Sized>(T);
 static IMAGE: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/kernels.image")));
 
+/// The same of an nvcc of CUDA 12; empty without one.
+static OLDER_IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/kernels12.image"
+)));
+
 /// Why there is no code in [`IMAGE`].
 const MISSING: Option<&str> = option_env!("DOORBELL_NO_KERNELS");
 /// What nvcc was asked for: `sm_90` is code, `compute_90` is PTX.
@@ -28,6 +34,11 @@ const CODES: &str = match option_env!("DOORBELL_KERNELS") {
     Some(codes) => codes,
     None => "",
 };
+/// The same of [`OLDER_IMAGE`].
+const OLDER_CODES: Option<&str> = option_env!("DOORBELL_KERNELS_12");
+
+/// The first `cuDriverGetVersion` that takes what nvcc 13 makes, which has another ELF ABI version than before.
+const FIRST_OF_13: i32 = 13_000;
 
 /// The kernels, loaded into a context.
 #[derive(Debug)]
@@ -57,12 +68,19 @@ impl KernelModule {
     /// [`Error::State`] if this library was built without nvcc, or for none of what the device is; [`Error::Cuda`].
     pub(super) fn load() -> Result<KernelModule> {
         let _relaxed = RelaxedCapture::new();
+        let mut version = 0;
+        // SAFETY: writes one int.
+        check("cuDriverGetVersion", unsafe {
+            sys::cuDriverGetVersion(&mut version)
+        })?;
+        let is_older = version < FIRST_OF_13 && OLDER_CODES.is_some();
+        let image = if is_older { OLDER_IMAGE } else { IMAGE };
         let mut raw = null_mut();
         // SAFETY: an image that this was compiled with, which ends as the driver expects; writes one handle, which `KernelModule` unloads.
         let loaded = check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&mut raw, IMAGE.0.as_ptr().cast())
+            sys::cuModuleLoadData(&mut raw, image.0.as_ptr().cast())
         });
-        loaded.map_err(explain)?;
+        loaded.map_err(|error| explain(error, version))?;
         let mut module = KernelModule {
             raw,
             spin: LoadedKernel(null_mut()),
@@ -148,8 +166,8 @@ fn function(module: CUmodule, name: &CStr) -> Result<LoadedKernel> {
     Ok(LoadedKernel(function))
 }
 
-/// Explains the driver's errors for an image without code, or without code for the device.
-fn explain(error: Error) -> Error {
+/// Explains the errors of a driver of that version for an image without code, or without code for the device.
+fn explain(error: Error, version: i32) -> Error {
     const NO_CODE: [CUresult; 7] = [
         CUresult::CUDA_ERROR_INVALID_IMAGE,
         CUresult::CUDA_ERROR_INVALID_PTX,
@@ -167,9 +185,16 @@ fn explain(error: Error) -> Error {
         Some(reason) => format!(
             "this library has no kernels: {reason}. `eval \"$(scripts/setup-cuda)\"` brings one; build again with it"
         ),
-        None => format!(
-            "this library's kernels are for {CODES} and drivers from the 580 series on: {error}"
-        ),
+        None => {
+            let driver = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+            let older = match OLDER_CODES {
+                Some(codes) => format!("for {codes} with drivers of CUDA 12.1 or newer, and "),
+                None => String::new(),
+            };
+            format!(
+                "this library's kernels are {older}for {CODES} with drivers of the 580 series (CUDA 13.0) or newer, and this driver has {driver}: {error}"
+            )
+        }
     };
     Error::state(StateKind::Unsupported, "load kernels", reason)
 }
@@ -230,21 +255,27 @@ mod tests {
         parts
     }
 
+    fn check_parts(image: &[u8], codes: &str) {
+        let mut expected: Vec<(u16, u32)> = codes
+            .split(' ')
+            .map(|code| {
+                let (kind, number) = code.split_once('_').unwrap();
+                (if kind == "sm" { 2 } else { 1 }, number.parse().unwrap())
+            })
+            .collect();
+        expected.sort_unstable();
+        assert!(expected.len() > 1);
+        assert_eq!(parts(image), expected);
+    }
+
     #[test]
-    fn the_image_has_code_for_each_architecture_or_says_why_not() {
+    fn the_images_have_code_for_each_architecture_or_say_why_not() {
+        match OLDER_CODES {
+            Some(codes) => check_parts(&OLDER_IMAGE.0, codes),
+            None => assert!(OLDER_IMAGE.0.is_empty()),
+        }
         match MISSING {
-            None => {
-                let mut expected: Vec<(u16, u32)> = CODES
-                    .split(' ')
-                    .map(|code| {
-                        let (kind, number) = code.split_once('_').unwrap();
-                        (if kind == "sm" { 2 } else { 1 }, number.parse().unwrap())
-                    })
-                    .collect();
-                expected.sort_unstable();
-                assert!(expected.len() > 1);
-                assert_eq!(parts(&IMAGE.0), expected);
-            }
+            None => check_parts(&IMAGE.0, CODES),
             Some(reason) => {
                 assert!(!reason.is_empty());
                 assert_eq!(IMAGE.0.last(), Some(&0));
@@ -264,9 +295,12 @@ mod tests {
             CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
             CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
         ] {
-            let explained = explain(cuda(result)).to_string();
+            let explained = explain(cuda(result), 12_040).to_string();
             match MISSING {
-                None => assert!(explained.contains(CODES), "{explained}"),
+                None => assert!(
+                    explained.contains(CODES) && explained.contains("CUDA 12.4"),
+                    "{explained}"
+                ),
                 Some(reason) => assert!(
                     explained.contains(reason) && explained.contains("scripts/setup-cuda"),
                     "{explained}"
@@ -274,6 +308,6 @@ mod tests {
             }
         }
         let other = cuda(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        assert_eq!(explain(other.clone()), other);
+        assert_eq!(explain(other.clone(), 13_000), other);
     }
 }

@@ -18,20 +18,22 @@ pub const LACKS: &str = "DOORBELL_CUDA_STANDIN_LACKS";
 
 /// Runs this test again in a process whose devices lack that. False: this is that process.
 pub fn lacking(test: &str, what: &str) -> bool {
-    if std::env::var(LACKS).is_ok_and(|lacks| lacks == what) {
+    with_setting(test, LACKS, what)
+}
+
+/// Runs this test again in a process with that setting of the stand-in. False: this is that process.
+pub fn with_setting(test: &str, name: &str, value: &str) -> bool {
+    if std::env::var(name).is_ok_and(|set| set == value) {
         return false;
     }
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
-        .env(LACKS, what)
+        .env(name, value)
         .output()
         .unwrap();
-    assert!(
-        child.status.success(),
-        "{what}: {}{}",
-        String::from_utf8_lossy(&child.stdout),
-        String::from_utf8_lossy(&child.stderr)
-    );
+    let said = String::from_utf8_lossy(&child.stdout);
+    let failed = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{name}={value}: {said}{failed}");
     true
 }
 

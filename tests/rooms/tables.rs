@@ -192,10 +192,11 @@ const STANDIN: Package = Package {
         ("call fault names", &["settings"]),
         ("device", &["settings"]),
         ("reservation pages", &["settings"]),
+        ("image", &["settings"]),
         // As in the driver, a context has all objects, and each object has its context: one room.
         (
             "context capture copy current event exec fill graph host_memory kernels mark memop memory module node stream task",
-            &["device", "handle", "reservation", "settings"],
+            &["device", "handle", "image", "reservation", "settings"],
         ),
         ("pointer", &["context", "device"]),
         ("capture_calls", &["context"]),

@@ -8,8 +8,6 @@ use crate::call::{CUresult, Out, Outcome, always, cuda, set_initialized, valid};
 use crate::fault;
 use crate::settings::settings;
 
-/// What `cuDriverGetVersion` says: CUDA 13.0.
-const VERSION: i32 = 13000;
 const NAME: &CStr = c"doorbell's CUDA stand-in, no GPU";
 pub const FLUSH_WRITES_OPTIONS: u32 =
     A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as u32;
@@ -162,7 +160,7 @@ pub extern "C" fn cuInit(flags: u32) -> CUresult {
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> CUresult {
-    always("cuDriverGetVersion", || version.put(VERSION))
+    always("cuDriverGetVersion", || version.put(settings().driver))
 }
 
 cuda! {

@@ -24,6 +24,7 @@ mod graph;
 mod graph_calls;
 mod handle;
 mod host_memory;
+mod image;
 mod kernels;
 mod mark;
 mod memop;

@@ -1,4 +1,4 @@
-//! Modules and their functions. Any image will do: what a function does is known by its name.
+//! Modules and their functions. What a function does is known by its name, and of an image only which drivers take it.
 
 use std::ffi::OsStr;
 use std::ffi::{CStr, c_char, c_void};
@@ -15,7 +15,7 @@ use crate::handle::{self, Table};
 use crate::kernels::{self, Kernel, Thread};
 use crate::settings::settings;
 use crate::task::Task;
-use crate::{capture, current, stream};
+use crate::{capture, current, image, stream};
 
 struct Module {
     context: Arc<Context>,
@@ -53,6 +53,8 @@ fn load(module: &Out<CUmodule>, image: *const c_void) -> Outcome {
     if settings().lacks("kernels") {
         return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     }
+    // SAFETY: an image, as the call takes it.
+    unsafe { image::check(image.cast())? };
     let handle = handle::fresh();
     MODULES.insert(handle, Arc::new(Module { context }));
     module.put(handle as CUmodule)

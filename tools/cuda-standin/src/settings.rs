@@ -4,6 +4,7 @@
 //! - `DOORBELL_CUDA_STANDIN_DEVICES`: how many, 1 unless given.
 //! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
 //! - `DOORBELL_CUDA_STANDIN_PAGE_BYTES`: of a page of the host, 4096 unless given; see `pages`.
+//! - `DOORBELL_CUDA_STANDIN_DRIVER`: what `cuDriverGetVersion` says, 13000 (CUDA 13.0) unless given; see `image`.
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
 //!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `hostregister`,
 //!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
@@ -21,6 +22,7 @@ pub struct Settings {
     pub devices: i32,
     pub memory_bytes: u64,
     pub page_bytes: u64,
+    pub driver: i32,
     lacks: Vec<String>,
     has: Vec<String>,
     pub faults: String,
@@ -44,6 +46,7 @@ pub fn settings() -> &'static Settings {
         devices: number("_DEVICES", 1) as i32,
         memory_bytes: number("_MEMORY_MIB", 4096) << 20,
         page_bytes: number("_PAGE_BYTES", 4096),
+        driver: number("_DRIVER", 13_000) as i32,
         lacks: words("_LACKS"),
         has: words("_HAS"),
         faults: text("_FAULTS").unwrap_or_default(),
