@@ -214,3 +214,35 @@ fn memory_of_the_application_is_registered_again_when_no_stream_has_work() {
     ending.join().unwrap();
     assert!(took > Duration::from_millis(150), "{took:?}");
 }
+
+/// The registers of a card stay registered with the driver while a stream waits. If they were unmapped meanwhile, other memory at their addresses could not
+/// be registered.
+#[test]
+fn the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait() {
+    let test = "the_addresses_of_a_device_that_was_closed_are_not_used_again_behind_a_wait";
+    let _alone = alone();
+    let Some(_context) = context(test) else {
+        return;
+    };
+    let limit = Limit::new("closed devices", Duration::from_secs(60));
+    let waiting = device();
+    let waiter = Waiter::new(&waiting);
+    let other = Pair::new(&waiting, &EndpointConfig::default());
+    let stream = stream("closes");
+    let mut calls = Calls::default();
+    let mut kept = Vec::new();
+    for number in 0..20 {
+        limit.step(number, Duration::from_secs(60));
+        round(&device(), None, &mut calls, number as u32 + 1);
+        // One of these has the addresses, if they are free.
+        for _ in 0..8 {
+            let region = Region::alloc(&other.domain, 4096, Access::ALL).unwrap();
+            calls.time("a store", || {
+                stream_write_value32(&stream, &region, 0, 1).unwrap()
+            });
+            kept.push(region);
+        }
+        stream.synchronize(SOON).unwrap();
+    }
+    waiter.end();
+}

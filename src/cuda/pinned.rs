@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,6 +17,7 @@ use super::context::{CudaContext, unless_short_of_memory};
 use super::driver::{check, is};
 use super::give_back;
 use crate::Result;
+use crate::proxy::drop_elsewhere;
 use crate::stream::Attachments;
 
 /// For every context, and with an address on the device.
@@ -35,14 +37,23 @@ struct PinnedRun {
 }
 
 /// What is known of memory that has no user any more.
-#[derive(Debug)]
 enum Kept {
     /// Nothing: there may be other memory at its addresses.
     Unknown,
     /// It is [held](Pages::hold).
     Held,
-    /// It stays as long as this object.
-    By(Keeper),
+    /// It stays as long as this object, which the registration keeps: other memory at its addresses could not be registered before this is given back.
+    By(#[expect(dead_code, reason = "kept for its drop")] Arc<dyn Any + Send + Sync>),
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kept::Unknown => "Unknown",
+            Kept::Held => "Held",
+            Kept::By(_) => "By",
+        })
+    }
 }
 
 /// An object that keeps memory mapped, such as an open device its registers.
@@ -244,6 +255,10 @@ pub(super) fn give_one_back() -> bool {
     run.unregister();
     known().leaving.retain(|leaving| *leaving != run.pages);
     LEFT.notify_all();
+    if matches!(run.kept, Kept::By(_)) {
+        // This may close a device, which takes its time.
+        drop_elsewhere(Box::new(run));
+    }
     true
 }
 
@@ -288,8 +303,7 @@ impl PinnedRun {
     fn has_other_memory(&self) -> bool {
         match &self.kept {
             Kept::Unknown => true,
-            Kept::Held => false,
-            Kept::By(keeper) => keeper.strong_count() == 0,
+            Kept::Held | Kept::By(_) => false,
         }
     }
 
@@ -381,8 +395,9 @@ fn register(
         kept: match keeper {
             _ if !ours => Kept::Unknown,
             _ if Pages::hold(pages.start) => Kept::Held,
-            Some(keeper) => Kept::By(Weak::clone(keeper)),
-            None => Kept::Unknown,
+            keeper => keeper
+                .and_then(Weak::upgrade)
+                .map_or(Kept::Unknown, Kept::By),
         },
         pages,
         ours,
