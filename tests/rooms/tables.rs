@@ -150,6 +150,8 @@ const GPU_CHECK: Package = Package {
     rooms: &[
         // What is found out with a GPU.
         ("gpu", &[]),
+        ("attributes", &["gpu"]),
+        ("blocking", &["gpu"]),
         ("facts", &["gpu"]),
         ("figures", &["gpu"]),
         ("kernels", &["gpu"]),
@@ -158,7 +160,8 @@ const GPU_CHECK: Package = Package {
         ("bells", &["figures", "gpu", "kernels"]),
         ("emitter", &["figures", "gpu", "kernels"]),
         // What is run, and what is said of it.
-        ("report", &[]),
+        ("verdicts", &[]),
+        ("report", &["verdicts"]),
         ("process", &["report"]),
         ("examples", &["figures", "process", "report"]),
         ("suites", &["process", "report"]),
@@ -166,7 +169,9 @@ const GPU_CHECK: Package = Package {
         (
             "steps",
             &[
+                "attributes",
                 "bells",
+                "blocking",
                 "emitter",
                 "examples",
                 "facts",
@@ -178,6 +183,7 @@ const GPU_CHECK: Package = Package {
                 "report",
                 "sanitizer",
                 "suites",
+                "verdicts",
             ],
         ),
     ],

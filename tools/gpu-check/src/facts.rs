@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use cudarc::driver::sys::{self, CUstreamWaitValue_flags as Flags};
-use doorbell::DeviceBuffer;
 use serde_json::{Value, json};
 
 use super::gpu::{
-    Gpu, IOMEMORY, PORTABLE, Page, SOON, check, drained, new_stream, queue, wait32, write32,
-    write64,
+    Gpu, IOMEMORY, PORTABLE, Page, SOON, barrier, check, drained, wait32, write32, write64,
 };
 
 /// What the device is.
@@ -159,85 +157,6 @@ pub fn order(short: bool) -> Result<Value> {
     Ok(json!({"pairs": pairs, "seen by the CPU": seen, "second before first": late, "torn": torn}))
 }
 
-/// Whether calls wait for a stream that stands in a wait, and whether other streams go on meanwhile.
-pub fn blocked() -> Result<Value> {
-    let gpu = Gpu::new()?;
-    let gate = Page::new(PORTABLE, false)?;
-    let mut found = serde_json::Map::new();
-    let other = new_stream()?;
-    let mut closed = 0;
-    let mut close = || -> Result<u32> {
-        closed += 1;
-        gpu.queue(&mut [wait32(gate.gpu, closed, Flags::CU_STREAM_WAIT_VALUE_GEQ)])?;
-        Ok(closed)
-    };
-    let open = |number: u32| gate.word(0).store(number, Ordering::Release);
-
-    let number = close()?;
-    queue(other, &mut [write32(gate.gpu + 256, 3)])?;
-    let goes_on = drained(other, Duration::from_secs(2));
-    open(number);
-    ensure!(
-        drained(gpu.stream, SOON) && drained(other, SOON),
-        "the streams did not end"
-    );
-    found.insert(
-        "another stream goes on while one waits".into(),
-        goes_on.into(),
-    );
-
-    let spare = Page::new(PORTABLE, false)?;
-    let (host, context) = (spare.host as usize, gpu.context.clone());
-    let buffer = gpu.context.alloc(1 << 20)?;
-    type Call = Box<dyn FnOnce() -> Result<()> + Send>;
-    let calls: [(&str, Call); 3] = [
-        ("cuMemHostUnregister waits for a stream that waits", {
-            Box::new(move || {
-                // SAFETY: registered above, and not used after this.
-                let result = unsafe { sys::cuMemHostUnregister(host as *mut _) };
-                check("cuMemHostUnregister", result)
-            })
-        }),
-        ("cuMemFree waits for a stream that waits", {
-            let buffer: DeviceBuffer = buffer;
-            Box::new(move || {
-                drop(buffer);
-                Ok(())
-            })
-        }),
-        (
-            "cuMemHostRegister waits for a stream that waits",
-            Box::new(|| Page::new(PORTABLE, false).map(drop)),
-        ),
-    ];
-    for (name, call) in calls {
-        let number = close()?;
-        let context = context.clone();
-        let thread = std::thread::spawn(move || -> Result<Duration> {
-            // SAFETY: a context that lives as long as the process.
-            check("cuCtxSetCurrent", unsafe {
-                sys::cuCtxSetCurrent(context.raw())
-            })?;
-            let start = Instant::now();
-            call()?;
-            Ok(start.elapsed())
-        });
-        let start = Instant::now();
-        while !thread.is_finished() && start.elapsed() < Duration::from_millis(500) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let waited = !thread.is_finished();
-        open(number);
-        let Ok(took) = thread.join() else {
-            bail!("{name}: panicked");
-        };
-        let took = took?.as_secs_f64() * 1e6;
-        ensure!(drained(gpu.stream, SOON), "the stream did not end");
-        found.insert(name.into(), json!({"waits": waited, "us": took}));
-    }
-    Ok(found.into())
-}
-
 /// How many operations a call takes.
 pub fn batches() -> Result<Value> {
     let gpu = Gpu::new()?;
@@ -317,4 +236,46 @@ pub fn graphs() -> Result<Value> {
     Ok(
         json!({"patched launches": 200, "patch us": super::gpu::median(patches)?, "launch us": super::gpu::median(launches)?}),
     )
+}
+
+/// What operations take on the GPU, by events before and behind many of them.
+pub fn times() -> Result<Value> {
+    const CALLS: u32 = 10;
+    const OPS: u32 = 250;
+    let gpu = Gpu::new()?;
+    let page = Page::new(PORTABLE, false)?;
+    let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
+    let (mut before, mut behind) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: each call writes one handle.
+    unsafe {
+        check("cuEventCreate", sys::cuEventCreate(&mut before, 0))?;
+        check("cuEventCreate", sys::cuEventCreate(&mut behind, 0))?;
+    }
+    let mut found = serde_json::Map::new();
+    for (name, op) in [
+        ("32-bit store", write32(page.gpu + 64, 1)),
+        ("64-bit store", write64(page.gpu + 128, 1)),
+        ("wait whose condition holds", wait32(page.gpu, 0, geq)),
+        ("barrier of the system", barrier()),
+    ] {
+        let mut ops = vec![op; OPS as usize];
+        let mut samples = Vec::new();
+        for _ in 0..5 {
+            let mut ms = 0_f32;
+            // SAFETY: events and a stream made above; writes one float.
+            unsafe {
+                check("cuEventRecord", sys::cuEventRecord(before, gpu.stream))?;
+                for _ in 0..CALLS {
+                    gpu.queue(&mut ops)?;
+                }
+                check("cuEventRecord", sys::cuEventRecord(behind, gpu.stream))?;
+                ensure!(drained(gpu.stream, SOON), "the stream did not end");
+                let asked = sys::cuEventElapsedTime(&mut ms, before, behind);
+                check("cuEventElapsedTime", asked)?;
+            }
+            samples.push(f64::from(ms) * 1e6 / f64::from(CALLS * OPS));
+        }
+        found.insert(name.into(), json!({"ns": super::gpu::median(samples)?}));
+    }
+    Ok(found.into())
 }

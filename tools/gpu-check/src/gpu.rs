@@ -168,6 +168,14 @@ pub fn wait32(at: u64, value: u32, condition: Flags) -> MemOp {
     op
 }
 
+/// Orders what the stream stores, for the whole system.
+pub fn barrier() -> MemOp {
+    let mut op = zeroed();
+    // Its flags, 0 for the system, stand next to it.
+    op.operation = Kind::CU_STREAM_MEM_OP_BARRIER;
+    op
+}
+
 /// The middle one.
 pub fn median(mut samples: Vec<f64>) -> Result<f64> {
     samples.sort_by(f64::total_cmp);

@@ -7,7 +7,9 @@
 //! reported as missed, which is no failure. Over the stand-in for the driver no figure is judged.
 #![allow(unsafe_code)] // calls the driver, as an application does
 
+mod attributes;
 mod bells;
+mod blocking;
 mod emitter;
 mod examples;
 mod facts;
@@ -21,6 +23,7 @@ mod report;
 mod sanitizer;
 mod steps;
 mod suites;
+mod verdicts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::verdicts::{Shown, verdicts};
+
 /// A GPU that is shared is not had for long: ten minutes, with what is before and after this.
 pub const WHOLE: Duration = Duration::from_secs(470);
 /// Of the short form, which is for machines without one, and these may be small and busy.
@@ -202,6 +204,16 @@ impl Report {
         all
     }
 
+    fn facts(&self) -> Vec<Value> {
+        let shown = self.steps.iter().map(|step| Shown {
+            name: &step.name,
+            found: &step.found,
+            reason: &step.reason,
+            has_failed: step.outcome == Outcome::Failed,
+        });
+        verdicts(&shown.collect::<Vec<_>>())
+    }
+
     /// The last lines on the terminal.
     pub fn summary(&self) -> String {
         let mut text = String::new();
@@ -254,6 +266,7 @@ impl Report {
             "short": self.short,
             "seconds": self.began.elapsed().as_secs_f64(),
             "processors": std::thread::available_parallelism().map_or(0, usize::from),
+            "facts": self.facts(),
             "steps": steps.collect::<Vec<_>>(),
         })
     }
@@ -298,6 +311,13 @@ impl Report {
                 );
                 let _ = writeln!(text, "| {name} | {value:.3} | {how} {limit} | {verdict} |");
             }
+        }
+        let _ = writeln!(text, "\n## Facts\n\n| fact | | evidence |\n|---|---|---|");
+        for row in self.facts() {
+            let field = |name: &str| row[name].as_str().unwrap_or("").to_owned();
+            let (fact, verdict, step) = (field("fact"), field("verdict"), field("step"));
+            let evidence = row["evidence"].to_string().replace('|', "\\|");
+            let _ = writeln!(text, "| {fact} | {verdict} | {step}: `{evidence}` |");
         }
         let _ = writeln!(
             text,

@@ -10,7 +10,11 @@ use serde_json::{Value, json};
 use super::kernels::{FAILURES, GROUPS, MARK, POSTS, PUTS};
 use super::process::{End, Ended, judged};
 use super::report::{Outcome, Report, Step, Time, WHOLE};
-use super::{bells, emitter, examples, facts, figures, kernels, posts, puts, sanitizer, suites};
+use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
+use super::{
+    attributes, bells, blocking, emitter, examples, facts, figures, kernels, posts, puts,
+    sanitizer, suites,
+};
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
     Time { about_s, limit_s }
@@ -19,14 +23,19 @@ const fn time(about_s: u64, limit_s: u64) -> Time {
 /// What is found out in this process.
 type Here = (&'static str, Time);
 
-const FACTS: [Here; 7] = [
+const FACTS: [Here; 12] = [
     ("fact: device", time(2, 60)),
+    ("fact: attributes", time(2, 30)),
+    (CALLS, time(8, 60)),
+    (STREAMS, time(3, 60)),
     ("fact: mappings", time(2, 30)),
     ("fact: conditions", time(2, 30)),
-    ("fact: order of stores", time(3, 60)),
-    ("fact: what waits for a stream that waits", time(5, 60)),
+    (ORDER, time(3, 60)),
     ("fact: operations of a call", time(2, 30)),
+    ("fact: times of operations", time(2, 30)),
     ("fact: patched graphs", time(2, 30)),
+    (GRAPHS, time(2, 30)),
+    (QUEUED, time(3, 60)),
 ];
 /// Kernels that ring, and kernels that make work requests.
 const KERNELS: [Here; 5] = [
@@ -56,8 +65,13 @@ pub fn run_here(name: &str, short: bool) -> Value {
         "fact: device" => facts::device(),
         "fact: mappings" => facts::mappings(),
         "fact: conditions" => facts::conditions(),
-        "fact: order of stores" => facts::order(short),
-        "fact: what waits for a stream that waits" => facts::blocked(),
+        ORDER => facts::order(short),
+        "fact: attributes" => attributes::attributes(),
+        "fact: times of operations" => facts::times(),
+        CALLS => blocking::calls(),
+        STREAMS => blocking::streams(short),
+        GRAPHS => blocking::graphs(),
+        QUEUED => blocking::queued(short),
         "fact: operations of a call" => facts::batches(),
         "fact: patched graphs" => facts::graphs(),
         "watchdog" => figures::watchdog(),
@@ -108,8 +122,8 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
     }
     here(&FACTS[1..], short, report);
     here(&KERNELS, short, report);
-    examples::run_all(bundle, short, report);
     here(&FIGURES, short, report);
+    examples::run_all(bundle, short, report);
     sanitizer::run_all(bundle, report);
     suites::run_all(bundle, short, report);
 }

@@ -1,0 +1,427 @@
+//! What a stream that waits blocks: calls, other streams, graphs, and whoever queues on it. The library gives nothing back to the driver behind a wait
+//! because of what this finds; the stand-in models it, and only a GPU can say whether it models it right.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use cudarc::driver::sys::{self, CUstream, CUstreamWaitValue_flags as Flags};
+use serde_json::{Map, Value, json};
+
+use super::gpu::{
+    Gpu, PORTABLE, Page, SOON, check, drained, is_few, new_stream, queue, wait32, write32,
+};
+
+/// How long a call may take before it counts as blocked.
+const BLOCKED: Duration = Duration::from_millis(300);
+/// The same of the calls that are tried while another one is blocked.
+const MEANWHILE: Duration = Duration::from_millis(100);
+/// A kernel that does nothing, which every driver compiles.
+const PTX: &[u8] =
+    b".version 6.4\n.target sm_52\n.address_size 64\n.visible .entry nothing()\n{\n ret;\n}\n\0";
+
+type Call = Box<dyn FnOnce() -> Result<()> + Send>;
+type Running = JoinHandle<Result<Duration>>;
+
+/// A stream, for another thread.
+#[derive(Clone, Copy)]
+struct Other(CUstream);
+
+// SAFETY: streams may be used from any thread; the driver locks.
+unsafe impl Send for Other {}
+
+impl Other {
+    fn raw(self) -> CUstream {
+        self.0
+    }
+}
+
+/// A stream with a gate: it waits until the gate's word has the number of the wait.
+struct Gated {
+    gpu: Gpu,
+    gate: Page,
+    closed: u32,
+}
+
+impl Gated {
+    fn new() -> Result<Gated> {
+        Ok(Gated {
+            gpu: Gpu::new()?,
+            gate: Page::new(PORTABLE, false)?,
+            closed: 0,
+        })
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.closed += 1;
+        let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
+        self.gpu
+            .queue(&mut [wait32(self.gate.gpu, self.closed, geq)])
+    }
+
+    fn open(&self) {
+        self.gate.word(0).store(self.closed, Ordering::Release);
+    }
+
+    fn opened(&self) -> Result<()> {
+        self.open();
+        ensure!(drained(self.gpu.stream, SOON), "the stream did not end");
+        Ok(())
+    }
+
+    /// Makes a call in a thread of its own, which says how long it took.
+    fn call(&self, call: Call) -> Running {
+        let context = self.gpu.context.clone();
+        std::thread::spawn(move || {
+            // SAFETY: a context that lives as long as the process.
+            check("cuCtxSetCurrent", unsafe {
+                sys::cuCtxSetCurrent(context.raw())
+            })?;
+            let start = Instant::now();
+            call()?;
+            Ok(start.elapsed())
+        })
+    }
+}
+
+/// Whether it ends by itself in that time.
+fn ends(running: &Running, limit: Duration) -> bool {
+    let start = Instant::now();
+    while !running.is_finished() && start.elapsed() < limit {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.is_finished()
+}
+
+fn us(running: Running) -> Value {
+    match running.join() {
+        Ok(Ok(took)) => json!(took.as_secs_f64() * 1e6),
+        Ok(Err(error)) => json!(format!("{error:#}")),
+        Err(_) => json!("it panicked"),
+    }
+}
+
+/// A stream of the highest priority, on which copies are queued.
+fn copying() -> Result<Other> {
+    let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
+    // SAFETY: each call writes what it says.
+    unsafe {
+        let asked = sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest);
+        check("cuCtxGetStreamPriorityRange", asked)?;
+        let made = sys::cuStreamCreateWithPriority(&mut stream, 1, greatest);
+        check("cuStreamCreateWithPriority", made)?;
+    }
+    Ok(Other(stream))
+}
+
+fn alloc() -> Result<u64> {
+    let mut memory = 0;
+    // SAFETY: writes one address.
+    check("cuMemAlloc", unsafe {
+        sys::cuMemAlloc_v2(&mut memory, 1 << 16)
+    })?;
+    Ok(memory)
+}
+
+/// Calls that other threads make all the time.
+fn everyday(other: Other, copying: Other, host: Page, memory: u64) -> [(&'static str, Call); 4] {
+    [
+        (
+            "a copy to the GPU on a stream of high priority",
+            Box::new(move || {
+                let from = host.word(0).as_ptr();
+                // SAFETY: memory of that length, which is never freed.
+                check("cuMemcpyHtoDAsync", unsafe {
+                    sys::cuMemcpyHtoDAsync_v2(memory, from.cast(), 64, copying.raw())
+                })?;
+                ensure!(drained(copying.raw(), SOON), "the copy did not end");
+                Ok(())
+            }),
+        ),
+        (
+            "a memory operation on another stream",
+            Box::new(move || {
+                queue(other.raw(), &mut [write32(host.gpu + 512, 1)])?;
+                ensure!(drained(other.raw(), SOON), "the operation did not end");
+                Ok(())
+            }),
+        ),
+        (
+            "an event on another stream",
+            Box::new(move || {
+                let mut event = std::ptr::null_mut();
+                // SAFETY: writes one handle, which is then used.
+                unsafe {
+                    check("cuEventCreate", sys::cuEventCreate(&mut event, 2))?;
+                    check("cuEventRecord", sys::cuEventRecord(event, other.raw()))
+                }
+            }),
+        ),
+        ("an allocation", Box::new(|| alloc().map(drop))),
+    ]
+}
+
+/// What is given back, made or loaded now and then.
+fn rare() -> Result<Vec<(&'static str, Call)>> {
+    let registered = Page::new(PORTABLE, false)?;
+    let memory = alloc()?;
+    let mut pinned = std::ptr::null_mut();
+    // SAFETY: writes one address.
+    check("cuMemAllocHost", unsafe {
+        sys::cuMemAllocHost_v2(&mut pinned, 4096)
+    })?;
+    let (pinned, registered) = (pinned as usize, registered.host as usize);
+    let spare = Other(new_stream()?);
+    Ok(vec![
+        (
+            "cuMemHostUnregister",
+            Box::new(move || {
+                // SAFETY: registered above, and not used after this.
+                check("cuMemHostUnregister", unsafe {
+                    sys::cuMemHostUnregister(registered as *mut _)
+                })
+            }),
+        ),
+        (
+            "cuMemFree",
+            // SAFETY: allocated above.
+            Box::new(move || check("cuMemFree", unsafe { sys::cuMemFree_v2(memory) })),
+        ),
+        (
+            "cuMemFreeHost",
+            Box::new(move || {
+                // SAFETY: allocated above.
+                check("cuMemFreeHost", unsafe {
+                    sys::cuMemFreeHost(pinned as *mut _)
+                })
+            }),
+        ),
+        (
+            "cuMemHostRegister",
+            Box::new(|| Page::new(PORTABLE, false).map(drop)),
+        ),
+        ("cuMemAlloc", Box::new(|| alloc().map(drop))),
+        ("cuStreamCreate", Box::new(|| new_stream().map(drop))),
+        (
+            "cuStreamDestroy",
+            Box::new(move || {
+                // SAFETY: made above.
+                check("cuStreamDestroy", unsafe {
+                    sys::cuStreamDestroy_v2(spare.raw())
+                })
+            }),
+        ),
+        (
+            "cuModuleLoadData",
+            Box::new(|| {
+                let mut module = std::ptr::null_mut();
+                // SAFETY: PTX that ends with a zero; writes one handle.
+                check("cuModuleLoadData", unsafe {
+                    sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast())
+                })
+            }),
+        ),
+    ])
+}
+
+/// Which calls wait for a stream that waits, and what other threads cannot do meanwhile.
+pub fn calls() -> Result<Value> {
+    let mut gated = Gated::new()?;
+    let (other, copying) = (Other(new_stream()?), copying()?);
+    let (host, memory) = (Page::new(PORTABLE, false)?, alloc()?);
+    let mut found = Map::new();
+    gated.close()?;
+    for (name, call) in everyday(other, copying, host, memory) {
+        let running = gated.call(call);
+        let is_over = ends(&running, BLOCKED);
+        if !is_over {
+            gated.opened()?;
+            gated.close()?;
+        }
+        found.insert(name.into(), json!({"waits": !is_over, "us": us(running)}));
+    }
+    gated.opened()?;
+    for (name, call) in rare()? {
+        gated.close()?;
+        let running = gated.call(call);
+        let is_over = ends(&running, BLOCKED);
+        let mut blocks = Map::new();
+        let mut meanwhile = Vec::new();
+        if !is_over {
+            for (what, call) in everyday(other, copying, host, memory) {
+                let beside = gated.call(call);
+                blocks.insert(what.into(), json!(!ends(&beside, MEANWHILE)));
+                meanwhile.push(beside);
+            }
+        }
+        gated.opened()?;
+        meanwhile.into_iter().for_each(|beside| drop(us(beside)));
+        let said = match is_over {
+            true => json!({"waits": false, "us": us(running)}),
+            false => json!({"waits": true, "us": us(running), "blocked meanwhile": blocks}),
+        };
+        found.insert(name.into(), said);
+    }
+    Ok(found.into())
+}
+
+/// How many streams may wait until one that does not wait stops as well.
+pub fn streams(short: bool) -> Result<Value> {
+    let mut gated = Gated::new()?;
+    let (free, urgent) = (new_stream()?, copying()?.raw());
+    let most = if is_few(short) { 8 } else { 40 };
+    let mut waiting = Vec::new();
+    let mut found = Map::new();
+    gated.close()?;
+    for count in 1..=most {
+        let stream = new_stream()?;
+        let wait = wait32(
+            gated.gate.gpu,
+            gated.closed,
+            Flags::CU_STREAM_WAIT_VALUE_GEQ,
+        );
+        queue(stream, &mut [wait])?;
+        waiting.push(stream);
+        for (name, stream) in [("same priority", free), ("highest priority", urgent)] {
+            if found.contains_key(name) {
+                continue;
+            }
+            queue(stream, &mut [write32(gated.gate.gpu + 256, count)])?;
+            if !drained(stream, Duration::from_millis(200)) {
+                // And the one that is held beside them.
+                found.insert(name.into(), json!(count + 1));
+            }
+        }
+    }
+    for name in ["same priority", "highest priority"] {
+        let none = format!("none of {} streams stops it", most + 1);
+        found.entry(name).or_insert(json!(none));
+    }
+    gated.opened()?;
+    waiting.extend([free, urgent]);
+    ensure!(
+        waiting.iter().all(|stream| drained(*stream, SOON)),
+        "the streams did not end"
+    );
+    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS");
+    found.insert(
+        "CUDA_DEVICE_MAX_CONNECTIONS".into(),
+        json!(connections.ok()),
+    );
+    Ok(found.into())
+}
+
+/// Whether a graph whose earlier launch waits is patched and launched again without waiting, and whether each launch has its own values.
+pub fn graphs() -> Result<Value> {
+    let gated = Gated::new()?;
+    let (page, stream) = (gated.gate, Other(gated.gpu.stream));
+    let context = gated.gpu.context.raw() as usize;
+    let ops = move |number: u32| {
+        let geq = Flags::CU_STREAM_WAIT_VALUE_GEQ;
+        [
+            wait32(page.gpu, number, geq),
+            write32(page.gpu + 1024, number),
+        ]
+    };
+    let params = move |ops: &mut [_; 2]| sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
+        ctx: context as _,
+        count: 2,
+        paramArray: ops.as_mut_ptr(),
+        flags: 0,
+    };
+    let (mut graph, mut node, mut exec) = (
+        std::ptr::null_mut(),
+        std::ptr::null_mut(),
+        std::ptr::null_mut(),
+    );
+    let mut first = ops(1);
+    // SAFETY: each call writes one handle; the parameters are copied.
+    unsafe {
+        check("cuGraphCreate", sys::cuGraphCreate(&mut graph, 0))?;
+        let added = sys::cuGraphAddBatchMemOpNode(
+            &mut node,
+            graph,
+            std::ptr::null(),
+            0,
+            &params(&mut first),
+        );
+        check("cuGraphAddBatchMemOpNode", added)?;
+        let made = sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
+        check("cuGraphInstantiateWithFlags", made)?;
+        check("cuGraphLaunch", sys::cuGraphLaunch(exec, gated.gpu.stream))?;
+    }
+    let (exec, node) = (exec as usize, node as usize);
+    let again = gated.call(Box::new(move || {
+        let mut second = ops(2);
+        // SAFETY: handles made above; the parameters are copied.
+        unsafe {
+            let patched =
+                sys::cuGraphExecBatchMemOpNodeSetParams(exec as _, node as _, &params(&mut second));
+            check("cuGraphExecBatchMemOpNodeSetParams", patched)?;
+            check("cuGraphLaunch", sys::cuGraphLaunch(exec as _, stream.raw()))
+        }
+    }));
+    let is_over = ends(&again, BLOCKED);
+    let stored = page.word(1024);
+    page.word(0).store(1, Ordering::Release);
+    let start = Instant::now();
+    while stored.load(Ordering::Acquire) == 0 && start.elapsed() < SOON {
+        std::hint::spin_loop();
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    let of_first = stored.load(Ordering::Acquire);
+    page.word(0).store(2, Ordering::Release);
+    let took = us(again);
+    ensure!(drained(gated.gpu.stream, SOON), "the launches did not end");
+    let of_second = stored.load(Ordering::Acquire);
+    ensure!(
+        (of_first, of_second) == (1, 2),
+        "the launches stored {of_first} and {of_second}"
+    );
+    Ok(json!({"patch and launch wait for the launch before": !is_over, "us": took}))
+}
+
+/// How many calls a stream that waits takes, and whether the one that it does not take keeps other threads out.
+pub fn queued(short: bool) -> Result<Value> {
+    let mut gated = Gated::new()?;
+    let other = Other(new_stream()?);
+    let most = if is_few(short) { 500 } else { 20_000_u32 };
+    let (page, stream) = (gated.gate, Other(gated.gpu.stream));
+    gated.close()?;
+    let made = Arc::new(AtomicU32::new(0));
+    let making = gated.call({
+        let made = Arc::clone(&made);
+        Box::new(move || {
+            for number in 1..=most {
+                queue(stream.raw(), &mut [write32(page.gpu + 64, number)])?;
+                made.store(number, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+    });
+    let (mut last, mut since) = (0, Instant::now());
+    while !making.is_finished() && since.elapsed() < BLOCKED {
+        let now = made.load(Ordering::Relaxed);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let is_blocked = !making.is_finished();
+    let beside = gated.call(Box::new(move || {
+        queue(other.raw(), &mut [write32(page.gpu + 256, 1)])
+    }));
+    let keeps_out = !ends(&beside, MEANWHILE);
+    gated.open();
+    let (all, beside) = (us(making), us(beside));
+    ensure!(drained(gated.gpu.stream, SOON), "the stream did not end");
+    if !all.is_number() || !beside.is_number() {
+        bail!("{all} {beside}");
+    }
+    Ok(json!({
+        "calls until the caller is blocked": if is_blocked { json!(last) } else { json!(format!("more than {most}")) },
+        "a call on another stream is blocked meanwhile": is_blocked && keeps_out,
+    }))
+}

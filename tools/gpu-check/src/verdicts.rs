@@ -1,0 +1,179 @@
+//! What the steps say of the facts that the library is built on, and that only a GPU can confirm: true, false, or unknown, with the evidence.
+
+use serde_json::{Value, json};
+
+pub const ORDER: &str = "fact: order of stores";
+/// What a stream that waits blocks.
+pub const CALLS: &str = "fact: calls behind a stream that waits";
+pub const STREAMS: &str = "fact: streams beside streams that wait";
+pub const GRAPHS: &str = "fact: a graph whose launch waits";
+pub const QUEUED: &str = "fact: calls on a stream that waits";
+
+/// What a step has found, or why it has failed.
+pub struct Shown<'a> {
+    pub name: &'a str,
+    pub found: &'a Value,
+    pub reason: &'a str,
+    pub has_failed: bool,
+}
+
+/// A fact, the step that shows it, where in what was found, and what it means.
+type Fact = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Value) -> Option<bool>,
+);
+
+const COPY: &str = "a copy to the GPU on a stream of high priority";
+
+const FACTS: [Fact; 16] = [
+    (
+        "The CPU sees a stream's 32-bit store before the 64-bit store behind it",
+        ORDER,
+        "/second before first",
+        |found| Some(found.as_u64()? == 0),
+    ),
+    (
+        "A call takes 255 memory operations",
+        "fact: operations of a call",
+        "/255",
+        |found| Some(found.is_object()),
+    ),
+    (
+        "A call does not take 256 memory operations",
+        "fact: operations of a call",
+        "/256",
+        |found| Some(found.is_string()),
+    ),
+    (
+        "Registered memory has the same address on the device",
+        "fact: mappings",
+        "/anonymous/same address",
+        Value::as_bool,
+    ),
+    (
+        "Memory of cuMemAllocHost cannot be registered",
+        "fact: attributes",
+        "/memory of cuMemAllocHost/registered",
+        |found| Some(found.as_str()? != "CUDA_SUCCESS"),
+    ),
+    (
+        "Streams can wait for NOR",
+        "fact: attributes",
+        "/attributes/CAN_USE_STREAM_WAIT_VALUE_NOR",
+        |found| Some(found.as_i64()? == 1),
+    ),
+    (
+        "The GPU sees writes of NICs in order",
+        "fact: attributes",
+        "/attributes/GPU_DIRECT_RDMA_WRITES_ORDERING",
+        |found| Some(found.as_i64()? >= 100),
+    ),
+    (
+        "A part of an allocation can be exported as dmabuf",
+        "fact: attributes",
+        "/dmabuf/64 KiB in it",
+        |found| Some(found.as_str()? == "CUDA_SUCCESS"),
+    ),
+    (
+        "cuMemHostUnregister waits for a stream that waits",
+        CALLS,
+        "/cuMemHostUnregister/waits",
+        Value::as_bool,
+    ),
+    (
+        "Other threads cannot copy while cuMemHostUnregister waits",
+        CALLS,
+        "/cuMemHostUnregister/blocked meanwhile",
+        |found| found.get(COPY)?.as_bool(),
+    ),
+    (
+        "cuMemFree waits for a stream that waits",
+        CALLS,
+        "/cuMemFree/waits",
+        Value::as_bool,
+    ),
+    (
+        "Other threads cannot copy while cuMemFree waits",
+        CALLS,
+        "/cuMemFree/blocked meanwhile",
+        |found| found.get(COPY)?.as_bool(),
+    ),
+    (
+        "Streams are made while a stream waits",
+        CALLS,
+        "/cuStreamCreate/waits",
+        |found| Some(!found.as_bool()?),
+    ),
+    (
+        "A stream of the highest priority goes on beside all that wait",
+        STREAMS,
+        "/highest priority",
+        |found| Some(found.is_string()),
+    ),
+    (
+        "A graph can be patched and launched while its launch before waits",
+        GRAPHS,
+        "/patch and launch wait for the launch before",
+        |found| Some(!found.as_bool()?),
+    ),
+    (
+        "A full stream blocks no call on another stream",
+        QUEUED,
+        "/a call on another stream is blocked meanwhile",
+        |found| Some(!found.as_bool()?),
+    ),
+];
+
+/// A row for each fact.
+pub fn verdicts(steps: &[Shown<'_>]) -> Vec<Value> {
+    let verdict = |(fact, name, place, judge): &Fact| {
+        let step = steps.iter().find(|step| step.name == *name);
+        let found = step.and_then(|step| step.found.pointer(place));
+        let verdict = match found.and_then(judge) {
+            Some(true) => "true",
+            Some(false) => "false",
+            // What it looks for has not come out, and the reason says what has.
+            None if step.is_some_and(|step| step.has_failed) => "unknown: the step failed",
+            None => "unknown",
+        };
+        let reason = step.map(|step| json!(step.reason));
+        json!({
+            "fact": fact,
+            "verdict": verdict,
+            "step": name,
+            "evidence": found.cloned().or(reason).unwrap_or_else(|| json!("the step did not run")),
+        })
+    };
+    FACTS.iter().map(verdict).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_is_true_false_or_unknown() {
+        let shown = |name, found, reason| Shown {
+            name,
+            found,
+            reason,
+            has_failed: *found == Value::Null,
+        };
+        let freed = json!({"cuMemFree": {"waits": true}});
+        let late = "2 of 9 seen before what was stored first";
+        let rows = verdicts(&[shown(CALLS, &freed, ""), shown(ORDER, &Value::Null, late)]);
+        let of = |fact: &str| rows.iter().find(|row| row["fact"] == fact).unwrap();
+        let waits = of("cuMemFree waits for a stream that waits");
+        assert_eq!(
+            (&waits["verdict"], &waits["evidence"]),
+            (&json!("true"), &json!(true))
+        );
+        let order = of("The CPU sees a stream's 32-bit store before the 64-bit store behind it");
+        assert_eq!(order["verdict"], "unknown: the step failed");
+        assert!(order["evidence"].as_str().unwrap().contains("2 of 9"));
+        let graph = of("A graph can be patched and launched while its launch before waits");
+        assert_eq!(graph["evidence"], "the step did not run");
+    }
+}
