@@ -21,6 +21,9 @@ pub struct Faults {
     /// The bytes of a write that arrives at this device are placed this much later, in nanoseconds, and a later write overtakes it. What
     /// comes in order on a reliable connection still does: completions, immediate data, reads and atomics.
     pub late_writes_ns: u64,
+    /// The bytes of a packet that does not end its message, of a write, a send or the response to a read that arrives at this device, are placed
+    /// this much later, in nanoseconds, and the rest of the message overtakes them. A completion comes after all of them.
+    pub late_packets_ns: u64,
     /// Start of the random sequence: the same seed and traffic give the same faults.
     pub seed: u64,
     /// This packet, counted from 1, is lost. In this and the following, 0 is none.
@@ -67,7 +70,7 @@ impl Faults {
     }
 
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
-    /// probability; `delay-us`, `late-writes-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
+    /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
     /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
@@ -77,7 +80,7 @@ impl Faults {
         let bad = || Error::Malformed {
             what: "fault",
             reason: format!(
-                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, seed, drop, garble, overrun (=3), refuse, send, \
+                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, seed, drop, garble, overrun (=3), refuse, send, \
                  recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
                  (=reset:5000)"
             ),
@@ -105,6 +108,7 @@ impl Faults {
             "reorder" => self.reorder = share()?,
             "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
             "late-writes-us" => self.late_writes_ns = number(value)?.saturating_mul(1000),
+            "late-packets-us" => self.late_packets_ns = number(value)?.saturating_mul(1000),
             "seed" => self.seed = number(value)?,
             "drop" => self.drop_nth = number(value)?,
             "garble" => self.garble_nth = number(value)?,
@@ -150,6 +154,7 @@ mod tests {
             "reorder=0",
             "delay-us=7",
             "late-writes-us=8",
+            "late-packets-us=15",
             "seed=9",
             "drop=1",
             "garble=2",
@@ -173,6 +178,7 @@ mod tests {
             reorder: 0.0,
             delay_ns: 7000,
             late_writes_ns: 8000,
+            late_packets_ns: 15_000,
             seed: 9,
             drop_nth: 1,
             refuse: (4, 0x62),

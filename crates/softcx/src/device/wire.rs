@@ -98,6 +98,8 @@ pub(crate) struct Wire {
     local: Vec<Packet>,
     spare: Vec<Packet>,
     faults: Option<(Faults, Random)>,
+    /// Some of them are about packets on their way.
+    is_bad: bool,
     counts: [u64; 6],
     link: LinkState,
     late: BinaryHeap<Late>,
@@ -112,6 +114,9 @@ impl Wire {
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.counts = [0; 6];
         self.link = LinkState::default();
+        let shares = faults.loss + faults.duplicate + faults.reorder;
+        let times = faults.delay_ns | faults.down_ns.1 | faults.drop_nth;
+        self.is_bad = shares > 0.0 || times > 0;
         self.faults = (faults
             != Faults {
                 seed: faults.seed,
@@ -132,6 +137,14 @@ impl Wire {
         self.faults
             .as_ref()
             .map_or(0, |(faults, _)| faults.late_writes_ns)
+    }
+
+    /// How long a packet that does not end its message is not placed.
+    #[inline]
+    pub(crate) fn late_packets_ns(&self) -> u64 {
+        self.faults
+            .as_ref()
+            .map_or(0, |(faults, _)| faults.late_packets_ns)
     }
 
     /// Counts an event: whether a fault picks this one, and with what code.
@@ -213,7 +226,7 @@ impl Wire {
     /// Sends a packet off.
     #[inline]
     pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {
-        if self.faults.is_some() {
+        if self.is_bad {
             return self.send_badly(now_ns, to, packet);
         }
         self.deliver(to, packet);

@@ -5,6 +5,7 @@
 
 mod answers;
 mod datagrams;
+mod late_responses;
 mod message;
 mod opcode;
 mod packets;

@@ -1,6 +1,5 @@
 //! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
 
-use super::state::Arriving;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::packet::{AckCode, PacketKind};
@@ -132,7 +131,7 @@ impl Qp {
 
     /// Completes in error the receives that are posted.
     pub(crate) fn flush_receives(&mut self, context: &mut DeviceParts) {
-        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
+        if let Some(index) = self.responder.take_unfinished() {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
         if let Some(index) = self.responder.kept.take() {

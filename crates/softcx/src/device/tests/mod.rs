@@ -9,7 +9,7 @@ mod fabric;
 mod faults;
 pub(crate) mod harness;
 mod injected;
-mod late_writes;
+mod late_packets;
 mod operations;
 mod pair;
 mod shared;
