@@ -24,6 +24,10 @@ pub struct Faults {
     /// The bytes of a packet that does not end its message, of a write, a send or the response to a read that arrives at this device, are placed
     /// this much later, in nanoseconds, and the rest of the message overtakes them. A completion comes after all of them.
     pub late_packets_ns: u64,
+    /// When work requests are read out of their ring. With 0 the device copies them at the doorbell that announces them, and does not see
+    /// what is written there later. Otherwise it reads the first one that it has not begun so many nanoseconds behind its doorbell. `None`
+    /// reads a request when its turn has come. A card may do any of these.
+    pub fetch_ns: Option<u64>,
     /// Start of the random sequence: the same seed and traffic give the same faults.
     pub seed: u64,
     /// This packet, counted from 1, is lost. In this and the following, 0 is none.
@@ -70,7 +74,7 @@ impl Faults {
     }
 
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
-    /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
+    /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `fetch-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
     /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
@@ -80,7 +84,7 @@ impl Faults {
         let bad = || Error::Malformed {
             what: "fault",
             reason: format!(
-                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, seed, drop, garble, overrun (=3), refuse, send, \
+                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, fetch-us, seed, drop, garble, overrun (=3), refuse, send, \
                  recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
                  (=reset:5000)"
             ),
@@ -109,6 +113,7 @@ impl Faults {
             "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
             "late-writes-us" => self.late_writes_ns = number(value)?.saturating_mul(1000),
             "late-packets-us" => self.late_packets_ns = number(value)?.saturating_mul(1000),
+            "fetch-us" => self.fetch_ns = Some(number(value)?.saturating_mul(1000)),
             "seed" => self.seed = number(value)?,
             "drop" => self.drop_nth = number(value)?,
             "garble" => self.garble_nth = number(value)?,
@@ -155,6 +160,7 @@ mod tests {
             "delay-us=7",
             "late-writes-us=8",
             "late-packets-us=15",
+            "fetch-us=16",
             "seed=9",
             "drop=1",
             "garble=2",
@@ -179,6 +185,7 @@ mod tests {
             delay_ns: 7000,
             late_writes_ns: 8000,
             late_packets_ns: 15_000,
+            fetch_ns: Some(16_000),
             seed: 9,
             drop_nth: 1,
             refuse: (4, 0x62),

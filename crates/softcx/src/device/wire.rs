@@ -147,6 +147,12 @@ impl Wire {
             .map_or(0, |(faults, _)| faults.late_packets_ns)
     }
 
+    /// How long behind a doorbell work requests are read; see [`Faults::fetch_ns`].
+    #[inline]
+    pub(crate) fn fetch_ns(&self) -> Option<u64> {
+        self.faults.as_ref().and_then(|(faults, _)| faults.fetch_ns)
+    }
+
     /// Counts an event: whether a fault picks this one, and with what code.
     #[inline]
     pub(crate) fn strikes(&mut self, event: Counted) -> Option<u8> {

@@ -141,6 +141,10 @@ impl DeviceCore {
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.parts.wire.set_faults(faults);
         self.commands.set_faults(faults);
+        for qp in self.qps.iter_mut().flatten() {
+            qp.parts.send_ring.forget();
+            qp.parts.recv_ring.forget();
+        }
     }
 
     /// How commands are answered, for the handles of the device.

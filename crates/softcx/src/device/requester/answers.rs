@@ -174,9 +174,14 @@ impl Qp {
         if !self.is_sending() {
             self.requester.deadline_ns = None;
             self.requester.wait_until_ns = 0;
+            self.requester.fetch_from_ns = 0;
             return false;
         }
         let mut due = false;
+        if self.requester.fetch_from_ns > 0 && self.requester.fetch_from_ns <= context.now_ns {
+            self.requester.fetch_from_ns = 0;
+            due = true;
+        }
         if self.requester.wait_until_ns > 0 && self.requester.wait_until_ns <= context.now_ns {
             self.requester.wait_until_ns = 0;
             due = true;

@@ -31,7 +31,7 @@ pub(crate) struct DoorbellOrder {
 #[derive(Debug, Default)]
 pub(crate) struct Requester {
     /// Running count of WQEBBs that doorbells announced.
-    pub(super) announced: u32,
+    pub(crate) announced: u32,
     /// The same of the last doorbell in each register.
     last_told: [u32; 2],
     /// Running count of WQEBBs taken into `messages`.
@@ -59,6 +59,8 @@ pub(crate) struct Requester {
     pub(super) patient_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     pub(super) wait_until_ns: u64,
+    /// What is announced is not read before this time, if a fault says so; else 0.
+    pub(super) fetch_from_ns: u64,
     /// The owner knows that the queue is drained.
     pub(crate) told_drained: bool,
 }
@@ -153,7 +155,8 @@ impl Requester {
     /// When the requester wants to be called again though nothing arrived.
     pub(crate) fn next_timer_ns(&self) -> Option<u64> {
         let waiting = (self.wait_until_ns > 0).then_some(self.wait_until_ns);
-        let timers = [self.deadline_ns, waiting, self.late_until_ns()];
+        let fetching = (self.fetch_from_ns > 0).then_some(self.fetch_from_ns);
+        let timers = [self.deadline_ns, waiting, fetching, self.late_until_ns()];
         timers.into_iter().flatten().min()
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod driver;
 mod errors;
 mod fabric;
 mod faults;
+mod fetch;
 pub(crate) mod harness;
 mod injected;
 mod late_packets;
