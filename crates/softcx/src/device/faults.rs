@@ -47,6 +47,8 @@ pub struct Faults {
     /// The link goes down this long after the faults are set, and for how long, in nanoseconds: packets are lost, and clients
     /// hear of it.
     pub down_ns: (u64, u64),
+    /// The port's GID moves on by one index of its table this long after the faults are set, in nanoseconds, and clients hear of it; 0 is never.
+    pub gid_ns: u64,
     /// The device is pulled out of the machine this long after the faults are set, in nanoseconds; 0 is never. It does nothing more
     /// then, not even flush: its queue pairs are in error, and clients hear of it once.
     pub gone_ns: u64,
@@ -75,7 +77,7 @@ impl Faults {
 
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
     /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `fetch-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
-    /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
+    /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `gid-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
     /// # Errors
@@ -85,7 +87,7 @@ impl Faults {
             what: "fault",
             reason: format!(
                 "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, fetch-us, seed, drop, garble, overrun (=3), refuse, send, \
-                 recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
+                 recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms, gid-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
                  (=reset:5000)"
             ),
         };
@@ -131,6 +133,7 @@ impl Faults {
                 }
             }
             "gone-ms" => self.gone_ns = milliseconds(value)?,
+            "gid-ms" => self.gid_ns = milliseconds(value)?,
             "commands-us" => self.commands_ns = number(value)?.saturating_mul(1000),
             "flush-us" => self.flush_ns = number(value)?.saturating_mul(1000),
             "eio" => self.eio = CommandKinds::parse(value).ok_or_else(bad)?,
@@ -170,6 +173,7 @@ mod tests {
             "recv=6:0x04",
             "down-ms=100+50",
             "gone-ms=20",
+            "gid-ms=17",
             "commands-us=10",
             "hang=reset:11",
             "eio=error+reset",
@@ -195,6 +199,7 @@ mod tests {
             overrun_nth: 3,
             down_ns: (100_000_000, 50_000_000),
             gone_ns: 20_000_000,
+            gid_ns: 17_000_000,
             commands_ns: 10_000,
             hang: (CommandKinds::of(&[CommandKind::Reset]), 11_000_000),
             eio: CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]),

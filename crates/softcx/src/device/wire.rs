@@ -90,6 +90,8 @@ pub(crate) enum DeviceFailure {
 struct LinkState {
     start_ns: Option<u64>,
     down: bool,
+    /// The port's GID has moved.
+    gid_moved: bool,
 }
 
 /// Packets between queue pairs of one device, packets that faults hold back, and packets for lanes.
@@ -195,6 +197,17 @@ impl Wire {
         let changed = down != self.link.down;
         self.link.down = down;
         changed.then_some(!down)
+    }
+
+    /// Whether the port's GID is to move now: once.
+    pub(crate) fn gid_moves(&mut self, now_ns: u64) -> bool {
+        let Some((faults, _)) = self.faults.as_ref() else {
+            return false;
+        };
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        let moves = faults.gid_ns != 0 && since >= faults.gid_ns && !self.link.gid_moved;
+        self.link.gid_moved |= moves;
+        moves
     }
 
     /// Whether the device is to be gone by now.
