@@ -47,6 +47,7 @@ int doorbell_dv_query_gid(struct ibv_context *context, uint8_t port, uint32_t in
 		return error;
 	memcpy(result->raw, entry.gid.raw, sizeof(result->raw));
 	result->type = entry.gid_type;
+	result->interface = entry.ndev_ifindex;
 	return 0;
 }
 

@@ -29,6 +29,7 @@ struct doorbell_dv_port {
 struct doorbell_dv_gid {
 	uint8_t raw[16];
 	uint32_t type; /* enum ibv_gid_type */
+	uint32_t interface; /* of the network, 0 without one */
 };
 
 /* Sizes of a queue pair, as asked for. */

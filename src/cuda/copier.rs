@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 
+#[cfg(feature = "softcx")]
+use super::as_nic::AsNic;
 use super::context::CudaContext;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
@@ -395,11 +397,13 @@ unsafe impl Foreign for Copier {
     }
 
     unsafe fn put(&self, own: &[Span], theirs: &[Span]) -> std::result::Result<(), AccessFault> {
+        let _nic = AsNic::begin();
         // SAFETY: the caller's promise.
         unsafe { self.put_all(own, theirs) }.map_err(|error| self.fault(error))
     }
 
     unsafe fn shift(&self, moves: &[Move]) -> std::result::Result<(), AccessFault> {
+        let _nic = AsNic::begin();
         // SAFETY: the caller's promise.
         unsafe { self.shift_all(moves) }.map_err(|error| self.fault(error))
     }

@@ -13,6 +13,8 @@
 //! The way of a program: `submit` queues it; `decoded` reads it once; `encode` makes operations of it in a `call_queue`, with addresses from a
 //! `gpu_mapping`, as `memops` or as `kernel_words`; `pending` has its entry until `settle` tells the owner; `watch` has the threads that look.
 
+#[cfg(feature = "softcx")]
+mod as_nic;
 mod call_queue;
 mod capabilities;
 mod capture;

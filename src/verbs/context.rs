@@ -8,7 +8,8 @@ use std::sync::{Arc, Once};
 
 use super::call::{object, release, status};
 use super::events::Events;
-use super::port::Port;
+use super::gid::Gid;
+use super::port::{Port, PortAddress};
 use super::relay::Limits;
 use super::select::{DeviceList, Listed, Selector};
 use crate::{Error, Result, StateKind};
@@ -55,6 +56,18 @@ impl Context {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The address of the port that a peer is told: chosen when it is needed first, because the table changes. One that is gone is
+    /// replaced. If the table cannot be read, it is the one of before.
+    pub(super) fn address(&self, told: &mut Option<Gid>) -> PortAddress {
+        let known = told.unwrap_or(self.port.gid);
+        let found = self.port.gids.find(self.raw(), known);
+        let gid = found
+            .or_else(|_| self.port.gids.choose(self.raw()))
+            .unwrap_or(known);
+        *told = Some(gid);
+        self.port.address_at(gid)
     }
 
     /// What queue pairs of the port can do.

@@ -8,6 +8,7 @@ mod completion_queue;
 mod context;
 mod domain;
 mod events;
+mod gid;
 mod managed;
 mod port;
 mod queue_pair;

@@ -3,9 +3,10 @@
 
 use std::ptr::NonNull;
 
-use doorbell_dv_sys::{doorbell_dv_gid, doorbell_dv_port};
+use doorbell_dv_sys::doorbell_dv_port;
 
 use super::call::status;
+use super::gid::{Gid, GidTable};
 use crate::{Error, Result, StateKind};
 
 /// The link layer of a port.
@@ -40,7 +41,9 @@ pub(crate) struct PortAddress {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Port {
     pub(super) number: u8,
-    pub(super) gid_index: u8,
+    pub(super) gids: GidTable,
+    /// Its own address, as it stood when the port was read.
+    pub(super) gid: Gid,
     pub(super) address: PortAddress,
     pub(super) mtu_bytes: u32,
     /// The longest message.
@@ -54,12 +57,17 @@ pub(super) struct Port {
 const ACTIVE: u32 = 4;
 /// `IBV_QPF_GRH_REQUIRED`.
 const GRH_REQUIRED: u8 = 1;
-/// `IBV_GID_TYPE_ROCE_V2` of `ibv_query_gid_ex`.
-const ROCE_V2: u32 = 2;
 
 impl Port {
-    /// Reads a port, and chooses its address: on InfiniBand the first, on Ethernet the first RoCE v2 address of IPv4, or else the
-    /// first of RoCE v2; or the one of the index given.
+    /// Its address with that GID.
+    pub(super) fn address_at(&self, gid: Gid) -> PortAddress {
+        PortAddress {
+            gid: gid.raw,
+            ..self.address
+        }
+    }
+
+    /// Reads a port, and chooses its address as [`GidTable::choose`] does, or takes the one of the index given.
     ///
     /// # Errors
     /// [`Error::System`] of the verbs call; [`Error::State`] if an Ethernet port has no RoCE v2 address.
@@ -83,35 +91,17 @@ impl Port {
                 ),
             )
         })?;
-        let read = |index: u8| read_gid(context, number, index);
-        let (gid_index, gid) = match (gid_index, link) {
-            (Some(index), _) => (index, read(index)?),
-            (None, Link::InfiniBand) => (0, read(0)?),
-            (None, Link::Ethernet) => {
-                let mut all = Vec::new();
-                let mut refusal = None;
-                for index in 0..found.gid_count.min(256) {
-                    match read(index as u8) {
-                        Ok(gid) => all.push((index as u8, gid)),
-                        Err(Error::System { errno, .. }) if errno == libc::ENODATA => {}
-                        Err(error) => refusal = refusal.or(Some(error)),
-                    }
-                }
-                let none = || {
-                    Error::state(
-                        StateKind::NotFound,
-                        "open",
-                        format!(
-                            "port {number} has no RoCE v2 address: its network interface needs an IP address"
-                        ),
-                    )
-                };
-                choose_roce(&all).ok_or_else(|| refusal.unwrap_or_else(none))?
-            }
+        let gids = GidTable {
+            port: number,
+            link,
+            len: found.gid_count,
+            asked: gid_index,
         };
+        let gid = gids.choose(context)?;
         Ok(Port {
             number,
-            gid_index,
+            gids,
+            gid,
             address: PortAddress {
                 link,
                 lid: found.lid,
@@ -123,57 +113,5 @@ impl Port {
             needs_global_route: found.flags & GRH_REQUIRED != 0,
             is_active: found.state == ACTIVE,
         })
-    }
-}
-
-fn read_gid(
-    context: NonNull<rdma_sys::ibv_context>,
-    port: u8,
-    index: u8,
-) -> Result<doorbell_dv_gid> {
-    let mut gid = doorbell_dv_gid::default();
-    // SAFETY: an open context, and a place for the result.
-    status("ibv_query_gid_ex", || unsafe {
-        doorbell_dv_sys::doorbell_dv_query_gid(context.as_ptr(), port, index.into(), &raw mut gid)
-    })?;
-    Ok(gid)
-}
-
-fn choose_roce(all: &[(u8, doorbell_dv_gid)]) -> Option<(u8, doorbell_dv_gid)> {
-    let routable = || all.iter().filter(|(_, gid)| gid.type_ == ROCE_V2);
-    let is_ipv4 = |gid: &doorbell_dv_gid| {
-        gid.raw
-            .starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
-    };
-    routable()
-        .find(|(_, gid)| is_ipv4(gid))
-        .or_else(|| routable().next())
-        .copied()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gid(index: u8, type_: u32, raw: [u8; 16]) -> (u8, doorbell_dv_gid) {
-        (index, doorbell_dv_gid { raw, type_ })
-    }
-
-    #[test]
-    fn an_ethernet_port_is_reached_by_roce_v2_and_ipv4_if_it_has_it() {
-        let mut ipv4 = [0; 16];
-        ipv4[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
-        let mut local = [0; 16];
-        local[0] = 0xfe;
-        let of = |all: &[(u8, doorbell_dv_gid)]| choose_roce(all).map(|(index, _)| index);
-        let all = [
-            gid(0, 1, local),
-            gid(1, ROCE_V2, local),
-            gid(2, 1, ipv4),
-            gid(3, ROCE_V2, ipv4),
-        ];
-        assert_eq!(of(&all), Some(3));
-        assert_eq!(of(&all[..3]), Some(1));
-        assert_eq!(of(&all[..1]), None);
     }
 }

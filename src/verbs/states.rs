@@ -10,6 +10,7 @@ use super::call::{failed, release, status};
 use super::completion_queue::CompletionQueue;
 use super::context::Context;
 use super::events::AsyncStatus;
+use super::gid::Gid;
 use super::port::{Link, PortAddress};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::verbs::{Abilities, Access, Attributes, State};
@@ -33,6 +34,8 @@ pub(crate) struct VerbsRemote {
 pub(super) struct StateProgress {
     /// The PSN of the next connection.
     psn: u32,
+    /// The address that the peer is told, once it is chosen.
+    gid: Option<Gid>,
     pub(super) attributes: Attributes,
 }
 
@@ -84,6 +87,7 @@ impl States {
             context: Arc::clone(context),
             progress: Mutex::new(StateProgress {
                 psn: random_psn()?,
+                gid: None,
                 attributes: Attributes::default(),
             }),
         };
@@ -142,9 +146,9 @@ impl States {
 
     /// What the other end needs to connect to this one, until the next reset.
     pub(crate) fn local(&self) -> VerbsRemote {
-        let progress = self.progress();
+        let mut progress = self.progress();
         VerbsRemote {
-            port: self.context.port.address,
+            port: self.context.address(&mut progress.gid),
             qpn: self.qpn(),
             psn: progress.psn,
             reads: self.reads_in(&progress.attributes),
@@ -205,7 +209,7 @@ impl States {
     /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead there, or the other end is on another kind of
     /// link. The queue pair is then where it was.
     pub(crate) fn connect(&self, remote: &VerbsRemote) -> Result<()> {
-        let progress = self.progress();
+        let mut progress = self.progress();
         let refuse = |kind, reason: String| Err(Error::state(kind, "connect", reason));
         if self.state() != State::Init {
             return refuse(
@@ -224,7 +228,7 @@ impl States {
             );
         }
         let made = self
-            .to_ready_to_receive(&progress.attributes, remote)
+            .to_ready_to_receive(&mut progress, remote)
             .and_then(|()| self.to_ready_to_send(&progress, remote));
         if made.is_err() && self.state() != State::Init {
             // What fails here in turn is for `state` to show.
@@ -235,7 +239,42 @@ impl States {
         made
     }
 
-    fn to_ready_to_receive(&self, attributes: &Attributes, remote: &VerbsRemote) -> Result<()> {
+    fn to_ready_to_receive(
+        &self,
+        progress: &mut StateProgress,
+        remote: &VerbsRemote,
+    ) -> Result<()> {
+        let port = &self.context.port;
+        let own = match progress.gid {
+            None => self.context.address(&mut progress.gid),
+            Some(gid) => port.address_at(gid),
+        };
+        let attributes = &progress.attributes;
+        if !port.needs_global_route && !needs_global_route(&own, &remote.port) {
+            return self.receive_from(attributes, remote, None);
+        }
+        let find = |gid| port.gids.find(self.context.raw(), gid);
+        let mut gid = find(progress.gid.unwrap_or(port.gid))?;
+        loop {
+            let made = self.receive_from(attributes, remote, Some(gid.index));
+            if made.is_ok() {
+                return made;
+            }
+            // Once more if the address has moved meanwhile.
+            match find(gid) {
+                Ok(now) if now != gid => gid = now,
+                _ => return made,
+            }
+        }
+    }
+
+    /// By a global route from the entry of the table of GIDs at that index, or by LIDs.
+    fn receive_from(
+        &self,
+        attributes: &Attributes,
+        remote: &VerbsRemote,
+        gid_index: Option<u8>,
+    ) -> Result<()> {
         let port = &self.context.port;
         let mut attr = blank(ibv_qp_state::IBV_QPS_RTR);
         let mtu_bytes = attributes.mtu_bytes.min(port.mtu_bytes);
@@ -248,10 +287,10 @@ impl States {
         attr.ah_attr.port_num = port.number;
         attr.ah_attr.dlid = remote.port.lid;
         attr.ah_attr.sl = attributes.service_level;
-        if port.needs_global_route || needs_global_route(&port.address, &remote.port) {
+        if let Some(index) = gid_index {
             attr.ah_attr.is_global = 1;
             attr.ah_attr.grh.dgid.raw = remote.port.gid;
-            attr.ah_attr.grh.sgid_index = port.gid_index;
+            attr.ah_attr.grh.sgid_index = index;
             attr.ah_attr.grh.hop_limit = HOP_LIMIT;
             attr.ah_attr.grh.traffic_class = attributes.traffic_class;
         }

@@ -267,3 +267,26 @@ fn packets_have_the_level_the_class_and_the_partition_that_were_asked_for() {
         assert_eq!(found.ah_attr.grh.traffic_class, 0x68);
     }
 }
+
+/// A port of which the address moves to another index, or goes, while endpoints live. The cells on Ethernet run with a device whose
+/// address moves, 100 ms behind its start; on others it stays.
+#[test]
+fn a_queue_pair_connects_from_where_its_address_stands_by_then() {
+    let Some(name) = device_name("a_queue_pair_connects_from_where_its_address_stands_by_then")
+    else {
+        return;
+    };
+    let device = VerbsDevice::open(&name).unwrap().unwrap();
+    let domain = Arc::new(Domain::new(&device).unwrap());
+    let [a, b, c, d] = std::array::from_fn(|_| Made::new(&domain).unwrap());
+    let told = a.states().local();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    for pair in [&a, &b, &c, &d] {
+        pair.states().init(Attributes::default()).unwrap();
+    }
+    // One that has told its address, and those that have not.
+    for (one, other) in [(&a, &b), (&b, &a), (&c, &d), (&d, &c)] {
+        one.connect(other).unwrap();
+    }
+    assert_eq!(a.states().local(), told);
+}

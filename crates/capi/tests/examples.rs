@@ -32,9 +32,10 @@ fn a_c_program_puts_and_signals_from_its_threads() {
         &["4", "100", "1", "softcx,path=proxy"],
     ] {
         // Separate writes may be placed in any order.
-        let output = run(Command::new(&program)
-            .args(arguments)
-            .env("DOORBELL_SOFTCX_FAULT", "late-writes-us=50"));
+        let output = run(Command::new(&program).args(arguments).env(
+            "DOORBELL_SOFTCX_FAULT",
+            "late-writes-us=50,late-packets-us=50",
+        ));
         let numbers: Vec<u64> = arguments[..3]
             .iter()
             .map(|word| word.parse().unwrap())
@@ -202,7 +203,10 @@ fn examples_in_cuda_run_on_a_processor() {
         let program = build_on_cpu("put_signal");
         let output = run(Command::new(&program)
             .args(["20", "15", "300", device])
-            .env("DOORBELL_SOFTCX_FAULT", "late-writes-us=50"));
+            .env(
+                "DOORBELL_SOFTCX_FAULT",
+                "late-writes-us=50,late-packets-us=50",
+            ));
         assert!(
             output.contains("built: 15 rounds of 20 blocks on one queue\n"),
             "{output}"

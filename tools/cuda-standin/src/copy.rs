@@ -9,6 +9,7 @@ use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 use crate::call::{CUresult, Outcome, cuda, valid};
 use crate::capture;
 use crate::graph::Work;
+use crate::held;
 use crate::memory::{self, Kind, Place};
 use crate::stream::{self, Stream};
 use crate::task::Task;
@@ -49,6 +50,8 @@ pub struct Copy {
     from_pitch: u64,
     to_slice: u64,
     from_slice: u64,
+    /// It stands for a write of a NIC, which may be held back.
+    is_nic: bool,
 }
 
 /// Memory at an address as one side of a copy; none if there is nothing.
@@ -108,6 +111,7 @@ impl Copy {
             from_pitch: from.pitch,
             to_slice: to.slice,
             from_slice: from.slice,
+            is_nic: held::is_nic(),
         })
     }
 
@@ -141,6 +145,27 @@ impl Copy {
 
     fn run_row(&self, to: u64, from_offset: u64) -> Outcome {
         let gone = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        if self.is_nic
+            && is_device(to)
+            && let Source::Address(address) = self.from
+        {
+            // What is read may be held itself.
+            if is_device(address) {
+                held::release();
+            }
+            let from = memory::any_place(address + from_offset, self.width).ok_or(gone)?;
+            let mut bytes = vec![0; self.width as usize];
+            // SAFETY: as below.
+            unsafe {
+                libc::memcpy(
+                    bytes.as_mut_ptr().cast(),
+                    from.address as *const c_void,
+                    bytes.len(),
+                )
+            };
+            held::hold(to, bytes);
+            return Ok(());
+        }
         let to = memory::any_place(to, self.width).ok_or(gone)?;
         let len = self.width as usize;
         match &self.from {

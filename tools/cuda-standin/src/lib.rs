@@ -23,6 +23,7 @@ mod fill;
 mod graph;
 mod graph_calls;
 mod handle;
+mod held;
 mod host_memory;
 mod image;
 mod kernels;

@@ -16,7 +16,7 @@ use crate::memory::{self, Place};
 use crate::settings::settings;
 use crate::stream::{self, Stream};
 use crate::task::Task;
-use crate::{capture, device, host_memory};
+use crate::{capture, device, held, host_memory};
 
 /// A call takes fewer than this.
 const LIMIT: u32 = 256;
@@ -56,14 +56,18 @@ pub enum Memop {
         wide: bool,
         value: u64,
         condition: Condition,
+        /// Writes of NICs before the one that ends the wait are seen behind it.
+        flushes: bool,
     },
     Write {
         address: u64,
         wide: bool,
         value: u64,
     },
-    /// A barrier, or a flush of remote writes: on a CPU the same.
+    /// A barrier.
     Fence,
+    /// A flush of remote writes, and a barrier.
+    Flush,
 }
 
 /// CUDA_ERROR_NOT_SUPPORTED unless the device can.
@@ -107,7 +111,7 @@ pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
         // Its flags stand next to the operation, and so do the barrier's.
         valid(words[0] >> 32 == 0)?;
         supported(device, A::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)?;
-        return Ok(Memop::Fence);
+        return Ok(Memop::Flush);
     }
     if is(Op::CU_STREAM_MEM_OP_BARRIER) {
         // SYS or GPU.
@@ -151,6 +155,7 @@ pub fn parse(device: CUdevice, words: &Words) -> Outcome<Memop> {
         wide,
         value,
         condition,
+        flushes: flags & FLUSH != 0,
     })
 }
 
@@ -205,6 +210,7 @@ impl Memop {
                 wide,
                 value,
                 condition,
+                flushes,
             } => {
                 let place = reach(address, wide)?;
                 let mut turn = 0_u32;
@@ -214,6 +220,9 @@ impl Memop {
                     }
                     pause(turn);
                     turn = turn.saturating_add(1);
+                }
+                if flushes {
+                    held::release();
                 }
             }
             Memop::Write {
@@ -238,6 +247,10 @@ impl Memop {
                 }
             }
             Memop::Fence => fence(Ordering::SeqCst),
+            Memop::Flush => {
+                fence(Ordering::SeqCst);
+                held::release();
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::handle::{self, Table};
 use crate::mark::LOOK;
 use crate::task::Task;
-use crate::{capture, current, fault};
+use crate::{capture, current, fault, held};
 
 pub const NON_BLOCKING: u32 = 1;
 pub const GREATEST_PRIORITY: i32 = -5;
@@ -181,6 +181,10 @@ impl Stream {
 
     /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
     pub fn submit(self: &Arc<Stream>, task: Task) -> Outcome<u64> {
+        // Work that is queued later than a NIC's write sees it.
+        if !held::is_nic() {
+            held::release();
+        }
         self.context.pass();
         let streams = self.context.lock_streams();
         self.context.check()?;

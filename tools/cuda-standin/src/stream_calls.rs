@@ -81,6 +81,7 @@ cuda! {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        crate::held::release();
         Ok(())
     }
 }

@@ -95,6 +95,7 @@ impl EngineCore {
     /// One turn, with a look at what was rung.
     #[inline]
     pub(super) fn turn(&self, core: &mut DeviceCore, now_ns: u64) -> bool {
+        core.parts.now_ns = now_ns;
         if !self.rung.is_empty() {
             self.rung.take(|number| core.look_at_told(number));
         }

@@ -21,6 +21,13 @@ pub struct Faults {
     /// The bytes of a write that arrives at this device are placed this much later, in nanoseconds, and a later write overtakes it. What
     /// comes in order on a reliable connection still does: completions, immediate data, reads and atomics.
     pub late_writes_ns: u64,
+    /// The bytes of a packet that does not end its message, of a write, a send or the response to a read that arrives at this device, are placed
+    /// this much later, in nanoseconds, and the rest of the message overtakes them. A completion comes after all of them.
+    pub late_packets_ns: u64,
+    /// When work requests are read out of their ring. With 0 the device copies them at the doorbell that announces them, and does not see
+    /// what is written there later. Otherwise it reads the first one that it has not begun so many nanoseconds behind its doorbell. `None`
+    /// reads a request when its turn has come. A card may do any of these.
+    pub fetch_ns: Option<u64>,
     /// Start of the random sequence: the same seed and traffic give the same faults.
     pub seed: u64,
     /// This packet, counted from 1, is lost. In this and the following, 0 is none.
@@ -40,6 +47,8 @@ pub struct Faults {
     /// The link goes down this long after the faults are set, and for how long, in nanoseconds: packets are lost, and clients
     /// hear of it.
     pub down_ns: (u64, u64),
+    /// The port's GID moves on by one index of its table this long after the faults are set, in nanoseconds, and clients hear of it; 0 is never.
+    pub gid_ns: u64,
     /// The device is pulled out of the machine this long after the faults are set, in nanoseconds; 0 is never. It does nothing more
     /// then, not even flush: its queue pairs are in error, and clients hear of it once.
     pub gone_ns: u64,
@@ -67,8 +76,8 @@ impl Faults {
     }
 
     /// Sets one fault by `name=value`, as `doorbell softcx run --fault` takes them: `loss`, `duplicate`, `reorder` with a
-    /// probability; `delay-us`, `late-writes-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
-    /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
+    /// probability; `delay-us`, `late-writes-us`, `late-packets-us`, `fetch-us`, `seed`, `drop`, `garble`, `overrun` with a number; `refuse`, `send`, `recv` with a number and a
+    /// code (`3:0x12`); `down-ms` and `fatal-ms` with two times (`100+50`), `gone-ms`, `gid-ms`, `commands-us` and `flush-us` with one; `eio` with kinds of
     /// commands (`error+reset`), `hang` with these and a time in milliseconds (`reset:5000`).
     ///
     /// # Errors
@@ -77,8 +86,8 @@ impl Faults {
         let bad = || Error::Malformed {
             what: "fault",
             reason: format!(
-                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, seed, drop, garble, overrun (=3), refuse, send, \
-                 recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
+                "`{fault}`: there are loss, duplicate, reorder (=0.1), delay-us, late-writes-us, late-packets-us, fetch-us, seed, drop, garble, overrun (=3), refuse, send, \
+                 recv (=3:0x12), down-ms, fatal-ms (=100+50), gone-ms, gid-ms (=100), commands-us, flush-us (=2000), eio (=error+reset) and hang \
                  (=reset:5000)"
             ),
         };
@@ -105,6 +114,8 @@ impl Faults {
             "reorder" => self.reorder = share()?,
             "delay-us" => self.delay_ns = number(value)?.saturating_mul(1000),
             "late-writes-us" => self.late_writes_ns = number(value)?.saturating_mul(1000),
+            "late-packets-us" => self.late_packets_ns = number(value)?.saturating_mul(1000),
+            "fetch-us" => self.fetch_ns = Some(number(value)?.saturating_mul(1000)),
             "seed" => self.seed = number(value)?,
             "drop" => self.drop_nth = number(value)?,
             "garble" => self.garble_nth = number(value)?,
@@ -122,6 +133,7 @@ impl Faults {
                 }
             }
             "gone-ms" => self.gone_ns = milliseconds(value)?,
+            "gid-ms" => self.gid_ns = milliseconds(value)?,
             "commands-us" => self.commands_ns = number(value)?.saturating_mul(1000),
             "flush-us" => self.flush_ns = number(value)?.saturating_mul(1000),
             "eio" => self.eio = CommandKinds::parse(value).ok_or_else(bad)?,
@@ -150,6 +162,8 @@ mod tests {
             "reorder=0",
             "delay-us=7",
             "late-writes-us=8",
+            "late-packets-us=15",
+            "fetch-us=16",
             "seed=9",
             "drop=1",
             "garble=2",
@@ -159,6 +173,7 @@ mod tests {
             "recv=6:0x04",
             "down-ms=100+50",
             "gone-ms=20",
+            "gid-ms=17",
             "commands-us=10",
             "hang=reset:11",
             "eio=error+reset",
@@ -173,6 +188,8 @@ mod tests {
             reorder: 0.0,
             delay_ns: 7000,
             late_writes_ns: 8000,
+            late_packets_ns: 15_000,
+            fetch_ns: Some(16_000),
             seed: 9,
             drop_nth: 1,
             refuse: (4, 0x62),
@@ -182,6 +199,7 @@ mod tests {
             overrun_nth: 3,
             down_ns: (100_000_000, 50_000_000),
             gone_ns: 20_000_000,
+            gid_ns: 17_000_000,
             commands_ns: 10_000,
             hang: (CommandKinds::of(&[CommandKind::Reset]), 11_000_000),
             eio: CommandKinds::of(&[CommandKind::Error, CommandKind::Reset]),

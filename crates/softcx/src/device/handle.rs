@@ -109,7 +109,11 @@ impl Device {
         Ok(core)
     }
 
-    fn with(core: DeviceCore, pace: Option<EnginePace>, function: Function) -> Result<Device> {
+    fn with(mut core: DeviceCore, pace: Option<EnginePace>, function: Function) -> Result<Device> {
+        let link = core.fabric().map_or(LinkLayer::default(), Fabric::link);
+        if function.foreign_gid && link == LinkLayer::Ethernet {
+            core.gid_index = Some(1);
+        }
         Ok(Device {
             commands: Arc::clone(core.commands()),
             engine: Arc::new(Engine::start(core, pace)?),
@@ -259,6 +263,17 @@ impl Device {
     /// Its GID: link-local with an EUI-64 of its node on InfiniBand, the address 127.0.0.NODE on Ethernet.
     pub fn gid(&self) -> [u8; 16] {
         gid_of(self.link(), self.node())
+    }
+
+    /// Where in the port's table of GIDs its own stands; `None` if it was taken out.
+    pub fn gid_index(&self) -> Option<u8> {
+        self.lock().gid_index
+    }
+
+    /// Moves the port's GID to another index of its table, or takes it out, as the kernel does when addresses of the network interface change.
+    /// Programs hear of it (`IBV_EVENT_GID_CHANGE`). Connections stay: a card has the address in the queue pair.
+    pub fn set_gid_index(&self, index: Option<u8>) {
+        self.lock().set_gid_index(index);
     }
 
     /// Where other devices of this host reach this one.

@@ -19,10 +19,12 @@ pub struct Function {
     pub no_atomics: bool,
     /// Its registers take doorbells only: no BlueFlame buffers (`bf_reg_size` 0), as where the host maps no write-combining memory.
     pub no_blueflame: bool,
+    /// The first entry of the table of GIDs of an Ethernet port is that of an interface in another network namespace, as the host's are in a container.
+    pub foreign_gid: bool,
 }
 
 impl Function {
-    /// Sets what that word of the command line says: `grh`, `no-atomics`, `no-blueflame`.
+    /// Sets what that word of the command line says: `grh`, `no-atomics`, `no-blueflame`, `foreign-gid`.
     ///
     /// # Errors
     /// [`Error::Malformed`](crate::Error::Malformed) for another word.
@@ -31,10 +33,13 @@ impl Function {
             "grh" => self.needs_grh = true,
             "no-atomics" => self.no_atomics = true,
             "no-blueflame" => self.no_blueflame = true,
+            "foreign-gid" => self.foreign_gid = true,
             _ => {
                 return Err(crate::Error::Malformed {
                     what: "function of the device",
-                    reason: format!("`{word}` is none of grh, no-atomics, no-blueflame"),
+                    reason: format!(
+                        "`{word}` is none of grh, no-atomics, no-blueflame, foreign-gid"
+                    ),
                 });
             }
         }

@@ -90,6 +90,8 @@ pub(crate) enum DeviceFailure {
 struct LinkState {
     start_ns: Option<u64>,
     down: bool,
+    /// The port's GID has moved.
+    gid_moved: bool,
 }
 
 /// Packets between queue pairs of one device, packets that faults hold back, and packets for lanes.
@@ -98,6 +100,8 @@ pub(crate) struct Wire {
     local: Vec<Packet>,
     spare: Vec<Packet>,
     faults: Option<(Faults, Random)>,
+    /// Some of them are about packets on their way.
+    is_bad: bool,
     counts: [u64; 6],
     link: LinkState,
     late: BinaryHeap<Late>,
@@ -112,6 +116,9 @@ impl Wire {
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.counts = [0; 6];
         self.link = LinkState::default();
+        let shares = faults.loss + faults.duplicate + faults.reorder;
+        let times = faults.delay_ns | faults.down_ns.1 | faults.drop_nth;
+        self.is_bad = shares > 0.0 || times > 0;
         self.faults = (faults
             != Faults {
                 seed: faults.seed,
@@ -132,6 +139,20 @@ impl Wire {
         self.faults
             .as_ref()
             .map_or(0, |(faults, _)| faults.late_writes_ns)
+    }
+
+    /// How long a packet that does not end its message is not placed.
+    #[inline]
+    pub(crate) fn late_packets_ns(&self) -> u64 {
+        self.faults
+            .as_ref()
+            .map_or(0, |(faults, _)| faults.late_packets_ns)
+    }
+
+    /// How long behind a doorbell work requests are read; see [`Faults::fetch_ns`].
+    #[inline]
+    pub(crate) fn fetch_ns(&self) -> Option<u64> {
+        self.faults.as_ref().and_then(|(faults, _)| faults.fetch_ns)
     }
 
     /// Counts an event: whether a fault picks this one, and with what code.
@@ -178,6 +199,17 @@ impl Wire {
         changed.then_some(!down)
     }
 
+    /// Whether the port's GID is to move now: once.
+    pub(crate) fn gid_moves(&mut self, now_ns: u64) -> bool {
+        let Some((faults, _)) = self.faults.as_ref() else {
+            return false;
+        };
+        let since = now_ns - *self.link.start_ns.get_or_insert(now_ns);
+        let moves = faults.gid_ns != 0 && since >= faults.gid_ns && !self.link.gid_moved;
+        self.link.gid_moved |= moves;
+        moves
+    }
+
     /// Whether the device is to be gone by now.
     pub(crate) fn is_gone(&mut self, now_ns: u64) -> bool {
         let Some((faults, _)) = self.faults.as_ref() else {
@@ -213,7 +245,7 @@ impl Wire {
     /// Sends a packet off.
     #[inline]
     pub(crate) fn send(&mut self, now_ns: u64, to: Destination, packet: Packet) {
-        if self.faults.is_some() {
+        if self.is_bad {
             return self.send_badly(now_ns, to, packet);
         }
         self.deliver(to, packet);

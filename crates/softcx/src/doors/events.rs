@@ -22,6 +22,7 @@ mod kind {
     pub(super) const PORT_ERR: u32 = 10;
     pub(super) const SRQ_LIMIT_REACHED: u32 = 15;
     pub(super) const QP_LAST_WQE_REACHED: u32 = 16;
+    pub(super) const GID_CHANGE: u32 = 18;
 }
 
 /// The one port of the device.
@@ -56,7 +57,10 @@ impl EventSubject {
             DeviceEvent::SrqLimitReached { srqn } => {
                 Some((EventSubject::Srq(srqn), kind::SRQ_LIMIT_REACHED))
             }
-            DeviceEvent::Completion | DeviceEvent::Port { .. } | DeviceEvent::DeviceFatal => None,
+            DeviceEvent::Completion
+            | DeviceEvent::Port { .. }
+            | DeviceEvent::GidChange
+            | DeviceEvent::DeviceFatal => None,
         }
     }
 
@@ -177,6 +181,7 @@ impl EventSink for AsyncEvents {
         let kind = match event {
             DeviceEvent::Port { active: true } => kind::PORT_ACTIVE,
             DeviceEvent::Port { active: false } => kind::PORT_ERR,
+            DeviceEvent::GidChange => kind::GID_CHANGE,
             DeviceEvent::DeviceFatal => kind::DEVICE_FATAL,
             _ => return,
         };

@@ -14,8 +14,8 @@ pub(super) struct PortIdentity {
     pub(super) function: Function,
 }
 
-/// Entries of the table of GIDs; the second one is empty.
-pub(super) const GIDS: u32 = 2;
+/// Entries of the table of GIDs. One is the port's own.
+pub(super) const GIDS: u32 = 4;
 
 /// The identity of node 0; the low bits are the node's number.
 const GUID: u64 = 0x5c0f_7c00_0000_0000;
@@ -38,6 +38,11 @@ impl PortIdentity {
     /// Whether a path needs a global route (`rdma_is_grh_required`).
     pub(super) fn needs_grh(&self) -> bool {
         self.is_ethernet() || self.function.needs_grh
+    }
+
+    /// Whether that entry of the table of GIDs is one of another network namespace: the address 10.9.8.7 of an interface that is not here.
+    pub(super) fn is_foreign_gid(&self, index: u32) -> bool {
+        self.function.foreign_gid && self.is_ethernet() && index == 0
     }
 
     /// A station address for a GID: locally administered, the last bytes of the GID.

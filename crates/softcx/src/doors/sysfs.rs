@@ -16,7 +16,7 @@ pub(crate) const NODE_IN_TREE: &str = "dev/infiniband/uverbs0";
 pub(crate) const RDEV: (u32, u32) = (231, 192);
 
 /// What the tree takes: a page for each file.
-const BYTES: usize = 33 * 4096;
+const BYTES: usize = 36 * 4096;
 
 /// Makes a private directory with the tree.
 ///
@@ -48,6 +48,14 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
     let guid = groups(&port.guid.to_be_bytes());
     let ethernet = port.is_ethernet();
     let lid = format!("0x{:x}", port.lid);
+    // As it is at the start: what moves is told by the device file.
+    let is_foreign = port.is_foreign_gid(0);
+    let (own, none) = (groups(&port.gid), groups(&[0; 16]));
+    let (first, second) = if is_foreign {
+        (&none, &own)
+    } else {
+        (&own, &none)
+    };
     // In the order of appearance under /sys.
     let files: &[(&'static str, &str)] = &[
         ("class/infiniband_verbs/abi_version", "6"),
@@ -102,9 +110,15 @@ fn files(port: &PortIdentity) -> Vec<(&'static str, String)> {
         ),
         ("class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE"),
         ("class/infiniband/mlx5_0/ports/1/pkeys/0", "0xffff"),
-        ("class/infiniband/mlx5_0/ports/1/gids/0", &groups(&port.gid)),
-        ("class/infiniband/mlx5_0/ports/1/gids/1", &groups(&[0; 16])),
-        ("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "lo"),
+        ("class/infiniband/mlx5_0/ports/1/gids/0", first),
+        ("class/infiniband/mlx5_0/ports/1/gids/1", second),
+        ("class/infiniband/mlx5_0/ports/1/gids/2", &none),
+        ("class/infiniband/mlx5_0/ports/1/gids/3", &none),
+        (
+            "class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0",
+            if is_foreign { "elsewhere0" } else { "lo" },
+        ),
+        ("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/1", "lo"),
         (
             "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
             if ethernet { "RoCE v2" } else { "IB/RoCE v1" },

@@ -23,6 +23,8 @@ pub(crate) enum DeviceEvent {
     SrqLimitReached { srqn: u32 },
     /// The port went down or up (`IBV_EVENT_PORT_ERR`, `IBV_EVENT_PORT_ACTIVE`).
     Port { active: bool },
+    /// The port's table of GIDs has changed (`IBV_EVENT_GID_CHANGE`).
+    GidChange,
     /// The device failed for good (`IBV_EVENT_DEVICE_FATAL`).
     #[allow(dead_code)] // the software device does not
     DeviceFatal,

@@ -10,8 +10,8 @@ use std::sync::{Arc, MutexGuard};
 
 pub(crate) use self::events::{DeviceEvent, EventSink};
 pub(crate) use self::parts::{
-    AddressVector, CqParts, Errno, MrChange, MrRange, QpAttributes, QpParts, SrqParts, Transport,
-    mask,
+    AddressVector, CqParts, Errno, GID_IS_EMPTY, MrChange, MrRange, QpAttributes, QpParts,
+    SrqParts, Transport, mask,
 };
 
 use crate::device::core::regions::Rights;
@@ -58,6 +58,11 @@ impl Client {
 
     fn core(&self) -> MutexGuard<'_, DeviceCore> {
         self.owned.device.lock()
+    }
+
+    /// Where in the port's table of GIDs its own stands.
+    pub(crate) fn gid_index(&self) -> Option<u8> {
+        self.core().gid_index
     }
 
     fn check_all(&self, needs: &[Need]) -> Result<(), Errno> {

@@ -6,6 +6,9 @@ use super::EventSink;
 
 /// A positive errno.
 pub(crate) type Errno = i32;
+/// For a path from an index at which the table of GIDs has nothing (`rdma_get_gid_attr` in the kernel's core/cache.c; EINVAL before entries
+/// could be asked for, in 5.10).
+pub(crate) const GID_IS_EMPTY: Errno = libc::ENODATA;
 
 /// A range of a client's memory to be registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

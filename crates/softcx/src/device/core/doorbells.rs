@@ -141,7 +141,9 @@ pub(super) fn count_told(
         register,
         upto: doorbell.index.wrapping_add(wqebbs),
     };
+    let before = qp.requester.announced;
     let order = qp.requester.announce(told, recorded as u16, ring_wqebbs);
+    qp.fetch(parts, before);
     parts.counters.doorbells_before_record += u64::from(order.before_record);
     parts.counters.doorbells_backwards += u64::from(order.backwards);
     if (order.before_record || order.backwards) && !parts.takes_doorbells_out_of_order {

@@ -70,6 +70,8 @@ pub(crate) struct DeviceCore {
     commands: Arc<Commands>,
     /// It has reported that it failed.
     has_failed: bool,
+    /// Where in the port's table of GIDs its own stands, if it does.
+    pub(crate) gid_index: Option<u8>,
 }
 
 impl DeviceCore {
@@ -94,6 +96,7 @@ impl DeviceCore {
             gone: false,
             commands: Arc::default(),
             has_failed: false,
+            gid_index: Some(0),
         })
     }
 
@@ -141,6 +144,10 @@ impl DeviceCore {
     pub(crate) fn set_faults(&mut self, faults: Faults) {
         self.parts.wire.set_faults(faults);
         self.commands.set_faults(faults);
+        for qp in self.qps.iter_mut().flatten() {
+            qp.parts.send_ring.forget();
+            qp.parts.recv_ring.forget();
+        }
     }
 
     /// How commands are answered, for the handles of the device.

@@ -1,7 +1,7 @@
 //! Changing and asking the state of a client's queue pair.
 
 use super::DeviceCore;
-use crate::device::client::{Errno, QpAttributes, Transport, mask};
+use crate::device::client::{Errno, GID_IS_EMPTY, QpAttributes, Transport, mask};
 use crate::device::keys::Access;
 use crate::device::qp::{Attributes, Qp, State};
 use crate::device::transitions;
@@ -16,7 +16,7 @@ impl QpAttributes {
         let all = fits(mask::PATH_MTU, (1..=5).contains(&self.path_mtu))
             && fits(mask::PORT, self.port == 1)
             && fits(mask::PKEY_INDEX, self.pkey_index == 0)
-            && fits(mask::AV, self.path.port <= 1 && self.path.sgid_index == 0)
+            && fits(mask::AV, self.path.port <= 1)
             && fits(mask::TIMEOUT, self.timeout <= 31)
             && fits(mask::RETRY_CNT, self.retry_count <= 7)
             && fits(mask::RNR_RETRY, self.rnr_retry <= 7)
@@ -109,6 +109,11 @@ impl DeviceCore {
             return Err(libc::EINVAL);
         }
         asked.check(named)?;
+        let is_empty = asked.path.is_global && self.gid_index != Some(asked.path.sgid_index);
+        if named & mask::AV != 0 && is_empty {
+            return Err(GID_IS_EMPTY);
+        }
+        let (_, qp) = self.client_qp(client, qpn)?;
         let mut attributes = *qp.asked;
         attributes.take(asked, named);
         let page = qp.parts.page;

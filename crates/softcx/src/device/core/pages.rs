@@ -171,7 +171,9 @@ impl DeviceCore {
             return;
         };
         let ring_wqebbs = qp.parts.send_ring.len_bytes() as u32 / 64;
+        let before = qp.requester.announced;
         if qp.requester.announce_recorded(count, ring_wqebbs) {
+            qp.fetch(&self.parts, before);
             self.enlist(slot);
         }
     }

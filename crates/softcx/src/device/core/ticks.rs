@@ -34,6 +34,12 @@ impl DeviceCore {
         self.clients.tell(DeviceEvent::DeviceFatal);
     }
 
+    /// The port's GID stands at another index of its table from now on, or nowhere.
+    pub(crate) fn set_gid_index(&mut self, index: Option<u8>) {
+        self.gid_index = index;
+        self.clients.tell(DeviceEvent::GidChange);
+    }
+
     /// Timers, flushes of what was posted to failed queue pairs, and lanes without a writer.
     #[cold]
     pub(super) fn tick(&mut self, now_ns: u64) -> bool {
@@ -72,6 +78,10 @@ impl DeviceCore {
         }
         if let Some(active) = self.parts.wire.link_change(now_ns) {
             self.clients.tell(DeviceEvent::Port { active });
+            worked = true;
+        }
+        if self.parts.wire.gid_moves(now_ns) {
+            self.set_gid_index(self.gid_index.map(|index| index + 1));
             worked = true;
         }
         self.ticks = self.ticks.wrapping_add(1);

@@ -13,6 +13,8 @@ pub(crate) struct DmaRing {
     len_bytes: usize,
     /// What was read ahead of a ring in another process.
     window: RefCell<Window>,
+    /// The device's own copy, from which it reads if it has one.
+    copy: Option<Box<[u8]>>,
 }
 
 /// Bytes of a ring from a running offset on, which does not go round.
@@ -34,6 +36,7 @@ impl DmaRing {
             start: SpaceAddress::local(start),
             len_bytes,
             window: RefCell::default(),
+            copy: None,
         }
     }
 
@@ -46,6 +49,7 @@ impl DmaRing {
             start,
             len_bytes,
             window: RefCell::default(),
+            copy: None,
         }
     }
 
@@ -67,6 +71,11 @@ impl DmaRing {
         let offset = offset & (self.len_bytes - 1);
         let total = out.len().min(self.len_bytes);
         let head = total.min(self.len_bytes - offset);
+        if let Some(copy) = &self.copy {
+            out[..head].copy_from_slice(&copy[offset..offset + head]);
+            out[head..total].copy_from_slice(&copy[..total - head]);
+            return Ok(());
+        }
         let Some(start) = self.start.pointer() else {
             return self.read_far(offset, &mut out[..total], head);
         };
@@ -99,7 +108,7 @@ impl DmaRing {
         out: &mut [u8],
         valid: usize,
     ) -> Result<(), AccessFault> {
-        if self.start.space.is_local() {
+        if self.start.space.is_local() || self.copy.is_some() {
             return self.read(offset, out);
         }
         self.read_window(offset, out, valid)
@@ -130,9 +139,30 @@ impl DmaRing {
         read
     }
 
+    /// Copies what was announced, `len_bytes` from `offset` on, for all later reads: what is written there after this is not seen.
+    ///
+    /// # Errors
+    /// As of [`DmaRing::read`].
+    #[cold]
+    pub(crate) fn snapshot(&mut self, offset: usize, len_bytes: usize) -> Result<(), AccessFault> {
+        // What was announced before the first copy is part of it.
+        let (offset, len_bytes, mut copy) = match self.copy.take() {
+            Some(copy) => (offset, len_bytes.min(self.len_bytes), copy),
+            None => (0, self.len_bytes, vec![0; self.len_bytes].into()),
+        };
+        let mut bytes = vec![0; len_bytes];
+        self.read(offset, &mut bytes)?;
+        for (at, byte) in (offset..).zip(bytes) {
+            copy[at & (self.len_bytes - 1)] = byte;
+        }
+        self.copy = Some(copy);
+        Ok(())
+    }
+
     /// Forgets what was read ahead: the ring begins anew.
     pub(crate) fn forget(&mut self) {
         self.window.get_mut().bytes.clear();
+        self.copy = None;
     }
 
     /// Writes a CQE at `offset`, a multiple of 64: bytes 0 to 55, then the last 8 with release order, so that who sees the

@@ -49,6 +49,16 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// All bytes, for somebody who keeps them.
+    pub(crate) fn take(&self, keys: &Keys, copies: &mut Copies) -> Result<Vec<u8>, ScatterError> {
+        let mut bytes = vec![0; self.len_bytes() as usize];
+        let into = SpaceAddress::local(bytes.as_mut_ptr());
+        // SAFETY: `into` has that length, and stays until the copies are made, which is below.
+        let copied = unsafe { self.copy_to(keys, copies, 0, into, self.len_bytes()) };
+        copies.settle();
+        copied.map(|()| bytes)
+    }
+
     /// Copies `len_bytes` from `offset` on.
     ///
     /// # Safety

@@ -1,6 +1,7 @@
 //! What a queue pair tells of its work requests: completions, behind the bytes that they report.
 
 use super::{DeviceParts, Qp, State};
+use crate::device::packet::AckCode;
 use doorbell_wire::mlx5::{Cqe, CqeOpcode, Syndrome};
 
 impl Qp {
@@ -56,7 +57,7 @@ impl Qp {
         let pushed = context.complete(self.parts.recv_cq, &cqe);
         self.check_overrun(pushed);
         if lost {
-            self.refuse_done(context);
+            self.refuse_done(context, AckCode::OperationalError);
         }
     }
 
@@ -66,7 +67,7 @@ impl Qp {
             return;
         }
         if request {
-            self.refuse_done(context);
+            self.refuse_done(context, AckCode::OperationalError);
         } else {
             self.fail_oldest(context, Syndrome::LocalProt);
         }

@@ -165,16 +165,23 @@ impl Qp {
 
     /// The timer ran out, or a wait for the receiver is over, or something late is due. Whether there is something to send.
     pub(crate) fn on_timer(&mut self, context: &mut DeviceParts) -> bool {
-        self.place_when_due(context) | self.on_requester_timer(context)
+        self.place_when_due(context)
+            | self.place_response_when_due(context)
+            | self.on_requester_timer(context)
     }
 
     fn on_requester_timer(&mut self, context: &mut DeviceParts) -> bool {
         if !self.is_sending() {
             self.requester.deadline_ns = None;
             self.requester.wait_until_ns = 0;
+            self.requester.fetch_from_ns = 0;
             return false;
         }
         let mut due = false;
+        if self.requester.fetch_from_ns > 0 && self.requester.fetch_from_ns <= context.now_ns {
+            self.requester.fetch_from_ns = 0;
+            due = true;
+        }
         if self.requester.wait_until_ns > 0 && self.requester.wait_until_ns <= context.now_ns {
             self.requester.wait_until_ns = 0;
             due = true;
@@ -220,6 +227,7 @@ impl Qp {
         header: &Header,
         source: &Source<'_>,
     ) {
+        self.catch_up_with_response(context, header);
         let psn = header.psn;
         let requester = &mut self.requester;
         let oldest = requester
@@ -256,27 +264,26 @@ impl Qp {
             (total - offset.min(total)).min(self.attributes.mtu_bytes)
         };
         if header.kind != kind || source.len_bytes() != wanted {
-            message.failed = Some(Syndrome::BadResp);
-            return self.fail_message(context, index);
+            return self.fail_message(context, index, Syndrome::BadResp);
         }
-        let loaded = context.gather.holds(self.parts.qpn, index)
-            || context.gather.load(&self.parts, index, u32::MAX).is_ok();
-        match context.gather.scatter(
-            &context.keys,
-            &mut context.copies,
-            self.parts.pd,
-            offset,
-            source,
-        ) {
-            Ok(()) if loaded => {}
+        let end_psn = psn_add(message.first_psn, message.packets);
+        let is_last = psn_add(psn, 1) == end_psn;
+        let put_off = !is_last && context.wire.late_packets_ns() > 0;
+        let placed = if put_off && self.requester.late.is_none() {
+            self.put_off_response(context, source, (index, end_psn), offset)
+        } else {
+            self.place_response(context, index, offset, source)
+        };
+        match placed {
+            Ok(()) => {}
             Err(ScatterError::Source) => return self.on_ack(context, &header.refused()),
-            Ok(()) | Err(_) => {
-                message.failed = Some(Syndrome::LocalProt);
-                return self.fail_message(context, index);
-            }
+            Err(_) => return self.fail_message(context, index, Syndrome::LocalProt),
         }
-        message.responses += 1;
-        if message.answered() {
+        let requester = &mut self.requester;
+        if let Some(message) = requester.messages.iter_mut().find(|m| m.index == index) {
+            message.responses += 1;
+        }
+        if is_last {
             requester.reads -= 1;
             requester.unanswered -= 1;
         }
@@ -297,7 +304,7 @@ impl Qp {
             }
             let last = psn_add(message.first_psn, message.packets);
             let done = if message.wants_response() {
-                message.answered()
+                message.answered() && !self.requester.is_late(message.index)
             } else {
                 psn_distance(self.requester.unacked_psn, last) >= 0
             };
@@ -323,29 +330,32 @@ impl Qp {
     }
 
     /// A message that may not be the oldest has failed: it ends the queue pair when its turn comes.
-    fn fail_message(&mut self, context: &mut DeviceParts, index: u32) {
-        if self
-            .requester
-            .messages
-            .front()
-            .is_some_and(|message| message.index == index)
-        {
+    pub(super) fn fail_message(
+        &mut self,
+        context: &mut DeviceParts,
+        index: u32,
+        syndrome: Syndrome,
+    ) {
+        let messages = &mut self.requester.messages;
+        let at = messages.iter().position(|message| message.index == index);
+        if let Some(message) = at.and_then(|at| messages.get_mut(at)) {
+            message.failed = Some(syndrome);
+        }
+        if at == Some(0) {
             self.reap(context);
         }
     }
 
     /// The bytes of the packet with this number cannot be read.
     pub(crate) fn lose_source(&mut self, context: &mut DeviceParts, psn: u32) {
-        let of_packet = |message: &&mut OutstandingMessage| {
+        let of_packet = |message: &&OutstandingMessage| {
             let behind = psn_distance(psn, message.first_psn);
             u32::try_from(behind).is_ok_and(|behind| behind < message.packets)
         };
-        let Some(message) = self.requester.messages.iter_mut().find(of_packet) else {
-            return;
-        };
-        message.failed = Some(Syndrome::LocalProt);
-        let index = message.index;
-        self.fail_message(context, index);
+        let message = self.requester.messages.iter().find(of_packet);
+        if let Some(index) = message.map(|message| message.index) {
+            self.fail_message(context, index, Syndrome::LocalProt);
+        }
     }
 
     /// The oldest message fails, and with it the queue pair.
@@ -369,6 +379,7 @@ impl Qp {
         self.requester.cursor = 0;
         self.requester.reads = 0;
         self.requester.unanswered = 0;
+        self.requester.late = None;
         while let Some(message) = self.requester.messages.pop_front() {
             self.complete_send(
                 context,

@@ -5,6 +5,7 @@
 
 mod answers;
 mod datagrams;
+mod late_responses;
 mod message;
 mod opcode;
 mod packets;
@@ -66,6 +67,30 @@ impl Qp {
         self.reap(context);
     }
 
+    /// A doorbell has announced what is behind the running count `before`: a fault says when it is read.
+    #[inline]
+    pub(crate) fn fetch(&mut self, context: &DeviceParts, before: u32) {
+        if let Some(fetch_ns) = context.wire.fetch_ns() {
+            self.fetch_behind(context.now_ns, fetch_ns, before);
+        }
+    }
+
+    #[cold]
+    fn fetch_behind(&mut self, now_ns: u64, fetch_ns: u64, before: u32) {
+        let requester = &mut self.requester;
+        let news = requester.announced.wrapping_sub(before) as usize;
+        if fetch_ns > 0 {
+            if news > 0 && requester.begun == before {
+                requester.fetch_from_ns = now_ns.saturating_add(fetch_ns);
+            }
+            return;
+        }
+        let copied = (self.parts.send_ring).snapshot(before as usize * 64, news * 64);
+        if copied.is_err() {
+            self.lose_queue();
+        }
+    }
+
     /// Sends what may be sent.
     #[inline]
     pub(crate) fn transmit(&mut self, context: &mut DeviceParts) -> TransmitStop {
@@ -80,7 +105,9 @@ impl Qp {
         }
         for _ in 0..BURST {
             if self.requester.cursor == self.requester.messages.len()
-                && (self.state() != State::ReadyToSend || !self.begin(context))
+                && (self.state() != State::ReadyToSend
+                    || self.requester.fetch_from_ns > context.now_ns
+                    || !self.begin(context))
             {
                 return TransmitStop::Idle;
             }

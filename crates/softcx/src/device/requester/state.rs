@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::late_responses::LateResponse;
 use super::message::OutstandingMessage;
 use crate::device::packet::psn_distance;
 
@@ -30,7 +31,7 @@ pub(crate) struct DoorbellOrder {
 #[derive(Debug, Default)]
 pub(crate) struct Requester {
     /// Running count of WQEBBs that doorbells announced.
-    pub(super) announced: u32,
+    pub(crate) announced: u32,
     /// The same of the last doorbell in each register.
     last_told: [u32; 2],
     /// Running count of WQEBBs taken into `messages`.
@@ -46,6 +47,8 @@ pub(crate) struct Requester {
     pub(super) reads: u32,
     /// Reads and atomics in `messages` that are not answered.
     pub(super) unanswered: u32,
+    /// A response of a read that is not placed.
+    pub(super) late: Option<LateResponse>,
     /// Set when a lost response made the requester go back, until something arrives: one loss, one retry.
     pub(super) asked_again: bool,
     pub(super) retries: u8,
@@ -56,6 +59,8 @@ pub(crate) struct Requester {
     pub(super) patient_until_ns: Option<u64>,
     /// Not before this time, because the receiver was not ready.
     pub(super) wait_until_ns: u64,
+    /// What is announced is not read before this time, if a fault says so; else 0.
+    pub(super) fetch_from_ns: u64,
     /// The owner knows that the queue is drained.
     pub(crate) told_drained: bool,
 }
@@ -113,7 +118,8 @@ impl Requester {
     /// Whether the message at the cursor must not begin before earlier ones are answered.
     pub(super) fn waits_for_earlier(&self, message: &OutstandingMessage) -> bool {
         let request = &message.request;
-        (request.fence && self.reads > 0) || (request.ordered && self.cursor > 0)
+        (request.fence && (self.reads > 0 || self.late.is_some()))
+            || (request.ordered && self.cursor > 0)
     }
 
     /// Whether work requests were begun that are not complete.
@@ -149,9 +155,8 @@ impl Requester {
     /// When the requester wants to be called again though nothing arrived.
     pub(crate) fn next_timer_ns(&self) -> Option<u64> {
         let waiting = (self.wait_until_ns > 0).then_some(self.wait_until_ns);
-        match (self.deadline_ns, waiting) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let fetching = (self.fetch_from_ns > 0).then_some(self.fetch_from_ns);
+        let timers = [self.deadline_ns, waiting, fetching, self.late_until_ns()];
+        timers.into_iter().flatten().min()
     }
 }

@@ -1,5 +1,6 @@
 //! Sends and writes: messages of one packet or several, whose bytes are stored as they arrive.
 
+use super::late_packets::{EndedMessage, LatePlace};
 use super::receives::receive_error;
 use super::state::Arriving;
 use crate::device::gather::{ScatterError, Source};
@@ -44,7 +45,7 @@ impl Qp {
             }
         };
         let arrived = source.len_bytes();
-        let scattered = self.scatter(context, source, done, capacity);
+        let scattered = self.receive_packet(context, header, source, (index, done, capacity));
         let (syndrome, code) = match scattered {
             Ok(()) => {
                 let done = done + arrived;
@@ -61,7 +62,8 @@ impl Qp {
                     }
                     self.advance(header.psns.into());
                     self.responder.owes_ack = true;
-                    self.complete_message(context, header, send_opcode(header), index, done);
+                    let ended = EndedMessage::new(header, send_opcode(header), index, done);
+                    self.end_message(context, ended);
                 } else {
                     self.responder.arriving = Some(Arriving::Send {
                         index,
@@ -88,8 +90,26 @@ impl Qp {
             Err(ScatterError::TooLong) => (Syndrome::LocalLength, AckCode::InvalidRequest),
             Err(ScatterError::Target) => (Syndrome::LocalProt, AckCode::OperationalError),
         };
+        // Nothing more is written into a receive that has completed.
+        self.responder.late = None;
         self.complete_recv(context, receive_error(index, syndrome));
         self.refuse(context, code);
+    }
+
+    /// Puts a packet's payload into a receive, `done` bytes behind its start, or has it come there late.
+    fn receive_packet(
+        &mut self,
+        context: &mut DeviceParts,
+        header: &Header,
+        source: &Source<'_>,
+        (index, done, capacity): (u32, u32, u64),
+    ) -> Result<(), ScatterError> {
+        let fits = u64::from(done) + u64::from(source.len_bytes()) <= capacity;
+        let place = LatePlace::Receive { index, done };
+        if fits && self.put_off(context, header, source, place)? {
+            return Ok(());
+        }
+        self.scatter(context, source, done, capacity)
     }
 
     #[inline]
@@ -144,7 +164,7 @@ impl Qp {
         } else {
             None
         };
-        let placed = match self.put_off(context, header, source, addr, rkey) {
+        let placed = match self.put_off(context, header, source, LatePlace::Write { addr, rkey }) {
             Ok(true) => Ok(()),
             Ok(false) => self.store(context, source, target),
             Err(error) => Err(error),
@@ -164,7 +184,8 @@ impl Qp {
             self.advance(header.psns.into());
             self.responder.owes_ack = true;
             if let Some(index) = receive {
-                self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
+                let ended = EndedMessage::new(header, CqeOpcode::RespWriteImm, index, total);
+                self.end_message(context, ended);
             }
         } else {
             let (addr, missing) = (addr.wrapping_add(arrived.into()), missing - arrived);
@@ -190,23 +211,17 @@ impl Qp {
         }
     }
 
-    pub(super) fn complete_message(
-        &mut self,
-        context: &mut DeviceParts,
-        header: &Header,
-        opcode: CqeOpcode,
-        index: u32,
-        byte_count: u32,
-    ) {
+    pub(super) fn complete_message(&mut self, context: &mut DeviceParts, ended: &EndedMessage) {
+        let (header, index) = (&ended.header, ended.index);
         context.copies.settle();
         if self.responder.orphaned || context.copies.is_orphan(self.parts.qpn) {
             // The message has a hole, and nobody is left to fill it: to this side it never came.
             return self.put_back(context, index);
         }
         let cqe = Cqe {
-            opcode,
+            opcode: ended.opcode,
             wqe_counter: index as u16,
-            byte_count,
+            byte_count: ended.byte_count,
             imm: header.imm,
             solicited: header.has(flag::SOLICITED),
             source_qpn: header.source_qpn,

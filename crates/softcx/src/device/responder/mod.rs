@@ -2,7 +2,7 @@
 
 mod answers;
 mod datagrams;
-mod late_writes;
+mod late_packets;
 mod memory;
 mod messages;
 mod reads;
@@ -125,11 +125,11 @@ impl Qp {
     }
 
     /// Refuses what was the last request, though it was carried out so far, and is in error.
-    pub(crate) fn refuse_done(&mut self, context: &mut DeviceParts) {
+    pub(crate) fn refuse_done(&mut self, context: &mut DeviceParts, code: AckCode) {
         self.responder.owes_ack = false;
         if self.parts.transport == Transport::Rc {
             let psn = psn_add(self.responder.expected_psn, 0xff_ffff);
-            self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
+            self.answer(PacketKind::Ack, psn, code, 0);
         }
         self.enter_error(context);
     }

@@ -1,6 +1,5 @@
 //! Receives: taken from the queue pair's own ring or from a shared one, kept, given back, flushed.
 
-use super::state::Arriving;
 use crate::device::client::{DeviceEvent, Transport};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::packet::{AckCode, PacketKind};
@@ -63,6 +62,10 @@ impl Qp {
                 return None;
             }
             self.responder.posted = posted as u16;
+            if context.wire.fetch_ns() == Some(0) && !self.copy_receives(index, waiting) {
+                self.lose_queue();
+                return None;
+            }
         }
         self.responder.taken = index.wrapping_add(1);
         match self.load_receive(context, index) {
@@ -72,6 +75,14 @@ impl Qp {
                 None
             }
         }
+    }
+
+    /// Copies receives that the record has announced. Whether they could be read.
+    #[cold]
+    fn copy_receives(&mut self, index: u32, waiting: u16) -> bool {
+        let stride = self.parts.recv_stride_bytes as usize;
+        let (offset, len_bytes) = (index as usize * stride, usize::from(waiting) * stride);
+        self.parts.recv_ring.snapshot(offset, len_bytes).is_ok()
     }
 
     /// Gives back a receive that was just taken.
@@ -132,7 +143,7 @@ impl Qp {
 
     /// Completes in error the receives that are posted.
     pub(crate) fn flush_receives(&mut self, context: &mut DeviceParts) {
-        if let Some(Arriving::Send { index, .. }) = self.responder.arriving.take() {
+        if let Some(index) = self.responder.take_unfinished() {
             self.complete_recv(context, receive_error(index, Syndrome::WrFlush));
         }
         if let Some(index) = self.responder.kept.take() {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::late_writes::LateWrite;
+use super::late_packets::{EndedMessage, LatePacket};
 use crate::device::packet::{AckCode, PacketKind};
 
 /// The state of one receive queue and of the peer's requests in the device.
@@ -21,7 +21,9 @@ pub(crate) struct Responder {
     /// An acknowledgement is owed, once nothing is late.
     pub(super) owes_ack: bool,
     /// What has arrived and is not placed.
-    pub(super) late: Option<LateWrite>,
+    pub(super) late: Option<LatePacket>,
+    /// What completes when that is placed.
+    pub(super) ended: Option<EndedMessage>,
     /// A receive that was taken for a message that broke: the next message gets it.
     pub(super) kept: Option<u32>,
     /// The owner knows that packets come, and that no receive is taken any more.

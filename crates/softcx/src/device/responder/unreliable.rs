@@ -1,6 +1,7 @@
 //! The responder of an unreliable connection: a message whose packets do not all come, in order, is as if it had never been
 //! sent. Its receive is there for the next one (IBTA 9.8.2.2).
 
+use super::late_packets::EndedMessage;
 use super::messages::send_opcode;
 use super::receives::receive_error;
 use super::state::Arriving;
@@ -65,7 +66,10 @@ impl Qp {
         }
         let done = done + source.len_bytes();
         if header.has(flag::LAST) {
-            self.complete_message(context, header, send_opcode(header), index, done);
+            self.complete_message(
+                context,
+                &EndedMessage::new(header, send_opcode(header), index, done),
+            );
         } else {
             self.responder.arriving = Some(Arriving::Send {
                 index,
@@ -123,7 +127,10 @@ impl Qp {
         } else if header.has(flag::IMMEDIATE)
             && let Some((index, _)) = self.take_receive(context)
         {
-            self.complete_message(context, header, CqeOpcode::RespWriteImm, index, total);
+            self.complete_message(
+                context,
+                &EndedMessage::new(header, CqeOpcode::RespWriteImm, index, total),
+            );
         }
     }
 

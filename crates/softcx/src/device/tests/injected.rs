@@ -189,6 +189,26 @@ fn the_link_goes_down_and_comes_back() {
 }
 
 #[test]
+fn the_gid_moves_once_and_clients_hear_of_it() {
+    let mut pair = Pair::new(Faults {
+        gid_ns: 1_000_000,
+        ..Faults::default()
+    });
+    let until = |pair: &mut Pair, ns: u64| {
+        while pair.world.now_ns < ns {
+            pair.world.turn();
+        }
+    };
+    until(&mut pair, 900_000);
+    assert_eq!(pair.driver.heard.take(), []);
+    until(&mut pair, 5_000_000);
+    assert_eq!(pair.driver.heard.take(), [DeviceEvent::GidChange]);
+    assert_eq!(pair.world.devices[0].gid_index(), Some(1));
+    pair.world.devices[0].set_gid_index(None);
+    assert_eq!(pair.driver.heard.take(), [DeviceEvent::GidChange]);
+}
+
+#[test]
 fn a_device_that_is_pulled_out_does_nothing_more_and_says_so_once() {
     let mut pair = Pair::new(Faults {
         gone_ns: 1_000_000,

@@ -207,6 +207,24 @@ fn a_full_completion_queue_breaks_the_queue_pair_and_says_so() {
     assert_eq!(a.all_sent(), [(0, None)]);
 }
 
+/// A card keeps what the consumer's record said, and reads it again when the queue seems to be full.
+#[test]
+fn the_consumer_s_record_is_read_when_the_queue_seems_full_and_not_before() {
+    let mut world = World::new(1);
+    let (mut a, _b) = world.pair(Shape {
+        send_cqes: 4,
+        ..Shape::default()
+    });
+    for complete in 1..=5 {
+        // A record that says that nothing was consumed, and 2^20 CQEs before that.
+        a.send_cq.set_consumer_index(0xf0_0000);
+        a.send(&SendRequest::nop().signaled(true));
+        world.settle();
+        assert_eq!(a.qp.status().overrun(), complete == 5, "{complete}");
+        assert_eq!(a.sent().is_some(), complete < 5);
+    }
+}
+
 #[test]
 fn a_receive_queue_s_completions_overrun_as_well() {
     let mut world = World::new(1);

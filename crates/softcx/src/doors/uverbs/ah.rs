@@ -1,7 +1,7 @@
 //! Address handles. All that one is lies in the process; on Ethernet the driver asks for the station address.
 
 use super::UverbsCall;
-use crate::device::client::Errno;
+use crate::device::client::{Errno, GID_IS_EMPTY};
 use crate::doors::abi::{CreateAh, CreateAhResp, DestroyAh, Mlx5CreateAhResp};
 use crate::doors::objects::Object;
 use crate::doors::port::{GIDS, PortIdentity};
@@ -14,8 +14,12 @@ pub(super) fn create(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if attributes.port_num != 1
         || (port.needs_grh() && !global)
         || (global && u32::from(route.sgid_index) >= GIDS)
+        || (global && port.is_foreign_gid(route.sgid_index.into()))
     {
         return Err(libc::EINVAL);
+    }
+    if global && call.context.client.gid_index() != Some(route.sgid_index) {
+        return Err(GID_IS_EMPTY);
     }
     let pd = call.tables.objects.pd(request.pd_handle)?;
     let ah_handle = call.insert(Object::Ah(pd))?;

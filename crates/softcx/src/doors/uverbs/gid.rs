@@ -2,15 +2,18 @@
 
 use super::UverbsCall;
 use super::arguments::{AttributeKind, Spec};
-use crate::device::client::Errno;
+use crate::device::client::{Errno, GID_IS_EMPTY};
 use crate::doors::abi::{GidEntry, Layout};
-use crate::doors::port::{GIDS, PortIdentity};
+use crate::doors::port::GIDS;
 
 /// `IB_UVERBS_GID_TYPE_IB` and `_ROCE_V2`.
 const IB: u32 = 0;
 const ROCE_V2: u32 = 2;
 /// The loopback interface: that of this host that RoCE on the fabric would go over.
 const LOOPBACK: u32 = 1;
+/// ::ffff:10.9.8.7, and an interface whose number nothing has here.
+const FOREIGN: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 8, 7];
+const FOREIGN_INTERFACE: u32 = i32::MAX as u32;
 
 pub(super) const TABLE_ATTRIBUTES: &[Spec] = &[
     (0, AttributeKind::In(8, 8), true),
@@ -26,10 +29,19 @@ pub(super) fn query_table(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if entry_bytes == 0 || call.arguments.length(2) < entry_bytes {
         return Err(libc::EINVAL);
     }
-    let mut bytes = entry(&call.context.port).to_bytes();
-    bytes.resize(entry_bytes, 0);
+    let room = call.arguments.length(2) / entry_bytes;
+    let entries: Vec<GidEntry> = (0..GIDS).filter_map(|index| entry(call, index)).collect();
+    if entries.len() > room {
+        return Err(libc::EINVAL);
+    }
+    let mut bytes = Vec::new();
+    for (end, entry) in (1..).zip(&entries) {
+        bytes.extend_from_slice(&entry.to_bytes());
+        bytes.resize(end * entry_bytes, 0);
+    }
     call.arguments.answer(2, &bytes);
-    call.arguments.answer(3, &1u64.to_ne_bytes());
+    call.arguments
+        .answer(3, &(entries.len() as u64).to_ne_bytes());
     Ok(())
 }
 
@@ -48,20 +60,25 @@ pub(super) fn query_entry(call: &mut UverbsCall<'_>) -> Result<(), Errno> {
     if port != 1 || index >= u64::from(GIDS) {
         return Err(libc::EINVAL);
     }
-    if index != 0 {
-        return Err(libc::ENODATA);
-    }
-    let bytes = entry(&call.context.port).to_bytes();
-    call.arguments.answer_and_clear(3, &bytes);
+    let entry = entry(call, index as u32).ok_or(GID_IS_EMPTY)?;
+    call.arguments.answer_and_clear(3, &entry.to_bytes());
     Ok(())
 }
 
-fn entry(port: &PortIdentity) -> GidEntry {
-    GidEntry {
-        gid: port.gid,
-        gid_index: 0,
+/// The entry at an index of the table, if it is one.
+fn entry(call: &UverbsCall<'_>, index: u32) -> Option<GidEntry> {
+    let port = &call.context.port;
+    let own = call.context.client.gid_index().map(u32::from);
+    let (gid, interface) = match index {
+        _ if own == Some(index) => (port.gid, LOOPBACK),
+        _ if port.is_foreign_gid(index) => (FOREIGN, FOREIGN_INTERFACE),
+        _ => return None,
+    };
+    Some(GidEntry {
+        gid,
+        gid_index: index,
         port_num: 1,
         gid_type: if port.is_ethernet() { ROCE_V2 } else { IB },
-        netdev_ifindex: if port.is_ethernet() { LOOPBACK } else { 0 },
-    }
+        netdev_ifindex: if port.is_ethernet() { interface } else { 0 },
+    })
 }

@@ -4,7 +4,7 @@ use super::UverbsCall;
 use crate::device::client::{AddressVector, Errno, QpAttributes, mask};
 use crate::doors::abi::*;
 use crate::doors::limits;
-use crate::doors::port::GIDS;
+use crate::doors::port::{GIDS, PortIdentity};
 
 /// What the older form may name: everything up to IB_QP_DEST_QPN.
 const STANDARD: u32 = (1 << 21) - 1;
@@ -47,7 +47,7 @@ fn change(call: &mut UverbsCall<'_>, request: &ExModifyQp, known: u32) -> Result
     }
     let qp = call.tables.objects.qp(base.qp_handle)?;
     let port = call.context.port;
-    check(base, port.needs_grh())?;
+    check(base, &port)?;
     if port.function.no_atomics {
         let access = match base.attr_mask & mask::ACCESS_FLAGS {
             0 => call.context.client.query_qp(qp.qpn)?.access,
@@ -100,14 +100,16 @@ fn check_atomics(request: &ModifyQp, access: u32) -> Result<(), Errno> {
 }
 
 /// What the kernel and its driver check before the table of transitions: EINVAL for values that nothing has, and for a path without a global
-/// route where the port needs one (`rdma_is_grh_required`): on Ethernet, which has no LIDs, and where the subnet manager says so.
-fn check(request: &ModifyQp, needs_grh: bool) -> Result<(), Errno> {
+/// route where the port needs one (`rdma_is_grh_required`): on Ethernet, which has no LIDs, and where the subnet manager says so. A path from an
+/// address of another namespace finds no route (`rdma_addr_find_l2_eth_by_grh` in core/addr.c).
+fn check(request: &ModifyQp, own: &PortIdentity) -> Result<(), Errno> {
     let names = |bit: u32| request.attr_mask & bit != 0;
     let path_is_wrong = |path: &QpDest, port: u8| {
         path.port_num != 1
             || port != 1
-            || (needs_grh && path.is_global == 0)
+            || (own.needs_grh() && path.is_global == 0)
             || (path.is_global != 0 && u32::from(path.sgid_index) >= GIDS)
+            || (path.is_global != 0 && own.is_foreign_gid(path.sgid_index.into()))
     };
     let wrong = [
         (mask::PORT, request.port_num != 1),

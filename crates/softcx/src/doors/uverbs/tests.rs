@@ -551,6 +551,58 @@ fn a_path_without_a_global_route_leads_nowhere_where_the_port_demands_one() {
     }
 }
 
+/// A path begins at an entry of the port's table of GIDs, which may go, move, or be of another network namespace.
+#[test]
+fn a_path_from_an_entry_that_is_empty_or_foreign_leads_nowhere() {
+    let options = DeviceOptions {
+        fabric: format!("uverbs-{}", std::process::id()),
+        link: LinkLayer::Ethernet,
+        function: Function {
+            foreign_gid: true,
+            ..Function::default()
+        },
+        ..DeviceOptions::default()
+    };
+    let device = Device::on_fabric(&options).unwrap();
+    let client = Client::on(&device);
+    client.get_context().unwrap();
+    let (pd, uar) = (client.alloc_pd().unwrap(), client.alloc_uar().unwrap());
+    let cq = client.create_cq(uar, -1).unwrap();
+    let qp = client.create_qp(uar, pd, cq.cq_handle).unwrap();
+    let modify = |attr_mask, qp_state, sgid_index| {
+        let request = ModifyQp {
+            qp_handle: qp.qp_handle,
+            attr_mask,
+            qp_state,
+            port_num: 1,
+            path_mtu: 3,
+            dest: QpDest {
+                is_global: 1,
+                sgid_index,
+                port_num: 1,
+                ..QpDest::default()
+            },
+            ..ModifyQp::default()
+        };
+        let done = client.command::<DestroyQpResp>(26, &request.to_bytes(), &[]);
+        done.map(|_| ())
+    };
+    const INIT: u32 = 0x39;
+    let (wrong, empty) = (Err(libc::EINVAL), Err(libc::ENODATA));
+    for (own, expected) in [
+        (Some(1), [wrong, Ok(()), empty, empty, wrong]),
+        (Some(3), [wrong, empty, empty, Ok(()), wrong]),
+        (None, [wrong, empty, empty, empty, wrong]),
+    ] {
+        device.set_gid_index(own);
+        for (index, expected) in (0..).zip(expected) {
+            assert_eq!(modify(mask::STATE, 0, 0), Ok(()));
+            assert_eq!(modify(INIT, 1, 0), Ok(()));
+            assert_eq!(modify(TO_RTR, 2, index), expected, "{index} of {own:?}");
+        }
+    }
+}
+
 /// As `set_qpc_atomic_flags` of the kernel's driver: not when the right is given, but when the responder is to have a depth.
 #[test]
 fn a_function_without_atomics_makes_no_responder_of_a_queue_pair_with_that_right() {

@@ -1,0 +1,204 @@
+//! Packets whose bytes are placed late: those of later packets come before them.
+//!
+//! A reliable connection completes in order. It does not promise that bytes are placed in order, neither those of two writes nor those of
+//! one message: with adaptive routing, and on ConnectX-8, a device places packets as they come (openucx/ucx pull request 10658;
+//! mlx5dv.h, `MLX5DV_QP_CREATE_OOO_DP`; IBTA 9.5: an application shall not depend on the order of data writes to memory within a message). Immediate data, sends, reads
+//! and atomics find placed what was sent before them, and so does whoever is told by an acknowledgement. A completion finds its own message
+//! placed.
+#![allow(unsafe_code)] // copies to addresses that the key table resolved
+
+use super::receives::receive_error;
+use super::state::Arriving;
+use crate::device::gather::{ScatterError, Source};
+use crate::device::keys::Access;
+use crate::device::packet::{AckCode, Header, PacketKind, flag};
+use crate::device::qp::{DeviceParts, Qp};
+use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
+
+/// A packet that has arrived and is not placed.
+#[derive(Debug)]
+pub(super) struct LatePacket {
+    bytes: Vec<u8>,
+    place: LatePlace,
+    until_ns: u64,
+}
+
+/// Where the bytes of a packet go.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum LatePlace {
+    Write {
+        addr: u64,
+        rkey: u32,
+    },
+    /// `done` bytes behind the start of the receive at `index`.
+    Receive {
+        index: u32,
+        done: u32,
+    },
+}
+
+/// A message that has arrived, and completes when all of it is placed.
+#[derive(Debug)]
+pub(super) struct EndedMessage {
+    pub(super) header: Header,
+    pub(super) opcode: CqeOpcode,
+    pub(super) index: u32,
+    pub(super) byte_count: u32,
+}
+
+impl Qp {
+    /// Takes the bytes of a packet, to be placed later, if a fault says so and no other is late. Whether it did.
+    pub(super) fn put_off(
+        &mut self,
+        context: &mut DeviceParts,
+        header: &Header,
+        source: &Source<'_>,
+        place: LatePlace,
+    ) -> Result<bool, ScatterError> {
+        let plain_write = header.kind == PacketKind::Write && !header.has(flag::IMMEDIATE);
+        let late_ns = match header.has(flag::LAST) {
+            false => context.wire.late_packets_ns(),
+            true if plain_write => context.wire.late_writes_ns(),
+            true => 0,
+        };
+        if late_ns == 0 || source.len_bytes() == 0 || self.responder.late.is_some() {
+            return Ok(false);
+        }
+        let bytes = source.take(&context.keys, &mut context.copies)?;
+        if context.copies.is_orphan(self.parts.qpn) {
+            // The sender died with the bytes.
+            return Err(ScatterError::Source);
+        }
+        self.responder.late = Some(LatePacket {
+            bytes,
+            place,
+            until_ns: context.now_ns.saturating_add(late_ns),
+        });
+        Ok(true)
+    }
+
+    /// Places what is late before this request is carried out, unless it is one that may overtake it.
+    #[inline]
+    pub(super) fn catch_up_with(&mut self, context: &mut DeviceParts, header: &Header) {
+        if self.responder.late.is_none() {
+            return;
+        }
+        let overtakes = header.psn == self.responder.expected_psn
+            && self.responder.ended.is_none()
+            && !header.has(flag::INVALIDATE)
+            // The rest of a message, or a write of which nobody is told.
+            && (!header.has(flag::FIRST)
+                || (header.kind == PacketKind::Write && !header.has(flag::IMMEDIATE)));
+        if !overtakes {
+            self.place_late(context);
+        }
+    }
+
+    /// Places what is late, if its time has come. Whether it did.
+    pub(crate) fn place_when_due(&mut self, context: &mut DeviceParts) -> bool {
+        let is_due = self
+            .responder
+            .late
+            .as_ref()
+            .is_some_and(|late| late.until_ns <= context.now_ns);
+        if is_due {
+            self.place_late(context);
+        }
+        is_due
+    }
+
+    /// Places what is late: before an answer that tells of it.
+    #[cold]
+    pub(super) fn place_late(&mut self, context: &mut DeviceParts) {
+        let Some(late) = self.responder.late.take() else {
+            return;
+        };
+        if !self.is_receiving() {
+            // Nothing is written by a queue pair in error, and it is not acknowledged.
+            self.responder.owes_ack = false;
+            return;
+        }
+        context.copies.work_for(self.parts.qpn, true);
+        let placed = match late.place {
+            LatePlace::Write { addr, rkey } => self.place_write(context, addr, rkey, &late.bytes),
+            LatePlace::Receive { index, done } => {
+                let capacity = self.load_receive(context, index);
+                let source = Source::Bytes(&late.bytes);
+                // A fault leaves no segment, and so the payload no room.
+                self.scatter(context, &source, done, capacity.unwrap_or(0))
+            }
+        };
+        if placed.is_err() {
+            // The region went away before it was written.
+            let code = match late.place {
+                LatePlace::Write { .. } => AckCode::AccessError,
+                LatePlace::Receive { index, .. } => {
+                    (self.responder.arriving, self.responder.ended) = (None, None);
+                    self.complete_recv(context, receive_error(index, Syndrome::LocalProt));
+                    AckCode::OperationalError
+                }
+            };
+            return self.refuse_done(context, code);
+        }
+        if let Some(ended) = self.responder.ended.take() {
+            self.complete_message(context, &ended);
+        }
+    }
+
+    fn place_write(
+        &self,
+        context: &mut DeviceParts,
+        addr: u64,
+        rkey: u32,
+        bytes: &[u8],
+    ) -> Result<(), ScatterError> {
+        let (by, len_bytes) = (self.accessor(), bytes.len() as u64);
+        let target = context
+            .keys
+            .resolve_remote(rkey, by, addr, len_bytes, Access::REMOTE_WRITE);
+        let target = target.map_err(|_| ScatterError::Target)?;
+        // SAFETY: resolved for this length, under the device's lock, which is held.
+        unsafe { context.copies.store(target, bytes) }.map_err(|_| ScatterError::Target)
+    }
+
+    /// A message has arrived: it completes, now or when all of it is placed.
+    pub(super) fn end_message(&mut self, context: &mut DeviceParts, ended: EndedMessage) {
+        if self.responder.late.is_some() {
+            self.responder.ended = Some(ended);
+        } else {
+            self.complete_message(context, &ended);
+        }
+    }
+}
+
+impl EndedMessage {
+    pub(super) fn new(
+        header: &Header,
+        opcode: CqeOpcode,
+        index: u32,
+        byte_count: u32,
+    ) -> EndedMessage {
+        EndedMessage {
+            header: *header,
+            opcode,
+            index,
+            byte_count,
+        }
+    }
+}
+
+impl super::Responder {
+    /// When something late is due.
+    pub(crate) fn late_until_ns(&self) -> Option<u64> {
+        self.late.as_ref().map(|late| late.until_ns)
+    }
+
+    /// The receive of a message that came in part, or that is not placed: nobody will complete it.
+    pub(super) fn take_unfinished(&mut self) -> Option<u32> {
+        match (self.ended.take(), self.arriving.take()) {
+            (Some(ended), _) => Some(ended.index),
+            (None, Some(Arriving::Send { index, .. })) => Some(index),
+            _ => None,
+        }
+    }
+}

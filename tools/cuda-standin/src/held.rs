@@ -1,0 +1,86 @@
+//! Writes of NICs that a GPU does not see yet: where GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, they may be seen after the completion that tells
+//! of them (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). They are seen by what flushes them, by work that is queued behind
+//! them, and some time later in any case. `doorbell_cuda_standin_hold` says whether the GPU is such a one.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::memory;
+
+/// Long beside what a stream needs to go on, and short beside any deadline.
+const LONGEST: Duration = Duration::from_millis(5);
+
+struct HeldWrite {
+    since: Instant,
+    to: u64,
+    bytes: Vec<u8>,
+}
+
+static HELD: Mutex<VecDeque<HeldWrite>> = Mutex::new(VecDeque::new());
+
+static HOLDS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static AS_NIC: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether writes of NICs are held from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_hold(holds: bool) {
+    HOLDS.store(holds, Ordering::SeqCst);
+    release();
+}
+
+/// What the calling thread copies to a device from now on stands for writes of a NIC, or stands for them no more.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_cuda_standin_as_nic(is: bool) {
+    AS_NIC.set(is);
+}
+
+/// Whether what this thread copies is to be held.
+pub fn is_nic() -> bool {
+    AS_NIC.get() && HOLDS.load(Ordering::SeqCst)
+}
+
+/// Holds a write back, behind those that are held.
+pub fn hold(to: u64, bytes: Vec<u8>) {
+    static RELEASER: Once = Once::new();
+    let since = Instant::now();
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    held.push_back(HeldWrite { since, to, bytes });
+    RELEASER.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::sleep(LONGEST / 4);
+                release_older(LONGEST);
+            }
+        });
+    });
+}
+
+/// Everything that is held is seen from now on.
+pub fn release() {
+    release_older(Duration::ZERO);
+}
+
+fn release_older(age: Duration) {
+    // Locked to the end, so that all see the writes in their order.
+    let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+    while held
+        .front()
+        .is_some_and(|write| write.since.elapsed() >= age)
+    {
+        let Some(HeldWrite { to, bytes, .. }) = held.pop_front() else {
+            return;
+        };
+        // Memory that was freed meanwhile takes nothing.
+        let Some(place) = memory::any_place(to, bytes.len() as u64) else {
+            continue;
+        };
+        // SAFETY: device memory of that length, which the place keeps alive.
+        unsafe { libc::memcpy(place.address as *mut _, bytes.as_ptr().cast(), bytes.len()) };
+    }
+}
