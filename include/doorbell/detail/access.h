@@ -294,9 +294,17 @@ DBL_DEVICE uint32_t dbl_swap_dword(uint32_t *at, uint32_t value)
 	return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
 }
 
+/*
+ * A fence of C11 may stop at the processors, and on AArch64 does. The other side of system scope may be a NIC: then it
+ * takes what rdma-core has in util/udma_barrier.h.
+ */
 DBL_DEVICE void dbl_fence_acquire(void)
 {
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+#if defined(__aarch64__)
+	/* udma_from_device_barrier() */
+	__asm__ volatile("dmb oshld" : : : "memory");
+#endif
 }
 
 DBL_DEVICE void dbl_fence_acquire_gpu(void)
@@ -307,16 +315,15 @@ DBL_DEVICE void dbl_fence_acquire_gpu(void)
 DBL_DEVICE void dbl_fence_release(void)
 {
 	__atomic_thread_fence(__ATOMIC_RELEASE);
+#if defined(__aarch64__)
+	/* udma_to_device_barrier() */
+	__asm__ volatile("dmb oshst" : : : "memory");
+#endif
 }
 
 DBL_DEVICE void dbl_fence_release_gpu(void)
 {
 	__atomic_thread_fence(__ATOMIC_RELEASE);
-}
-
-DBL_DEVICE void dbl_fence_system(void)
-{
-	__atomic_thread_fence(__ATOMIC_ACQ_REL);
 }
 
 DBL_DEVICE void dbl_fence_register(void)
@@ -338,6 +345,17 @@ DBL_DEVICE void dbl_flush_registers(void)
 #elif defined(__aarch64__)
 	__asm__ volatile("dsb st" : : : "memory");
 #endif
+}
+
+/* Between any accesses, stores to registers included. */
+DBL_DEVICE void dbl_fence_system(void)
+{
+	__atomic_thread_fence(__ATOMIC_ACQ_REL);
+#if defined(__aarch64__)
+	/* udma_from_device_barrier() */
+	__asm__ volatile("dmb oshld" : : : "memory");
+#endif
+	dbl_flush_registers();
 }
 
 DBL_DEVICE uint64_t dbl_now_ns(void)

@@ -27,6 +27,7 @@ mod mapping;
 mod options;
 mod pace;
 mod packet;
+mod proc_mem;
 mod qp;
 mod queue_pair;
 mod requester;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::device::foreign::Foothold;
 use crate::device::foreign::{self, Foreign};
+use crate::device::proc_mem::{self, Direction};
 pub use doorbell_wire::memory::Span;
 
 /// An address space: this process, or a process by its number, or a process by its place in [`PROCESSES`], or the memory of another device
@@ -71,16 +72,6 @@ pub(crate) struct SpaceAddress {
 const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());
 const _: () = assert!(std::mem::offset_of!(libc::iovec, iov_len) == 8);
 
-/// `process_vm_readv` or `process_vm_writev`.
-type Transfer = unsafe extern "C" fn(
-    libc::pid_t,
-    *const libc::iovec,
-    libc::c_ulong,
-    *const libc::iovec,
-    libc::c_ulong,
-    libc::c_ulong,
-) -> libc::ssize_t;
-
 /// Spans of one system call (`UIO_MAXIOV`).
 const MAX_SPANS: usize = 1024;
 
@@ -127,7 +118,7 @@ impl Space {
     /// This process: addresses are pointers.
     pub(crate) const LOCAL: Space = Space(0);
 
-    /// Another process of this host, reached by `process_vm_readv` and `process_vm_writev`: whoever has the number at the time.
+    /// Another process of this host, reached by `process_vm_readv` and `process_vm_writev`, or its file: whoever has the number at the time.
     pub(crate) fn of(pid: libc::pid_t) -> Space {
         Space(pid.max(0) as u32)
     }
@@ -221,7 +212,7 @@ impl Space {
             return unsafe { self.foreign()?.fetch(own, theirs) };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.transfer(libc::process_vm_readv, own, theirs) }
+        unsafe { self.transfer(Direction::Fetch, own, theirs) }
     }
 
     /// Copies from `own`, in this process, to `theirs`, in this space: both in their order, and as many bytes.
@@ -235,14 +226,14 @@ impl Space {
             return unsafe { self.foreign()?.put(own, theirs) };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.transfer(libc::process_vm_writev, own, theirs) }
+        unsafe { self.transfer(Direction::Put, own, theirs) }
     }
 
     /// # Safety
-    /// What `call` does to `own`, and to `theirs` if the space is this process, may be done.
+    /// What is done to `own`, and to `theirs` if the space is this process, may be done.
     unsafe fn transfer(
         self,
-        call: Transfer,
+        direction: Direction,
         own: &[Span],
         theirs: &[Span],
     ) -> Result<(), AccessFault> {
@@ -251,13 +242,31 @@ impl Space {
         if own.len().max(theirs.len()) > MAX_SPANS {
             return Err(AccessFault);
         }
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.copy(direction, own, theirs) };
+        (done == total as isize).then_some(()).ok_or(AccessFault)
+    }
+
+    /// Copies by a system call, or by the file of the memory where that is refused. Returns how many bytes, or the errno, negative.
+    ///
+    /// # Safety
+    /// As [`Space::transfer`].
+    unsafe fn copy(self, direction: Direction, own: &[Span], theirs: &[Span]) -> isize {
+        let call = match direction {
+            Direction::Fetch => libc::process_vm_readv,
+            Direction::Put => libc::process_vm_writev,
+        };
         // SAFETY: a span has the form of an `iovec`; the caller's promise; the kernel checks `theirs`.
         let done = unsafe {
             let (o, t) = (own.as_ptr().cast(), theirs.as_ptr().cast());
             let (mine, their) = (own.len() as u64, theirs.len() as u64);
             self.reach(|pid| call(pid, o, mine, t, their, 0))
         };
-        (done == total as isize).then_some(()).ok_or(AccessFault)
+        if !proc_mem::is_refused(done) {
+            return done;
+        }
+        // SAFETY: the caller's promise.
+        self.reach(|pid| unsafe { proc_mem::copy(direction, pid, own, theirs) })
     }
 
     /// Reads several pieces with one system call, one after the other.
@@ -305,10 +314,7 @@ impl Space {
         let [own, theirs] =
             [(&raw mut byte).expose_provenance() as u64, 0].map(|addr| Span { addr, len_bytes: 1 });
         // SAFETY: `own` is one byte of this function; the kernel checks `theirs`.
-        let done = unsafe {
-            let (own, theirs) = ((&raw const own).cast(), (&raw const theirs).cast());
-            self.reach(|pid| libc::process_vm_readv(pid, own, 1, theirs, 1, 0))
-        };
+        let done = unsafe { self.copy(Direction::Fetch, &[own], &[theirs]) };
         !self.is_local() && done == -(libc::ESRCH as isize)
     }
 

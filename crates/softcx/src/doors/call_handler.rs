@@ -47,6 +47,8 @@ impl CallHandler {
         }
         let caller = Caller::new(call.tid);
         let [a, b, c, d, e, _] = call.args;
+        // Calls without a folder, which newer architectures do not have.
+        #[cfg(target_arch = "x86_64")]
         let here = libc::AT_FDCWD;
         let served = match call.number {
             libc::SYS_ioctl if b as u32 == RDMA_VERBS_IOCTL => {

@@ -51,6 +51,18 @@ const fn argument(index: usize) -> sock_filter {
     statement(LOAD, offset as u32)
 }
 
+/// Calls that take a path and no folder. Newer architectures have none.
+#[cfg(target_arch = "x86_64")]
+const WITHOUT_FOLDER: &[c_long] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const WITHOUT_FOLDER: &[c_long] = &[];
+
 /// System calls with what is done about each.
 fn rules() -> Vec<(c_long, Vec<sock_filter>)> {
     let ioctl = vec![
@@ -85,14 +97,7 @@ fn rules() -> Vec<(c_long, Vec<sock_filter>)> {
         (libc::SYS_llistxattr, vec![ASK]),
         (libc::SYS_socket, socket),
     ];
-    #[cfg(target_arch = "x86_64")]
-    rules.extend([
-        (libc::SYS_open, vec![ASK]),
-        (libc::SYS_stat, vec![ASK]),
-        (libc::SYS_lstat, vec![ASK]),
-        (libc::SYS_access, vec![ASK]),
-        (libc::SYS_readlink, vec![ASK]),
-    ]);
+    rules.extend(WITHOUT_FOLDER.iter().map(|&call| (call, vec![ASK])));
     rules
 }
 
