@@ -68,9 +68,9 @@ pub struct EndpointConfig {
     pub service_level: u8,
     /// Index of the partition key in the port's table. Default 0. Not used by connections of rdma_cm, nor by `softcx`.
     pub pkey_index: u16,
-    /// Who rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and if that does
-    /// not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame needs
-    /// [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
+    /// Which component rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and
+    /// if that does not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame
+    /// needs [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
     pub control: Option<Control>,
 }
 

@@ -141,7 +141,7 @@ impl Endpoint {
         self.shared.fail(None, Cause::Aborted);
     }
 
-    /// A handle that aborts it from elsewhere, for who watches over an endpoint that another thread uses.
+    /// A handle with which a thread can abort an endpoint that another thread uses.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle {
             shared: Arc::downgrade(&self.shared),
@@ -174,7 +174,7 @@ impl Endpoint {
     }
 }
 
-/// The generation of an endpoint between two resets, for who may end it and no later one.
+/// One generation of an endpoint, from one reset to the next. Its holder may abort this generation and no later one.
 #[cfg(feature = "verbs")]
 #[derive(Debug)]
 pub(crate) struct Life {

@@ -110,7 +110,7 @@ impl Drop for DeviceQueue {
         if !self.has_begun {
             return;
         }
-        // What was submitted is under way for who submitted it, whether or not a proxy has come to it.
+        // The kernels regard what they submitted as under way. The proxy may not have rung for it yet, so it is rung for here.
         self.shared.ring_submitted(Side::Send);
         self.shared.queues[0].end_device_ownership();
         self.shared.attachments().alarm().leave(self.id);

@@ -104,8 +104,8 @@ impl Prepared {
     }
 
     /// A copy of the work queue entry that a doorbell of this operation names, in the bytes of the device's format (see
-    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
-    /// nothing in the library reads it back.
+    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. It is for
+    /// inspection: nothing in the library reads it back.
     pub fn wqe(&self) -> Option<Vec<u8>> {
         let _generation = self.shared.hold_generation();
         match self.operation.kind {

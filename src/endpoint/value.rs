@@ -138,7 +138,7 @@ unsafe impl Owner for ValueWait {
         }
         self.started_ns.store(now_ns(), Ordering::Relaxed);
         self.state.store(STARTED, Ordering::Release);
-        // Who made this has the watchdog started, and its failure reported.
+        // The constructor has started the watchdog, and has reported its failure.
         if self.timeout_ns != u64::MAX
             && let Ok(watchdog) = watchdog()
         {
@@ -284,7 +284,7 @@ pub fn wait_value32(
     )
 }
 
-/// Waits until that holds, with `progress` for a NIC that lives by those who wait.
+/// Waits until `holds` returns true. Calls `progress` meanwhile, for NICs that work only inside threads that wait.
 fn wait_until(
     mut holds: impl FnMut() -> Result<bool>,
     progress: impl Fn() -> bool,
@@ -321,7 +321,7 @@ mod tests {
         let timeout = Duration::from_millis(1);
         for comes in [true, false] {
             let mut looks = 0;
-            // Whoever looks gets no processor after it, in which the value comes, or does not.
+            // After each look, the thread gets no processor for some time, in which the value comes, or does not.
             let look = || {
                 looks += 1;
                 std::thread::sleep(3 * timeout);

@@ -28,8 +28,8 @@ const TURNS_PER_LOOK: u32 = 64;
 /// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
 /// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
 ///
-/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
-/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
+/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so posting takes no lock. Each completion is
+/// delivered once, to the first that asks for it: a wait on a stream or a poll of the CPU.
 ///
 /// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
 /// still have keep its queues alive until they are done with them.
@@ -129,7 +129,7 @@ impl Endpoint {
         self.execute_or_roll_back(prepared)
     }
 
-    /// Posts a receive now, from this thread. The device has it when this returns: whoever learns of that may send.
+    /// Posts a receive now, from this thread. The device has it when this returns, so the peer may send as soon as it learns of that.
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
@@ -162,7 +162,7 @@ impl Endpoint {
         if taken.is_none()
             && let Err(failure) = self.shared.check_alive()
         {
-            // Whoever found the failure may be about to tell of what had completed before it.
+            // Another thread that found the failure may not have published yet what completed before it.
             self.shared.reap_fully();
             taken = queue.poll();
             if taken.is_none() {
@@ -210,7 +210,7 @@ impl Endpoint {
             if in_time {
                 continue;
             }
-            // Whoever is at it may have come behind this one's last look, and ahead of the deadline.
+            // Another thread that reaps may have found a completion after this thread's last look and before the deadline.
             self.shared.reap_fully();
             return match self.take_completion(side)? {
                 Some(completion) => Ok(completion),

@@ -32,8 +32,8 @@ pub(in crate::endpoint) struct Reaped {
 }
 
 impl QueueState {
-    /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
-    /// was new. Returns at once if another thread is at it.
+    /// Processes new completions, and gives back those that are no longer needed. Each error goes to `failed`. Returns
+    /// whether any was new. If another thread is processing completions, returns at once.
     #[inline]
     pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Reaped)) -> bool {
         match self.cursor.try_lock() {

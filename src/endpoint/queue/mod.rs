@@ -51,7 +51,7 @@ impl RequestOutcome {
         RequestState::from_byte(self.state.load(Ordering::Acquire))
     }
 
-    /// Release: who sees the state sees the other fields.
+    /// Release: a thread that sees the state sees the other fields.
     #[inline]
     fn set_state(&self, state: RequestState) {
         self.state.store(state as u8, Ordering::Release);
@@ -195,7 +195,7 @@ impl QueueState {
         &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
     }
 
-    /// Where the work request of that running count is kept, for who is about to reap it.
+    /// Addresses of the outcome and the ledger entry of the work request with that running count, for the thread that is about to reap it.
     #[inline]
     pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
         let outcome: *const RequestOutcome = self.outcome(seq);
@@ -221,8 +221,8 @@ impl QueueState {
         room > 0
     }
 
-    /// Whether a further work request and its completion have a place. Exact for the poster, who takes it; and who is told with it of
-    /// further places.
+    /// Whether there is a place for a further work request and for its completion. Only the poster calls this, so the answer is
+    /// exact; the number of further places is cached for it.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         let places = self.free_places();
@@ -315,7 +315,7 @@ impl QueueState {
         let serial = self.next_serial();
         let outcome = self.outcome(seq);
         outcome.seq.store(seq, Ordering::Relaxed);
-        // Release, as of the state: who sees them of this request sees its count.
+        // Release, as for the state: a thread that sees this request's serial number sees its count.
         outcome.serial.store(serial, Ordering::Release);
         outcome.index.store(index, Ordering::Relaxed);
         outcome.set_state(RequestState::Posted);
@@ -355,8 +355,8 @@ impl QueueState {
         outcome.state() == RequestState::Cancelled && outcome.seq.load(Ordering::Relaxed) == seq
     }
 
-    /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
-    /// Another thread at it is an error, not a reason to wait.
+    /// Takes the right to hand over the next work requests for the call of this number; `None` if that call has the right
+    /// already. Does not wait: if another thread has the right, this fails.
     pub(super) fn begin_posting(&self, call: u64) -> Result<Option<Posting<'_>>> {
         let found = self
             .posting
@@ -389,7 +389,7 @@ impl QueueState {
         Error::state(StateKind::Busy, "stream_post", reason)
     }
 
-    /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.
+    /// Gives the newest taken completion back, so that the next wait or poll gets it, and cancels the wait that had it. Only the poster calls this.
     pub(super) fn untake(&self, index: u32) {
         // Under the reaper's lock, and the mark with it: a reaper between the two would give the completion back to the device.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -451,7 +451,8 @@ impl QueueState {
         }
     }
 
-    /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
+    /// The running index of the first completion that the device has not written. No other thread uses the queue at this time, and the device is
+    /// idle.
     pub(super) fn next_cqe(&self) -> u32 {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.catch_up(&mut cursor);
@@ -526,7 +527,7 @@ impl QueueState {
             .flatten()
     }
 
-    /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.
+    /// Starts over when the endpoint is reset; the next completion has the running index `next_cqe`. No other thread uses the queue at this time.
     pub(super) fn reset(&self, next_cqe: u32) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         *cursor = Cursor {

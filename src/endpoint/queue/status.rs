@@ -150,8 +150,8 @@ impl QueueState {
         }
     }
 
-    /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the
-    /// prepared operation and nobody else's, so a load and a store will do.
+    /// The prepared wait for this running index is about to be given to a stream. Until then only the holder of the prepared operation
+    /// changes its state, so a load and a store are enough.
     #[inline]
     pub(in crate::endpoint) fn queue_wait(&self, index: u32) {
         let wait = &self.record(index).wait;

@@ -47,7 +47,7 @@ pub(in crate::endpoint) struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // Release: who sees it sees the new generation.
+        // Release: a thread that sees it sees the new generation.
         self.0.closing.store(false, Ordering::SeqCst);
     }
 }
@@ -88,7 +88,7 @@ impl Shared {
         Ok(entered)
     }
 
-    /// Who entered and stayed is done.
+    /// An operation that entered, and whose [`Entered`] was kept, is done.
     pub(in crate::endpoint) fn leave_stream(&self) {
         self.on_streams.leave();
     }
@@ -148,7 +148,7 @@ impl Shared {
         }
         generations.push(past);
         drop(generations);
-        // Before the queues: who finds this behind its look at them has not seen them start over.
+        // Before the queues are reset: a thread that looks at them and then finds the old count has not seen them start over.
         self.ended.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         for queue in &self.queues {

@@ -53,7 +53,7 @@ pub(super) struct Shared {
     pub(super) seen_words: [Dword; 2],
     /// The longest message that the device has.
     pub(super) message_bytes: u32,
-    /// Who rings.
+    /// Which component rings the doorbell.
     pub(super) path: Path,
     /// On the proxy path only.
     doorbells: Option<DoorbellTable>,

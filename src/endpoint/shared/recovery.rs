@@ -1,4 +1,4 @@
-//! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
+//! How an endpoint fails: which threads notice, what is done then, and what the watchdog looks for.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -86,7 +86,7 @@ impl Shared {
                 cause,
             });
         }
-        // Before anybody learns of it who could let a wait go.
+        // Before any thread that could release a wait learns of the failure.
         self.attachments.alarm().sound();
         // SeqCst, for the watchdog that is about to stop watching.
         self.has_failed.store(true, Ordering::SeqCst);
@@ -237,7 +237,7 @@ impl Shared {
         let failure = match status {
             OpStatus::Failed | OpStatus::Unknown => failure
                 .or_else(|| self.failure())
-                // Whoever reaped a flush may not have recorded the failure yet.
+                // The thread that reaped a flush may not have recorded the failure yet.
                 .or_else(|| queue.has_error().then(|| self.failure_of_flush(epoch))),
             // Its completion is there, and the stream is about to pass it.
             OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
@@ -327,8 +327,8 @@ impl Shared {
         self.fail_in(epoch, None, Cause::QueuePair);
     }
 
-    /// The failure that a completion in error tells of. The caller has reaped fully; whoever has found the completion may not have recorded
-    /// it yet if it was a flush.
+    /// The failure that a completion in error reports. The caller has reaped fully. If the completion was a flush, the thread that found it
+    /// may not have recorded the failure yet.
     #[cold]
     pub(in crate::endpoint) fn failure_of_flush(&self, epoch: u32) -> WorkError {
         self.fail_of_flush(epoch);

@@ -1,4 +1,4 @@
-//! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
+//! Ringing for streams: which component rings, and what a proxy stores when a trigger asks for it.
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
 use std::any::Any;
@@ -23,10 +23,11 @@ const LINGER_NS: u64 = 10_000_000;
 /// Not resting: the proxy polls it in every round.
 const ACTIVE: usize = usize::MAX;
 
-/// What a GPU was given to try whether it can ring. It goes before the queue pair, and that may take until a GPU has done its work.
+/// What a GPU was given for the check whether it can ring. It is dropped before the queue pair, which may block until the GPU has done its
+/// work.
 pub(super) type Tried = Option<Box<dyn Any + Send + Sync>>;
 
-/// Chooses who rings, and makes what a proxy needs for it.
+/// Chooses the component that rings, and makes what a proxy needs for it.
 pub(super) fn choose(
     domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,
@@ -40,7 +41,7 @@ pub(super) fn choose(
     let path = Path::choose(asked, |control| match control {
         Control::Direct => {
             let reason = qp.direct()?;
-            // Who asks for it may ring by streams of the host alone.
+            // An application that asks for this path may use streams of the host alone, so the GPUs are not checked then.
             #[cfg(feature = "cuda")]
             if asked.is_none() {
                 // SAFETY: the endpoint drops it before the queue pair.
@@ -74,7 +75,7 @@ pub(super) fn choose(
 #[repr(C)]
 pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
-    /// Whether the proxy serves the endpoint now. Who posts looks at it each time.
+    /// Whether the proxy serves the endpoint now. The poster checks it each time.
     served: Registration,
     /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Changes seldom.
     resting: AtomicUsize,
@@ -124,7 +125,7 @@ impl DoorbellTable {
         }
     }
 
-    /// Who serves them.
+    /// The proxy that serves them.
     pub(in crate::endpoint) fn proxy(&self) -> Arc<Proxy> {
         Arc::clone(&self.proxy)
     }
@@ -228,7 +229,7 @@ impl Shared {
         bell.told.load(Ordering::Relaxed)
     }
 
-    /// Tells the device of what was triggered, if nobody is at it. Whether there was anything.
+    /// Tells the device what was triggered, unless another thread is doing so. Returns whether there was anything.
     #[inline]
     pub(in crate::endpoint) fn ring_triggered(&self, side: Side) -> bool {
         let Some(doorbells) = &self.doorbells else {
@@ -250,7 +251,7 @@ impl Shared {
         }
     }
 
-    /// Tells the device of all that kernels have submitted, after whoever is at it.
+    /// Tells the device of all that kernels have submitted. If another thread is ringing, waits for it first.
     pub(in crate::endpoint) fn ring_submitted(&self, side: Side) {
         if let Some(doorbells) = &self.doorbells {
             let bell = &doorbells.doorbells[side as usize];
@@ -277,7 +278,7 @@ impl Shared {
         self.words.rung[side as usize].store(upto, Ordering::Release);
     }
 
-    /// Tells the device of what was triggered, after whoever is at it.
+    /// Tells the device what was triggered. If another thread is ringing, waits for it first.
     #[inline]
     pub(in crate::endpoint) fn ring_now(&self, side: Side) {
         if let Some(doorbells) = &self.doorbells {
@@ -285,7 +286,7 @@ impl Shared {
             let _ringing = bell.lock();
             self.ring(side, bell);
             if side == Side::Recv {
-                // Whoever is told that the caller has posted it may send at once.
+                // The peer may send as soon as it is told that the caller has posted the receive.
                 self.qp.settle_receives();
             }
         }
@@ -311,18 +312,18 @@ impl Shared {
         let Queues::Mlx5(memory) = self.qp.queues();
         let record_word = if side == Side::Send { 1 } else { 0 };
         let record = bell.records[at].load(Ordering::Relaxed);
-        // SAFETY: the record has two words, which live as long as `qp`; whoever else stores to them holds `ringing`, or has the endpoint to
-        // itself. Release: the work requests before it, which were written before the trigger was stored.
+        // SAFETY: the record has two words, which live as long as `qp`; any other thread that stores to them holds `ringing`, or has the
+        // endpoint to itself. Release: the work requests before it, which were written before the trigger was stored.
         unsafe { AtomicU32::from_ptr(memory.record.add(record_word)) }
             .store(record, Ordering::Release);
         bell.told_record.store(record, Ordering::Relaxed);
         if let Some(doorbell) = bell.uars.get(at) {
-            // Both registers do; a burst of stores to one waits for its buffer.
+            // Either register will do. A burst of stores to a single one would wait for its buffer, so they alternate.
             let uar = memory.uar[triggered as usize & 1];
             mmio::flush();
             // SAFETY: a register of the queue pair's own, of 8 bytes, mapped as long as `qp` lives.
             unsafe { mmio::store(uar.cast(), doorbell.load(Ordering::Relaxed)) };
-            // Whoever is told of this doorbell may ring the next one from another processor.
+            // A thread that learns of this doorbell may ring the next one from another processor.
             mmio::flush();
         }
         bell.told.store(triggered, Ordering::Relaxed);

@@ -35,11 +35,11 @@ pub(super) enum Phase {
     Refused,
 }
 
-/// How far the streams of GPUs are stopped that wait for the endpoint. This comes before any wait ends.
+/// How far the streams of GPUs that wait for the endpoint are stopped. They are stopped before any wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamsStop {
     NotAsked,
-    /// Another thread is at it.
+    /// Another thread is stopping them.
     Asked {
         since_ns: u64,
     },

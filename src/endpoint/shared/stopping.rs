@@ -56,7 +56,7 @@ impl Shared {
         });
     }
 
-    /// The next step, if nobody else is at it: who is will come back for it.
+    /// Takes the next step, unless another thread holds the generation: that thread takes the step itself later.
     fn go_on(&self) {
         if let Some(_generation) = self.try_hold_generation()
             && self.has_failed.load(Ordering::Acquire)
