@@ -11,10 +11,10 @@ use crate::endpoint::Deadline;
 use crate::group::message::Message;
 use crate::{Error, Result, StateKind};
 
-/// How long it may take to say that an answer is not wanted any more.
+/// How long it may take to tell the store that an answer is no longer wanted.
 const CANCEL: Duration = Duration::from_secs(1);
 
-/// Who wants to know what comes without having been asked for.
+/// Gets what the store sends without a request.
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
@@ -198,7 +198,7 @@ impl StoreClient {
             }
             input.drain(..at);
         };
-        // Who left, or dropped the store, asks no more.
+        // A rank that left, or dropped the store, makes no more calls.
         self.fail(0, reason, watcher);
     }
 
@@ -236,7 +236,7 @@ impl StoreClient {
             }
             _ => return Err("its store sends what only ranks say"),
         };
-        // An answer that is too late has nobody who waits.
+        // If the answer is too late, no caller waits for it any more.
         if let Some(request) = self.state().requests.get_mut(&id) {
             *request = Some(answer);
             self.changed.notify_all();
@@ -244,12 +244,12 @@ impl StoreClient {
         Ok(())
     }
 
-    /// Only the first failure counts. The reader's.
+    /// Only the first failure counts. Called by the reader thread.
     fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
         if self.failure().is_some() {
             return;
         }
-        // First, so that who hears of the failure has it behind itself, and what it begins then is not ended.
+        // Endpoints are aborted before the failure is published, so that nothing that begins after that is aborted.
         watcher.failing(self, rank);
         self.state().failure = Some((rank, reason));
         self.changed.notify_all();

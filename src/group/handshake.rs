@@ -133,7 +133,7 @@ impl Verdict {
         bytes
     }
 
-    /// With the store's proof, which who has no token does not get.
+    /// With the store's proof, which a process without the token does not get.
     pub(super) fn to_bytes(
         self,
         token: &Token,

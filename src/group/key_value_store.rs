@@ -36,7 +36,7 @@ pub(super) struct KeyValueStore {
     rank_states: Vec<RankState>,
     values: BTreeMap<Vec<u8>, Arc<[u8]>>,
     bytes: usize,
-    /// Who waits for a value that is not there yet: rank and request.
+    /// The requests that wait for a value that is not there yet: rank and request.
     waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
     waits: Vec<usize>,
     barrier: Collective,
@@ -122,7 +122,7 @@ impl KeyValueStore {
                 Some(RankState::Absent | RankState::Here) => {
                     self.send(to, &Message::Delivery { from: rank, bytes });
                 }
-                // Who lost or left it is told otherwise.
+                // That the rank is lost or has left is told by other messages.
                 Some(_) => {}
                 None => return Err("mail to a rank that there is not"),
             },
@@ -400,7 +400,7 @@ mod tests {
                 [text(0, list(id)), text(1, list(9))]
             );
         }
-        // Who takes its request back is not counted.
+        // A rank that takes its request back is not counted.
         answers(&mut store, 0, &Message::Barrier { id: 1 });
         answers(&mut store, 0, &Message::Cancel { id: 1 });
         assert_eq!(answers(&mut store, 1, &Message::Barrier { id: 2 }), []);

@@ -51,14 +51,14 @@ impl Default for GroupConfig {
 /// stopped, or hangs, keeps its connection: there the deadlines of the calls are what ends a wait.
 ///
 /// # What the token protects against
-/// Each side proves that it has the token without showing it, and nothing that the store knows is told to a process before it has done so. So who can
-/// reach the port, and does not know the token, can neither join nor read nor pose as the store; at most it can hold places in the queue of
-/// connections for a few seconds. What follows is neither encrypted nor signed: who can read the network can read it, and who can change it can
-/// take a connection over. And who sees a handshake can try out tokens at leisure, so a token should be long and random.
-/// [`LaunchEnvironment::from_env`] says where the token is from; without `DOORBELL_TOKEN` it may be no secret.
+/// Each side proves that it has the token without sending it, and the store tells a process nothing before that. So a process that can reach the
+/// port, and does not know the token, can neither join nor read nor pose as the store. At most it can hold places in the queue of connections for a
+/// few seconds. The traffic after the handshake is neither encrypted nor signed. An attacker who can read the network can read it, and one who can
+/// change the network's traffic can take over a connection. An attacker who sees a handshake can try out tokens offline, so a token should be long
+/// and random. [`LaunchEnvironment::from_env`] says where the token comes from; without `DOORBELL_TOKEN` it may not be secret.
 #[derive(Debug)]
 pub struct Group {
-    /// Locked by nobody: what takes them has the group alone, and the lock lets others share the rest of it.
+    /// Never locked: calls that use the endpoints take `&mut self`. The mutex lets other threads share the rest of the group.
     endpoints: Mutex<BTreeMap<u32, Endpoint>>,
     mesh: Arc<Mesh>,
     store: Store,
@@ -195,7 +195,7 @@ impl Group {
     }
 
     /// Leaves the group, after which the end of this process is no failure. Operations that are under way with other ranks are dropped with the
-    /// endpoints: a [`Group::barrier`] before this makes sure that there are none.
+    /// endpoints. A [`Group::barrier`] before this makes sure that none are under way.
     ///
     /// # Errors
     /// As [`Store::leave`].

@@ -245,7 +245,8 @@ impl Watcher for MeshWatcher {
     }
 
     fn failed(&self, _: &StoreClient) {
-        // Whoever holds the lock may have looked for the failure before it was there, and does not wait yet.
+        // A thread that holds the lock may have checked for the failure before it was recorded, and may not wait yet. So the lock is taken once
+        // before the notification.
         drop(self.0.state());
         self.0.changed.notify_all();
     }

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub struct Store {
     client: Arc<StoreClient>,
     reader: Option<JoinHandle<()>>,
-    /// After the connection of this rank: its thread sees who ends.
+    /// Dropped after the connection of this rank: the host's thread sees which connections end.
     _host: Option<Host>,
 }
 
@@ -30,13 +30,13 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Timeout`] if nobody answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
-    /// [`Error::Malformed`] if who answers is no store, or one of another version, or none that knows the token; [`Error::System`] if rank 0 cannot
-    /// listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
+    /// [`Error::Malformed`] if the process that answers is not a store, is a store of another version, or does not know the token;
+    /// [`Error::System`] if rank 0 cannot listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
     pub fn join(environment: &LaunchEnvironment, timeout: Duration) -> Result<Store> {
         Store::join_with(environment, timeout, Box::new(Nobody))
     }
 
-    /// [`Store::join`], with somebody who is told what comes by itself.
+    /// [`Store::join`], with a watcher that gets what the store sends without a request.
     pub(super) fn join_with(
         environment: &LaunchEnvironment,
         timeout: Duration,
