@@ -98,7 +98,7 @@ impl Pinned {
         unsafe { Pinned::new_kept(context, start, len_bytes, None) }
     }
 
-    /// As [`Pinned::new`], of memory that `keeper` keeps if it is none of [`Pages`].
+    /// As [`Pinned::new`]. Memory that is not of [`Pages`] is kept by `keeper`.
     ///
     /// # Errors
     /// As [`Pinned::new`].

@@ -67,7 +67,7 @@ pub(crate) unsafe fn check_registers(
     }
 }
 
-/// Whether the driver has refused to register the memory because of what it is, or of who asks.
+/// Whether the driver has refused to register the memory because of what it is, or because of the process that asks.
 pub(super) fn is_refused(error: &Error) -> bool {
     let is_call = matches!(error, Error::Cuda { call, .. } if *call == "cuMemHostRegister");
     let answers = [

@@ -76,7 +76,7 @@ impl StreamState {
         let forgiven = self.forgiven.load(Ordering::Acquire);
         let mut last = forgiven;
         if entry > forgiven {
-            // Under the lock, so that a fault is taken before this or after it: who takes it after this has queued nothing more yet.
+            // Under the lock, so that a fault is taken before this or after it. A thread that takes it after this has not queued more work yet.
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
             self.fault.fail(failure.clone());
             self.count.words.note(STATUS_WORK);
