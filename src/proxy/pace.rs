@@ -33,7 +33,7 @@ enum Pause {
 }
 
 impl Pace {
-    /// A round each `tick`, for who looks whether all is well.
+    /// A round each `tick`, for a thread that only checks whether all is well.
     pub(crate) fn every(tick: Duration) -> Pace {
         Pace {
             tick: Some(tick),
@@ -41,7 +41,7 @@ impl Pace {
         }
     }
 
-    /// Somebody came.
+    /// An object was registered.
     pub(super) fn start(&mut self) {
         self.polls = 0;
         self.idle_since = None;

@@ -24,13 +24,13 @@ pub(crate) enum PollResult {
     Over,
 }
 
-/// A count in memory that changes when there is something to do, stored by who cannot announce it.
+/// A count in memory that changes when there is something to do. The component that stores it has no way to announce that.
 pub(crate) trait TriggerCount: Send + Sync {
     /// The count.
     fn count(&self) -> u64;
 }
 
-/// What is looked at of one that rests, if anything.
+/// The count that is watched for an object that rests, if it has one.
 pub(crate) type RestingTrigger = Option<Arc<dyn TriggerCount>>;
 
 /// What a thread calls of those that it polls.
@@ -232,13 +232,13 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     pub(crate) fn register(&self, served: Weak<T>) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         arrivals.push(served);
-        // Release: who sees it locks, and that orders the rest.
+        // Release: a thread that sees it takes the lock, which orders the rest.
         self.any_arrived.store(true, Ordering::Release);
         drop(arrivals);
         self.arrived.notify_one();
     }
 
-    /// There is something to do for the one that rests under this number.
+    /// There is something to do for the object that rests under this number.
     #[inline]
     pub(crate) fn announce(&self, number: usize) {
         self.announced.add(number);
@@ -264,10 +264,10 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         self.polled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops polling before this call returns, or goes on with it: a thread that the system does not let run, for tests.
+    /// Stops polling before this call returns, or resumes it. For tests of a thread that the system does not let run.
     pub(crate) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Release);
-        // The poll under way ends, and who has the lock after this sees what was stored.
+        // The poll under way ends, and the thread that takes the lock next sees what was stored.
         self.between_polls(|| ());
         // Under the lock, so that the thread is not just about to wait.
         drop(self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
@@ -468,7 +468,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
                 .wait(arrivals)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        // Which leaves it its room: who comes next need not make any.
+        // `append` leaves the capacity of `arrivals`, so the next arrival need not allocate.
         arrived.append(&mut arrivals);
         self.any_arrived.store(false, Ordering::Relaxed);
     }

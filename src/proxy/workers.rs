@@ -1,5 +1,5 @@
-//! Threads for calls that may take long or never return: commands of a device, which its firmware executes. Whoever has to keep deadlines
-//! has them made here.
+//! Threads for calls that may take long or never return: commands of a device, which its firmware executes. A thread that has to keep
+//! deadlines leaves them to the threads here.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
