@@ -135,7 +135,8 @@ impl Drop for Held {
 /// # No entry outlives its memory
 /// A registration is of pages, not of addresses: after `munmap` and `mmap` at the same place, the device would go on with the pages of
 /// before. So an entry goes as soon as its memory is unmapped, moved or discarded (`munmap`, `mmap` over it, `mremap`, a heap that
-/// shrinks, `madvise` with `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE`), by whichever thread. [`RegionCache::invalidation`] says who sees to that:
+/// shrinks, `madvise` with `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE`), by whichever thread. [`RegionCache::invalidation`] says which mechanism
+/// ensures that:
 ///
 /// - [`Invalidation::Kernel`]: Linux 5.19 or later tells, by userfaultfd; no privilege is needed. Only private anonymous memory is kept, because
 ///   others can replace the pages of any other by its file. What is not announced is `shmat` with `SHM_REMAP` over memory that is in the cache:
@@ -352,7 +353,7 @@ impl RegionCache {
             start: addr,
             end: addr.saturating_add(len_bytes),
         };
-        // Entries of a cache that nobody tells of anything there are none.
+        // A cache without a monitor has no unsure entries.
         let monitor = self.inner.monitor.as_deref();
         let mut found = self.find(&range, wish, monitor.is_none());
         if let (Lookup::Unsure, Some(monitor)) = (&found, monitor) {
@@ -376,7 +377,7 @@ impl RegionCache {
             return Lookup::Nothing;
         };
         if !entry.value.is_registered() {
-            // Somebody who had it deregistered it: it is no longer what is asked for.
+            // A holder of the region has deregistered it, so it is not what the caller asks for.
             table.discard(range);
             return Lookup::Nothing;
         }

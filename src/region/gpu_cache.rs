@@ -18,8 +18,9 @@ use crate::region::{ProtectionDomain, Region};
 ///
 /// # Memory that goes
 /// The driver numbers its allocations, and no number comes again. Each request asks for it, in one call of the driver, so memory that was
-/// freed and allocated anew at the same address is registered anew. Nobody tells when memory is freed: a region that is still in the cache then
-/// has keys that peers may use, for whatever is there next. Who gave out a key calls [`DeviceCache::invalidate`] before he frees the memory.
+/// freed and allocated anew at the same address is registered anew. The cache is not told when memory is freed. A region that is still in the
+/// cache then has keys that peers may use, for whatever memory is there next. An application that gave out a key calls
+/// [`DeviceCache::invalidate`] before it frees the memory.
 pub struct DeviceCache {
     domain: ProtectionDomain,
     config: CacheConfig,

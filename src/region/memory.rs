@@ -119,7 +119,7 @@ impl Region {
     /// (`MADV_HUGEPAGE`). [`Region::page_size`] says which it is.
     ///
     /// # Errors
-    /// As [`Region::alloc`]. That there are no huge pages is none.
+    /// As [`Region::alloc`]. Missing huge pages are not an error.
     pub fn alloc_huge(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
         check_len(len_bytes)?;
         let pages = HugePages::new(len_bytes as usize)?;
@@ -315,12 +315,12 @@ impl Region {
     }
 
     /// Takes the region from the device: its keys are invalid when this returns, for work in flight as well, which then
-    /// fails. The memory stays until the last handle is gone. Whether the region was still registered; where another thread is
-    /// about to take it, this waits for that.
+    /// fails. The memory stays until the last handle is gone. Returns whether the region was still registered. If another
+    /// thread is deregistering it, waits for that.
     pub fn deregister(&self) -> bool {
-        // Who is told that it was done already may count on that as well.
+        // A caller that is told that it was done already may rely on that as well.
         let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);
-        // AcqRel: for those who only look.
+        // AcqRel: for threads that only load it.
         self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.registration.deregister()
     }
 
