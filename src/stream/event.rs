@@ -79,9 +79,9 @@ impl Poison {
     }
 }
 
-/// Where a stream counts that no thread of this process executes.
+/// The position count of a stream that no thread of this process executes.
 pub(crate) trait Elsewhere: Send + Sync {
-    /// Positions that are done with. Acquire order: who sees the position sees what the work wrote.
+    /// Positions that are done with. Acquire order: a thread that sees the position sees what the work wrote.
     fn completed(&self) -> u64;
 
     /// The address for devices of the 32-bit word that counts.
@@ -131,7 +131,7 @@ impl Progress {
 
     /// Everything before `position` is done.
     pub(crate) fn complete(&self, position: u64) {
-        // Release: who sees the position sees what the work wrote. Pairs with `reached`.
+        // Release: a thread that sees the position sees what the work wrote. Pairs with `reached`.
         self.completed.store(position, Ordering::Release);
     }
 
@@ -641,7 +641,7 @@ mod tests {
         assert!(untimed.inner.blocks, "the kind stays");
     }
 
-    /// Has whoever looks from the wait on get no processor for as long as that, in which the work is done.
+    /// Keeps a thread that waits without a processor for `time` after its first look, and the work is done meanwhile.
     struct Preempts {
         looks: AtomicU64,
         time: Duration,

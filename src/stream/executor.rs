@@ -103,8 +103,8 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[allow(clippy::result_large_err)]
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)>;
 
-    /// Queues one program of which the executor copies what is in use: [`Executor::submit_one`] for who makes one program after the other in
-    /// the same place, and need not have this one back.
+    /// Queues one program of which the executor copies what is in use: [`Executor::submit_one`] for callers that reuse one program buffer,
+    /// and need not get the program back.
     ///
     /// # Errors
     /// As [`Executor::submit`].

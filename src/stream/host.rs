@@ -52,7 +52,7 @@ struct StreamHandle {
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        // Release: what was queued before is queued for who sees this.
+        // Release: a thread that sees this also sees what was queued before.
         self.shared.closing.store(true, Ordering::Release);
         self.shared.parker.wake();
     }

@@ -152,7 +152,7 @@ impl Attachments {
         self.first.get().is_none()
     }
 
-    /// Those who hear of the owner's failure before its waits end.
+    /// The streams that are told of the owner's failure before its waits end.
     pub(crate) fn alarm(&self) -> &Alarm {
         &self.alarm
     }
