@@ -79,9 +79,9 @@ impl AsyncStatus {
 #[derive(Debug)]
 pub(super) struct Events {
     context: RawContext,
-    /// Whom an event is about: by the address of a queue pair or of one of its completion queues.
+    /// The queue pair that an event is about, by its address or the address of one of its completion queues.
     subjects: Mutex<HashMap<usize, Weak<AsyncStatus>>>,
-    /// Held while events are read: so that one that was read is entered before whoever was waiting looks.
+    /// Held while events are read, so that an event that was read is entered before a waiting thread looks.
     reading: Mutex<()>,
     started: Instant,
     last_look_ns: AtomicU64,
@@ -137,7 +137,7 @@ impl Events {
 
     /// Before the objects are destroyed: their addresses may come again.
     pub(super) fn forget(&self, objects: [usize; 3]) {
-        // Whoever reads an event of theirs right now is done with it first.
+        // A thread that is reading an event of these objects has to be done with it first.
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut subjects = self.subjects();
         for object in objects {
@@ -145,7 +145,7 @@ impl Events {
         }
     }
 
-    /// Takes what events there are, unless somebody did lately or is at it.
+    /// Takes the events that there are, unless a thread did so lately or is doing so.
     pub(super) fn look(&self) {
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let last_ns = self.last_look_ns.load(Ordering::Relaxed);

@@ -53,7 +53,7 @@ pub(super) struct RawQp(pub(super) NonNull<rdma_sys::ibv_qp>);
 
 impl Drop for RawQp {
     fn drop(&mut self) {
-        // SAFETY: created by whoever made the `States`, destroyed once, before its completion queues and its domain.
+        // SAFETY: created by the code that made the `States`, destroyed once, before its completion queues and its domain.
         release("ibv_destroy_qp", || unsafe {
             rdma_sys::ibv_destroy_qp(self.0.as_ptr())
         });

@@ -27,11 +27,11 @@ pub(crate) struct Relay {
     states: States,
     /// Held through every call that posts, polls or changes the state; taken before the lock inside of `states`.
     core: Mutex<Core<Verbs>>,
-    /// Somebody rang while another was at work, who is to look again.
+    /// A thread rang while another held the core. The other thread has to look again.
     missed: AtomicBool,
     /// What the device completed before it failed was passed on.
     shows_error: AtomicBool,
-    /// Requests were rung for and are not posted, or somebody is about to see whether there are any.
+    /// Requests were rung for and are not posted, or a thread is about to check whether there are any.
     holds_work: AtomicBool,
     _cqs: [CompletionQueue; 2],
     memory: QueuePairMemory,
@@ -181,7 +181,8 @@ impl Relay {
         self.domain.context.name()
     }
 
-    /// Waits for the core, and looks again if somebody rang who found it taken: every way to hold it ends in such a look.
+    /// Waits for the core, and afterwards looks again if a thread rang meanwhile and found the core taken. Every way to hold it ends in such
+    /// a look.
     fn hold<T>(&self, act: impl FnOnce(&mut Core<Verbs>) -> T) -> T {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut core);
@@ -192,7 +193,7 @@ impl Relay {
         result
     }
 
-    /// Whether somebody rang who found the core taken, which the caller has just let go of.
+    /// Whether a thread rang and found the core taken, which the caller has just released.
     #[inline]
     fn was_missed(&self) -> bool {
         // Between the unlock and the look at the flag; pairs with the one in `rung`, between the flag and the try to lock.
@@ -200,7 +201,7 @@ impl Relay {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// Does what there is to do, unless somebody is at it. Whether there was any.
+    /// Does the work that there is, unless another thread is doing so. Returns whether there was any.
     #[inline]
     pub(crate) fn turn(&self) -> bool {
         let mut worked = false;
@@ -210,9 +211,9 @@ impl Relay {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return worked,
             };
-            // Before the flag of who rang is taken, who may look at this one next.
+            // Before `missed` is cleared: the thread that rang may look at `holds_work` next.
             self.holds_work.store(true, Ordering::SeqCst);
-            // Acquire: the doorbells of those who rang before this.
+            // Acquire: the doorbells of the threads that rang before this.
             self.missed.swap(false, Ordering::AcqRel);
             worked |= self.work(&mut core);
             drop(core);
@@ -222,7 +223,7 @@ impl Relay {
         }
     }
 
-    /// A doorbell was stored: it is acted upon before this returns, or by whoever is at work.
+    /// A doorbell was stored: it is acted upon before this returns, or by the thread that holds the core.
     #[inline]
     pub(crate) fn rung(&self) {
         self.missed.swap(true, Ordering::AcqRel);
@@ -235,8 +236,8 @@ impl Relay {
         self.missed.load(Ordering::SeqCst) || self.holds_work.load(Ordering::SeqCst)
     }
 
-    /// Returns when the device has the receives that were rung for, as far as it takes them: also if that was while another was at work, who
-    /// may not have come to them.
+    /// Returns when the device has the receives that were rung for, as far as it takes them. That includes those that were rung for while
+    /// another thread held the core, which may not have come to them.
     pub(crate) fn settle_receives(&self) {
         self.hold(|core| {
             if core.recv.has_announced() {
@@ -301,7 +302,8 @@ impl Relay {
     /// # Errors
     /// As [`States::reset`].
     pub(crate) fn reset(&self) -> Result<()> {
-        // Who rang for the old life and found this at work is answered by a look that finds nothing: in RESET there is nothing to do.
+        // If a thread rings for the old generation and finds the core held, the look that follows finds nothing: in RESET there is nothing
+        // to do.
         self.hold(|core| {
             self.states.reset()?;
             core.reset();
@@ -391,7 +393,7 @@ fn create_once(
             recv_sges: capacity.segments,
             inline_bytes,
         };
-        // SAFETY: live objects of one context, which whoever has the queue pair holds.
+        // SAFETY: live objects of one context, which the owner of the queue pair holds.
         let qp = object("ibv_create_qp", || unsafe {
             doorbell_dv_sys::doorbell_dv_create_plain_qp(
                 domain.raw().as_ptr(),
@@ -454,7 +456,8 @@ mod tests {
             assert!(relay.missed.load(Ordering::Acquire), "it was taken");
         });
         assert!(!relay.missed.load(Ordering::Acquire));
-        // By everything that holds it, and every turn of the two: when both are done, nobody is left who rang and was not looked after.
+        // For every call that holds the core, and every interleaving of the two threads: when both are done, no doorbell is left that was
+        // not looked after.
         type Holder<'a> = (&'a str, &'a (dyn Fn() + Sync));
         let to_itself = relay.states().local();
         let holders: [Holder<'_>; 7] = [
@@ -485,7 +488,7 @@ mod tests {
         }
     }
 
-    /// Whoever hears that a receive was posted may send at once, and a peer without retries would fail.
+    /// A peer that learns that a receive was posted may send at once, and without retries it would fail.
     #[test]
     fn who_settles_receives_has_posted_them() {
         let Some(name) = device_name("who_settles_receives_has_posted_them") else {

@@ -40,7 +40,7 @@ struct Entry {
     fate: Fate,
 }
 
-/// Who completes a request.
+/// Which side completes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// The device, which has it.

@@ -689,7 +689,7 @@ const REFUSALS: [Refusal; 8] = [
     },
 ];
 
-/// Who refuses a request, and how.
+/// Which side refuses a request, and how.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Refuser {
     Provider,
