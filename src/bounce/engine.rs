@@ -12,7 +12,7 @@ pub struct CopyTicket(pub u64);
 
 /// Copies between host memory and memory that only the engine reaches, in the background if it can.
 ///
-/// Copies that were given to it and are not over may be carried out at any time and in any order; who needs an order waits.
+/// Copies that were given to it and are not over may be carried out at any time and in any order. A caller that needs an order has to wait.
 ///
 /// # Safety
 /// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_over`] that says `true`, or an

@@ -32,15 +32,15 @@ pub struct CmConnection {
 }
 
 impl CmConnection {
-    /// Connects `endpoint` to who listens at `address`, such as `10.9.0.1:7174`; if nobody does yet, tries again until `timeout`. Up to
-    /// 56 bytes of private data go with the request.
+    /// Connects `endpoint` to the process that listens at `address`, such as `10.9.0.1:7174`. If none listens yet, tries again until
+    /// `timeout`. Up to 56 bytes of private data go with the request.
     ///
     /// # Errors
     /// [`Error::Foreign`] if the way to that address begins at another device or port than the endpoint's; [`Error::Refused`] with the
-    /// peer's private data if it does not want to, or if nobody listened before the time was over; [`Error::Timeout`] if nothing answers;
-    /// [`Error::State`] if the endpoint is connected or has failed, or where no RDMA device has a way to the address;
-    /// [`Error::Range`] for longer private data; [`Error::Malformed`] for an address that is none; [`Error::System`], also where the
-    /// system has no rdma_cm. An endpoint whose steps had begun has failed then.
+    /// peer's private data if the peer refuses, or if nobody listened within `timeout`; [`Error::Timeout`] if nothing answers;
+    /// [`Error::State`] if the endpoint is connected or has failed, or if no RDMA device has a route to the address; [`Error::Range`]
+    /// for longer private data; [`Error::Malformed`] for an address that is none; [`Error::System`], also where the system has no
+    /// rdma_cm. An endpoint whose steps had begun has failed then.
     pub fn connect(
         endpoint: &mut Endpoint,
         address: &str,

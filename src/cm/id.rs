@@ -109,8 +109,9 @@ struct RawId(NonNull<rdma_sys::rdma_cm_id>);
 
 impl Drop for RawId {
     fn drop(&mut self) {
-        // SAFETY: owned by this alone, destroyed once, before its channel. It waits for events that were read and not acknowledged;
-        // there is none such outside `Id::next`. A refusal leaves it to the end of the process, and that is all that can be done.
+        // SAFETY: owned by this alone, destroyed once, before its channel. The call waits for events that were read and not
+        // acknowledged; outside `Id::next` there are none. If the call fails, the id stays until the process ends: nothing else can
+        // be done.
         unsafe { rdma_sys::rdma_destroy_id(self.0.as_ptr()) };
     }
 }

@@ -24,8 +24,8 @@ impl CmListener {
     /// Listens at `address`, such as `10.9.0.1:7174`, or `0.0.0.0:7174` for all devices; port 0 picks a free one.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for an address that is none; [`Error::System`] naming the call: `rdma_bind_addr` with ENODEV for an address
-    /// that no RDMA device has, `rdma_create_event_channel` where the system has no rdma_cm.
+    /// [`Error::Malformed`] if `address` is not an address; [`Error::System`] naming the call: `rdma_bind_addr` with ENODEV for an
+    /// address that no RDMA device has, `rdma_create_event_channel` where the system has no rdma_cm.
     pub fn bind(address: &str) -> Result<CmListener> {
         let address = resolve(address)?;
         let id = Id::new()?;

@@ -48,7 +48,7 @@ pub struct KernelQueue {
 
 /// Where what the threads share lies.
 #[derive(Debug)]
-#[expect(dead_code, reason = "kept for kernels, who have its address")]
+#[expect(dead_code, reason = "kept for kernels, which have its address")]
 enum StateMemory {
     Host(InPage<KernelQueueState>),
     #[cfg(feature = "cuda")]
