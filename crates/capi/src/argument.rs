@@ -54,7 +54,7 @@ pub(super) unsafe fn out_optional<'a, T>(place: *mut T) -> Option<&'a mut MaybeU
     unsafe { place.cast::<MaybeUninit<T>>().as_mut() }
 }
 
-/// A place for a handle, which is null until there is one: who destroys what a failed call left there destroys nothing.
+/// A place for a handle. It is null until there is a handle, so destroying what a failed call left there does nothing.
 ///
 /// # Safety
 /// As [`out`].

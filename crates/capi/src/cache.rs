@@ -312,7 +312,7 @@ pub unsafe extern "C" fn doorbell_cache_invalidate(
     })
 }
 
-/// Who tells the cache of memory that goes.
+/// Which mechanism tells the cache of memory that is unmapped or freed.
 ///
 /// # Safety
 /// As the header says of pointers and text buffers.

@@ -81,7 +81,7 @@ impl doorbell_group_config {
                 ("address", !self.address.is_null()),
             ];
             if let Some((argument, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-                let reason = "with a size of 0 it is the launcher who says so";
+                let reason = "with a size of 0 the launcher determines it";
                 return Err(Failure::argument(argument, reason));
             }
             return Ok(LaunchEnvironment::from_env()?);
