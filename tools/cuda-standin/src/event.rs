@@ -1,4 +1,4 @@
-//! Events: each record makes a new mark, and who asks means the latest.
+//! Events: each record makes a new mark, and queries mean the latest.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -10,7 +10,7 @@
 /* Longer than anything takes that is not a failure, also under compute-sanitizer. */
 #define MEASURED_BOUND_NS 10000000000u
 
-/* Who sees a doorbell is a thread of the host: it says go, and takes the time until it sees the flag. */
+/* A thread of the host watches for the doorbell: it says go, and takes the time until it sees the flag. */
 struct measured_bells {
 	uint64_t go;       /* uint32_t: the round that may begin */
 	uint64_t data;     /* uint32_t */
