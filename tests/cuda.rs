@@ -268,7 +268,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
     let Some(context) = context(test) else {
         return;
     };
-    // Both come in time for who has just begun to wait. Unless this thread gets no processor for as long: then there is more time.
+    // Both come in time for a wait that has just begun, unless this thread gets no processor for that long: then it is tried again with more time.
     let in_time = |work: Duration| {
         limit.step(work.as_secs(), BOUND);
         let stream = new_stream(&context, test);
@@ -394,7 +394,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
         Ok::<(), Error>(())
     };
     works(&mut pair).unwrap();
-    // Whoever asks for the path has it, and is told by the first stream that cannot go it.
+    // An application that asks for the path gets it, and the first stream that cannot use it returns an error.
     let config = EndpointConfig::default().control(Some(Control::Direct));
     let mut pair = Pair::new(&device, &config);
     match works(&mut pair) {
@@ -708,11 +708,11 @@ fn work_that_is_done_keeps_nothing_of_the_applications() {
     };
     let stream = new_stream(&context, test);
     for _ in 0..3 {
-        // The last handle is the stream's, and whoever drops it is busy.
+        // The last handle is the stream's, and the thread that drops it is busy.
         let last = Arc::downgrade(&Slow::on(&stream, Duration::from_millis(100)));
         until("it ends", || last.strong_count() == 0);
         let kept = Slow::on(&stream, Duration::ZERO);
-        // The thread that looks has seen it: nobody else does.
+        // The watching thread has seen it: no other thread looks.
         until("it is finished", || kept.finished.load(Ordering::Acquire));
         stream.synchronize(SOON).unwrap();
         assert_eq!(Arc::strong_count(&kept), 1);

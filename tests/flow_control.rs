@@ -39,7 +39,8 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
     go
 }
 
-/// What queues more than there is room for waits, whatever the depth, and who signals only some of them, too.
+/// A call that queues more than there is room for waits, whatever the depth, also if only some of the requests are
+/// signaled.
 #[test]
 fn a_queue_of_any_depth_takes_any_number_of_steps() {
     let _limit = Limit::new("steps", STEP);

@@ -407,7 +407,7 @@ impl Model {
             .store(false, Ordering::SeqCst);
     }
 
-    /// Looks at a request, unless another thread is at it.
+    /// Looks at a request, unless another thread is looking at it.
     pub fn observe(&self, request: &Request) {
         let Ok(mut trail) = request.trail.try_lock() else {
             return;
