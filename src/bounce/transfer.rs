@@ -416,7 +416,7 @@ impl<E: CopyEngine> Job<'_, E> {
                 self.transfers.push_back(ticket);
                 Ok(true)
             }
-            // Room comes when one of ours is over.
+            // There will be room when one of the engine's own transfers is over.
             Err(Error::QueueFull { .. }) if !self.transfers.is_empty() => Ok(false),
             Err(error) => Err(error),
         }

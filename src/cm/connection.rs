@@ -39,8 +39,8 @@ impl CmConnection {
     /// [`Error::Foreign`] if the way to that address begins at another device or port than the endpoint's; [`Error::Refused`] with the
     /// peer's private data if the peer refuses, or if nobody listened within `timeout`; [`Error::Timeout`] if nothing answers;
     /// [`Error::State`] if the endpoint is connected or has failed, or if no RDMA device has a route to the address; [`Error::Range`]
-    /// for longer private data; [`Error::Malformed`] for an address that is none; [`Error::System`], also where the system has no
-    /// rdma_cm. An endpoint whose steps had begun has failed then.
+    /// for longer private data; [`Error::Malformed`] if `address` is not an address; [`Error::System`], also where the system has no
+    /// rdma_cm. If the endpoint's steps had begun, it has failed then.
     pub fn connect(
         endpoint: &mut Endpoint,
         address: &str,

@@ -32,7 +32,7 @@ static ALLOCATIONS: Mutex<Vec<Allocated>> = Mutex::new(Vec::new());
 
 /// A stream's work.
 pub(super) trait StreamWork: Send + Sync {
-    /// Whether there is some, though nobody may have noticed yet that there is none.
+    /// Whether there is work left. May still say so for a short time after the last work is done.
     fn is_left(&self) -> bool;
 }
 
@@ -135,7 +135,7 @@ fn give_back_soon() {
     }
 }
 
-/// Gives one thing back. False if there is none.
+/// Gives one thing back. Returns false if there is nothing to give back.
 fn give_one() -> bool {
     if pinned::give_one_back() {
         return true;

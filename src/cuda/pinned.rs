@@ -229,7 +229,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Unregisters a run that has no handle. False if there is none.
+/// Unregisters a run that has no handle. Returns false if there is no such run.
 pub(super) fn give_one_back() -> bool {
     let run = {
         let mut known = known();

@@ -1,4 +1,4 @@
-//! What an endpoint is to be like.
+//! The configuration of an endpoint.
 
 use std::time::Duration;
 

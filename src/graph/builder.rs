@@ -1,5 +1,5 @@
 //! Recording.
-#![allow(unsafe_code)] // takes a graph of somebody's
+#![allow(unsafe_code)] // takes a graph that the application owns
 
 use std::fmt;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub struct GraphBuilder {
 }
 
 impl GraphBuilder {
-    /// Begins to capture a stream (`cuStreamBeginCapture`, thread-local mode): what anybody queues on it from now on is in the graph.
+    /// Begins to capture a stream (`cuStreamBeginCapture`, thread-local mode): everything that is queued on it from now on is in the graph.
     ///
     /// # Errors
     /// [`Error::Cuda`], if it is being captured already, for one.

@@ -18,7 +18,7 @@ const CANCEL: Duration = Duration::from_secs(1);
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
-    /// The group fails with that rank. Nobody was told of it yet, and when this returns all are.
+    /// The group fails with that rank. This is called before the failure is published; it is published when this returns.
     fn failing(&self, client: &StoreClient, rank: u32);
     /// The group has failed: [`StoreClient::failure`] says so.
     fn failed(&self, client: &StoreClient);
@@ -163,7 +163,7 @@ impl StoreClient {
             })
             .map_err(|error| match error {
                 Error::Timeout { .. } => error,
-                // That the store is gone is known as a rank's end, once the reader has read up to there.
+                // The end of the store is reported as the end of a rank, once the reader has read up to that point.
                 _ => self.wait_for_failure(CANCEL).unwrap_or(error),
             })
     }

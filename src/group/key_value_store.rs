@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::group::message::{LIST_BYTES_MAX, Message};
 
-/// What all values and their keys may take together.
+/// The most bytes that all values and their keys may take together.
 const BYTES_MAX: usize = 256 << 20;
-/// What is counted for a value besides its bytes.
+/// The bytes that are counted for a value besides its own.
 const OVERHEAD_BYTES: usize = 64;
 /// Requests of one rank that wait at a time.
 const WAITING_MAX: usize = 1024;
@@ -74,7 +74,7 @@ impl KeyValueStore {
         std::mem::take(&mut self.out)
     }
 
-    /// A rank has come; what was lost before is told to it.
+    /// A rank has come. It is told which ranks were lost before.
     pub(super) fn join(&mut self, rank: u32) {
         self.rank_states[rank as usize] = RankState::Here;
         let lost: Vec<u32> = (0..self.size())
@@ -233,7 +233,7 @@ impl KeyValueStore {
     }
 
     fn leave(&mut self, rank: u32, id: u32) {
-        // The store goes with rank 0: it stays as long as somebody may need it.
+        // The store ends with rank 0, so rank 0 stays as long as another rank may need it.
         if rank == 0 {
             self.host_leaves = Some(id);
         } else {
@@ -292,7 +292,7 @@ mod tests {
         store
     }
 
-    /// What comes of a message: each answer with its rank.
+    /// The answers to a message, each with its rank.
     fn answers(store: &mut KeyValueStore, rank: u32, message: &Message<'_>) -> Vec<(u32, String)> {
         store.take(rank, message).unwrap();
         sent(store)

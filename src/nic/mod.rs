@@ -1,7 +1,7 @@
 //! The NICs behind endpoints and regions: the software ConnectX inside this process (feature `softcx`), and the devices that rdma-core
 //! drives (feature `verbs`), mlx5 ones directly and any other by plain verbs.
 //!
-//! Which NIC it is ends here. What the layers above use are four things:
+//! The layers above do not depend on the kind of NIC. They use four things:
 //!
 //! | | what it is | made by |
 //! |---|---|---|

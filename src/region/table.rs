@@ -160,7 +160,8 @@ impl<T> Table<T> {
             return Err(value);
         };
         let len_bytes = range.len_bytes();
-        // What was put aside takes room, too, until somebody drops it: entries can be put aside at any time, and then there has to be room.
+        // Values that were put aside take room, too, until they are dropped: entries can be put aside at any time, and then there has to be
+        // room.
         let room = self.entries.len() + self.gone.len() < 2 * self.max_entries
             && len_bytes <= self.max_bytes;
         if !room || (!exact && self.place(&range).is_some()) {

@@ -227,7 +227,7 @@ impl States {
             .to_ready_to_receive(&progress.attributes, remote)
             .and_then(|()| self.to_ready_to_send(&progress, remote));
         if made.is_err() && self.state() != State::Init {
-            // What fails here in turn is for `state` to show.
+            // If this fails as well, `state` shows it.
             let _ = self
                 .to_reset()
                 .and_then(|()| self.to_init(&progress.attributes));
@@ -344,7 +344,7 @@ impl States {
     fn to_reset(&self) -> Result<()> {
         let attr = blank(ibv_qp_state::IBV_QPS_RESET);
         self.modify("ibv_modify_qp to RESET", attr, Mask(0))?;
-        // What there is to tell of the life that ends must not hit the next one.
+        // Events of the generation that ends must not be applied to the next one.
         self.context.events.take();
         self.status.reset();
         Ok(())

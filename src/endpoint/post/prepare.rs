@@ -261,7 +261,7 @@ impl Endpoint {
         if !Arc::ptr_eq(&prepared.shared, &self.shared)
             || prepared.operation.epoch != self.shared.epoch.load(Ordering::Relaxed)
         {
-            // Somebody else's, or of an earlier generation: dropping does what can be done.
+            // It belongs to another endpoint or an earlier generation: dropping it does what can be done.
             return;
         }
         let shared = Arc::clone(&self.shared);

@@ -127,7 +127,7 @@ impl QueueState {
                 });
             }
         };
-        // What the watchdog wrote to let a waiter go is of no work request: its counter means nothing.
+        // A completion that the watchdog wrote to release a waiter belongs to no work request: its counter means nothing.
         let ours = is_synthetic(cqe);
         let own = (0..in_flight).find(|ahead| {
             !ours
@@ -145,7 +145,8 @@ impl QueueState {
             for count in 0..=ahead {
                 let outcome = self.outcome(done.wrapping_add(count));
                 let last = count == ahead;
-                // The state and the failure are there before the place is the poster's again. The regions are let go after that.
+                // The state and the failure are recorded before the poster may use the place again. The regions are released
+                // after that.
                 let reaped = self.ledger.reap_with(|work| {
                     outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
                     self.consumed.store(work.end, Ordering::Release);

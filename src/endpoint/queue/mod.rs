@@ -470,7 +470,7 @@ impl QueueState {
         self.cq.set_consumer_index(cursor.freed);
     }
 
-    /// The device was made silent: what was not rung by now never will be.
+    /// The device was silenced: work that was not rung by now is never rung.
     pub(super) fn end_rung(&self, rung: u32) {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }

@@ -41,7 +41,7 @@ pub(super) struct Shared {
     attachments: Attachments,
     /// Before the queue pair.
     tried: ringing::Tried,
-    /// Before the rest, so that the device forgets the queue pair before the regions that its work names are let go.
+    /// Before the rest, so that the queue pair is destroyed before the regions that its work names are released.
     pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
     targets: Targets,

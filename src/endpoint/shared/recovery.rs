@@ -137,8 +137,9 @@ impl Shared {
                 Stopped::Yes(silence) => self.end_stopped(silence),
                 Stopped::GivenUp => self.end_given_up(),
             }
-            // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
-            // given up must not send what the wait was to protect. (A device that was given up may send it: that is told as not known.)
+            // From here on the device executes nothing. Streams are released after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect. (A device that was given up may send it: such work is reported as
+            // unknown.)
             self.broken_down.store(true, Ordering::Release);
         }
         let is_counted = self.doorbells().is_some();
@@ -157,7 +158,7 @@ impl Shared {
         true
     }
 
-    /// The device is stopped: what it has not completed by now it never will.
+    /// The device is stopped: it will never complete what it has not completed by now.
     fn end_stopped(&self, silence: Silence) {
         if silence.resets_records {
             self.queues.iter().for_each(QueueState::enter_silence);
@@ -432,7 +433,7 @@ impl Watched for Shared {
     fn look(&self) -> PollResult {
         let now = now_ns();
         let Some(_generation) = self.try_hold_generation() else {
-            // A reset is waiting for the device, or somebody looks already. Others have deadlines.
+            // A reset is waiting for the device, or another thread looks already. Do not wait: other endpoints have deadlines.
             return PollResult::Waiting;
         };
         self.look_for_failure();
@@ -450,7 +451,7 @@ impl Watched for Shared {
         if self.has_failed.load(Ordering::Acquire) && !self.break_down() {
             return PollResult::Waiting;
         }
-        // What waits for others is posted by a look of this thread, if nobody else looks.
+        // Requests that wait for others are posted by a look of this thread, if no other thread looks.
         let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();
         if self.on_streams.any() || holds_work() {
             self.last_active_ns.store(now, Ordering::Relaxed);

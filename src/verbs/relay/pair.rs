@@ -29,7 +29,7 @@ pub(crate) struct Relay {
     core: Mutex<Core<Verbs>>,
     /// A thread rang while another held the core. The other thread has to look again.
     missed: AtomicBool,
-    /// What the device completed before it failed was passed on.
+    /// The completions that came before the device's failure were passed on.
     shows_error: AtomicBool,
     /// Requests were rung for and are not posted, or a thread is about to check whether there are any.
     holds_work: AtomicBool,
