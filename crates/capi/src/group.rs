@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
 use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, StateKind, Token};
 
-/// A job of many processes, as one of them has it.
+/// A job of many processes, from the side of one of them.
 pub struct doorbell_group {
     inner: Group,
     terms: Terms,

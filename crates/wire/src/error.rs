@@ -140,7 +140,7 @@ pub enum Error {
         call: &'static str,
         /// What it returned, as in `cuda.h`.
         code: u32,
-        /// Its name, as the driver has it.
+        /// The driver's name for it.
         name: String,
     },
     /// Bytes from a peer, a device or a file that make no sense.
