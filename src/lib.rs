@@ -108,7 +108,7 @@ pub use region::{
 };
 #[cfg(feature = "softcx")]
 pub use region::{CommandKind, CommandKinds, Counters, Faults};
-/// What streams and queues hand to each other: no part of the interface, and without its promises.
+/// What streams and queues pass to each other. It is not part of the public interface, and may change at any time.
 #[doc(hidden)]
 pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
 pub use stream::{Event, Executor, HostStream, Spin};

@@ -1,4 +1,4 @@
-//! What librdmacm tells.
+//! The events of librdmacm.
 
 use rdma_sys::rdma_cm_event_type as Kind;
 
@@ -36,7 +36,7 @@ impl CmEvent {
         }
     }
 
-    /// Why a peer refuses: what people meet, in their words.
+    /// The common reasons of a refusal, as text.
     pub(super) fn refusal(&self) -> String {
         let reason = match self.status {
             1..=3 => "it has no resources for it",
