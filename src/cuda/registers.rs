@@ -14,7 +14,7 @@ use crate::Error;
 /// What was found of GPUs and a card's registers.
 #[derive(Default)]
 pub(crate) struct RegistersFound {
-    /// For people. Empty if this process has no CUDA context.
+    /// Text for messages. Empty if this process has no CUDA context.
     pub(crate) finding: String,
     /// The registration, if this call made it.
     pub(crate) pinned: Option<Pinned>,

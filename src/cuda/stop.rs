@@ -1,4 +1,4 @@
-//! What is queued behind a failure on a stream that cannot skip it: its endpoints are given up before the stream goes on.
+//! Work that is queued behind a failure on a stream that cannot skip it: the work's endpoints are given up before the stream goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,7 +148,7 @@ impl StreamState {
         });
     }
 
-    /// Failures of what is queued now are no fault of the stream any more.
+    /// Failures of work that is queued now no longer count as a fault of the stream.
     pub(super) fn forgive(&self) {
         self.forgive_pending(&self.pending.lock());
     }

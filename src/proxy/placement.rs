@@ -40,7 +40,7 @@ impl Placement {
             .map_or(Placement::Anywhere, Placement::Node)
     }
 
-    /// For people.
+    /// Text for messages.
     pub(crate) fn text(self) -> String {
         match self {
             Placement::Anywhere => "any CPU".into(),

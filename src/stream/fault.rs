@@ -14,7 +14,7 @@ const FINAL: u8 = 3;
 /// Why queued work failed.
 #[derive(Debug, Clone)]
 pub struct StreamFailure {
-    /// For people.
+    /// Text for messages.
     pub(crate) reason: String,
     /// The failure of the endpoint that was waited for, if that is the cause.
     pub(crate) work: Option<WorkError>,

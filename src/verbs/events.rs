@@ -1,4 +1,4 @@
-//! Asynchronous events: what a device says of queues and of itself, apart from completions.
+//! Asynchronous events: what a device reports of queues and of itself, apart from completions.
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use doorbell_wire::verbs::State;
 /// How often the kernel is asked at most: a look costs a system call, and poll loops look all the time.
 const INTERVAL_NS: u64 = 500_000;
 
-/// What is known of a queue pair without a call: the state that it was brought to, and what events say.
+/// What is known of a queue pair without a call: the state that it was brought to, and the reported events.
 #[derive(Debug)]
 pub(super) struct AsyncStatus {
     state: AtomicU8,
@@ -49,7 +49,7 @@ impl AsyncStatus {
             .unwrap_or(State::Error)
     }
 
-    /// A step from one state to the next. Not where an event has told of an error meanwhile: that stays, until a reset.
+    /// A step from one state to the next. If an event has reported an error meanwhile, the error state stays until a reset.
     pub(super) fn step(&self, from: State, to: State) {
         let step = (from as u8, to as u8);
         let _ = self
@@ -96,7 +96,7 @@ unsafe impl Send for RawContext {}
 unsafe impl Sync for RawContext {}
 
 impl Events {
-    /// Sees to it that looking for an event does not wait for one.
+    /// Makes the event descriptor non-blocking, so that looking for an event does not wait for one.
     ///
     /// # Errors
     /// [`crate::Error::System`].
@@ -127,7 +127,7 @@ impl Events {
         self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters what events about the objects at these addresses are to change.
+    /// Registers the status that events about the objects at these addresses change.
     pub(super) fn watch(&self, objects: [usize; 3], status: &Arc<AsyncStatus>) {
         let mut subjects = self.subjects();
         for object in objects {
@@ -161,7 +161,7 @@ impl Events {
         self.read();
     }
 
-    /// Takes what events there are.
+    /// Takes the events that there are.
     pub(super) fn take(&self) {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.read();

@@ -8,7 +8,7 @@ use crate::endpoint::device_queue_state::DeviceQueueState;
 use crate::mlx5::Cqe;
 use crate::{Error, Result, StateKind};
 
-/// Whose the queue is.
+/// Which side owns the queue.
 #[derive(Debug, Default)]
 pub(super) enum Ownership {
     /// The endpoint's own.
@@ -120,7 +120,7 @@ impl QueueState {
         drop(over);
     }
 
-    /// Whose work requests kernels submit for the host to ring.
+    /// The work requests that kernels have submitted from the count `from` on, for the host to ring: their end, and the doorbell.
     pub(in crate::endpoint) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
         match &*self.ownership() {
             Ownership::Device(state) => state.submitted(from),

@@ -1,4 +1,4 @@
-//! A queue pair of plain verbs behind queues in memory of ours.
+//! A queue pair of plain verbs behind queues in memory of this library.
 #![allow(unsafe_code)] // hands memory and verbs objects to the relay
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -21,7 +21,7 @@ use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::{Abilities, Capacity, State};
 
-/// A reliable-connected queue pair with two completion queues of its own. The fields stand in the order in which they must go.
+/// A reliable-connected queue pair with two completion queues of its own. The fields are in the order in which they must be dropped.
 #[derive(Debug)]
 pub(crate) struct Relay {
     states: States,
@@ -44,13 +44,13 @@ impl Relay {
     /// Makes a queue pair in the RESET state.
     ///
     /// # Errors
-    /// [`Error::Range`] naming what an endpoint was asked to be and the device cannot have; [`Error::State`] if it has no reliable
+    /// [`Error::Range`] naming the requested value that the device does not support; [`Error::State`] if it has no reliable
     /// connections; [`Error::System`] of the verbs call.
     pub(crate) fn new(domain: &Arc<Domain>, capacity: &Capacity) -> Result<Relay> {
         let context = &domain.context;
         let limits = context.limits;
         if let Err(error) = limits.check(capacity) {
-            // A device without reliable connections has small limits as well, and those are not the point.
+            // A device without reliable connections has small limits as well, which would give a misleading error.
             let least = Capacity {
                 send_depth: 1,
                 recv_depth: 1,
@@ -67,8 +67,8 @@ impl Relay {
         }
         let sizes = QueuePairSizes::of(capacity);
         let (pages, memory) = QueuePairMemory::new(&sizes)?;
-        // A place for each work request in flight is enough: what is completed and not passed on yet is still one of those, however long
-        // the rings behind it are.
+        // A place for each work request in flight is enough: a completion that was not passed on yet still belongs to one of those,
+        // however long the rings behind it are.
         let cq = |depth| CompletionQueue::of_at_least(context, depth);
         let cqs = [cq(capacity.send_depth)?, cq(capacity.recv_depth)?];
         let (qp, caps) = create(context, domain, &cqs, capacity)?;
@@ -137,7 +137,7 @@ impl Relay {
         })
     }
 
-    /// Where its parts lie.
+    /// The addresses of its parts.
     pub(crate) fn memory(&self) -> &QueuePairMemory {
         &self.memory
     }
@@ -151,8 +151,8 @@ impl Relay {
         &self.states
     }
 
-    /// The state. That of an error shows when the completion that says why is where others look: the device wrote it before, but to a queue
-    /// of its own.
+    /// The state. The error state is reported only when the completion that has the reason was passed on: the device wrote it earlier, but
+    /// to its own queue.
     #[inline]
     pub(crate) fn state(&self) -> State {
         let state = self.states.state();
@@ -250,9 +250,9 @@ impl Relay {
     fn work(&self, core: &mut Core<Verbs>) -> bool {
         let turn = core.turn(self.states.state());
         if turn.fails {
-            // If it cannot, what is posted is not flushed, and the endpoint finds out.
+            // If this fails, posted requests are not flushed, and the endpoint notices that.
             let _ = self.states.fail();
-            // What was posted before is flushed from here on.
+            // Requests that were posted before are flushed from here on.
             core.turn(State::Error);
         }
         let holds = self.states.state() == State::ReadyToSend && core.send.has_announced();
@@ -260,7 +260,7 @@ impl Relay {
         turn.worked
     }
 
-    /// INIT to RTR and RTS. After an error it is where it was, with the receives that it had.
+    /// INIT to RTR and RTS. After an error the queue pair is in the state that it had, with the receives that it had.
     ///
     /// # Errors
     /// As [`States::connect`].
@@ -274,18 +274,18 @@ impl Relay {
         })
     }
 
-    /// Any state to ERR. What is posted is flushed by the device, and what is rung later by the relay, in turns to come.
+    /// Any state to ERR. The device flushes posted requests, and the relay flushes requests that are rung for later, in its next turns.
     ///
     /// # Errors
     /// As [`States::fail`].
     pub(crate) fn fail(&self) -> Result<()> {
-        // Nobody waits for the core because of a command that hangs.
+        // Without the core, so that no thread waits for the core if the command hangs.
         let done = self.states.fail();
         self.hold(|_| ());
         done
     }
 
-    /// After [`Relay::fail`]: passes on what there is, and does nothing more for this life.
+    /// After [`Relay::fail`]: passes on the completions that there are, and does nothing more for this generation.
     ///
     /// # Errors
     /// As [`States::silence`].
@@ -316,7 +316,8 @@ impl Relay {
 /// Makes the queue pair.
 ///
 /// # Errors
-/// [`Error::Range`] with the most that the device makes: what it says of itself is an upper bound, which long work requests do not reach.
+/// [`Error::Range`] with the most that the device creates. The limit that it reports is an upper bound, which long work requests do not
+/// reach.
 fn create(
     context: &Context,
     domain: &Domain,
@@ -405,7 +406,7 @@ fn create_once(
         Ok((RawQp(qp), caps))
     };
     let made = match make(capacity.inline_bytes) {
-        // What a provider says of inline data that it cannot have, as of all else that is too much.
+        // The error of a provider for too much inline data, as for any other value that is too large.
         Err(Error::System {
             errno: libc::EINVAL | libc::ENOMEM,
             ..
