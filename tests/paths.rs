@@ -265,8 +265,8 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
     }
 }
 
-/// A stream that waits for a count of completions is let go only when those before its own are counted, which nobody waits for: neither
-/// comes, for their receives were never rung.
+/// A stream that waits for a count of completions is released only when the completions before its own are counted, which nothing waits
+/// for: neither comes, for their receives were never rung.
 #[test]
 fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
     let _limit = Limit::new("counted", STEP);

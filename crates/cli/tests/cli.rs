@@ -533,7 +533,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 
 #[test]
 fn connecting_to_nobody_ends_by_its_deadline() {
-    // A port that is taken, and where nobody listens any more: one that is free is somebody else's the next moment.
+    // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let port = address.port();

@@ -185,7 +185,7 @@ fn find(
 }
 
 fn unmap(start: usize, len_bytes: usize) {
-    // SAFETY: mapped in `Pages::new` with the same length, and nobody's any more.
+    // SAFETY: mapped in `Pages::new` with the same length, and not used any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len_bytes) };
 }
 

@@ -55,7 +55,7 @@ impl Role {
         })
     }
 
-    /// A short name for people.
+    /// A short name, for output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DoorbellRecord => "doorbell record",
