@@ -17,7 +17,7 @@ pub(super) struct Cursor {
     pub(super) failed: bool,
     /// Streams are told of completions from the first error on.
     pub(super) is_let_go: bool,
-    /// The device was given up: what it writes from now on is not processed.
+    /// The device was given up: completions that it writes from now on are not processed.
     pub(super) is_over: bool,
     /// Behind the last completion that the device wrote, once it writes no more in this generation.
     pub(super) silent_from: Option<u32>,
@@ -85,7 +85,7 @@ impl QueueState {
         }
         let freed = cursor.freed;
         if freed != cursor.seen {
-            // Not before there is something to give back: the poster writes it, and a proxy comes by here all the time.
+            // Loaded only if there is something to give back: the poster writes it, and a proxy runs this all the time.
             let taken = self.taken.load(Ordering::Acquire);
             while cursor.freed != cursor.seen
                 && cursor.freed != taken
@@ -101,7 +101,7 @@ impl QueueState {
         new
     }
 
-    /// Enters a completion: the work requests up to its own are done.
+    /// Processes a completion: the work requests up to its own are done.
     fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Reaped)) {
         let record = self.record(index);
         let done = self.ledger.done();

@@ -1,4 +1,4 @@
-//! What is known of one operation, and of a wait in one word.
+//! The status of one operation, and the state of a wait in one word.
 
 use crate::endpoint::outcome::OpStatus;
 

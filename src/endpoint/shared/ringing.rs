@@ -17,7 +17,8 @@ use crate::proxy::{PollResult, Proxied, Proxy, Registration, TriggerCount, proxy
 use crate::region::ProtectionDomain;
 use crate::{Cause, Result};
 
-/// How long a proxy goes on looking at an endpoint with nothing under way, so that one in use does not come and go with each operation.
+/// How long a proxy keeps polling an endpoint with nothing under way, so that an endpoint in use is not registered and unregistered for each
+/// operation.
 const LINGER_NS: u64 = 10_000_000;
 
 /// Not resting: the proxy polls it in every round.
@@ -77,20 +78,20 @@ pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
     /// Whether the proxy serves the endpoint now. The poster checks it each time.
     served: Registration,
-    /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Changes seldom.
+    /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Rarely changes.
     resting: AtomicUsize,
     _proxy: CacheLineStart,
     last_work_ns: AtomicU64,
     doorbells: [QueueDoorbells; 2],
 }
 
-/// That of one queue.
+/// The table of one queue.
 #[derive(Debug)]
 #[repr(C)]
 struct QueueDoorbells {
     _poster: CacheLineStart,
-    /// What each work request's doorbell stores, by its running count: written when it is prepared, because the ring is not read back. A
-    /// place is used again when its work request is done, which is after the device was told of it.
+    /// The stores of each work request's doorbell, by its running count. They are written when it is prepared, because the ring is not
+    /// read back. A place is used again when its work request is done, which is after the device was told of it.
     records: Box<[AtomicU32]>,
     /// None for receives.
     uars: Box<[AtomicU64]>,
@@ -130,7 +131,7 @@ impl DoorbellTable {
         Arc::clone(&self.proxy)
     }
 
-    /// Enters what rings for the work request of that running count.
+    /// Enters the doorbell stores for the work request with that running count.
     #[inline]
     pub(in crate::endpoint) fn enter(&self, side: Side, count: u32, stores: DoorbellStores) {
         let bell = &self.doorbells[side as usize];
@@ -144,7 +145,7 @@ impl DoorbellTable {
 }
 
 impl DoorbellTable {
-    /// Tells the proxy of what the caller has stored, if it does not poll in every round.
+    /// Tells the proxy of the caller's stores, if it does not poll the endpoint in every round.
     #[inline]
     fn announce(&self) {
         // Orders what was stored before the look; pairs with the fence of the proxy between the number and its last poll.
@@ -168,13 +169,13 @@ impl QueueDoorbells {
 }
 
 impl Shared {
-    /// What the proxy path needs, if it is in force.
+    /// The doorbells, if the proxy path is in force.
     #[inline]
     pub(in crate::endpoint) fn doorbells(&self) -> Option<&DoorbellTable> {
         self.doorbells.as_ref()
     }
 
-    /// Has the proxy look at this endpoint, if it does not.
+    /// Makes the proxy poll this endpoint, if it does not yet.
     #[inline]
     pub(super) fn enlist(&self) {
         let Some(doorbells) = &self.doorbells else {
@@ -184,7 +185,7 @@ impl Shared {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             doorbells.proxy.register(self.weak.clone());
         } else if doorbells.resting.load(Ordering::Relaxed) != ACTIVE && self.awaits_receives() {
-            // What is to be sent is announced when it is triggered.
+            // Sends are announced when they are triggered.
             doorbells.announce();
         }
     }
@@ -205,7 +206,7 @@ impl Shared {
         taken.wrapping_sub(seen).cast_signed() > 0
     }
 
-    /// Sets the count of executed programs, which nobody is to ring for any more: of a generation that ends, or before one that begins.
+    /// Sets the count of executed programs for which no doorbell has to be rung any more: when a generation ends, or before one begins.
     pub(in crate::endpoint) fn set_rung(&self, side: Side, count: u32) {
         let bell = self
             .doorbells
@@ -256,14 +257,14 @@ impl Shared {
         if let Some(doorbells) = &self.doorbells {
             let bell = &doorbells.doorbells[side as usize];
             let _ringing = bell.lock();
-            // Once: no more than that is in flight. Also of what the proxy has triggered, and not yet rung for.
+            // Once is enough, because no more than that is in flight. This also rings for what the proxy has triggered and not rung for yet.
             self.trigger_for_kernels(side, bell);
             self.ring(side, bell);
         }
     }
 
-    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. The caller holds
-    /// `ringing` of the bell.
+    /// Triggers what kernels have submitted, as a stream would: sets the count, and the doorbell stores of the last request.
+    /// The caller holds `ringing` of the bell.
     #[cold]
     fn trigger_for_kernels(&self, side: Side, bell: &QueueDoorbells) {
         let Some((upto, doorbell)) = self.queue(side).submitted(self.rung(side)) else {
@@ -301,13 +302,13 @@ impl Shared {
             return false;
         }
         self.fetch_what_is_needed(side, bell, triggered);
-        // The word is memory that streams and kernels write. What was never handed to a stream has no doorbell here.
+        // The word is memory that streams and kernels write. A work request that was never handed to a stream has no doorbell here.
         let handed = self.queue(side).queued.load(Ordering::Acquire);
         if triggered.wrapping_sub(told) > handed.wrapping_sub(told) {
             self.fail(None, Cause::Trigger(triggered));
             return false;
         }
-        // Records count: the last one tells of all before it.
+        // A record is a count: the last one covers all before it.
         let at = bell.place(triggered.wrapping_sub(1));
         let Queues::Mlx5(memory) = self.qp.queues();
         let record_word = if side == Side::Send { 1 } else { 0 };
