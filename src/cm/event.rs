@@ -20,7 +20,8 @@ const INVALID_SERVICE: i32 = 8;
 const STALE_CONNECTION: i32 = 10;
 
 impl CmEvent {
-    /// A refusal that another try may not meet: nobody listens there, yet; or the peer still has the last connection of this queue pair.
+    /// A refusal that a later attempt may not get: nobody listens there yet, or the peer still has the last connection of this queue
+    /// pair.
     pub(super) fn is_passing(&self) -> bool {
         self.kind == Kind::RDMA_CM_EVENT_REJECTED
             && matches!(self.status, INVALID_SERVICE | STALE_CONNECTION)

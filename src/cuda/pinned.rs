@@ -270,7 +270,7 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
             continue;
         }
         has_tried = false;
-        // Nobody tells when the streams become idle.
+        // There is no notification when the streams become idle.
         let woken = LEFT.wait_timeout(known, Duration::from_millis(1));
         drop(woken.unwrap_or_else(PoisonError::into_inner));
         if Instant::now() > deadline {

@@ -1,4 +1,4 @@
-//! The connection of a rank with the store: requests and their answers, and the news that nobody asked for.
+//! The connection of a rank with the store: requests and their answers, and messages without a request.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -269,7 +269,7 @@ impl KeyValueStore {
         self.waits[rank as usize] -= dropped;
     }
 
-    /// Answers rank 0's wish to leave once nobody else is here or still to come.
+    /// Answers rank 0's request to leave once no other rank is here or still to come.
     fn let_host_go(&mut self) {
         let others = self.rank_states.iter().skip(1);
         let over = others

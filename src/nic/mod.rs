@@ -29,7 +29,7 @@
 //! give them back. mlx5 gives completions back by a consumer record in host memory; others by a register (bnxt_re), or not at all. These
 //! parts are not a trait yet: one implementation would not show which interface another one needs, and posting must not
 //! cost an indirect call. docs/architecture.md, "Adding a vendor", lists the places.
-// A build without any NIC is of use to nobody, and compiles.
+// A build without any NIC is useless, but compiles.
 #![cfg_attr(not(any(feature = "softcx", feature = "verbs")), allow(dead_code))]
 
 mod device;

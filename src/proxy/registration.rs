@@ -108,7 +108,7 @@ mod tests {
     /// The need is told of before [`Registration::come`], so there are three moments to come at.
     #[test]
     fn who_comes_while_the_thread_leaves_is_served_once() {
-        // After its last look and before its store: nobody registers, so it stays.
+        // After its last look and before its store: no thread registers the object, so the progress thread stays.
         let registration = Registration::default();
         assert!(registration.come());
         assert!(!registration.come());

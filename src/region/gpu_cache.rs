@@ -156,7 +156,7 @@ impl DeviceCache {
             table.entries.len() < self.config.max_entries as usize
                 && table.bytes.saturating_add(bytes) <= self.config.max_bytes
         };
-        // Without a number nobody could tell later whether it is the same memory.
+        // Without a number, it would not be known later whether it is the same memory.
         let may_be = numbered && bytes <= self.config.max_bytes;
         while !may_be || !fits(&table) {
             let idle = table

@@ -460,7 +460,7 @@ impl Event {
 
     /// Wakes the threads that sleep in [`Event::synchronize`].
     pub(crate) fn wake(&self) {
-        // With the lock taken once, nobody is between a look at the mark and going to sleep.
+        // With the lock taken once, no thread is between a look at the mark and going to sleep.
         drop(self.state());
         self.inner.passed.notify_all();
     }

@@ -171,8 +171,8 @@ impl Events {
     fn read(&self) {
         let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::zeroed();
         let event = event.as_mut_ptr();
-        // SAFETY: an open context, and a place for the event; it does not wait. The event is acknowledged before anybody could destroy
-        // what it is about, because that waits for this lock.
+        // SAFETY: an open context, and a place for the event; it does not wait. The event is acknowledged before the object that it is
+        // about can be destroyed, because that waits for this lock.
         while unsafe { rdma_sys::ibv_get_async_event(self.context.0.as_ptr(), event) } == 0 {
             // SAFETY: the call has filled it in. Its kind is read as a number, because the kernel may know more kinds than the bindings;
             // and the object as an address, which every member of the union lies in.

@@ -390,7 +390,7 @@ impl Proxied for Shared {
             return PollResult::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
-        // Without work on a stream nobody waits for the device here. Kernels that have the queue count as such.
+        // Without work on a stream, nothing waits for the device here. Kernels that own the queue count as work on a stream.
         let moved = (rang || self.on_streams.any() || self.qp.holds_work()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;

@@ -116,7 +116,7 @@ impl Relay {
             };
             (send, recv)
         };
-        // SAFETY: the queue pair is destroyed after nobody can have the relay any more, and the completion queues after it.
+        // SAFETY: the queue pair is destroyed when no code can use the relay any more, and the completion queues after it.
         let provider =
             unsafe { Verbs::new(states.raw(), cqs.each_ref().map(CompletionQueue::raw)) };
         Ok(Relay {
