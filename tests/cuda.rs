@@ -790,7 +790,7 @@ fn events_order_streams_of_both_kinds() {
     assert_eq!(steps.load(Ordering::SeqCst), 150);
 }
 
-/// What a stream waits for that nobody comes to is left, and what is queued later waits for its own again.
+/// After an abort, a stream does not wait any more for events that never come; work that is queued later waits for its own events again.
 #[test]
 fn an_abort_ends_waits_for_events() {
     let _alone = alone();
@@ -1345,7 +1345,7 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
             sent => sent.unwrap(),
         };
         round += 1;
-        // What was queued is the driver's to finish; nobody can be told how far it has come, and the next call says why.
+        // The driver finishes the queued work. How far it has come cannot be reported, and the next call returns the reason.
         let refused = bench.pair.a.stream_queue_send(&stream, &Work::nop());
         let error = refused.expect_err("a stream that is gone");
         assert!(

@@ -116,7 +116,7 @@ fn room_that_will_not_come_is_not_waited_for() {
     assert_eq!(pair.a.room(Side::Send), 0);
     let error = pair.a.wait_room(Side::Send, 1, None).unwrap_err();
     full(error, "send", "signaled");
-    // Receives leave when something comes, which nobody here can know: that is waited for.
+    // Receives complete when a message comes, which cannot be known here: so the call waits for that.
     for _ in 0..DEPTH {
         pair.b.post_recv(1, &[]).unwrap();
     }

@@ -611,7 +611,7 @@ fn what_no_kernel_will_execute_is_given_up() {
         let queued = write(&mut bench, &kernels, round);
         let event = Event::new();
         kernels.record(&event).unwrap();
-        // Nobody knows yet that it will not be executed.
+        // It is not known yet that it will not be executed.
         let error = kernels.synchronize(Some(SHORT)).unwrap_err();
         assert!(
             matches!(

@@ -686,7 +686,7 @@ fn posts_that_are_tried_again_find_room() {
             loop {
                 match pair.a.post_send(&work) {
                     Ok(_) => break,
-                    // The completions are nobody's here; one in four is signaled, and each takes a place until it is taken.
+                    // The completions are not waited for here; one in four is signaled, and each occupies a place until it is taken.
                     Err(Error::QueueFull { queue, .. }) if queue.contains("completion") => {
                         while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
                     }

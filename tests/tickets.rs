@@ -305,7 +305,7 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
     }
 }
 
-/// A reset that comes before anybody has looked at the completions: those of the life that it ends tell how that was.
+/// A reset that comes before any thread has looked at the completions: the completions of the ended generation determine its statuses.
 #[test]
 fn what_completed_before_a_reset_is_told_as_that_behind_it() {
     let mut pair = Pair::new(&device(), &small());

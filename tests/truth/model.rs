@@ -190,7 +190,7 @@ impl Request {
         }
     }
 
-    /// How it stands, if anybody has taken it.
+    /// The status of its ticket, if it was taken.
     pub fn status(&self) -> Option<Status> {
         let trail = self.trail();
         trail.ticket.as_ref().map(Ticket::status)

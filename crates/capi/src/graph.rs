@@ -280,7 +280,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_instantiate(
     graph: *mut *mut doorbell_graph,
 ) -> c_int {
     call!(place = out_handle(graph), held = get(builder), || {
-        // Nobody else is in it, and nothing panicked in it.
+        // No other thread uses it, and nothing panicked in it.
         drop(held.lock()?);
         // SAFETY: the caller's promise about handles and places for them; the reference is not used any more.
         let builder = unsafe { take(builder, "builder") }?;

@@ -37,7 +37,8 @@ enum Latest {
 }
 
 impl Latest {
-    /// For calls that ask how far it is: of what was captured nobody can.
+    /// For calls that ask whether it has passed: an event of a capture cannot
+    /// be queried.
     fn mark(self) -> Outcome<Option<Arc<Mark>>> {
         match self {
             Latest::Nothing => Ok(None),

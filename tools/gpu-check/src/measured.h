@@ -193,7 +193,7 @@ DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const stru
 	return code;
 }
 
-/* A queue of which every slot is somebody's, and nobody has submitted: `codes` of what is asked of it, and how long the bound took. */
+/* A queue of which every slot is reserved, and none is submitted: `codes` of what is asked of it, and how long the bound took. */
 struct measured_full {
 	uint64_t queue; /* struct doorbell_queue */
 	uint64_t codes; /* int32_t: of filling it; of one more; of one more at once; of a warp; of submitting all; of one more then */
