@@ -31,9 +31,9 @@
 //!
 //! # Control paths
 //! The NICs are the software ConnectX inside the process (feature `softcx`, on by default) and, with the feature `verbs`, the devices of
-//! rdma-core. Streams can ring the doorbells of mlx5 devices; other devices are used by plain verbs. [`Control`] names who rings: the
-//! stream itself, a thread of the library that polls trigger words, or the calling thread after it has waited for the stream.
-//! [`Endpoint::path`] reports which one is in force, and why no better one is. Calls and results are the same on all of them.
+//! rdma-core. Streams can ring the doorbells of mlx5 devices; other devices are used by plain verbs. [`Control`] names the component
+//! that rings: the stream itself, a thread of the library that polls trigger words, or the calling thread after it has waited for the
+//! stream. [`Endpoint::path`] reports which one is in force, and why no better one is. Calls and results are the same on all of them.
 //!
 //! Streams are [`HostStream`]s, which every machine has, and with the feature `cuda` those of a GPU: `CudaStream`. Nothing in this
 //! library has run on a real card or on a GPU.
@@ -108,7 +108,7 @@ pub use region::{
 };
 #[cfg(feature = "softcx")]
 pub use region::{CommandKind, CommandKinds, Counters, Faults};
-/// What streams and queues hand to each other: no part of the interface, and without its promises.
+/// What streams and queues pass to each other. It is not part of the public interface, and may change at any time.
 #[doc(hidden)]
 pub use stream::{Attachments, Outcome, Owner, SealedExecutor, StreamFailure, Submission, execute};
 pub use stream::{Event, Executor, HostStream, Spin};

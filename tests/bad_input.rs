@@ -482,7 +482,7 @@ fn full_queues_say_so_and_take_more_when_there_is_room() {
         pair.b.wait_cq(Side::Recv, SOON).unwrap();
     }
     works(&mut pair, &stream);
-    // Completions that nobody collects fill the completion queue, which says so.
+    // Completions that are not collected fill the completion queue, and the error says so.
     let error = (0..100)
         .find_map(|_| {
             let posted = pair.a.post_send(&Work::nop());

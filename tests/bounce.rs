@@ -18,7 +18,7 @@ use rig::{Limit, Pair, Random, device, from_env};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Foreign addresses are these many bytes from where the memory is: who takes one for a pointer dies of it.
+/// Foreign addresses are this many bytes from where the memory is: code that uses one as a pointer crashes.
 const FAR: u64 = 1 << 62;
 
 struct Copy {
@@ -120,7 +120,7 @@ unsafe impl CopyEngine for Strange {
             let at = random.below(plan.under_way.len() as u64) as usize;
             let copy = plan.under_way.swap_remove(at);
             let (foreign, host) = (copy.foreign as *mut u8, copy.host as *mut u8);
-            // SAFETY: the promise of who began it.
+            // SAFETY: the promise of the code that began the copy.
             unsafe {
                 if copy.to_host {
                     foreign.copy_to(host, copy.len);
@@ -312,8 +312,8 @@ fn a_failed_copy_stops_the_line_and_leaves_nothing_under_way() {
     }
 }
 
-/// How long those wait who are to give up, in one try after the other: what has to happen before that takes longer where a thread does not get
-/// to run.
+/// How long the sides wait that are to give up, in one try after the other. What has to happen before that takes longer if a thread gets no
+/// processor.
 const PATIENCES_MS: [u64; 3] = [300, 3_000, 30_000];
 
 #[test]

@@ -170,7 +170,7 @@ fn connections_carry_every_operation_both_ways_and_again_after_a_reset() {
     assert!(b.failure().is_some() && !b.is_connected());
     assert!(a.failure().is_some() && !a.is_connected());
 
-    // A new life of the same queue pairs; the end of the old connection, which comes later, is none of its business.
+    // The same queue pairs are connected again. The end of the old connection, which comes later, must not affect them.
     a.reset().unwrap();
     b.reset().unwrap();
     let (last_one, last_other) = std::thread::scope(|scope| {

@@ -268,7 +268,7 @@ fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
     let Some(context) = context(test) else {
         return;
     };
-    // Both come in time for who has just begun to wait. Unless this thread gets no processor for as long: then there is more time.
+    // Both come in time for a wait that has just begun, unless this thread gets no processor for that long: then it is tried again with more time.
     let in_time = |work: Duration| {
         limit.step(work.as_secs(), BOUND);
         let stream = new_stream(&context, test);
@@ -394,7 +394,7 @@ fn a_card_whose_registers_no_gpu_reaches_is_rung_by_a_proxy() {
         Ok::<(), Error>(())
     };
     works(&mut pair).unwrap();
-    // Whoever asks for the path has it, and is told by the first stream that cannot go it.
+    // An application that asks for the path gets it, and the first stream that cannot use it returns an error.
     let config = EndpointConfig::default().control(Some(Control::Direct));
     let mut pair = Pair::new(&device, &config);
     match works(&mut pair) {
@@ -708,11 +708,11 @@ fn work_that_is_done_keeps_nothing_of_the_applications() {
     };
     let stream = new_stream(&context, test);
     for _ in 0..3 {
-        // The last handle is the stream's, and whoever drops it is busy.
+        // The last handle is the stream's, and the thread that drops it is busy.
         let last = Arc::downgrade(&Slow::on(&stream, Duration::from_millis(100)));
         until("it ends", || last.strong_count() == 0);
         let kept = Slow::on(&stream, Duration::ZERO);
-        // The thread that looks has seen it: nobody else does.
+        // The watching thread has seen it: no other thread looks.
         until("it is finished", || kept.finished.load(Ordering::Acquire));
         stream.synchronize(SOON).unwrap();
         assert_eq!(Arc::strong_count(&kept), 1);
@@ -790,7 +790,7 @@ fn events_order_streams_of_both_kinds() {
     assert_eq!(steps.load(Ordering::SeqCst), 150);
 }
 
-/// What a stream waits for that nobody comes to is left, and what is queued later waits for its own again.
+/// After an abort, a stream does not wait any more for events that never come; work that is queued later waits for its own events again.
 #[test]
 fn an_abort_ends_waits_for_events() {
     let _alone = alone();
@@ -1345,7 +1345,7 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
             sent => sent.unwrap(),
         };
         round += 1;
-        // What was queued is the driver's to finish; nobody can be told how far it has come, and the next call says why.
+        // The driver finishes the queued work. How far it has come cannot be reported, and the next call returns the reason.
         let refused = bench.pair.a.stream_queue_send(&stream, &Work::nop());
         let error = refused.expect_err("a stream that is gone");
         assert!(

@@ -526,7 +526,7 @@ fn a_kernel_behind_a_wait_sees_that_it_was_ended_by_a_failure() {
             bad("a receive that does not come");
             bench.pair.reset();
 
-            // An endpoint whose operations are all done is none of the stream's.
+            // The stream does not depend on an endpoint whose operations are all done.
             good(&mut bench);
             bench.pair.a.abort();
             assert!(bench.pair.a.failure().is_some());

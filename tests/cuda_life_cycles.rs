@@ -1,5 +1,5 @@
 //! What a program makes, uses and drops while streams of a GPU wait. The driver gives memory back when the GPU is idle, and a lock of its own keeps other
-//! threads out until then: a call of the library that gave memory back behind a wait would block, and with it whoever could end the wait.
+//! threads out until then: a call of the library that gave memory back behind a wait would block, and with it the thread that could end the wait.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // registers memory of its own
 

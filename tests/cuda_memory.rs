@@ -1,5 +1,5 @@
 //! Memory of a GPU in transfers: registered, copied by the software NIC, and bounced. `scripts/test cuda` runs this over the stand-in for
-//! the driver, whose device memory no processor reaches: whoever follows such an address dies of it. Without a driver its tests are WAIVED.
+//! the driver, whose device memory no processor reaches: code that follows such an address crashes. Without a driver its tests are WAIVED.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
 #![allow(unsafe_code)] // calls the driver as an application does
 
@@ -894,7 +894,7 @@ fn a_function_of_the_host_and_a_capture_do_not_stand_in_the_way() {
     transfer(&mut pair, &gpus, 1);
     let more = context.alloc(4096).unwrap();
     drop(more);
-    // Nor do a stream, what it maps, and questions to it, whoever asks them.
+    // Nor do a stream, the memory that it maps, and queries of the stream, from whatever thread.
     let beside = CudaStream::new(&context, "beside").unwrap();
     let word = pair.region(64);
     stream_write_value32(&beside, &word, 0, 5).unwrap();

@@ -749,7 +749,8 @@ impl Bench {
         assert!(tickets.iter().all(Ticket::is_over));
     }
 
-    /// The stream goes with a wait and what is behind it queued: that ends as ever, and whoever queues more is told.
+    /// The stream is destroyed with a wait and work behind it queued. That work ends as ever, and a later call that queues work gets an
+    /// error.
     #[cfg(feature = "cuda")]
     fn stream_destroyed(&mut self) {
         use cudarc::driver::sys;

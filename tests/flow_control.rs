@@ -39,7 +39,8 @@ fn held(stream: &rig::Stream) -> Arc<AtomicBool> {
     go
 }
 
-/// What queues more than there is room for waits, whatever the depth, and who signals only some of them, too.
+/// A call that queues more than there is room for waits, whatever the depth, also if only some of the requests are
+/// signaled.
 #[test]
 fn a_queue_of_any_depth_takes_any_number_of_steps() {
     let _limit = Limit::new("steps", STEP);
@@ -115,7 +116,7 @@ fn room_that_will_not_come_is_not_waited_for() {
     assert_eq!(pair.a.room(Side::Send), 0);
     let error = pair.a.wait_room(Side::Send, 1, None).unwrap_err();
     full(error, "send", "signaled");
-    // Receives leave when something comes, which nobody here can know: that is waited for.
+    // Receives complete when a message comes, which cannot be known here: so the call waits for that.
     for _ in 0..DEPTH {
         pair.b.post_recv(1, &[]).unwrap();
     }

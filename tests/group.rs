@@ -209,7 +209,7 @@ fn a_rank_killed_under_mpirun_is_named_by_every_other() {
     assert_eq!(named, 3, "{said}");
 }
 
-/// Whoever waits learns the rank without asking the group: by the ticket, by the stream, and by a poll.
+/// A waiting thread learns the rank without asking the group: by the ticket, by the stream, and by a poll.
 #[test]
 fn what_waits_for_a_dead_rank_names_it() {
     let [_, b, c, d] = std::process::id().to_be_bytes();

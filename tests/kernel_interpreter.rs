@@ -209,7 +209,7 @@ int main(void)
 	run(NULL);
 	CHECK(out[0] == 0 && out[1] == 0 && control.done == 2 && control.stopped == 1);
 
-	/* Bounded by who executes: a wait that is not met in time, and one that is. */
+	/* Bounded by the executing thread: a wait that is not met in time, and one that is. */
 	for (at = 0; at < 2; at++) {
 		struct dbl_run run;
 		begin("a bound", 60000);
@@ -350,7 +350,7 @@ static void *kernel(void *argument)
 		place = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
 		if (place >= COUNT)
 			return NULL;
-		/* Neighbours change places: who is early waits, for it has another thread before it. */
+		/* Neighbours change places: a thread that is early waits for the thread before it. */
 		at = place ^ 1;
 		data[at] = at;
 		code = (uint32_t)doorbell_trigger_thread(&triggers[at], 50ull * SECOND);

@@ -392,7 +392,7 @@ fn every_failure_reaches_the_kernel_that_waits() {
     }
 }
 
-/// A trigger that lies about for longer than its deadline is none that is late.
+/// A trigger that is not executed for longer than its deadline is not late.
 #[test]
 fn a_deadline_begins_when_the_kernel_does() {
     let _alone = alone();
@@ -401,7 +401,8 @@ fn a_deadline_begins_when_the_kernel_does() {
     let application = Application::new(&context);
     let bench = Bench::new();
     let region = bench.region.clone();
-    // What is waited for comes in time for who has just begun. Unless this thread gets no processor for as long: then there is more time.
+    // What is waited for comes in time for a kernel that has just begun, unless this thread gets no processor for that long: then it is tried
+    // again with more time.
     let in_time = |deadline: Duration| {
         let kernels = application.kernels();
         region.store_u32(64, 0).unwrap();
@@ -610,7 +611,7 @@ fn what_no_kernel_will_execute_is_given_up() {
         let queued = write(&mut bench, &kernels, round);
         let event = Event::new();
         kernels.record(&event).unwrap();
-        // Nobody knows yet that it will not be executed.
+        // It is not known yet that it will not be executed.
         let error = kernels.synchronize(Some(SHORT)).unwrap_err();
         assert!(
             matches!(

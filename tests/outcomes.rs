@@ -306,8 +306,8 @@ fn nothing_runs_behind_a_failed_wait() {
     }
 }
 
-/// The event of a stream that has failed stands for work that was not done: whoever waits for it has failed, too, whether it waited before or
-/// after the event passed.
+/// The event of a stream that has failed stands for work that was not done: a stream that waits for it has failed, too, whether it waited
+/// before or after the event passed.
 #[test]
 fn a_failed_producer_transmits_nothing() {
     let device = device();

@@ -116,8 +116,9 @@ fn programs_of_the_proxy_path_touch_words_only() {
     );
 }
 
-/// The proxy reads the ring when it sees the trigger: what was written before, by whoever, has to be there by then. So in each program the
-/// trigger is the only store, and the last thing; and a fence stands right before it, for reads and writes, of whatever operation.
+/// The proxy reads the ring when it sees the trigger: what was written before, by any component, has to be there by then. So in each
+/// program the trigger is the only store, and the last thing; and a fence stands right before it, for reads and writes, of whatever
+/// operation.
 #[test]
 fn every_trigger_has_a_fence_before_it_that_orders_all_work() {
     let seed = from_env("DOORBELL_SEED", 0xd00b_0f3c);
@@ -264,8 +265,8 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
     }
 }
 
-/// A stream that waits for a count of completions is let go only when those before its own are counted, which nobody waits for: neither
-/// comes, for their receives were never rung.
+/// A stream that waits for a count of completions is released only when the completions before its own are counted, which nothing waits
+/// for: neither comes, for their receives were never rung.
 #[test]
 fn a_wait_by_count_is_let_go_with_those_before_it_that_nobody_waits_for() {
     let _limit = Limit::new("counted", STEP);
@@ -610,7 +611,7 @@ fn a_device_that_is_pulled_out_fails_its_endpoints_in_time() {
     }
 }
 
-/// Many endpoints, many streams, in random order: each stream sees its own order, whoever rings.
+/// Many endpoints, many streams, in random order: each stream sees its own order, whichever component rings.
 #[test]
 fn random_orders_over_one_proxy_are_kept() {
     let limit = Limit::new("random", STEP);
@@ -663,7 +664,7 @@ fn random_orders_over_one_proxy_are_kept() {
     }
 }
 
-/// Who posts and looks at nothing but whether there is room gets room.
+/// A caller that posts, and checks nothing but whether there is room, gets room.
 #[test]
 fn posts_that_are_tried_again_find_room() {
     let _limit = Limit::new("room", STEP);
@@ -685,7 +686,7 @@ fn posts_that_are_tried_again_find_room() {
             loop {
                 match pair.a.post_send(&work) {
                     Ok(_) => break,
-                    // The completions are nobody's here; one in four is signaled, and each takes a place until it is taken.
+                    // The completions are not waited for here; one in four is signaled, and each occupies a place until it is taken.
                     Err(Error::QueueFull { queue, .. }) if queue.contains("completion") => {
                         while pair.a.poll_cq(Side::Send).unwrap().is_some() {}
                     }

@@ -403,7 +403,7 @@ fn child_of(cache: &RegionCache) {
         assert!(child >= 0, "{}", io::Error::last_os_error());
         if child == 0 {
             let refused = cache.check().is_err();
-            // Its own copy of the memory is none of the parent's business, and nobody waits for an event.
+            // Its own copy of the memory does not concern the parent, and no thread waits for an event.
             let done = libc::munmap(at.as_ptr().cast(), 4 * PAGE) == 0;
             let nothing =
                 cache.size() == (0, 0) && cache.invalidate(std::ptr::null(), u64::MAX) == 0;

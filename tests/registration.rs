@@ -266,7 +266,7 @@ fn what_is_not_there_is_refused_and_not_touched() {
     assert!(enough.register(&domain, Access::ALL).is_ok());
 }
 
-/// Nothing here has memory of another device. What can be seen is that each way says why it is none, and that the last one is left.
+/// This test has no memory of another device. It checks that each way reports why it cannot be used, and that the last one is left.
 #[test]
 fn memory_of_another_device_is_reached_or_each_way_says_why_not() {
     let device = device();

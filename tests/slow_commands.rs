@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_secs(60);
 const HANG: Duration = Duration::from_secs(40);
 /// How much later than its deadline a wait may end. Nearly all of it is for a processor that is busy with other things.
 const LATE: Duration = Duration::from_secs(5);
-/// As docs/outcomes.md has it: how long the device may take to stop, and the same for who waits for that.
+/// As in docs/outcomes.md: how long the device may take to stop, and how long a thread waits for that.
 const STOPPED_IN: Duration = Duration::from_secs(2);
 
 fn hang(kind: CommandKind) -> Faults {

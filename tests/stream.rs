@@ -149,7 +149,7 @@ fn reason<T: std::fmt::Debug>(result: Result<T>) -> String {
     }
 }
 
-/// A kernel that must never run; who runs it sets the flag.
+/// A kernel that must never run. If it runs, it sets the flag.
 fn forbidden(stream: &HostStream) -> Arc<AtomicBool> {
     let ran = Arc::new(AtomicBool::new(false));
     let mark = Arc::clone(&ran);
@@ -508,7 +508,7 @@ fn a_panic_sticks_and_discards_what_follows() {
     assert_eq!(words.started.load(Ordering::Relaxed), 1);
     assert!(!ran.load(Ordering::Acquire));
     assert_eq!(Arc::strong_count(&ran), 1, "a discarded kernel is dropped");
-    // The event passes, and who waited for it has failed as well.
+    // The event passes, and the stream that waited for it has failed as well.
     let text = reason(other.synchronize(PATIENCE));
     assert!(
         text.contains("waited for an event") && text.contains("bad kernel 5"),

@@ -305,7 +305,7 @@ fn a_reset_and_a_post_in_another_thread_exclude_each_other() {
     }
 }
 
-/// A reset that comes before anybody has looked at the completions: those of the life that it ends tell how that was.
+/// A reset that comes before any thread has looked at the completions: the completions of the ended generation determine its statuses.
 #[test]
 fn what_completed_before_a_reset_is_told_as_that_behind_it() {
     let mut pair = Pair::new(&device(), &small());
@@ -383,7 +383,7 @@ fn a_wait_is_not_over_before_its_stream_is_through_it() {
     );
 }
 
-/// What completed before a failure is polled before the failure is told, whoever has found the two.
+/// What completed before a failure is polled before the failure is reported, whichever thread has found the two.
 #[test]
 fn completions_come_before_the_failure() {
     let mut pair = Pair::new(&device(), &small());
@@ -413,7 +413,7 @@ fn completions_come_before_the_failure() {
     }
 }
 
-/// What is told as over is over, and not told otherwise later: the device is not at it any more.
+/// A final status stays as it was reported: the device no longer works on the request.
 #[test]
 fn what_an_abort_has_ended_stays_so() {
     const LEN: u64 = 64 << 10;

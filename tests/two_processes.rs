@@ -432,7 +432,7 @@ fn a_stopped_peer_delays_no_call_beyond_its_deadline() {
     }
 }
 
-/// Whoever waits to receive from a killed peer hears nothing at all: the wait's deadline is what ends it.
+/// A process that waits to receive from a killed peer is not told of the peer's end: the deadline ends the wait.
 #[test]
 fn a_receive_from_a_killed_peer_ends_by_its_deadline() {
     let _limit = Limit::new("receive from a killed peer", Duration::from_secs(60));

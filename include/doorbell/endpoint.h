@@ -37,7 +37,7 @@ typedef struct doorbell_endpoint_config {
 				      default 12 */
 	uint32_t max_reads;        /* reads and atomics in flight at once, 1 to 16; default 16 */
 	uint32_t access_flags;     /* what the peer may do, if the region also allows it; default DOORBELL_ACCESS_ALL */
-	uint32_t control;          /* who rings the doorbell: DOORBELL_CONTROL_* + 1; default 0: what the device was
+	uint32_t control;          /* what rings the doorbell: DOORBELL_CONTROL_* + 1; default 0: what the device was
 				      opened with, or else the best path that is available */
 	int64_t room_timeout_ms;   /* how long a call that queues, posts or prepares an operation waits for room in a
 				      full queue, in ms, or DOORBELL_NO_TIMEOUT; default 0: it does not wait, and
@@ -57,7 +57,7 @@ typedef struct doorbell_address {
 	uint8_t bytes[DOORBELL_ADDRESS_BYTES];
 } doorbell_address;
 
-/* The control path: who rings the doorbell of the device. */
+/* The control path: the component that rings the doorbell of the device. */
 enum doorbell_control {
 	/* The stream itself. */
 	DOORBELL_CONTROL_DIRECT = 0,

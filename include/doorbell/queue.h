@@ -16,9 +16,9 @@
  *     DOORBELL_ERANGE    more slots than the queue has, too many inline bytes, or a message that is too long
  *     DOORBELL_EBUSY     other threads took the free slots first, for one second longer than the time limit
  *
- * The control path of the endpoint determines who rings; the calls are the same. On the direct path the kernel itself
- * rings, by the doorbell record and the UAR. On the proxy path a thread of the host finds the submitted slots in its
- * memory, rings the NIC, and counts completions.
+ * The control path of the endpoint determines which component rings; the calls are the same. On the direct path the
+ * kernel itself rings, by the doorbell record and the UAR. On the proxy path a thread of the host finds the submitted
+ * slots in its memory, rings the NIC, and counts completions.
  *
  * Time limits are in nanoseconds, and at most DOORBELL_KERNEL_TIMEOUT_MAX_NS. Calls without a limit check once. But a
  * thread that rings also rings for others that submit meanwhile, at most one more round for each of their submissions.
@@ -28,15 +28,15 @@
  * marks of earlier laps are not mistaken.
  *
  * Memory order, each store with its other side:
- * - The data to send and the work request are ordinary stores. Whoever holds `ringing` has a release fence of system
- *   scope between them and the doorbell record. It covers everything that the thread of doorbell_submit() has
+ * - The data to send and the work request are ordinary stores. The thread that holds `ringing` has a release fence of
+ *   system scope between them and the doorbell record. It covers everything that the thread of doorbell_submit() has
  *   synchronised with (__syncwarp, __syncthreads), because a release is cumulative. A thread that finds `ringing` taken
- *   has a release fence before the mark of each slot; whoever rings loads the mark and has an acquire fence. That fence
- *   is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a thread of the
- *   host loads the mark with acquire and rings (bell.rs of the endpoint).
- * - Whoever rings stores the doorbell record, has a release fence of system scope, and stores the UAR. A NIC that has
- *   seen the doorbell finds the record and the work request. A NIC may use the record before it sees the doorbell, so
- *   one fence for both stores would not be enough.
+ *   has a release fence before the mark of each slot; the thread that rings loads the mark and has an acquire fence.
+ *   That fence is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a
+ *   thread of the host loads the mark with acquire and rings (bell.rs of the endpoint).
+ * - The thread that rings stores the doorbell record, has a release fence of system scope, and stores the UAR. A NIC
+ *   that has seen the doorbell finds the record and the work request. A NIC may use the record before it sees the
+ *   doorbell, so one fence for both stores would not be enough.
  * - `ringing` is only changed by read-modify-write operations, which have one order, so no sequentially consistent
  *   fence is needed: a thread that finds it taken adds one to it, and the thread that rings can only release it if
  *   nothing was added since its last look at the marks. The addition releases the marks, the look acquires them.
@@ -642,7 +642,7 @@ DBL_DEVICE void dbl_queue_ring(const struct doorbell_queue *queue, uint32_t firs
 		}
 		if (DBL_LIKELY(end != begin)) {
 			/* Before the record, because a NIC may use the record before it sees the doorbell, and
-			   whoever finds a completion must find that it was rung for. */
+			   a thread that finds a completion must find that it was rung for. */
 			DBL_STORE_FENCED(&state->rung, end);
 			/* The work requests before the record. */
 			dbl_fence_release();

@@ -10,7 +10,7 @@ pub(super) enum ChunkStage {
     Second,
 }
 
-/// What the line is made of: a stage of one chunk.
+/// The stages of one chunk.
 pub(super) trait Stages {
     /// Begins a stage of a chunk. `false` if there is no room for it now.
     fn begin(&mut self, stage: ChunkStage, chunk: u64) -> Result<bool>;
@@ -46,7 +46,7 @@ impl ChunkCounts {
         self.over_second == self.chunks
     }
 
-    /// Does what can be done without waiting. Whether there was any.
+    /// Does the work that is possible without waiting. Returns whether there was any.
     ///
     /// # Errors
     /// Those of the stages; the line does not go on then.

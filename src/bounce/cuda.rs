@@ -12,8 +12,8 @@ use crate::{Error, Result};
 /// Copies by the copy engines of a GPU: for its memory, where no NIC reaches it. Foreign addresses are those of device memory, as
 /// [`DeviceBuffer::ptr`](crate::DeviceBuffer::ptr) has them.
 ///
-/// It has a stream of its own, which waits for no other: what kernels are to have written is waited for before a transfer is begun, and what
-/// has come is there for work that is queued after it.
+/// It has its own stream, which waits for no other. Wait for kernels that write the data before you begin a transfer. Received data is
+/// visible to work that is queued after the transfer.
 pub struct CudaEngine {
     stream: CopyStream,
 }

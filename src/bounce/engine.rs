@@ -1,4 +1,4 @@
-//! What copies between foreign memory and host memory.
+//! The engines that copy between foreign memory and host memory.
 #![allow(unsafe_code)] // copies between addresses
 
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ pub struct CopyTicket(pub u64);
 
 /// Copies between host memory and memory that only the engine reaches, in the background if it can.
 ///
-/// Copies that were given to it and are not over may be carried out at any time and in any order; who needs an order waits.
+/// Copies that were given to it and are not over may be carried out at any time and in any order. A caller that needs an order has to wait.
 ///
 /// # Safety
 /// An engine touches the memory of a copy only between the call that begins it and the [`CopyEngine::is_over`] that says `true`, or an
@@ -31,7 +31,7 @@ pub unsafe trait CopyEngine: Send {
     /// Begins to copy `len_bytes` from foreign memory, whose address means what it does to this engine, to host memory.
     ///
     /// # Safety
-    /// Until the copy is over, the foreign memory is valid for reads, and the host memory for writes and used by nobody else.
+    /// Until the copy is over, the foreign memory is valid for reads, and the host memory for writes and not used otherwise.
     ///
     /// # Errors
     /// As the engine has them; there is no copy then.
@@ -45,7 +45,7 @@ pub unsafe trait CopyEngine: Send {
     /// Begins to copy `len_bytes` from host memory to foreign memory.
     ///
     /// # Safety
-    /// Until the copy is over, the host memory is valid for reads and written by nobody else, and the foreign memory is valid for writes.
+    /// Until the copy is over, the host memory is valid for reads and not written otherwise, and the foreign memory is valid for writes.
     ///
     /// # Errors
     /// As the engine has them; there is no copy then.

@@ -1,8 +1,8 @@
 //! Transfers of memory that no NIC reaches, through pinned memory in between.
 //!
 //! [`Bounce`] moves any length between foreign memory and a peer, over an ordinary endpoint, in chunks: while one chunk is on the wire, the
-//! next one is copied. What copies is a [`CopyEngine`]; [`MemcpyEngine`] is the one for memory that this process has mapped, and with
-//! the feature `cuda` `CudaEngine` that for the memory of a GPU.
+//! next one is copied. A [`CopyEngine`] makes the copies: [`MemcpyEngine`] for memory that this process has mapped, and `CudaEngine`
+//! (feature `cuda`) for memory of a GPU.
 
 mod chunk_counts;
 #[cfg(feature = "cuda")]

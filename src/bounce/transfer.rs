@@ -64,14 +64,14 @@ impl BounceConfig {
 
 /// Pinned memory between foreign memory and the NIC, and the engine that copies. One call at a time; each returns when all is done.
 ///
-/// The endpoint that a call is given is used by nobody else meanwhile, and has no completions that were not taken.
+/// During a call, the endpoint is not used otherwise, and it has no completions that were not taken.
 ///
 /// # When it fails
-/// The error is that of the first stage that failed. No chunk is begun after it, and the call returns when those under way are over, so the
-/// foreign memory is the caller's again. How many bytes have arrived is not known. A failed engine leaves the endpoint of a `write` or
-/// `read` as it was. After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that
-/// will not come, the endpoint is aborted. An engine that does not end its copies within the timeout once more keeps the foreign memory: the error is
-/// [`Error::State`] then, and says so.
+/// The error is that of the first stage that failed. No chunk is begun after it, and the call returns when those under way are over, so the caller
+/// may use the foreign memory again. How many bytes have arrived is not known. A failed engine leaves the endpoint of a `write` or `read` as it was.
+/// After a timeout with chunks on the wire, and after any failure of a `send` or `recv`, whose peer waits for chunks that will not come, the endpoint
+/// is aborted. An engine that does not end its copies within the timeout once more keeps the foreign memory: the error is [`Error::State`] then, and
+/// says so.
 #[derive(Debug)]
 pub struct Bounce<E> {
     engine: E,
@@ -102,7 +102,7 @@ impl<E> Drop for Bounce<E> {
     }
 }
 
-/// What becomes of a chunk in the endpoint.
+/// The operation that the endpoint does with a chunk.
 #[derive(Debug, Clone, Copy)]
 enum ChunkTarget {
     Write { addr: u64, rkey: u32 },
@@ -416,7 +416,7 @@ impl<E: CopyEngine> Job<'_, E> {
                 self.transfers.push_back(ticket);
                 Ok(true)
             }
-            // Room comes when one of ours is over.
+            // There will be room when one of the engine's own transfers is over.
             Err(Error::QueueFull { .. }) if !self.transfers.is_empty() => Ok(false),
             Err(error) => Err(error),
         }
@@ -427,7 +427,7 @@ impl<E: CopyEngine> Job<'_, E> {
             return Ok(false);
         };
         let over = self.engine.is_over(*copy);
-        // One that failed is over as well.
+        // A copy that failed is over as well.
         if !matches!(over, Ok(false)) {
             self.copies.pop_front();
         }
@@ -463,7 +463,8 @@ impl<E: CopyEngine> Job<'_, E> {
         Ok(true)
     }
 
-    /// Waits until the endpoint has done what it was given, or aborts it. Whether the staging memory is known to be out of its use.
+    /// Waits until the endpoint has finished its operations, or aborts it. Returns whether it is certain that the endpoint no longer uses the staging
+    /// memory.
     fn clear(&mut self, deadline: Option<Instant>) -> bool {
         if self.way.has_two_sides() {
             self.endpoint.abort();
@@ -488,7 +489,7 @@ impl<E: CopyEngine> Job<'_, E> {
         true
     }
 
-    /// Waits for the copies that are under way, whatever becomes of them. Whether all are over.
+    /// Waits for the copies that are under way, whether they succeed or fail. Returns whether all are over.
     fn end_copies(&mut self, deadline: Option<Instant>) -> bool {
         let mut backoff = Backoff::new();
         while !self.copies.is_empty() {

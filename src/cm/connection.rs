@@ -10,8 +10,8 @@ use super::id::{Id, Offer};
 use crate::endpoint::{Deadline, Endpoint, Life, resolve};
 use crate::{Cause, Error, Result, StateKind};
 
-/// Bytes of private data that a request, an answer and a refusal carry: what InfiniBand's messages have, and of the first what IP
-/// addresses leave of it (rdma_connect(3), rdma_accept(3), rdma_reject(3)).
+/// Bytes of private data that a request, an answer and a refusal carry: the size in InfiniBand's messages, and for the request,
+/// what the IP addresses leave of it (rdma_connect(3), rdma_accept(3), rdma_reject(3)).
 const REQUEST_BYTES: usize = 56;
 const ANSWER_BYTES: usize = 196;
 pub(super) const REFUSAL_BYTES: usize = 148;
@@ -32,15 +32,15 @@ pub struct CmConnection {
 }
 
 impl CmConnection {
-    /// Connects `endpoint` to who listens at `address`, such as `10.9.0.1:7174`; if nobody does yet, tries again until `timeout`. Up to
-    /// 56 bytes of private data go with the request.
+    /// Connects `endpoint` to the process that listens at `address`, such as `10.9.0.1:7174`. If none listens yet, tries again until
+    /// `timeout`. Up to 56 bytes of private data go with the request.
     ///
     /// # Errors
     /// [`Error::Foreign`] if the way to that address begins at another device or port than the endpoint's; [`Error::Refused`] with the
-    /// peer's private data if it does not want to, or if nobody listened before the time was over; [`Error::Timeout`] if nothing answers;
-    /// [`Error::State`] if the endpoint is connected or has failed, or where no RDMA device has a way to the address;
-    /// [`Error::Range`] for longer private data; [`Error::Malformed`] for an address that is none; [`Error::System`], also where the
-    /// system has no rdma_cm. An endpoint whose steps had begun has failed then.
+    /// peer's private data if the peer refuses, or if nobody listened within `timeout`; [`Error::Timeout`] if nothing answers;
+    /// [`Error::State`] if the endpoint is connected or has failed, or if no RDMA device has a route to the address; [`Error::Range`]
+    /// for longer private data; [`Error::Malformed`] if `address` is not an address; [`Error::System`], also where the system has no
+    /// rdma_cm. If the endpoint's steps had begun, it has failed then.
     pub fn connect(
         endpoint: &mut Endpoint,
         address: &str,
@@ -121,12 +121,12 @@ impl CmConnection {
         self.peer
     }
 
-    /// What the peer gave with its request or its answer. The messages have a fixed length: zeros stand behind it.
+    /// The private data of the peer's request or answer. The messages have a fixed length, so the data is padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Looks, without waiting, whether the connection still is.
+    /// Checks, without waiting, whether the connection still exists.
     ///
     /// # Errors
     /// [`Error::State`] once the peer has disconnected or has died, or this side's device is gone. The endpoint has failed then, as by
@@ -141,8 +141,8 @@ impl CmConnection {
         Err(self.over())
     }
 
-    /// Disconnects, and waits until the peer agrees: what a drop says once, and does not wait for, is said again if it gets lost. Nothing
-    /// is under way any more when both sides have come to this. The endpoint fails.
+    /// Disconnects, and waits until the peer agrees. A drop sends the message only once and does not wait; this sends it again if it gets
+    /// lost. When both sides have called this, nothing is in flight any more. The endpoint fails.
     ///
     /// # Errors
     /// [`Error::Timeout`] if the peer does not answer; [`Error::System`].
@@ -235,7 +235,7 @@ fn request(
     Ok(Ok(connection))
 }
 
-/// Finds the way to the peer.
+/// Finds the route to the peer.
 fn way(id: &Id, peer: SocketAddr, deadline: &Deadline) -> Result<()> {
     let no_way = |operation: &'static str, errno: i32| {
         Error::state(
@@ -313,7 +313,7 @@ pub(super) fn check_len(private_data: &[u8], max: usize) -> Result<()> {
     })
 }
 
-/// What an event that is not the awaited one means.
+/// The meaning of an event that is not the awaited one.
 fn not_connected(event: &CmEvent, peer: SocketAddr) -> Error {
     match event.kind {
         Kind::RDMA_CM_EVENT_REJECTED => Error::Refused {

@@ -1,4 +1,4 @@
-//! What librdmacm tells.
+//! The events of librdmacm.
 
 use rdma_sys::rdma_cm_event_type as Kind;
 
@@ -20,7 +20,8 @@ const INVALID_SERVICE: i32 = 8;
 const STALE_CONNECTION: i32 = 10;
 
 impl CmEvent {
-    /// A refusal that another try may not meet: nobody listens there, yet; or the peer still has the last connection of this queue pair.
+    /// A refusal that a later attempt may not get: nobody listens there yet, or the peer still has the last connection of this queue
+    /// pair.
     pub(super) fn is_passing(&self) -> bool {
         self.kind == Kind::RDMA_CM_EVENT_REJECTED
             && matches!(self.status, INVALID_SERVICE | STALE_CONNECTION)
@@ -36,7 +37,7 @@ impl CmEvent {
         }
     }
 
-    /// Why a peer refuses: what people meet, in their words.
+    /// The common reasons of a refusal, as text.
     pub(super) fn refusal(&self) -> String {
         let reason = match self.status {
             1..=3 => "it has no resources for it",

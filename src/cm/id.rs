@@ -61,7 +61,7 @@ impl Offer<'_> {
     }
 }
 
-/// A descriptor that librdmacm tells events through; never blocks.
+/// A descriptor through which librdmacm reports events; it never blocks.
 #[derive(Debug)]
 struct EventChannel(NonNull<rdma_sys::rdma_event_channel>);
 
@@ -97,7 +97,7 @@ impl Drop for EventChannel {
     }
 }
 
-/// An identifier: what a socket is elsewhere. The fields stand in the order in which they must go.
+/// An identifier (`rdma_cm_id`), the counterpart of a socket. The fields are in the order in which they must be dropped.
 #[derive(Debug)]
 pub(super) struct Id {
     raw: RawId,
@@ -109,8 +109,9 @@ struct RawId(NonNull<rdma_sys::rdma_cm_id>);
 
 impl Drop for RawId {
     fn drop(&mut self) {
-        // SAFETY: owned by this alone, destroyed once, before its channel. It waits for events that were read and not acknowledged;
-        // there is none such outside `Id::next`. A refusal leaves it to the end of the process, and that is all that can be done.
+        // SAFETY: owned by this alone, destroyed once, before its channel. The call waits for events that were read and not
+        // acknowledged; outside `Id::next` there are none. If the call fails, the id stays until the process ends: nothing else can
+        // be done.
         unsafe { rdma_sys::rdma_destroy_id(self.0.as_ptr()) };
     }
 }
@@ -333,7 +334,7 @@ impl Id {
         Ok(Some((event, requested)))
     }
 
-    /// Gives an identifier a channel of its own: what comes for it is nobody else's.
+    /// Gives an identifier its own channel, so that it gets no events of others.
     fn migrate(raw: RawId) -> Result<Id> {
         let channel = EventChannel::new()?;
         // SAFETY: a live identifier, whose event is acknowledged, and a live channel.

@@ -24,8 +24,8 @@ impl CmListener {
     /// Listens at `address`, such as `10.9.0.1:7174`, or `0.0.0.0:7174` for all devices; port 0 picks a free one.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for an address that is none; [`Error::System`] naming the call: `rdma_bind_addr` with ENODEV for an address
-    /// that no RDMA device has, `rdma_create_event_channel` where the system has no rdma_cm.
+    /// [`Error::Malformed`] if `address` is not an address; [`Error::System`] naming the call: `rdma_bind_addr` with ENODEV for an
+    /// address that no RDMA device has, `rdma_create_event_channel` where the system has no rdma_cm.
     pub fn bind(address: &str) -> Result<CmListener> {
         let address = resolve(address)?;
         let id = Id::new()?;
@@ -70,7 +70,7 @@ impl CmListener {
     }
 }
 
-/// A peer that wants a connection. Dropping it refuses.
+/// A connection request of a peer. Dropping it refuses the request.
 #[derive(Debug)]
 pub struct CmRequest {
     id: Id,
@@ -78,7 +78,7 @@ pub struct CmRequest {
 }
 
 impl CmRequest {
-    /// What the peer gave with it. The messages have a fixed length: zeros stand behind it.
+    /// The private data of the request. The messages have a fixed length, so the data is padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.event.private_data
     }
@@ -96,14 +96,14 @@ impl CmRequest {
         self.id.place().map(|(device, _)| device)
     }
 
-    /// Takes it: the endpoint is connected with the peer's, and up to 196 bytes of private data go with the answer. What the peer sends
-    /// first may come before this returns, so receives are to be posted before.
+    /// Accepts the request: the endpoint is connected with the peer's, and up to 196 bytes of private data go with the answer. The
+    /// peer's first messages may come before this returns, so post receives before the call.
     ///
     /// # Errors
     /// [`Error::Foreign`] if the endpoint is on another device or port than the request came in by, and [`Error::Range`],
     /// [`Error::State`] if the private data is longer or the endpoint is connected or has failed: the request is refused then.
-    /// [`Error::Timeout`], [`Error::Refused`] or [`Error::State`] if the peer went away meanwhile, and [`Error::System`]: the endpoint has
-    /// failed then.
+    /// [`Error::Timeout`], [`Error::Refused`] or [`Error::State`] if the peer has ended the connection meanwhile, and [`Error::System`]:
+    /// the endpoint has failed then.
     pub fn accept(
         self,
         endpoint: &mut Endpoint,

@@ -1,4 +1,4 @@
-//! Socket addresses as librdmacm has them.
+//! Socket addresses in the form that librdmacm uses.
 #![allow(unsafe_code)] // reads and makes `struct sockaddr`
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};

@@ -2,8 +2,8 @@
 //!
 //! The driver unregisters and frees memory when the GPUs are idle, and holds a lock of its own until then (lupinemachines/lupine pull request 679,
 //! NVIDIA/nccl issue 48): a thread that copies, launches or allocates meanwhile blocks as well. If a stream waits for such a thread, or for
-//! a software NIC that copies by the driver, nobody goes on. So what is to be given back stays with the driver until no stream has work that
-//! this library has queued. A stream that gets its first work while a thread gives back waits for that thread: the driver would have it wait, too.
+//! a software NIC that copies by the driver, that is a deadlock. So memory is given back only when no stream has work that this library has
+//! queued. A stream that gets its first work while a thread gives back waits for that thread: the driver would have it wait, too.
 #![allow(unsafe_code)] // calls the driver
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ static ALLOCATIONS: Mutex<Vec<Allocated>> = Mutex::new(Vec::new());
 
 /// A stream's work.
 pub(super) trait StreamWork: Send + Sync {
-    /// Whether there is some, though nobody may have noticed yet that there is none.
+    /// Whether there is work left. May still say so for a short time after the last work is done.
     fn is_left(&self) -> bool;
 }
 
@@ -122,7 +122,7 @@ fn give_all() {
     while PARKED.load(Ordering::SeqCst) > 0 && unless_busy(give_one) == Some(true) {}
 }
 
-/// As [`give_back_parked`], by a thread that nobody waits for.
+/// As [`give_back_parked`], by a thread that no other thread waits for.
 fn give_back_soon() {
     struct GiveBack;
     impl Drop for GiveBack {
@@ -135,7 +135,7 @@ fn give_back_soon() {
     }
 }
 
-/// Gives one thing back. False if there is none.
+/// Gives one thing back. Returns false if there is nothing to give back.
 fn give_one() -> bool {
     if pinned::give_one_back() {
         return true;

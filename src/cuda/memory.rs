@@ -62,7 +62,7 @@ struct GpuAllocation {
     owner: FreedBy,
 }
 
-/// Who frees the memory.
+/// Which side frees the memory.
 enum FreedBy {
     Library,
     Somebody,

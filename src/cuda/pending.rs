@@ -1,4 +1,4 @@
-//! The work that a CUDA stream was given and has not finished, and whom its end is told to.
+//! The work that a CUDA stream was given and has not finished, and the owners that are told of its end.
 #![allow(unsafe_code)] // ends waits by stores to the words that they wait for
 
 use std::collections::VecDeque;
@@ -16,8 +16,8 @@ use crate::stream::{
     AlarmListener, DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure,
 };
 
-/// Drops these in a thread that nobody waits for: dropping the last handle of an owner unregisters its memory, which may block until the GPU is
-/// done, and the caller may be a thread that ends waits of the GPU.
+/// Drops these in a thread that no other thread waits for: dropping the last handle of an owner unregisters its memory, which may block until
+/// the GPU is done, and the caller may be a thread that ends waits of the GPU.
 pub(super) fn defer_drops(drops: Vec<DeferredDrop>) {
     if !drops.is_empty() {
         drop_elsewhere(Box::new(drops));

@@ -31,7 +31,8 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// Takes in what was entered meanwhile. After a failure was noted: who has entered before sees it or is seen here.
+    /// Takes in what was entered meanwhile. Called after a failure was noted: either the thread that entered work sees the failure, or the entry is
+    /// seen here.
     pub(super) fn receive(&mut self) {
         fence(Ordering::SeqCst);
         for entry in self.arrivals.try_iter() {

@@ -109,7 +109,7 @@ impl Pinned {
         unsafe { Pinned::new_kept(context, start, len_bytes, None) }
     }
 
-    /// As [`Pinned::new`], of memory that `keeper` keeps if it is none of [`Pages`].
+    /// As [`Pinned::new`]. Memory that is not of [`Pages`] is kept by `keeper`.
     ///
     /// # Errors
     /// As [`Pinned::new`].
@@ -240,7 +240,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Unregisters a run that has no handle. False if there is none.
+/// Unregisters a run that has no handle. Returns false if there is no such run.
 pub(super) fn give_one_back() -> bool {
     let run = {
         let mut known = known();
@@ -285,7 +285,7 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
             continue;
         }
         has_tried = false;
-        // Nobody tells when the streams become idle.
+        // There is no notification when the streams become idle.
         let woken = LEFT.wait_timeout(known, Duration::from_millis(1));
         drop(woken.unwrap_or_else(PoisonError::into_inner));
         if Instant::now() > deadline {

@@ -14,7 +14,7 @@ use crate::Error;
 /// What was found of GPUs and a card's registers.
 #[derive(Default)]
 pub(crate) struct RegistersFound {
-    /// For people. Empty if this process has no CUDA context.
+    /// Text for messages. Empty if this process has no CUDA context.
     pub(crate) finding: String,
     /// The registration, if this call made it.
     pub(crate) pinned: Option<Pinned>,
@@ -67,7 +67,7 @@ pub(crate) unsafe fn check_registers(
     }
 }
 
-/// Whether the driver has refused to register the memory because of what it is, or of who asks.
+/// Whether the driver has refused to register the memory because of what it is, or because of the process that asks.
 pub(super) fn is_refused(error: &Error) -> bool {
     let is_call = matches!(error, Error::Cuda { call, .. } if *call == "cuMemHostRegister");
     let answers = [

@@ -70,7 +70,7 @@ impl StreamState {
         // What the driver is being given now, it refuses or has after this.
         let given = self.count.given.load(Ordering::Acquire);
         let is_given = |entry: &PendingEntry| entry.done <= given;
-        // What the driver was given, a GPU may have been at. Triggers count what they execute.
+        // A GPU may have executed what the driver was given. Triggers count what they execute.
         let has_ended = self.ended.load(Ordering::Acquire);
         if !has_ended {
             // Before the owners are given up: they do not know how far the stream has come.

@@ -1,4 +1,4 @@
-//! What is queued behind a failure on a stream that cannot skip it: its endpoints are given up before the stream goes on.
+//! Work that is queued behind a failure on a stream that cannot skip it: the work's endpoints are given up before the stream goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +76,7 @@ impl StreamState {
         let forgiven = self.forgiven.load(Ordering::Acquire);
         let mut last = forgiven;
         if entry > forgiven {
-            // Under the lock, so that a fault is taken before this or after it: who takes it after this has queued nothing more yet.
+            // Under the lock, so that a fault is taken before this or after it. A thread that takes it after this has not queued more work yet.
             self.stopped_from.fetch_min(entry, Ordering::AcqRel);
             self.fault.fail(failure.clone());
             self.count.words.note(STATUS_WORK);
@@ -148,7 +148,7 @@ impl StreamState {
         });
     }
 
-    /// Failures of what is queued now are no fault of the stream any more.
+    /// Failures of work that is queued now no longer count as a fault of the stream.
     pub(super) fn forgive(&self) {
         self.forgive_pending(&self.pending.lock());
     }

@@ -272,8 +272,8 @@ impl StreamState {
     }
 }
 
-/// Fails if one of these has failed, and with it what a stream would wait for: who found that may have given up what was behind such waits before it
-/// could see these.
+/// Fails if one of the owners has failed, and with it what a stream would wait for. The thread that found the failure may have given up what was
+/// behind such waits before it could see the waits of this call.
 fn may_wait(owners: &[Arc<dyn Owner>]) -> Result<()> {
     let has_failed = |owner: &Arc<dyn Owner>| {
         (owner.attachments()).is_some_and(|attachments| attachments.alarm().has_failed())
@@ -662,7 +662,7 @@ mod tests {
         set_current(None);
     }
 
-    /// Whoever captures a stream by its handle finds no operation of this library in the graph.
+    /// An application that captures a stream by its handle finds no operation of this library in the graph.
     #[test]
     fn a_stream_whose_handle_is_known_is_never_queued_on_while_it_is_captured() {
         let test = "a_stream_whose_handle_is_known";

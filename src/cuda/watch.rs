@@ -77,7 +77,7 @@ pub(super) fn release(stream: Arc<StreamState>) {
     drop(last);
 }
 
-/// [`release`], by a thread that nobody waits for.
+/// [`release`], by a thread that no other thread waits for.
 pub(super) fn release_elsewhere(stream: Arc<StreamState>) {
     struct DeferredRelease(Option<Arc<StreamState>>);
     impl Drop for DeferredRelease {

@@ -1,4 +1,4 @@
-//! What an endpoint is to be like.
+//! The configuration of an endpoint.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ const SEND_WQEBBS_MAX: u32 = 32768;
 const DEPTH_MAX: u32 = 16384;
 /// Slices of a work request.
 pub(super) const SEGMENTS_MAX: u32 = 16;
-/// Inline bytes of a work request: with three segments ahead of them they fill four WQEBBs less a little.
+/// Inline bytes of a work request: with three segments before them they fit into four WQEBBs.
 const INLINE_BYTES_MAX: u32 = 476;
 
-/// How an endpoint is made. Start from `EndpointConfig::default()`, and set what is to be otherwise:
+/// The configuration of an endpoint. Start from `EndpointConfig::default()`, and change what differs:
 ///
 /// ```
 /// let config = doorbell::EndpointConfig::default().send_depth(1024).rnr_retry(0);
@@ -45,21 +45,22 @@ pub struct EndpointConfig {
     pub blueflame: bool,
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends is used. Default 4096.
     pub mtu_bytes: u32,
-    /// The code of the time without an acknowledgement of the peer before the device sends packets again: 4.096 us * 2^`ack_timeout`, 0 to 31;
-    /// 0 is for ever. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 18, which is 1.07 s, as in UCX: on a
-    /// congested network an acknowledgement may take long, and repetitions add to the congestion. A peer that is gone is found when all
-    /// repetitions are over, after 8.6 s: before the deadline of a wait, which does not know the reason. NCCL has 20, and would be found after 34 s.
+    /// The code of the time without an acknowledgement of the peer before the device sends packets again: 4.096 us * 2^`ack_timeout`, 0 to 31; 0
+    /// means no limit. Verbs call it `timeout`, the InfiniBand specification Local Ack Timeout. Default 18, which is 1.07 s, as in UCX: on a
+    /// congested network an acknowledgement may take long, and repetitions add to the congestion. A peer that is gone is detected when all
+    /// repetitions are over, after 8.6 s: before the deadline of a wait, whose error would not name the reason. NCCL uses 20, with which it takes 34
+    /// s.
     pub ack_timeout: u8,
     /// Repetitions without any progress before a work request fails, 0 to 7. Default 7.
     pub retry_count: u8,
-    /// The same where the peer has no receive posted, 0 to 6; 7 repeats without end. Default 7.
+    /// Repetitions if the peer has no receive posted, 0 to 6; 7 means no limit. Default 7.
     pub rnr_retry: u8,
-    /// How long a sender should wait when this side has no receive posted, as verbs code it (0 to 31). Default 12, which is
-    /// 0.64 ms, as NCCL has it.
+    /// How long a sender should wait if this side has no receive posted, in the code of verbs (0 to 31). Default 12, which
+    /// is 0.64 ms, as in NCCL.
     pub min_rnr_timer: u8,
-    /// Reads and atomics on their way at once, 1 to 16. A device that has fewer, at either end of a connection, makes it fewer. Default 16.
+    /// Reads and atomics in flight at once, 1 to 16. A device at either end of the connection that supports fewer reduces the number. Default 16.
     pub max_reads: u8,
-    /// What the peer may do to regions, where the regions' own rights allow it. Default: everything.
+    /// What the peer may do to regions, if the regions' own rights allow it, too. Default: everything.
     pub access: Access,
     /// Traffic class of packets with a global route, 0 to 255; on RoCE it is the TOS byte of IP, with the DSCP in the upper six bits. Default 0,
     /// which most RoCE networks put into a lossy class. Not used by connections of rdma_cm, nor by `softcx`.
@@ -68,9 +69,9 @@ pub struct EndpointConfig {
     pub service_level: u8,
     /// Index of the partition key in the port's table. Default 0. Not used by connections of rdma_cm, nor by `softcx`.
     pub pkey_index: u16,
-    /// Who rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and if that does
-    /// not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame needs
-    /// [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
+    /// Which component rings the NIC. Default `None`: what the device was opened with (see [`Device::open`](crate::Device::open)), and
+    /// if that does not say, the best way that is possible; [`Endpoint::path`](crate::Endpoint::path) says which, and why. BlueFlame
+    /// needs [`Control::Direct`] or [`Control::Sync`]; a proxy rings without it.
     pub control: Option<Control>,
 }
 
@@ -185,12 +186,12 @@ impl EndpointConfig {
     }
 }
 
-/// What a completion says.
+/// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// The number that the application gave to the work request.
     pub wr_id: u64,
-    /// What was completed.
+    /// The kind of work request that was completed.
     pub operation: Operation,
     /// Bytes received, read, or sent; 0 for a failure.
     pub len_bytes: u32,
@@ -198,7 +199,7 @@ pub struct Completion {
     pub imm: Option<u32>,
 }
 
-/// What a work request was.
+/// The kind of a completed work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {

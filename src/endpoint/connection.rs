@@ -59,7 +59,7 @@ impl Endpoint {
         })
     }
 
-    /// How it was made.
+    /// The configuration that it was made with.
     pub fn config(&self) -> &EndpointConfig {
         &self.config
     }
@@ -136,21 +136,21 @@ impl Endpoint {
         self.shared.failure()
     }
 
-    /// Gives up: fails the endpoint as the watchdog would, releases every wait, and flushes what is in flight.
+    /// Aborts: fails the endpoint as the watchdog would, releases every wait, and flushes what is in flight.
     pub fn abort(&self) {
         self.shared.fail(None, Cause::Aborted);
     }
 
-    /// A handle that aborts it from elsewhere, for who watches over an endpoint that another thread uses.
+    /// A handle with which a thread can abort an endpoint that another thread uses.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle {
             shared: Arc::downgrade(&self.shared),
         }
     }
 
-    /// Brings the endpoint back to where it was when it was made, with a new address: its failure is forgotten, work in
-    /// flight and operations that are prepared and not given to a stream are dropped. Waits, for up to five seconds, until
-    /// streams are done with its programs; a wait that is not going to end needs an [`Endpoint::abort`] first.
+    /// Returns the endpoint to its initial state, with a new address. Its failure is cleared; work in flight, and
+    /// operations that are prepared and not queued on a stream, are dropped. Waits for up to five seconds until streams
+    /// are done with the endpoint's programs. If a wait is not going to end, call [`Endpoint::abort`] first.
     ///
     /// # Errors
     /// [`Error::Timeout`] if a stream still has a program; nothing has changed then. [`Error::System`].
@@ -168,13 +168,13 @@ impl Endpoint {
         self.shared.qp.init(self.config.attributes())
     }
 
-    /// Which way doorbells take, and why no better one.
+    /// The control path that doorbells take, and why no better one is available.
     pub fn path(&self) -> Path {
         self.shared.path.clone()
     }
 }
 
-/// The generation of an endpoint between two resets, for who may end it and no later one.
+/// One generation of an endpoint, from one reset to the next. Its holder may abort this generation and no later one.
 #[cfg(feature = "verbs")]
 #[derive(Debug)]
 pub(crate) struct Life {

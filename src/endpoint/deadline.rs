@@ -21,7 +21,7 @@ impl Deadline {
     /// From now on.
     pub(crate) fn new(operation: &'static str, timeout: Duration) -> Deadline {
         let now = Instant::now();
-        // A time too far to be told is a century: nobody waits longer.
+        // A time that is too far to be represented counts as a century: no caller waits longer.
         let at = now
             .checked_add(timeout)
             .unwrap_or(now + Duration::from_secs(3_153_600_000));

@@ -1,4 +1,4 @@
-//! A send queue that kernels own: they write its work requests, and this side of it, where there is one, rings and counts.
+//! A send queue that kernels own: they write its work requests. On the proxy path, the host rings and counts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,13 +17,13 @@ pub(crate) struct DeviceQueue {
     state: Arc<DeviceQueueState>,
     shared: Arc<Shared>,
     has_begun: bool,
-    /// By which the endpoint's alarm knows it.
+    /// The number by which the endpoint's alarm knows the queue.
     id: u64,
 }
 
 impl DeviceQueue {
-    /// A queue in which nothing is under way, and whose next slot has that running count, which kernels own from [`DeviceQueue::begin`] on. A `flags` in the process's memory is made where
-    /// the host rings, or on request.
+    /// A queue in which nothing is under way, and whose next slot has the running count `first`. Kernels own it from [`DeviceQueue::begin`] on. A `flags`
+    /// in the process's memory is made if the host rings, or on request.
     pub(super) fn new(
         shared: &Arc<Shared>,
         first: u32,
@@ -48,7 +48,7 @@ impl DeviceQueue {
         })
     }
 
-    /// From here on it is the kernels'. The caller still has the endpoint to itself.
+    /// From here on kernels own the queue. No other thread uses the endpoint yet.
     ///
     /// # Errors
     /// [`Error::State`] while the endpoint is being reset.
@@ -74,7 +74,7 @@ impl DeviceQueue {
         &self.state
     }
 
-    /// Where the parts of the queue lie.
+    /// The addresses of the queue's parts.
     pub(crate) fn memory(&self) -> &QueuePairMemory {
         let Queues::Mlx5(memory) = self.shared.qp.queues();
         memory
@@ -84,7 +84,7 @@ impl DeviceQueue {
         self.shared.qp.qpn()
     }
 
-    /// The failure of the endpoint, if it has failed. Looks first.
+    /// The failure of the endpoint, if it has failed. Checks for new failures first.
     pub(crate) fn failure(&self) -> Option<WorkError> {
         self.shared.look_for_failure();
         self.shared.failure()
@@ -110,7 +110,7 @@ impl Drop for DeviceQueue {
         if !self.has_begun {
             return;
         }
-        // What was submitted is under way for who submitted it, whether or not a proxy has come to it.
+        // The kernels regard what they submitted as under way. The proxy may not have rung for it yet, so it is rung for here.
         self.shared.ring_submitted(Side::Send);
         self.shared.queues[0].end_device_ownership();
         self.shared.attachments().alarm().leave(self.id);

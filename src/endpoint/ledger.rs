@@ -1,4 +1,4 @@
-//! What the work requests in flight hold: put by the one who posts, taken by the one who reaps.
+//! What the work requests in flight hold: the thread that posts puts it here, and the thread that reaps takes it out.
 #![allow(unsafe_code)] // a cell that two threads hand to each other by counters
 
 #[cfg(loom)]
@@ -29,8 +29,8 @@ impl<T> UnsafeCell<T> {
 
 /// A ring of entries with running counts: entries from `done` up to `posted` are in flight.
 ///
-/// One thread at a time posts ([`Ledger::post`], [`Ledger::unpost`]), one at a time reaps ([`Ledger::reap`]); who that is,
-/// the owner sees to (exclusive access to the endpoint, and the lock of the reaper).
+/// One thread at a time posts ([`Ledger::post`], [`Ledger::unpost`]), and one at a time reaps ([`Ledger::reap`]). The
+/// owner ensures that: by exclusive access to the endpoint, and by the lock of the reaper.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Ledger<T> {
@@ -97,14 +97,15 @@ impl<T> Ledger<T> {
         // SAFETY: not in flight: the reaper left this place before `done` passed it (acquired by the poster's look at
         // `in_flight`), and does not come back before `posted` shows it.
         let left = entry.with_mut(|entry| unsafe { (*entry).replace(value) });
-        // A place that is not in flight is empty. To look, the poster would have to wait for memory that the reaper wrote last.
+        // A place that is not in flight is empty. To check that, the poster would have to fetch a cache line that the reaper
+        // wrote last.
         std::mem::forget(left);
         // Release: orders the entry before the count that shows it to the reaper.
         self.posted.store(count.wrapping_add(1), Ordering::Release);
         count
     }
 
-    /// Takes the newest entry back; the device never heard of it, so the reaper has no business with it.
+    /// Takes the newest entry back. The device was never told of it, so the reaper does not touch it.
     pub(super) fn unpost(&self) -> Option<T> {
         let count = self.posted.load(Ordering::Relaxed).wrapping_sub(1);
         self.posted.store(count, Ordering::Release);

@@ -20,7 +20,7 @@ pub enum Status {
     /// It was rung, the endpoint failed with this error, and no completion tells whether it was carried out: it may have been, wholly or
     /// in part.
     Unknown(WorkError),
-    /// Its stream had failed or was aborted, and did not execute it, or an operation of its endpoint before it: it was not rung, and never will be.
+    /// It was not rung, and never will be: its stream had failed or was aborted, and did not execute it or an earlier operation of its endpoint.
     Discarded,
     /// Dropped or rolled back before it was given to a stream.
     Cancelled,
@@ -30,7 +30,7 @@ pub enum Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RequestState {
-    /// In the queue. Whether it was rung, the count of executed doorbells says.
+    /// In the queue. The count of executed doorbells says whether it was rung.
     Posted,
     /// Dropped or taken back before a stream had it: a no-operation stands in its place.
     Cancelled,
@@ -55,7 +55,7 @@ pub enum Evidence {
     Flush,
 }
 
-/// What is known of the device behind a queue.
+/// The state of the device behind a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueEnd {
     /// It works, or it is not known yet whether it is stopped.

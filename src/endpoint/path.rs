@@ -5,7 +5,7 @@ use std::fmt;
 use crate::region::Control;
 use crate::{Error, Result, StateKind};
 
-/// What each way found when it was tried: why it can be gone, or why not.
+/// For each path, the result of the check: why it is available, or why not.
 type Choice = std::result::Result<String, String>;
 
 /// The control path in force.
@@ -14,7 +14,7 @@ type Choice = std::result::Result<String, String>;
 pub struct Path {
     /// The way.
     pub control: Control,
-    /// Why this one: what was found that makes it possible.
+    /// Why this path was chosen: what makes it available.
     pub reason: String,
     /// Better ones, each with what is missing for it.
     pub better: Vec<(Control, String)>,

@@ -19,13 +19,13 @@ use crate::{Error, Result, StateKind};
 pub(super) enum OperationKind {
     /// A work request of the send queue: the device skips it.
     Send { posted: Posted, signaled: bool },
-    /// A receive: those behind it must go as well.
+    /// A receive: the receives behind it must be dropped as well.
     Recv,
-    /// A wait: its completion is nobody's.
+    /// A wait: its completion goes to no caller.
     Wait,
 }
 
-/// What an operation is, apart from whose it is and its program, which is long to move.
+/// An operation without its endpoint and its program, which is expensive to move.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreparedOperation {
     pub(super) side: Side,
@@ -42,11 +42,11 @@ impl PreparedOperation {
     }
 }
 
-/// An operation that is ready to be given to a stream by [`stream_post`] or [`stream_post_all`]. Operations of one queue are
-/// given in the order in which they were prepared; waits in any.
+/// An operation that can be queued on a stream by [`stream_post`] or [`stream_post_all`]. Operations of one queue have to be
+/// queued in the order in which they were prepared; waits can be queued in any order.
 ///
-/// Dropping it cancels it: a send becomes a no-operation in its place, a wait lets its completion pass uncollected. After a
-/// dropped receive, those prepared behind it are refused: drop them as well.
+/// Dropping it cancels it: a send becomes a no-operation in its place, the completion of a wait is dropped. After a dropped
+/// receive, the receives that were prepared behind it are refused: drop them as well.
 #[derive(Debug)]
 #[must_use = "an operation that is dropped is cancelled"]
 pub struct Prepared {
@@ -73,7 +73,7 @@ impl Prepared {
         }
     }
 
-    /// The operation is being taken back. Whether it is: on an endpoint that has failed it has failed, and stays so.
+    /// Cancels the operation. Returns whether it was cancelled: on an endpoint that has failed, the operation has failed and stays failed.
     pub(super) fn mark_cancelled(&mut self) -> bool {
         let PreparedOperation { count, epoch, .. } = self.operation;
         let queue = self.shared.queue(self.operation.side);
@@ -104,8 +104,8 @@ impl Prepared {
     }
 
     /// A copy of the work queue entry that a doorbell of this operation names, in the bytes of the device's format (see
-    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. For people who look:
-    /// nothing in the library reads it back.
+    /// [`Wqe`](crate::mlx5::Wqe)). `None` for receives and waits, and once the endpoint was reset. It is for
+    /// inspection: nothing in the library reads it back.
     pub fn wqe(&self) -> Option<Vec<u8>> {
         let _generation = self.shared.hold_generation();
         match self.operation.kind {
@@ -118,13 +118,13 @@ impl Prepared {
         }
     }
 
-    /// The ticket of the operation, which will tell what becomes of it.
+    /// The ticket of the operation, which reports its status.
     pub fn ticket(&self) -> Ticket {
         let cancelled = self.cancelled.get_or_init(Arc::default);
         Ticket::of_prepared(&self.shared, self.operation, cancelled)
     }
 
-    /// Whether somebody may have a ticket of it.
+    /// Whether a ticket of it was given out.
     pub(super) fn has_ticket(&self) -> bool {
         self.cancelled.get().is_some()
     }
@@ -134,7 +134,7 @@ impl Prepared {
         Ticket::of_operation(&self.shared, self.operation)
     }
 
-    /// Whose it is: [`Endpoint::id`](crate::Endpoint).
+    /// The endpoint that it belongs to: [`Endpoint::id`](crate::Endpoint).
     #[cfg(feature = "cuda")]
     pub(crate) fn endpoint_id(&self) -> u64 {
         self.shared.targets_id()
@@ -548,7 +548,7 @@ fn hand_over<B>(
         .iter()
         .map(|operation| Arc::clone(&operation.shared))
         .collect();
-    // Until the stream has the batch: what another thread gives to it meanwhile would come before what was handed over here.
+    // Held until the stream has the batch: work that another thread queues meanwhile would come before what was handed over here.
     let mut postings = Vec::with_capacity(prepared.len());
     let call = next_call();
     let mut entered = Vec::with_capacity(prepared.len());

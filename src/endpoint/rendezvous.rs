@@ -12,7 +12,7 @@ const MAGIC: [u8; 4] = *b"DBRV";
 const VERSION: u16 = 1;
 /// The longest message: addresses and keys are short, and a length from a stranger must not allocate much.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// How long who comes may take to greet: others wait behind it.
+/// How long a process that connects may take to send its greeting. Others wait behind it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits for a peer at an address.
@@ -25,7 +25,7 @@ impl Listener {
     /// Listens at `address`, such as `127.0.0.1:7471`; port 0 picks a free one.
     ///
     /// # Errors
-    /// [`Error::System`], [`Error::Malformed`] for an address that is none.
+    /// [`Error::System`]; [`Error::Malformed`] if `address` is not an address.
     pub fn bind(address: &str) -> Result<Listener> {
         let socket = TcpListener::bind(resolve(address)?)
             .map_err(|error| socket_error("bind", address, &error))?;
@@ -45,10 +45,12 @@ impl Listener {
             .map_err(|error| system("getsockname", &error))
     }
 
-    /// Waits for a peer. A stranger that comes first is sent away: whoever can reach the port must not keep the peer out.
+    /// Waits for a peer. A stranger that comes first is sent away: a process that can reach the port must not be able to keep the
+    /// peer out.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if none comes; [`Error::Malformed`] if only such came that are none, or of another version.
+    /// [`Error::Timeout`] if no peer comes; [`Error::Malformed`] if only other programs came, or peers of another
+    /// version.
     pub fn accept(&self, timeout: Duration) -> Result<Channel> {
         let deadline = Deadline::new("accept", timeout);
         let mut stranger = None;
@@ -85,7 +87,8 @@ impl Channel {
     /// Goes to the peer that listens at `address`; if none does yet, tries again until `timeout`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if who listens is no peer, or one of another version.
+    /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if the process that listens is not a peer, or is a
+    /// peer of another version.
     pub fn connect(address: &str, timeout: Duration) -> Result<Channel> {
         let deadline = Deadline::new("connect", timeout);
         let resolved = resolve(address)?;
@@ -267,7 +270,8 @@ mod tests {
             drop(stranger);
             result.map(drop).unwrap_err()
         };
-        // Who gets no processor for as long has not looked at who came; not all of these times.
+        // If this thread gets no processor for the whole timeout, it does not look at the stranger. That does not happen with all of
+        // these timeouts.
         let told = |hello: &[u8]| {
             let times = [300, 3_000, 20_000].map(Duration::from_millis);
             let answers = times.into_iter().map(|timeout| greet(hello, timeout));
@@ -277,7 +281,7 @@ mod tests {
         assert!(told(b"GET / HTTP").contains("no peer"));
         assert!(told(b"DBRV\x09\x00").contains("version 9"));
         assert!(is_timeout(&greet(b"DBR", soon)));
-        // A port that is taken, and where nobody listens any more: one that is free is somebody else's the next moment.
+        // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = nobody.local_addr().unwrap();
         let _caller = TcpStream::connect(address).unwrap();

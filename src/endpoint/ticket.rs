@@ -1,4 +1,4 @@
-//! What became of a queued operation.
+//! The status of a queued operation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ enum Subject {
     Value(Arc<ValueWait>),
 }
 
-/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept for as long as one likes. An endpoint keeps the final
-/// statuses of its last 64 generations: a ticket that has seen more resets is [`Status::Unknown`].
+/// A handle of one queued operation. It keeps the endpoint's queue memory alive, and may be kept without limit. An endpoint keeps the final statuses
+/// of its last 64 generations: a ticket of an older generation reports [`Status::Unknown`].
 #[derive(Clone)]
 pub struct Ticket {
     subject: Subject,
@@ -51,7 +51,7 @@ impl Ticket {
         }
     }
 
-    /// That of an operation which may still be dropped, and then sets the flag: its place in the queue will be another one's.
+    /// The ticket of an operation that may still be dropped. The drop sets the flag, because another operation will use the place in the queue.
     pub(super) fn of_prepared(
         shared: &Arc<Shared>,
         operation: PreparedOperation,
@@ -70,8 +70,8 @@ impl Ticket {
         }
     }
 
-    /// The state now. Looks at new completions first, without waiting. If the endpoint has failed just now, it first stops the device, which
-    /// takes up to 20 ms: only then is it known which operations were carried out.
+    /// The current status. Processes new completions first, without waiting. If the endpoint has failed just now, it first stops the device,
+    /// which takes up to 20 ms: only then is it known which operations were carried out.
     pub fn status(&self) -> Status {
         let (shared, side, is_wait, count, serial, epoch, cancelled) = match &self.subject {
             Subject::Operation {
@@ -98,11 +98,11 @@ impl Ticket {
         }
     }
 
-    /// Waits in this thread until the operation is complete; `None` waits for ever. Makes progress on a device that needs it, and does not keep the
-    /// core busy.
+    /// Waits in this thread until the operation is complete; `None` means no timeout. Calls the progress function of a device that needs it, and
+    /// does not keep the core busy.
     ///
     /// # Errors
-    /// As [`Ticket::check`], and [`Error::Timeout`], after which the operation goes on.
+    /// As [`Ticket::check`], and [`Error::Timeout`]; the operation goes on then.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let progress = || match &self.subject {
             Subject::Operation { shared, .. } => shared.qp.progress(),
@@ -112,7 +112,7 @@ impl Ticket {
         look_until("the wait for an operation", timeout, progress, look)
     }
 
-    /// Whether it is over, well or not.
+    /// Whether the operation is over, with success or not.
     pub fn is_over(&self) -> bool {
         matches!(
             self.status(),

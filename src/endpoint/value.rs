@@ -16,7 +16,7 @@ use crate::region::Region;
 use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, StreamFailure};
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
-/// When a word lets a wait go, with CUDA's definitions (`cuStreamWaitValue32`).
+/// The condition on a word that ends a wait, with CUDA's definitions (`cuStreamWaitValue32`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     /// The word minus this value is not negative, as a signed 32-bit number.
@@ -37,13 +37,13 @@ impl Condition {
     }
 }
 
-/// The region behind a program that stores or polls one of its words, and what became of it.
+/// The region behind a program that stores or polls one of its words, and the program's state.
 pub(crate) struct ValueWait {
     region: Region,
     is_store: bool,
     state: AtomicU8,
     released: AtomicBool,
-    /// By the application, and not by its deadline.
+    /// Ended by the application, and not by its deadline.
     is_abandoned: AtomicBool,
     started_ns: AtomicU64,
     timeout_ns: u64,
@@ -138,7 +138,7 @@ unsafe impl Owner for ValueWait {
         }
         self.started_ns.store(now_ns(), Ordering::Relaxed);
         self.state.store(STARTED, Ordering::Release);
-        // Who made this has the watchdog started, and its failure reported.
+        // The constructor has started the watchdog, and has reported its failure.
         if self.timeout_ns != u64::MAX
             && let Ok(watchdog) = watchdog()
         {
@@ -202,11 +202,12 @@ fn check_registered(region: &Region) -> Result<()> {
     ))
 }
 
-/// Lets what is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for at most
-/// `timeout`; `None` waits for ever. Once it is met, everything that was stored before the word is visible to the stream.
+/// Makes work that is queued on `stream` later wait until the 32-bit word at `offset` of `region` meets `condition`, for
+/// at most `timeout`; `None` means no timeout. Once it is met, everything that was stored before the word is visible to
+/// the stream.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and what the stream refuses.
+/// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::State`] for a region that is deregistered, and those of the stream.
 pub fn stream_wait_value32(
     stream: &dyn Executor,
     region: &Region,
@@ -267,7 +268,7 @@ pub(crate) fn value_write(
     Ok((program, ValueWait::of_store(region)))
 }
 
-/// The CPU's own [`stream_wait_value32`]: waits in the calling thread.
+/// The counterpart of [`stream_wait_value32`] for the CPU: waits in the calling thread.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`], [`Error::Alignment`], [`Error::Timeout`].
@@ -284,7 +285,7 @@ pub fn wait_value32(
     )
 }
 
-/// Waits until that holds, with `progress` for a NIC that lives by those who wait.
+/// Waits until `holds` returns true. Calls `progress` meanwhile, for NICs that work only inside threads that wait.
 fn wait_until(
     mut holds: impl FnMut() -> Result<bool>,
     progress: impl Fn() -> bool,
@@ -321,7 +322,7 @@ mod tests {
         let timeout = Duration::from_millis(1);
         for comes in [true, false] {
             let mut looks = 0;
-            // Whoever looks gets no processor after it, in which the value comes, or does not.
+            // After each look, the thread gets no processor for some time, in which the value comes, or does not.
             let look = || {
                 looks += 1;
                 std::thread::sleep(3 * timeout);

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::proxy::{Pace, Placement, PollResult, ProgressThread};
 use crate::{Error, Result};
 
-/// How often the watched are looked at, while there are any. An error completion is noticed this late, if nobody polls.
+/// How often the watchdog looks at its endpoints, while there are any. If an endpoint is not polled, an error
+/// completion is noticed after up to this time.
 const TICK: Duration = Duration::from_millis(1);
 
 /// What the watchdog looks after.

@@ -8,8 +8,8 @@ use crate::Result;
 use crate::nic::Pages;
 use crate::proxy::TriggerCount;
 
-/// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair on a cache line of its own, and apart
-/// from its neighbour, which processors may fetch along: one is written by streams and the other by whoever reaps.
+/// Running counts of both queues, send and receive, that only grow until the endpoint is reset. Each pair is on a cache line of its own, and
+/// not on the adjacent line, which processors may fetch along: streams write one pair, and the thread that reaps writes the other.
 ///
 /// All bits 0 are valid words.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Words {
 ///
 /// A GPU reaches registered memory, and the driver registers whole pages. Memory of the application in such a page would be pinned memory to the
 /// driver: a copy to it would not be waited for, and registering it would be refused. So these words do not come from the allocator. Endpoints do not
-/// share a page either: the driver may unregister it only when the GPU is idle, and whoever registers it again has to wait for that.
+/// share a page either: the driver may unregister it only when the GPU is idle, and a thread that registers it again has to wait for that.
 #[derive(Debug)]
 pub(super) struct SharedWords(Pages);
 

@@ -84,7 +84,7 @@ impl<'a> Work<'a> {
         Work::new(Opcode::RdmaRead, Data::Slices(slices), remote)
     }
 
-    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. What they were goes to the one slice,
+    /// Replaces the 8 bytes at `remote` by `swap` if they equal `compare`. The old value goes to the one slice,
     /// of 8 bytes. Words are in host order; the address is a multiple of 8.
     pub const fn compare_swap(
         result: &'a [Slice<'a>],
@@ -98,8 +98,8 @@ impl<'a> Work<'a> {
         work
     }
 
-    /// Adds to the 8 bytes at `remote`. What they were goes to the one slice, of 8 bytes. Words are in host order;
-    /// the address is a multiple of 8.
+    /// Adds `add` to the 8 bytes at `remote`. The old value goes to the one slice, of 8 bytes. Words are in host
+    /// order; the address is a multiple of 8.
     pub const fn fetch_add(result: &'a [Slice<'a>], remote: RemoteSlice, add: u64) -> Work<'a> {
         let mut work = Work::new(Opcode::AtomicFa, Data::Slices(result), remote);
         work.operand = add;

@@ -1,5 +1,5 @@
 //! Recording.
-#![allow(unsafe_code)] // takes a graph of somebody's
+#![allow(unsafe_code)] // takes a graph that the application owns
 
 use std::fmt;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::{Error, Result, StateKind};
 
 /// Records operations into a CUDA graph.
 ///
-/// - Operations come one after the other in the graph, in the order in which they are recorded; on what else they depend is said by the
-///   stream that is captured, or by [`GraphBuilder::after`].
-/// - Recording prepares the operations, so it has the errors of preparing, and the queues need room. The first launch uses what was
+/// - Operations come one after the other in the graph, in the order in which they are recorded; the captured stream, or
+///   [`GraphBuilder::after`], determines what else they depend on.
+/// - Recording prepares the operations, so it returns the errors of preparing, and the queues need room. The first launch uses what was
 ///   prepared; until it, nothing else can be posted to those queues. Dropping the builder, or a [`GraphExec`] that is not launched, cancels it
 ///   as dropping [`Prepared`] does; [`GraphExec::disarm`] leaves no trace.
 /// - While a stream is captured, the library's other calls refuse it ([`Error::State`]): what they queue would be repeated with stale values.
 ///   [`CudaStream::launch_host`] does so too, for the driver would call the function again with each launch.
 ///
-/// A builder stays in its thread, as the driver asks of captures.
+/// A builder stays in its thread, as the driver requires for captures.
 ///
 /// ```no_run
 /// use doorbell::{CudaContext, CudaStream, Endpoint, GraphBuilder, Result, Side, Work};
@@ -44,15 +44,15 @@ use crate::{Error, Result, StateKind};
 pub struct GraphBuilder {
     draft: Draft,
     steps: Vec<GraphStep>,
-    /// Of the steps that are of endpoints, in order.
+    /// The prepared operations of the steps that belong to endpoints, in order.
     armed: Vec<Prepared>,
 }
 
 impl GraphBuilder {
-    /// Begins to capture a stream (`cuStreamBeginCapture`, thread-local mode): what anybody queues on it from now on is in the graph.
+    /// Begins to capture a stream (`cuStreamBeginCapture`, thread-local mode): everything that is queued on it from now on is in the graph.
     ///
     /// # Errors
-    /// [`Error::Cuda`], if it is being captured already, for one.
+    /// [`Error::Cuda`], for example if it is being captured already.
     pub fn capture(stream: &CudaStream) -> Result<GraphBuilder> {
         Ok(Self::new(Draft::capture(stream)?))
     }
@@ -75,16 +75,16 @@ impl GraphBuilder {
         }
     }
 
-    /// Lets the next operation come after these nodes as well. For [`GraphBuilder::over`].
+    /// Makes the next operation depend on these nodes as well. For [`GraphBuilder::over`].
     ///
     /// # Errors
-    /// [`Error::State`] if it is a stream that is captured: its order counts.
+    /// [`Error::State`] if a stream is captured: then the order of the stream applies.
     pub fn after(&mut self, nodes: &[CUgraphNode]) -> Result<()> {
         self.draft.after(nodes)
     }
 
-    /// The node of the last operation, for others to come after. Operations that do not wait share nodes with those before; after this call
-    /// the next one has a new node.
+    /// The node of the last operation, so that other nodes can depend on it. Operations that do not wait share nodes with those before;
+    /// after this call the next one has a new node.
     pub fn last_node(&mut self) -> Option<CUgraphNode> {
         self.draft.last_node()
     }
@@ -111,8 +111,8 @@ impl GraphBuilder {
         self.post(endpoint, Recipe::recv(wr_id, slices))
     }
 
-    /// Adds a wait for the next completion of a queue: the next at the time of each launch, so it must be one that can come, of what the graph or
-    /// the application has posted before.
+    /// Adds a wait for the next completion of a queue: the next one at the time of each launch. It must be the completion of work that the graph
+    /// or the application has posted before.
     ///
     /// # Errors
     /// As [`GraphBuilder::send`], with those of [`Endpoint::prepare_wait_cq`].
@@ -121,7 +121,7 @@ impl GraphBuilder {
         self.wait_cq_for(endpoint, side, timeout)
     }
 
-    /// [`GraphBuilder::wait_cq`] with a deadline of its own, which runs from when the graph comes to it; `None` waits for ever.
+    /// [`GraphBuilder::wait_cq`] with its own deadline, which counts from when the graph reaches the wait; `None` means no deadline.
     ///
     /// # Errors
     /// As [`GraphBuilder::wait_cq`].
@@ -168,7 +168,7 @@ impl GraphBuilder {
     /// Ends the recording. The graph is armed for its first launch.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: of a capture that was broken off, or whose streams were not joined, for one.
+    /// [`Error::Cuda`], for example if the capture was broken off, or its streams were not joined.
     pub fn instantiate(self) -> Result<GraphExec> {
         let exec = self.draft.instantiate()?;
         Ok(GraphExec::new(exec, self.steps, self.armed))

@@ -14,10 +14,10 @@ use crate::{Error, Result, StateKind};
 /// A graph that is launched again and again: recorded by a [`GraphBuilder`](crate::GraphBuilder).
 ///
 /// A launch needs its operations prepared: [`GraphExec::launch`] does both; [`GraphExec::arm`] prepares ahead, while what was launched before
-/// is still running, and [`GraphExec::launch_armed`] launches that. Launches of one graph are executed one after the other, on whatever
-/// streams, as the driver has it; how many can be queued is a matter of room in the endpoints' queues.
+/// is still running, and [`GraphExec::launch_armed`] launches that. The driver executes the launches of one graph one after the other, on
+/// whatever streams. How many can be queued depends on the room in the endpoints' queues.
 ///
-/// Dropped while launches are queued or running, it goes when they are done.
+/// If it is dropped while launches are queued or running, it is destroyed when they are done.
 pub struct GraphExec {
     exec: Arc<InstantiatedGraph>,
     steps: Vec<GraphStep>,
@@ -41,8 +41,8 @@ impl GraphExec {
         }
     }
 
-    /// Prepares the operations of the next launch, if they are not yet, and launches it. `endpoints` are those that were recorded, in any order;
-    /// others among them are not minded.
+    /// Prepares the operations of the next launch, unless they are prepared, and launches it. `endpoints` contains those that were recorded, in
+    /// any order; endpoints that were not recorded are ignored.
     ///
     /// # Errors
     /// Those of [`GraphExec::arm`] and [`GraphExec::launch_armed`]. If the launch was refused, the graph is armed; if it could not be armed, it

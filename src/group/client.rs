@@ -1,4 +1,4 @@
-//! The connection of a rank with the store: requests and their answers, and the news that nobody asked for.
+//! The connection of a rank with the store: requests and their answers, and messages without a request.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +11,14 @@ use crate::endpoint::Deadline;
 use crate::group::message::Message;
 use crate::{Error, Result, StateKind};
 
-/// How long it may take to say that an answer is not wanted any more.
+/// How long it may take to tell the store that an answer is no longer wanted.
 const CANCEL: Duration = Duration::from_secs(1);
 
-/// Who wants to know what comes without having been asked for.
+/// Gets what the store sends without a request.
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
-    /// The group fails with that rank. Nobody was told of it yet, and when this returns all are.
+    /// The group fails with that rank. This is called before the failure is published; it is published when this returns.
     fn failing(&self, client: &StoreClient, rank: u32);
     /// The group has failed: [`StoreClient::failure`] says so.
     fn failed(&self, client: &StoreClient);
@@ -163,7 +163,7 @@ impl StoreClient {
             })
             .map_err(|error| match error {
                 Error::Timeout { .. } => error,
-                // That the store is gone is known as a rank's end, once the reader has read up to there.
+                // The end of the store is reported as the end of a rank, once the reader has read up to that point.
                 _ => self.wait_for_failure(CANCEL).unwrap_or(error),
             })
     }
@@ -198,7 +198,7 @@ impl StoreClient {
             }
             input.drain(..at);
         };
-        // Who left, or dropped the store, asks no more.
+        // A rank that left, or dropped the store, makes no more calls.
         self.fail(0, reason, watcher);
     }
 
@@ -236,7 +236,7 @@ impl StoreClient {
             }
             _ => return Err("its store sends what only ranks say"),
         };
-        // An answer that is too late has nobody who waits.
+        // If the answer is too late, no caller waits for it any more.
         if let Some(request) = self.state().requests.get_mut(&id) {
             *request = Some(answer);
             self.changed.notify_all();
@@ -244,12 +244,12 @@ impl StoreClient {
         Ok(())
     }
 
-    /// Only the first failure counts. The reader's.
+    /// Only the first failure counts. Called by the reader thread.
     fn fail(&self, rank: u32, reason: String, watcher: &dyn Watcher) {
         if self.failure().is_some() {
             return;
         }
-        // First, so that who hears of the failure has it behind itself, and what it begins then is not ended.
+        // Endpoints are aborted before the failure is published, so that nothing that begins after that is aborted.
         watcher.failing(self, rank);
         self.state().failure = Some((rank, reason));
         self.changed.notify_all();

@@ -16,7 +16,8 @@ const HANDSHAKE: &str = "greeting of the group's store";
 
 /// Tries to reach the store until the deadline.
 pub(super) fn connect(environment: &LaunchEnvironment, deadline: &Deadline) -> Result<TcpStream> {
-    // What to say at the deadline: that nobody answered, unless there was something better.
+    // The error to return at the deadline: that nobody answered, unless a more specific one
+    // is known.
     let mut last = None;
     loop {
         let found = environment.rendezvous.find(&environment.token);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::group::handshake::Handshake;
 
-/// What is read of a connection before others have their turn.
+/// The most that is read from a connection before others have their turn.
 const TURN_BYTES: usize = 256 << 10;
 
 /// How far a connection has come.
@@ -92,7 +92,7 @@ impl Connection {
                 Ok(0) => return false,
                 Ok(count) => {
                     taken += count;
-                    // What comes behind a refusal is for nobody.
+                    // Bytes behind a refusal are ignored.
                     if !matches!(self.stage, ConnectionStage::Going) {
                         self.input.extend_from_slice(&scratch[..count]);
                     }

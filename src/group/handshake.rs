@@ -133,7 +133,7 @@ impl Verdict {
         bytes
     }
 
-    /// With the store's proof, which who has no token does not get.
+    /// With the store's proof, which a process without the token does not get.
     pub(super) fn to_bytes(
         self,
         token: &Token,
@@ -170,7 +170,7 @@ impl Verdict {
             code => return Err(bad(format!("it has no verdict {code}"))),
         };
         let parts: [&[u8]; 4] = [b"store", &handshake.to_bytes(), challenge, &numbers];
-        // That the tokens differ is the one thing that cannot be proven.
+        // Only the verdict that the tokens differ needs no proof: a store with another token cannot give one.
         if verdict != Verdict::Token && !token.is_proof(&parts, &proof) {
             return Err(bad("it has not the token of the group".into()));
         }

@@ -1,4 +1,4 @@
-//! The store's thread: its sockets, and who is at the other end of each.
+//! The store's thread: its sockets, and the process at the other end of each.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -19,11 +19,11 @@ use crate::group::rendezvous::{Note, Rendezvous};
 use crate::group::socket::{Ready, make_room, poll, watch_over};
 use crate::group::token::{Token, nonce};
 
-/// How long who comes may take to prove itself.
+/// How long a process that connects may take to prove that it has the token.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections, beyond one for each rank, that may be in the middle of their handshake. The oldest has to go for one more.
 const STRANGERS_MAX: usize = 64;
-/// What may lie here for a rank that does not take it; then it is given up.
+/// The most that is kept for a rank that does not read it. Beyond that, the rank is given up.
 const BACKLOG_BYTES_MAX: usize = 64 << 20;
 
 /// The store of a group, in a thread of rank 0.
@@ -97,7 +97,7 @@ impl Drop for Host {
 /// Messages that wait, and their bytes.
 type Backlog = (VecDeque<Arc<[u8]>>, usize);
 
-/// Everybody who is connected.
+/// All connections.
 struct Server {
     listener: TcpListener,
     token: Token,
@@ -158,7 +158,7 @@ impl Server {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // Too many open files, perhaps: whoever waits goes on waiting, and the next turn is not to come at once.
+                    // Too many open files, perhaps: processes that want to connect keep waiting, and the next turn must not come at once.
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
@@ -211,7 +211,7 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&name) {
             connection.input = input;
         }
-        // Who says the last word and goes is heard first.
+        // Messages that came before the end of the connection are handled first.
         if !open || !fine {
             self.end(name);
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::group::message::{LIST_BYTES_MAX, Message};
 
-/// What all values and their keys may take together.
+/// The most bytes that all values and their keys may take together.
 const BYTES_MAX: usize = 256 << 20;
-/// What is counted for a value besides its bytes.
+/// The bytes that are counted for a value besides its own.
 const OVERHEAD_BYTES: usize = 64;
 /// Requests of one rank that wait at a time.
 const WAITING_MAX: usize = 1024;
@@ -36,7 +36,7 @@ pub(super) struct KeyValueStore {
     rank_states: Vec<RankState>,
     values: BTreeMap<Vec<u8>, Arc<[u8]>>,
     bytes: usize,
-    /// Who waits for a value that is not there yet: rank and request.
+    /// The requests that wait for a value that is not there yet: rank and request.
     waiting: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
     waits: Vec<usize>,
     barrier: Collective,
@@ -74,7 +74,7 @@ impl KeyValueStore {
         std::mem::take(&mut self.out)
     }
 
-    /// A rank has come; what was lost before is told to it.
+    /// A rank has come. It is told which ranks were lost before.
     pub(super) fn join(&mut self, rank: u32) {
         self.rank_states[rank as usize] = RankState::Here;
         let lost: Vec<u32> = (0..self.size())
@@ -122,7 +122,7 @@ impl KeyValueStore {
                 Some(RankState::Absent | RankState::Here) => {
                     self.send(to, &Message::Delivery { from: rank, bytes });
                 }
-                // Who lost or left it is told otherwise.
+                // That the rank is lost or has left is told by other messages.
                 Some(_) => {}
                 None => return Err("mail to a rank that there is not"),
             },
@@ -233,7 +233,7 @@ impl KeyValueStore {
     }
 
     fn leave(&mut self, rank: u32, id: u32) {
-        // The store goes with rank 0: it stays as long as somebody may need it.
+        // The store ends with rank 0, so rank 0 stays as long as another rank may need it.
         if rank == 0 {
             self.host_leaves = Some(id);
         } else {
@@ -269,7 +269,7 @@ impl KeyValueStore {
         self.waits[rank as usize] -= dropped;
     }
 
-    /// Answers rank 0's wish to leave once nobody else is here or still to come.
+    /// Answers rank 0's request to leave once no other rank is here or still to come.
     fn let_host_go(&mut self) {
         let others = self.rank_states.iter().skip(1);
         let over = others
@@ -292,7 +292,7 @@ mod tests {
         store
     }
 
-    /// What comes of a message: each answer with its rank.
+    /// The answers to a message, each with its rank.
     fn answers(store: &mut KeyValueStore, rank: u32, message: &Message<'_>) -> Vec<(u32, String)> {
         store.take(rank, message).unwrap();
         sent(store)
@@ -400,7 +400,7 @@ mod tests {
                 [text(0, list(id)), text(1, list(9))]
             );
         }
-        // Who takes its request back is not counted.
+        // A rank that takes its request back is not counted.
         answers(&mut store, 0, &Message::Barrier { id: 1 });
         answers(&mut store, 0, &Message::Cancel { id: 1 });
         assert_eq!(answers(&mut store, 1, &Message::Barrier { id: 2 }), []);

@@ -47,7 +47,7 @@ impl LaunchEnvironment {
     /// on another host than the first.
     ///
     /// The token is `DOORBELL_TOKEN`, the same for all ranks. Without it, it is the name of the job: that keeps jobs apart that
-    /// meet at one port by mistake, and is no secret to anyone who can find it out or guess it.
+    /// meet at one port by mistake, but is no secret to anyone who can find it out or guess it.
     ///
     /// # Errors
     /// [`Error::State`] saying which variable is missing; [`Error::Malformed`] naming one that makes no sense; [`Error::Range`] as [`LaunchEnvironment::new`].
@@ -101,7 +101,7 @@ impl LaunchEnvironment {
     }
 }
 
-/// Variables, of which an empty one is none.
+/// Variables. An empty one counts as not set.
 struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Vars<'_> {

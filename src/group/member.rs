@@ -1,4 +1,4 @@
-//! The group as a rank has it.
+//! The group from the side of one rank.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,17 +11,17 @@ use crate::group::{LaunchEnvironment, Store};
 use crate::region::{Device, ProtectionDomain};
 use crate::{Error, Result, StateKind};
 
-/// How long the word of the store may be behind what an endpoint shows of the same event.
+/// How much later than an endpoint the store may report the same event.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How a group is joined. Start from `GroupConfig::default()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupConfig {
-    /// How its endpoints are made; the same on both sides is best.
+    /// The configuration of its endpoints. It should be the same on both sides.
     pub endpoint: EndpointConfig,
-    /// How long joining, connecting, and each exchange with the store may take. Default 60 s: processes of a job may start minutes apart only where
-    /// this is more.
+    /// How long joining, connecting, and each exchange with the store may take. Default 60 s. If processes of a job may start more than a minute
+    /// apart, set a larger value.
     pub timeout: Duration,
 }
 
@@ -39,26 +39,27 @@ impl Default for GroupConfig {
     }
 }
 
-/// The processes of a job, of which this is one, each with a connected endpoint to each other that is used.
+/// The processes of a job, including this one. Each has a connected endpoint to each other process that it communicates with.
 ///
-/// An endpoint is made when the first of its two sides asks for it; the other application need not do anything for that. When a rank ends that has
-/// not left, the group has failed: all endpoints are aborted, so that every wait ends, and every call here names that rank.
+/// An endpoint is made when the first of its two sides asks for it; the other application need not do anything for that. If a rank ends without
+/// having left, the group has failed: all endpoints are aborted, so that every wait ends, and every call here returns an error that names that
+/// rank.
 ///
 /// # When a rank ends
 /// A group fails as a whole, once: when the connection between a rank and the store ends before that rank has [left](Group::leave), every
 /// other one is told which rank it was. Its calls return [`Error::Rank`](crate::Error::Rank) from then on, and its endpoints are aborted, so
 /// that no stream goes on waiting. A killed process is noticed at once, a host that loses its power after about 20 seconds. A process that is
-/// stopped, or hangs, keeps its connection: there the deadlines of the calls are what ends a wait.
+/// stopped, or hangs, keeps its connection: then waits end only by the deadlines of the calls.
 ///
 /// # What the token protects against
-/// Each side proves that it has the token without showing it, and nothing that the store knows is told to a process before it has done so. So who can
-/// reach the port, and does not know the token, can neither join nor read nor pose as the store; at most it can hold places in the queue of
-/// connections for a few seconds. What follows is neither encrypted nor signed: who can read the network can read it, and who can change it can
-/// take a connection over. And who sees a handshake can try out tokens at leisure, so a token should be long and random.
-/// [`LaunchEnvironment::from_env`] says where the token is from; without `DOORBELL_TOKEN` it may be no secret.
+/// Each side proves that it has the token without sending it, and the store tells a process nothing before that. So a process that can reach the
+/// port, and does not know the token, can neither join nor read nor pose as the store. At most it can hold places in the queue of connections for a
+/// few seconds. The traffic after the handshake is neither encrypted nor signed. An attacker who can read the network can read it, and one who can
+/// change the network's traffic can take over a connection. An attacker who sees a handshake can try out tokens offline, so a token should be long
+/// and random. [`LaunchEnvironment::from_env`] says where the token comes from; without `DOORBELL_TOKEN` it may not be secret.
 #[derive(Debug)]
 pub struct Group {
-    /// Locked by nobody: what takes them has the group alone, and the lock lets others share the rest of it.
+    /// Never locked: calls that use the endpoints take `&mut self`. The mutex lets other threads share the rest of the group.
     endpoints: Mutex<BTreeMap<u32, Endpoint>>,
     mesh: Arc<Mesh>,
     store: Store,
@@ -67,7 +68,7 @@ pub struct Group {
 
 impl Group {
     /// Joins the group that the launcher has started this process for ([`LaunchEnvironment::from_env`]), with the device `DOORBELL_DEVICE`, or `softcx`
-    /// where that is not set.
+    /// if that is not set.
     ///
     /// # Errors
     /// Those of [`LaunchEnvironment::from_env`], [`Device::open`] and [`Group::join`].
@@ -103,12 +104,12 @@ impl Group {
         })
     }
 
-    /// The number of this process.
+    /// The rank of this process.
     pub fn rank(&self) -> u32 {
         self.store.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub fn size(&self) -> u32 {
         self.store.size()
     }
@@ -118,16 +119,16 @@ impl Group {
         self.mesh.domain()
     }
 
-    /// The store of the group, for what the application itself has to exchange.
+    /// The store of the group, for data that the application exchanges itself.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The endpoint that is connected with another rank, as that rank's is with it; waits for it the first time.
+    /// The endpoint that is connected with the rank `peer`. The first call for a rank waits until it is connected.
     ///
     /// # Errors
-    /// [`Error::Range`] for a rank that there is not; [`Error::State`] for this one; [`Error::Timeout`] if the other one has not come;
-    /// [`Error::Rank`] if the group has failed; those of [`Endpoint::new`] and [`Endpoint::connect`].
+    /// [`Error::Range`] if `peer` is not a rank of the group; [`Error::State`] if it is this rank; [`Error::Timeout`] if the other
+    /// rank has not come; [`Error::Rank`] if the group has failed; those of [`Endpoint::new`] and [`Endpoint::connect`].
     pub fn endpoint(&mut self, peer: u32) -> Result<&mut Endpoint> {
         self.check_peer(peer)?;
         let endpoints = self.endpoints.get_mut();
@@ -143,8 +144,8 @@ impl Group {
         }
     }
 
-    /// The endpoint that is connected with another rank, to be the caller's from now on; waits for it. It is aborted with the others if the group
-    /// fails. Calls may come from several threads.
+    /// Gives the endpoint that is connected with another rank to the caller, and waits until it is connected. It is aborted with the others if
+    /// the group fails. Calls may come from several threads.
     ///
     /// # Errors
     /// As [`Group::endpoint`]; [`Error::State`] if it was given away before, by either call.
@@ -172,7 +173,7 @@ impl Group {
         self.check()
     }
 
-    /// Waits until every rank has come here.
+    /// Waits until every rank has called this.
     ///
     /// # Errors
     /// As [`Store::barrier`].
@@ -180,7 +181,7 @@ impl Group {
         self.store.barrier(self.timeout)
     }
 
-    /// Whether the group is whole.
+    /// Fails if a rank has failed.
     ///
     /// # Errors
     /// [`Error::Rank`], naming the first rank that failed.
@@ -188,14 +189,14 @@ impl Group {
         self.store.failure().map_or(Ok(()), Err)
     }
 
-    /// The error behind an error: if an operation failed or took too long because a rank has ended, this names the rank. An endpoint may notice
-    /// before the store does, so this waits up to two seconds for its word.
+    /// The cause of an error: if an operation failed or took too long because a rank has ended, this returns the error that names the rank. An
+    /// endpoint may notice that before the store does, so this waits up to two seconds for the store.
     pub fn cause_of(&self, error: Error) -> Error {
         self.store.client().wait_for_failure(GRACE).unwrap_or(error)
     }
 
-    /// Leaves the group, after which the end of this process is no failure. Operations that are under way with other ranks are dropped with the
-    /// endpoints: a [`Group::barrier`] before this makes sure that there are none.
+    /// Leaves the group. After that, the end of this process is not a failure of the group. Operations that are under way with other ranks are
+    /// dropped with the endpoints. A [`Group::barrier`] before this makes sure that none are under way.
     ///
     /// # Errors
     /// As [`Store::leave`].

@@ -13,7 +13,7 @@ use crate::{Error, Result, StateKind};
 /// How long the answer to a peer may take to be written.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What there is for a peer.
+/// The state of the link with a peer.
 #[derive(Debug)]
 enum PeerState {
     /// Its address is not known yet; the peer knows ours.
@@ -22,9 +22,9 @@ enum PeerState {
     Connected(Endpoint),
     /// Connected on both sides, and not asked for yet.
     Ready(Endpoint),
-    /// The application has it.
+    /// The endpoint was given to the application.
     Taken,
-    /// It could not be.
+    /// It could not be connected.
     Failed(Error),
 }
 
@@ -245,7 +245,8 @@ impl Watcher for MeshWatcher {
     }
 
     fn failed(&self, _: &StoreClient) {
-        // Whoever holds the lock may have looked for the failure before it was there, and does not wait yet.
+        // A thread that holds the lock may have checked for the failure before it was recorded, and may not wait yet. So the lock is taken once
+        // before the notification.
         drop(self.0.state());
         self.0.changed.notify_all();
     }

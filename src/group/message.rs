@@ -82,7 +82,7 @@ pub enum Message<'a> {
     Left {
         /// The request.
         id: u32,
-        /// Who has left.
+        /// The rank that has left.
         rank: u32,
     },
     /// From the store: there is no room for it.
@@ -105,8 +105,8 @@ pub enum Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Reads the message that `bytes` begin with, and how many bytes it takes; `None` if there is more to come. Whether there is any sense in what
-    /// is there is known from the first five bytes on, so that who collects bytes never has to hold more than the longest message.
+    /// Reads the message that `bytes` begin with; also returns how many bytes it takes. `None` if bytes are still missing. The first five bytes
+    /// show whether the message is well-formed, so a reader never has to hold more than the longest message.
     ///
     /// # Errors
     /// [`Error::Malformed`].

@@ -70,7 +70,7 @@ impl Rendezvous {
     /// Where the store may be and the token that counts, as far as can be known now; no address if rank 0 has not said so yet.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for a name that is none, at least not yet; [`Error::System`].
+    /// [`Error::Malformed`] if the name cannot be resolved, at least not yet; [`Error::System`].
     pub(super) fn find(&self, token: &Token) -> Result<(Vec<SocketAddr>, Token)> {
         match self {
             Rendezvous::Address(address) => {
@@ -178,7 +178,7 @@ fn parse_note(text: &str) -> Option<(SocketAddr, Token)> {
     Some((address.parse().ok()?, Token::new(bytes)))
 }
 
-/// Whoever may write into the folder could pose as rank 0.
+/// A user who may write into the folder could pose as rank 0.
 fn check_folder(path: &Path) -> Result<()> {
     let folder = path.parent().unwrap_or(path);
     let look = |path: &Path| {

@@ -1,4 +1,4 @@
-//! A rank's end of the store.
+//! A rank's connection to the store.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,31 +12,33 @@ use crate::group::host::Host;
 use crate::group::message::Message;
 use crate::{Error, Result};
 
-/// The words that the processes of a group exchange: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its own.
+/// The store by which the processes of a group exchange data: values under keys, barriers, gatherings. Rank 0 hosts it, in a thread of its
+/// own.
 ///
-/// Every call has a deadline, and ends at once with [`Error::Rank`] when a rank ends without having left: dropping a store without
-/// [`Store::leave`] is such an end. Rank 0 has a connection, and with it a file descriptor, for every rank: a thousand need a higher limit
-/// (`ulimit -n`) than many systems begin with. Calls may come from several threads; barriers and gatherings from one at a time.
+/// Every call has a deadline, and ends at once with [`Error::Rank`] when a rank ends without having left. Dropping a store without
+/// [`Store::leave`] counts as such an end. Rank 0 has a connection, and with it a file descriptor, for every rank: a thousand need a
+/// higher limit (`ulimit -n`) than many systems begin with. Calls may come from several threads; barriers and gatherings from one at a
+/// time.
 #[derive(Debug)]
 pub struct Store {
     client: Arc<StoreClient>,
     reader: Option<JoinHandle<()>>,
-    /// After the connection of this rank: its thread sees who ends.
+    /// Dropped after the connection of this rank: the host's thread sees which connections end.
     _host: Option<Host>,
 }
 
 impl Store {
-    /// Goes to the store of the group, which rank 0 starts in this call; waits until it is there.
+    /// Connects to the store of the group, and waits until it is there. Rank 0 starts the store in this call.
     ///
     /// # Errors
     /// [`Error::Timeout`] if nobody answers there; [`Error::State`] if the store has another token or size, or has seen this rank before;
-    /// [`Error::Malformed`] if who answers is no store, or one of another version, or none that knows the token; [`Error::System`] if rank 0 cannot
-    /// listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
+    /// [`Error::Malformed`] if the process that answers is not a store, is a store of another version, or does not know the token;
+    /// [`Error::System`] if rank 0 cannot listen at its address, and those of [`LaunchEnvironment::from_env`]'s job folder.
     pub fn join(environment: &LaunchEnvironment, timeout: Duration) -> Result<Store> {
         Store::join_with(environment, timeout, Box::new(Nobody))
     }
 
-    /// [`Store::join`], with somebody who is told what comes by itself.
+    /// [`Store::join`], with a watcher that gets what the store sends without a request.
     pub(super) fn join_with(
         environment: &LaunchEnvironment,
         timeout: Duration,
@@ -83,17 +85,17 @@ impl Store {
         &self.client
     }
 
-    /// The number of this process.
+    /// The rank of this process.
     pub fn rank(&self) -> u32 {
         self.client.rank()
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub fn size(&self) -> u32 {
         self.client.size()
     }
 
-    /// Remembers a value of up to 64 KiB under a key of up to 256 bytes, in place of an older one.
+    /// Stores a value of up to 64 KiB under a key of up to 256 bytes, and replaces an older one.
     ///
     /// # Errors
     /// [`Error::Range`] for a longer one; [`Error::State`] if the store has no room; [`Error::Rank`], [`Error::Timeout`].
@@ -113,7 +115,7 @@ impl Store {
         self.client.request(&deadline, request)
     }
 
-    /// Waits until every rank has come here.
+    /// Waits until every rank has called this.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Rank`] if a rank has ended, or has left.
@@ -139,7 +141,8 @@ impl Store {
         self.client.failure()
     }
 
-    /// Leaves: the end of this process is no failure from now on. Rank 0 has the store, and waits until all others have left.
+    /// Leaves the group: from now on the end of this process is not a failure. Rank 0 hosts the store, so it waits until all others have
+    /// left.
     ///
     /// # Errors
     /// [`Error::Rank`] if a rank failed before; [`Error::Timeout`] if, at rank 0, another rank does not leave: it finds the store gone then.

@@ -1,4 +1,4 @@
-//! The store over real sockets: ranks in threads, strangers, and stores that are none.
+//! The store over real sockets: ranks in threads, strangers, and processes that only pretend to be stores.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -212,7 +212,7 @@ fn strangers_learn_nothing_and_keep_nobody_out() {
         let _ = stranger.read_to_end(&mut answer);
         answer
     };
-    // Another version gets ours, and nothing more; so does who speaks something else.
+    // A process of another version gets our version and nothing more, and so does one that speaks another protocol.
     assert_eq!(said(b"DBGS\x09\0\0\0"), handshake::head());
     assert_eq!(said(b"GET / HTTP/1.1\r\n\r\n"), handshake::head());
     let handshake = Handshake {
@@ -412,7 +412,7 @@ fn who_cannot_connect_says_so_to_who_waits_for_it() {
     threads.into_iter().for_each(|t| t.join().unwrap());
 }
 
-/// Who hears of the failure may reset its endpoint, and no abort of the old life may reach the new one.
+/// A thread that hears of the failure may reset its endpoint, and no abort of the old generation may reach the new one.
 #[test]
 fn endpoints_are_aborted_before_anybody_hears_of_the_failure() {
     struct Order(mpsc::Sender<(&'static str, Option<Error>)>);

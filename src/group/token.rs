@@ -24,7 +24,7 @@ impl Token {
         }
     }
 
-    /// A secret that nobody has yet.
+    /// A new random secret.
     pub(super) fn random() -> Result<Token> {
         Ok(Token::new(nonce()?))
     }

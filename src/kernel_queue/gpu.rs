@@ -11,7 +11,7 @@ const STATE_BYTES: usize = 512;
 
 /// What kernels use of it.
 #[derive(Debug)]
-#[expect(dead_code, reason = "kept for kernels, who have its address")]
+#[expect(dead_code, reason = "kept for kernels, which have its address")]
 pub(super) struct OnGpu {
     mapped: Vec<Pinned>,
     memory: DeviceBuffer,

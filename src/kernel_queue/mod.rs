@@ -1,11 +1,10 @@
 //! Send queues whose work requests kernels make: threads of a GPU, or of this process, any number of them at once.
 //!
-//! [`KernelQueue::new`] takes the send queue of a connected endpoint. What kernels do with its [`QueueView`] stands in
-//! `include/doorbell/queue.h`, which is C and CUDA: they reserve slots, write puts, gets, atomics and signals, ring, and poll; on the proxy
-//! path a thread of this library rings. The endpoint keeps its receive queue, and its failure is the kernels' failure: every call there ends
-//! with a code.
+//! [`KernelQueue::new`] takes the send queue of a connected endpoint. The kernels' side is in `include/doorbell/queue.h`, for C and CUDA.
+//! Kernels get a [`QueueView`]; they reserve slots, write puts, gets, atomics and signals, ring, and poll; on the proxy path a thread of
+//! this library rings. The endpoint keeps its receive queue. If it fails, every call of the kernels returns an error code.
 //!
-//! Work requests name memory by keys, and nothing holds a region for them: [`KernelQueue::local`] does, until the endpoint is reset.
+//! Kernels name memory by keys, which do not keep a region registered. [`KernelQueue::local`] holds the region until the endpoint is reset.
 
 #![allow(unsafe_code)] // has memory mapped to GPUs that it holds
 
@@ -34,10 +33,11 @@ pub use view::QueueView;
 
 /// The send queue of an endpoint, owned by kernels: threads of a GPU, or of this process, any number of them at once.
 ///
-/// What they do with its [`QueueView`] stands in `include/doorbell/queue.h`, which is C and CUDA.
+/// The kernels' functions, which take its [`QueueView`], are in `include/doorbell/queue.h`, for C and CUDA.
 ///
-/// While it is queue, sends of the endpoint itself are [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more, which
-/// nothing checks; what they have submitted goes out and on, while the endpoint is there. A reset then gives it its send queue back. The endpoint may be dropped before.
+/// As long as this exists, sends of the endpoint itself fail with [`Error::State`](crate::Error::State). Drop it when no kernel uses it any more; the
+/// library cannot check that. Work that kernels have submitted is still transmitted while the endpoint exists. A reset of the endpoint then returns the
+/// send queue to it. The endpoint may be dropped earlier.
 #[derive(Debug)]
 pub struct KernelQueue {
     view: QueueView,
@@ -46,9 +46,9 @@ pub struct KernelQueue {
     queue: DeviceQueue,
 }
 
-/// Where what the threads share lies.
+/// The memory of the state that the threads share.
 #[derive(Debug)]
-#[expect(dead_code, reason = "kept for kernels, who have its address")]
+#[expect(dead_code, reason = "kept for kernels, which have its address")]
 enum StateMemory {
     Host(InPage<KernelQueueState>),
     #[cfg(feature = "cuda")]
@@ -60,7 +60,7 @@ enum StateMemory {
 #[repr(C)]
 struct KernelQueueState([AtomicU32; 128]);
 
-/// The words of `struct dbl_queue_state` as a queue begins that has come to these counts.
+/// The initial words of `struct dbl_queue_state` for a queue with these running counts.
 fn state_words(slot: u32, completion: u32) -> [u32; 128] {
     let mut words = [0; 128];
     // reserved, rung, completed, cq_index
@@ -92,10 +92,10 @@ impl KernelQueue {
         })
     }
 
-    /// Hands the endpoint's send queue to kernels of a GPU: what they share lies in its memory, and the queue is mapped to it.
+    /// Hands the endpoint's send queue to kernels of a GPU. Their shared state is in the GPU's memory, and the queue is mapped for the GPU.
     ///
     /// # Errors
-    /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), of memory that the driver does not map among them.
+    /// As [`KernelQueue::new`], and [`Error::Cuda`](crate::Error::Cuda), for example if the driver does not map the memory.
     /// [`Error::State`](crate::Error::State) for a GPU that does not see writes of NICs in order (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE): a
     /// stream can flush them before it goes on, a kernel cannot, so it would find the completion of a get before its data.
     #[cfg(feature = "cuda")]
@@ -120,13 +120,13 @@ impl KernelQueue {
         })
     }
 
-    /// What kernels need: to be passed by value.
+    /// The queue view that kernels need, to be passed to them by value.
     pub fn view(&self) -> QueueView {
         self.view
     }
 
-    /// The address and the local key by which kernels name a part of a region. It is held until the endpoint is reset or gone, and as long as this:
-    /// what kernels have submitted goes on when the ownership is over.
+    /// The address and the local key by which kernels name a part of a region. The region is held as long as this queue exists, and until the
+    /// endpoint is reset or dropped: work that kernels have submitted goes on after the queue is dropped.
     ///
     /// # Errors
     /// [`Error::Foreign`](crate::Error::Foreign) for a region of another protection domain; [`Error::State`](crate::Error::State) if it is
@@ -137,7 +137,7 @@ impl KernelQueue {
         Ok((region.as_ptr() as u64 + slice.offset, region.lkey()))
     }
 
-    /// The failure of the endpoint, if it has failed: what kernels know as `DOORBELL_EWORK`. The number of a work request is the low 16 bits
+    /// The failure of the endpoint, if it has failed. Kernels get `DOORBELL_EWORK` for it. The number of a work request is the low 16 bits
     /// of its slot.
     pub fn failure(&self) -> Option<WorkError> {
         self.queue.failure()

@@ -1,4 +1,4 @@
-//! A kernel that makes a work request, for tests and for who measures.
+//! A kernel that makes a work request, for tests and benchmarks.
 #![allow(unsafe_code)] // launches a kernel with addresses
 
 use std::time::Duration;

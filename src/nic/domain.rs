@@ -99,7 +99,7 @@ impl RegisteredMemory {
         }
     }
 
-    /// For tests of who waits for its end.
+    /// For tests of code that waits for the deregistration.
     #[cfg(test)]
     pub(crate) fn that_ends_by(end: fn() -> bool) -> RegisteredMemory {
         #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The NICs behind endpoints and regions: the software ConnectX inside this process (feature `softcx`), and the devices that rdma-core
 //! drives (feature `verbs`), mlx5 ones directly and any other by plain verbs.
 //!
-//! Which NIC it is ends here. What the layers above use are four things:
+//! The layers above do not depend on the kind of NIC. They use four things:
 //!
 //! | | what it is | made by |
 //! |---|---|---|
@@ -29,7 +29,7 @@
 //! give them back. mlx5 gives completions back by a consumer record in host memory; others by a register (bnxt_re), or not at all. These
 //! parts are not a trait yet: one implementation would not show which interface another one needs, and posting must not
 //! cost an indirect call. docs/architecture.md, "Adding a vendor", lists the places.
-// A build without any NIC is of use to nobody, and compiles.
+// A build without any NIC is useless, but compiles.
 #![cfg_attr(not(any(feature = "softcx", feature = "verbs")), allow(dead_code))]
 
 mod device;

@@ -22,7 +22,7 @@ impl PeerKind {
         }
     }
 
-    /// For people.
+    /// As text for messages.
     fn name(self) -> &'static str {
         match self {
             PeerKind::Softcx => "the embedded software NIC",

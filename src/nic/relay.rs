@@ -39,7 +39,7 @@ impl NicQueuePair for RelayQueuePair {
     }
 
     fn look_for_events(&self) {
-        // And for completions: the watchdog looks at endpoints that nobody polls.
+        // And for completions: the watchdog looks at endpoints that are not polled.
         self.0.turn();
         self.0.states().look_for_events();
     }

@@ -1,9 +1,10 @@
-//! Ends that may take a while, brought about by a thread that nobody waits for.
+//! Drops that may block, done by a thread that no other thread waits for.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
-/// Drops it in a thread of its own. It is for what may have to wait when it ends: memory that a GPU has mapped is unregistered only when the GPU is done, which may wait for the very thread that would wait for it.
+/// Drops the object in a separate thread. For objects whose drop may block: memory that a GPU has mapped is unregistered only when the GPU is done,
+/// which may wait for the very thread that would wait for it.
 pub(crate) fn drop_elsewhere(what: Box<dyn Send>) {
     static DROPPER: OnceLock<Option<Sender<Box<dyn Send>>>> = OnceLock::new();
     let dropper = DROPPER.get_or_init(|| {

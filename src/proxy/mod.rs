@@ -1,5 +1,5 @@
-//! Progress threads: each polls all that are registered with it. The proxy rings for streams that cannot, at the pace of the work; the
-//! watchdog looks at every endpoint once a tick.
+//! Progress threads: each polls all that are registered with it. The proxy rings for streams that cannot, as often as the work needs;
+//! the watchdog looks at every endpoint once a tick.
 //!
 //! There is one proxy for each placement that is asked for ([`Placement`]), usually one. A progress thread starts when the first object is
 //! registered and stays. It sleeps while it has nothing to poll.

@@ -1,16 +1,16 @@
-//! How a proxy waits for triggers, which nobody announces.
+//! How a proxy waits for triggers, which are not announced.
 
 use std::time::{Duration, Instant};
 
 /// Polls between two looks at the clock while it spins.
 const POLLS_PER_CLOCK: u32 = 32;
-/// How long it burns its core after work: a stream that chains kernels and transfers comes back within that.
+/// How long it spins after work: a stream that chains kernels and transfers triggers again within that time.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long it then offers its core to others before it sleeps. A sleep has a price that does not depend on its length.
+/// How long it then yields its core before it sleeps. A sleep has a cost that does not depend on its length.
 const YIELD: Duration = Duration::from_micros(100);
 /// A sleep is this part of the time since the last work, so that it adds no more than that to what the stream waited for.
 const SHARE: u32 = 32;
-/// What a sleep adds at most, however long nothing came.
+/// The longest sleep, however long there was no work.
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// The pauses between rounds.
@@ -20,7 +20,7 @@ pub(crate) struct Pace {
     tick: Option<Duration>,
     polls: u32,
     idle_since: Option<Instant>,
-    /// The core was offered to others since the last work.
+    /// The core was yielded since the last work.
     rested: bool,
 }
 
@@ -33,7 +33,7 @@ enum Pause {
 }
 
 impl Pace {
-    /// A round each `tick`, for who looks whether all is well.
+    /// A round each `tick`, for a thread that only checks whether all is well.
     pub(crate) fn every(tick: Duration) -> Pace {
         Pace {
             tick: Some(tick),
@@ -41,7 +41,7 @@ impl Pace {
         }
     }
 
-    /// Somebody came.
+    /// An object was registered.
     pub(super) fn start(&mut self) {
         self.polls = 0;
         self.idle_since = None;
@@ -53,7 +53,7 @@ impl Pace {
         self.tick.is_some()
     }
 
-    /// Whether its pauses burn the core now.
+    /// Whether it spins now.
     pub(super) fn spins(&self) -> bool {
         self.tick.is_none() && !self.rested
     }

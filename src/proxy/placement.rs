@@ -40,7 +40,7 @@ impl Placement {
             .map_or(Placement::Anywhere, Placement::Node)
     }
 
-    /// For people.
+    /// Text for messages.
     pub(crate) fn text(self) -> String {
         match self {
             Placement::Anywhere => "any CPU".into(),
@@ -49,7 +49,8 @@ impl Placement {
         }
     }
 
-    /// Moves the calling thread there. What the system refuses is left: a thread elsewhere is slower and no less right.
+    /// Moves the calling thread there. If the system refuses that, the thread stays where it is: it is slower there, but
+    /// works the same.
     pub(super) fn apply(self) {
         let wanted = match self {
             // Not where the thread is bound that made this one.
@@ -89,7 +90,8 @@ fn allowed() -> Vec<usize> {
         .collect()
 }
 
-/// The numbers of a list as the kernel writes it: `0-3,8`. What is no number is left out, and so is what no set could hold.
+/// The numbers of a list as the kernel writes it: `0-3,8`. Text that is not a number is left out, and so are numbers that
+/// no set could hold.
 fn parse_list(text: &str) -> Vec<usize> {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let mut found = Vec::new();

@@ -11,60 +11,60 @@ use super::{Pace, Placement};
 use crate::stream::sharpen_sleeps;
 use crate::{Error, Result};
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PollResult {
     /// Something was done, so more may come soon.
     Worked,
     /// There was nothing to do now.
     Waiting,
-    /// There was nothing to do now. What comes next is announced, or changes the trigger, or can wait until the look comes round.
+    /// There was nothing to do now. New work is announced, or changes the trigger, or can wait for the regular look.
     Resting,
-    /// There is nothing to come before it is registered again.
+    /// No work comes before it is registered again.
     Over,
 }
 
-/// A count in memory that changes when there is something to do, stored by who cannot announce it.
+/// A count in memory that changes when there is something to do. The component that stores it has no way to announce that.
 pub(crate) trait TriggerCount: Send + Sync {
     /// The count.
     fn count(&self) -> u64;
 }
 
-/// What is looked at of one that rests, if anything.
+/// The count that is watched for an object that rests, if it has one.
 pub(crate) type RestingTrigger = Option<Arc<dyn TriggerCount>>;
 
-/// What a thread calls of those that it polls.
+/// The calls that a thread makes to the objects that it polls.
 pub(crate) struct PolledCalls<T: ?Sized> {
     /// Polls one of them. It must not block: the others wait for it.
     pub(crate) serve: fn(&T) -> PollResult,
-    /// Gives up a handle, which may be the last. It never waits, either.
+    /// Gives up a handle, which may be the last. It must not block, either.
     pub(crate) let_go: fn(Arc<T>),
     /// Called with a number: from now on the object is polled seldom, and a thread that has work for it announces this number
     /// ([`ProgressThread::announce`]). Called without a number: it is polled in every round again. Returns the trigger to look at meanwhile.
     pub(crate) rest: fn(&T, Option<usize>) -> RestingTrigger,
 }
 
-/// A thread and those that it polls.
+/// A thread and the objects that it polls.
 pub(crate) struct ProgressThread<T: ?Sized> {
     calls: PolledCalls<T>,
-    /// Numbers of those at rest that have something to do.
+    /// Numbers of resting objects that have something to do.
     announced: NumberSet,
     arrivals: Mutex<Vec<Weak<T>>>,
     arrived: Condvar,
     /// Set with `arrivals` locked, so that a round need not lock to find none.
     any_arrived: AtomicBool,
     stalled: AtomicBool,
-    /// Those that it polls. Locked during a poll.
+    /// The objects that it polls. Locked during a poll.
     polled: Mutex<Polled<T>>,
     /// Threads that wait for the lock of `polled`. The progress thread takes it again and again, and a lock is not fair.
     waiting: AtomicU32,
 }
 
-/// One that is polled.
+/// An object that is polled.
 struct Served<T: ?Sized> {
     weak: Weak<T>,
-    /// A handle from one poll to the next, of one that every round polls. To make one each time would have the thread write to the very line
-    /// that others count their handles in, and while it spins it would take that line from them at each of theirs.
+    /// A handle from one poll to the next, of one that every round polls. If the thread made a handle each time, it would write to the cache
+    /// line of the reference count, and while it spins it would take that line from the other threads.
     held: Option<Arc<T>>,
     is_active: bool,
     trigger: RestingTrigger,
@@ -72,14 +72,14 @@ struct Served<T: ?Sized> {
     count: u64,
 }
 
-/// All that are polled.
+/// All objects that are polled.
 struct Polled<T: ?Sized> {
     /// By number.
     served: Vec<Option<Served<T>>>,
     free: Vec<usize>,
-    /// Numbers of those that every round polls.
+    /// Numbers of the objects that every round polls.
     active: Vec<usize>,
-    /// Where the look at the triggers of the others goes on, and where they are polled next.
+    /// Where the check of the others' triggers continues, and which of them is polled next.
     next_trigger: usize,
     next_poll: usize,
 }
@@ -101,7 +101,7 @@ impl<T: ?Sized> Polled<T> {
         self.served.len() - self.free.len()
     }
 
-    /// A new one, which every round polls until it rests.
+    /// A new object, which every round polls until it rests.
     fn add(&mut self, weak: Weak<T>) {
         let served = Some(Served {
             weak,
@@ -133,18 +133,18 @@ impl<T: ?Sized> Polled<T> {
     }
 }
 
-/// Rounds for which it keeps its handles at most, while it spins: nobody whose last other handle is gone lives longer than that.
+/// Rounds for which it keeps its handles at most, while it spins: an object whose last other handle is gone lives no longer than that.
 const KEPT_ROUNDS: u32 = 64;
-/// Those that rest are polled in every round all the same while there are no more than these.
+/// If no more objects than this rest, every round polls them all the same.
 const ACTIVE_MAX: usize = 4;
-/// Triggers of resting ones looked at in a round of a thread that spins. One that sleeps between its rounds looks at all.
+/// The number of resting objects' triggers that a spinning thread checks in a round. A thread that sleeps between its rounds checks all.
 const TRIGGERS_A_ROUND: usize = 64;
 /// Resting ones polled in a round that comes at a fixed time: as many, or an eighth of all if that is more.
 const POLLS_A_TICK: usize = 128;
 
-/// What a proxy rings for.
+/// An object that a proxy rings for.
 pub(crate) trait Proxied: Send + Sync {
-    /// Rings for what was triggered, and counts what is complete.
+    /// Rings for triggered work, and counts completions.
     fn ring_for_streams(&self) -> PollResult;
 
     /// Gives up the thread's handle.
@@ -160,7 +160,7 @@ pub(crate) type Proxy = ProgressThread<dyn Proxied>;
 /// The proxy of that place, started with its first use.
 ///
 /// # Errors
-/// [`Error::System`] if there is no thread to be had.
+/// [`Error::System`] if no thread can be started.
 pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
     static PROXIES: Mutex<BTreeMap<Placement, Arc<Proxy>>> = Mutex::new(BTreeMap::new());
     let mut proxies = PROXIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,7 +178,7 @@ pub(crate) fn proxy_at(placement: Placement) -> Result<Arc<Proxy>> {
 }
 
 impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
-    /// Starts a thread of that name, there, at that pace, for those that announce nothing.
+    /// Starts a thread with that name, placement and pace, for objects that announce nothing.
     ///
     /// # Errors
     /// [`Error::System`] if there is no thread to be had.
@@ -232,19 +232,19 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
     pub(crate) fn register(&self, served: Weak<T>) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         arrivals.push(served);
-        // Release: who sees it locks, and that orders the rest.
+        // Release: a thread that sees it takes the lock, which orders the rest.
         self.any_arrived.store(true, Ordering::Release);
         drop(arrivals);
         self.arrived.notify_one();
     }
 
-    /// There is something to do for the one that rests under this number.
+    /// There is something to do for the object that rests under this number.
     #[inline]
     pub(crate) fn announce(&self, number: usize) {
         self.announced.add(number);
     }
 
-    /// Does something between two polls, and so nobody is kept alive by the thread. It must not wait for the thread.
+    /// Calls a function between two polls, when the thread keeps no object alive. The function must not wait for the thread.
     pub(crate) fn between_polls<R>(&self, what: impl FnOnce() -> R) -> R {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut polled = self.lock_polled();
@@ -264,10 +264,10 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         self.polled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops polling before this call returns, or goes on with it: a thread that the system does not let run, for tests.
+    /// Stops polling before this call returns, or resumes it. For tests of a thread that the system does not let run.
     pub(crate) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Release);
-        // The poll under way ends, and who has the lock after this sees what was stored.
+        // The poll under way ends, and the thread that takes the lock next sees what was stored.
         self.between_polls(|| ());
         // Under the lock, so that the thread is not just about to wait.
         drop(self.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
@@ -283,7 +283,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
                 || self.any_arrived.load(Ordering::Acquire)
                 || self.stalled.load(Ordering::Acquire)
             {
-                // It may wait in there.
+                // This may wait.
                 self.between_polls(|| ());
                 self.take_arrivals(serves_nobody, &mut arrived);
                 let mut polled = self.lock_polled();
@@ -301,7 +301,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         }
     }
 
-    /// Polls each that is active, and looks at some of the others. Whether one of them did something, and whether nobody is left.
+    /// Polls each active object, and checks some of the others. Returns whether one of them did something, and whether none is left.
     fn round(&self, pace: &Pace, keeps: bool) -> (bool, bool) {
         let mut worked = false;
         let mut polled = self.lock_polled();
@@ -326,7 +326,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
             if std::mem::take(&mut locked) && self.stalled.load(Ordering::Relaxed) {
                 return (worked, polled.count() == 0);
             }
-            // Nobody else adds or removes one.
+            // Only this thread adds or removes one.
             let Some(&number) = polled.active.get(at) else {
                 break;
             };
@@ -358,7 +358,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         (worked, polled.count() == 0)
     }
 
-    /// Looks at those that rest: at triggers, and at a few as if it were their turn.
+    /// Checks the resting objects: their triggers, and polls a few of them in turn.
     fn look_around(&self, polled: &mut Polled<T>, pace: &Pace) -> bool {
         let mut woken = 0;
         let all = polled.served.len();
@@ -403,7 +403,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         worked
     }
 
-    /// Has one rest that found nothing to do, unless something has come.
+    /// Makes an object that has nothing to do rest, unless work has come meanwhile.
     fn rest(&self, served: &mut Served<T>, number: usize) -> PollResult {
         if let Some(held) = &served.held {
             served.trigger = (self.calls.rest)(held, Some(number));
@@ -419,7 +419,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         done
     }
 
-    /// Has every round poll one that rests.
+    /// Makes every round poll a resting object again.
     fn wake(&self, polled: &mut Polled<T>, number: usize) {
         let Some(served) = polled.get(number).filter(|served| !served.is_active) else {
             return;
@@ -427,7 +427,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         if served.held.is_none() {
             served.held = served.weak.upgrade();
         }
-        // One that is gone is removed by the next poll.
+        // An object that is gone is removed by the next poll.
         served.is_active = true;
         self.wake_held(served);
         polled.active.push(number);
@@ -455,11 +455,11 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
         let Some(held) = &served.held else {
             return PollResult::Over;
         };
-        // None is known to panic. One that does is not polled again, and the others go on.
+        // No object is known to panic. One that does is not polled again, and the others are.
         catch_unwind(AssertUnwindSafe(|| (self.calls.serve)(held))).unwrap_or(PollResult::Over)
     }
 
-    /// Takes those that came; waits for some while there are none to serve, and while it is stalled.
+    /// Takes the new arrivals. Waits for some while there is no object to serve, and while the thread is stalled.
     fn take_arrivals(&self, serves_nobody: bool, arrived: &mut Vec<Weak<T>>) {
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         while self.stalled.load(Ordering::Acquire) || (serves_nobody && arrivals.is_empty()) {
@@ -468,7 +468,7 @@ impl<T: ?Sized + Send + Sync + 'static> ProgressThread<T> {
                 .wait(arrivals)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        // Which leaves it its room: who comes next need not make any.
+        // `append` leaves the capacity of `arrivals`, so the next arrival need not allocate.
         arrived.append(&mut arrivals);
         self.any_arrived.store(false, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! Whether an object is registered with a progress thread, agreed between those who need the thread and the thread, which stops when
-//! there is nothing to do.
+//! Whether an object is registered with a progress thread, agreed between the threads that need the progress thread and the progress
+//! thread itself, which stops when there is nothing to do.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
@@ -8,24 +8,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::PollResult;
 
-/// Set while a thread serves its owner, or is about to. What is needed is told elsewhere, by accesses that are sequentially consistent as
-/// those here are: of who comes and the thread that leaves, one sees the other.
+/// Set while a thread serves its owner, or is about to. The need itself is published elsewhere, by accesses that are sequentially
+/// consistent like those here. So of a thread that comes and the progress thread that leaves, one sees the other.
 #[derive(Debug, Default)]
 pub(crate) struct Registration(AtomicBool);
 
 impl Registration {
-    /// The thread is needed from now on, and was told so. Whether the caller is the one to register the object with it.
+    /// The progress thread is needed from now on, and the need was published. Returns whether the caller has to register the object with
+    /// it.
     #[inline]
     pub(crate) fn come(&self) -> bool {
         among_others();
         !self.0.load(Ordering::SeqCst) && !self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// The thread's: it has found nothing that it is needed for, and stops, unless it is after all.
+    /// Called by the progress thread when it has found no need for it. It stops, unless it is needed after all.
     pub(crate) fn leave(&self, is_needed: impl FnOnce() -> bool) -> PollResult {
         self.0.store(false, Ordering::SeqCst);
         among_others();
-        // Whoever came just before the store found it set, and registered nobody: one more look.
+        // A thread that came just before the store found the flag set and did not register the object, so look once more.
         if is_needed() && !self.0.swap(true, Ordering::SeqCst) {
             PollResult::Waiting
         } else {
@@ -107,20 +108,20 @@ mod tests {
     /// The need is told of before [`Registration::come`], so there are three moments to come at.
     #[test]
     fn who_comes_while_the_thread_leaves_is_served_once() {
-        // After its last look and before its store: nobody registers, so it stays.
+        // After its last look and before its store: no thread registers the object, so the progress thread stays.
         let registration = Registration::default();
         assert!(registration.come());
         assert!(!registration.come());
         assert_eq!(registration.leave(|| true), PollResult::Waiting);
         assert!(!registration.come(), "served twice");
-        // Between the store and the one look more: who came has registered, so it goes.
+        // Between the store and the second look, a thread came and registered the object, so the progress thread stops.
         let poll = registration.leave(|| {
             assert!(registration.come());
             true
         });
         assert_eq!(poll, PollResult::Over);
         assert!(!registration.come(), "served twice");
-        // The need is seen, and who has it comes last.
+        // The progress thread sees the need before the thread that published it comes.
         assert_eq!(registration.leave(|| true), PollResult::Waiting);
         assert!(!registration.come(), "served twice");
     }

@@ -1,5 +1,5 @@
-//! Threads for calls that may take long or never return: commands of a device, which its firmware executes. Whoever has to keep deadlines
-//! has them made here.
+//! Threads for calls that may take long or never return: commands of a device, which its firmware executes. A thread that has to keep
+//! deadlines leaves them to the threads here.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A call to be made.
 pub(crate) type WorkerJob = Box<dyn FnOnce() + Send>;
 
-/// How long a thread without work stays.
+/// How long a thread without work is kept.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Some threads, started as they are needed, and the jobs that wait for one.
@@ -24,7 +24,7 @@ pub(crate) struct Workers {
 struct WorkersState {
     jobs: VecDeque<WorkerJob>,
     threads: usize,
-    /// Those that wait for a job.
+    /// The threads that wait for a job.
     idle: usize,
 }
 
@@ -53,7 +53,7 @@ impl Workers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has one of the threads do that. Does not wait for it, but where the system has no thread at all: then it is done here.
+    /// Makes one of the threads run the job, and does not wait for it. Only if the system cannot start any thread, the job runs here.
     pub(crate) fn run(&'static self, job: WorkerJob) {
         let mut state = self.lock();
         state.jobs.push_back(job);
@@ -87,7 +87,7 @@ impl Workers {
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
-                // None is known to panic. The others go on.
+                // No job is known to panic. If one does, the others still run.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
                 continue;

@@ -70,7 +70,7 @@ impl CacheConfig {
 pub struct CacheCounters {
     /// Requests that an entry answered.
     pub hits: u64,
-    /// Requests that took a registration.
+    /// Requests that needed a new registration.
     pub misses: u64,
     /// Of these, registrations that the cache did not keep: it may not, or has no room.
     pub unkept: u64,
@@ -84,24 +84,24 @@ pub struct CacheCounters {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Invalidation {
-    /// The kernel tells, by userfaultfd.
+    /// From the kernel, by userfaultfd.
     Kernel,
-    /// The application does, by [`RegionCache::invalidate`].
+    /// From the application, by [`RegionCache::invalidate`].
     Explicit,
-    /// Nobody, for this reason; so nothing is kept.
+    /// Not at all, for this reason. So nothing is kept.
     None(String),
 }
 
 /// Registered memory from a cache.
 #[derive(Debug, Clone)]
 pub struct Cached {
-    /// The region, which may begin before what was asked for, and end behind it.
+    /// The region. It may begin before the requested range and end after it.
     pub region: Region,
-    /// Where in the region what was asked for begins, in bytes.
+    /// The offset of the requested range in the region, in bytes.
     pub offset: u64,
 }
 
-/// Memory of which somebody has promised that it stays as it is; see [`RegionCache::hold`].
+/// Memory that the application has promised to leave mapped as it is; see [`RegionCache::hold`].
 #[derive(Debug)]
 pub struct Held {
     region: Region,
@@ -129,21 +129,23 @@ impl Drop for Held {
 /// A cache of registrations in one protection domain, by address range and rights. Clones are handles of the same one.
 ///
 /// [`RegionCache::get`] gives a [`Region`] for memory that the application owns. If the memory, or more around it, was registered before with the
-/// same rights, it is that registration again. Entries that nobody uses make room for others, the one used longest ago first; a region
-/// that somebody has a handle of stays registered whatever the cache does.
+/// same rights, it returns that registration. Unused entries make room for others, the least recently used first. A region that has a handle
+/// stays registered whatever the cache does.
 ///
 /// # No entry outlives its memory
 /// A registration is of pages, not of addresses: after `munmap` and `mmap` at the same place, the device would go on with the pages of
 /// before. So an entry goes as soon as its memory is unmapped, moved or discarded (`munmap`, `mmap` over it, `mremap`, a heap that
-/// shrinks, `madvise` with `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE`), by whichever thread. [`RegionCache::invalidation`] says who sees to that:
+/// shrinks, `madvise` with `MADV_DONTNEED`, `MADV_FREE` or `MADV_REMOVE`), by whichever thread. [`RegionCache::invalidation`] says which mechanism
+/// ensures that:
 ///
-/// - [`Invalidation::Kernel`]: Linux 5.19 or later tells, by userfaultfd; no privilege is needed. Only private anonymous memory is kept, because
-///   others can replace the pages of any other by its file. What is not announced is `shmat` with `SHM_REMAP` over memory that is in the cache:
-///   call [`RegionCache::invalidate`] there. A hit asks the kernel whether something is under way, which is one short system
-///   call; not so for memory that is held ([`RegionCache::hold`]). The first such cache of a process starts two threads. From then on a thread that
-///   unmaps memory that was ever registered here waits until one of them has taken notice. A process that stops that thread alone stops
-///   those, too; valgrind is an example, and under it there is no such cache.
-/// - [`Invalidation::Explicit`]: the application has promised to; see [`RegionCache::explicit`]. Memory of all kinds is kept, and a hit is a lookup.
+/// - [`Invalidation::Kernel`]: Linux 5.19 or later reports changes by userfaultfd; no privilege is needed. Only private anonymous memory is kept,
+///   because the pages of other mappings can be replaced by way of their files. `shmat` with `SHM_REMAP` over memory that is in the cache is not
+///   reported: call [`RegionCache::invalidate`] for it. A hit asks the kernel whether a change is under way, which is one short system call,
+///   except for memory that is held ([`RegionCache::hold`]). The first such cache of a process starts two threads. From then on a thread that
+///   unmaps memory that was ever registered here waits until one of them has taken notice. A process that stops that thread alone stops those,
+///   too; valgrind is an example, and under it there is no such cache.
+/// - [`Invalidation::Explicit`]: the application has promised to report changes; see [`RegionCache::explicit`]. Memory of all kinds is kept, and a
+///   hit is a lookup.
 /// - [`Invalidation::None`]: nothing is kept, and each request is a registration of its own.
 ///
 /// In a child of `fork` registrations are the parent's, and so is the cache: its calls are errors there.
@@ -199,11 +201,11 @@ enum Lookup {
 }
 
 impl RegionCache {
-    /// A cache that the kernel tells of memory that goes, or that keeps nothing: [`RegionCache::invalidation`] says which, and why.
+    /// A cache that the kernel tells of unmapped memory, or that keeps nothing: [`RegionCache::invalidation`] says which, and why.
     ///
     /// # Errors
     /// [`Error::Range`] for a limit of 0 or too large; [`Error::State`] if the process has too many caches; [`Error::System`] if the kernel
-    /// gives no page that a child does not inherit.
+    /// provides no page that a child does not inherit.
     pub fn new(domain: &ProtectionDomain, config: &CacheConfig) -> Result<RegionCache> {
         let (invalidation, monitor) = match Monitor::get() {
             Ok(monitor) => (Invalidation::Kernel, Some(monitor)),
@@ -212,7 +214,7 @@ impl RegionCache {
         RegionCache::with(domain, config, invalidation, monitor)
     }
 
-    /// A cache that the application tells of memory that goes.
+    /// A cache that the application tells of memory that is about to change.
     ///
     /// # Safety
     /// Before memory that was given to the cache is unmapped, moved, discarded or otherwise replaced, and before its file is truncated, the
@@ -249,7 +251,7 @@ impl RegionCache {
         })
     }
 
-    /// How the cache learns of memory that goes.
+    /// How the cache learns of memory that is unmapped or changed.
     pub fn invalidation(&self) -> &Invalidation {
         &self.inner.invalidation
     }
@@ -271,13 +273,13 @@ impl RegionCache {
         (table.len(), table.bytes())
     }
 
-    /// Registered memory: that of an entry with these rights that contains it, or newly registered, and then an entry from now on if it may
-    /// be kept and there is room.
+    /// Returns the registration of an entry that has these rights and contains the range. If there is none, registers the range, and keeps
+    /// that as an entry if it may be kept and there is room.
     ///
     /// # Safety
-    /// As [`Region::register`], for the bytes that are asked for: from the beginning of the call until the last handle of the region is
-    /// gone that came of it, they stay mapped as they are. What is around them in the region is not the caller's, unless it knows better.
-    /// With [`RegionCache::explicit`] the promise made there.
+    /// As [`Region::register`], for the bytes that are asked for: from the beginning of the call until the last handle of the region that
+    /// it returned is gone, they stay mapped as they are. The rest of the region does not belong to the caller, unless the caller knows
+    /// that it does. With [`RegionCache::explicit`] the promise made there.
     ///
     /// # Errors
     /// As [`Region::register`]; [`Error::State`] in a child of `fork`.
@@ -289,8 +291,8 @@ impl RegionCache {
         Ok(Cached { region, offset })
     }
 
-    /// Registers memory, or finds its registration, and takes the caller's word that it stays as it is. Until the result is dropped,
-    /// [`RegionCache::get`] of any part of it asks the kernel nothing.
+    /// Registers memory, or finds its registration, and relies on the caller's promise that it stays mapped as it is. Until the
+    /// result is dropped, [`RegionCache::get`] of any part of it asks the kernel nothing.
     ///
     /// # Safety
     /// As [`RegionCache::get`], and until the result is dropped.
@@ -307,7 +309,7 @@ impl RegionCache {
         })
     }
 
-    /// Takes out every entry that has any of these bytes, because they are about to change or have changed. How many there were.
+    /// Takes out every entry that has any of these bytes, because they are about to change or have changed. Returns how many there were.
     pub fn invalidate(&self, start: *const u8, len_bytes: u64) -> u64 {
         if self.check().is_err() {
             return 0;
@@ -352,7 +354,7 @@ impl RegionCache {
             start: addr,
             end: addr.saturating_add(len_bytes),
         };
-        // Entries of a cache that nobody tells of anything there are none.
+        // A cache without a monitor has no unsure entries.
         let monitor = self.inner.monitor.as_deref();
         let mut found = self.find(&range, wish, monitor.is_none());
         if let (Lookup::Unsure, Some(monitor)) = (&found, monitor) {
@@ -376,7 +378,7 @@ impl RegionCache {
             return Lookup::Nothing;
         };
         if !entry.value.is_registered() {
-            // Somebody who had it deregistered it: it is no longer what is asked for.
+            // A holder of the region has deregistered it, so it is not what the caller asks for.
             table.discard(range);
             return Lookup::Nothing;
         }

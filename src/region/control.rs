@@ -1,11 +1,11 @@
-//! Who rings the NIC.
+//! Which component rings the NIC.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result};
 
-/// Who rings the NIC, best first.
+/// Which component rings the NIC, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Control {

@@ -1,5 +1,5 @@
 //! Whether a doorbell that a GPU rings reaches the card. That the driver maps the card's registers to the GPU does not show it: PCIe access control
-//! (ACS) or an IOMMU between two devices may drop the stores of one to the other, and nobody is told.
+//! (ACS) or an IOMMU between two devices may silently drop the stores of one to the other.
 #![allow(unsafe_code)] // makes queues over the memory of a queue pair, and promises it to an executor
 
 use std::any::Any;

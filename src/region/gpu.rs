@@ -1,4 +1,4 @@
-//! Memory of a GPU in regions, and regions as a GPU reaches them.
+//! Memory of a GPU in regions, and access of a GPU to regions.
 #![allow(unsafe_code)] // promises the driver that memory stays mapped
 
 use std::os::fd::AsFd;
@@ -19,16 +19,16 @@ use crate::region::{ProtectionDomain, Region};
 use crate::{Error, Result, StateKind};
 
 impl Region {
-    /// Registers memory of a GPU, in the best way there is; work requests and peers name it by its address on the device. The region keeps
-    /// the buffer.
+    /// Registers memory of a GPU, in the best way that is available; work requests and peers name it by its address on the device. The
+    /// region keeps the buffer.
     ///
-    /// - `softcx` has it copied by the GPU's copy engines, on a stream of their own that waits for no other ([`RegionKind::Copied`]). A completion
-    ///   comes when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a
-    ///   card's without PCIe atomics, and not towards kernels. If a copy fails, as with a context that is gone, the work request does, and
+    /// - With `softcx`, the GPU's copy engines copy it, on a separate stream that waits for no other ([`RegionKind::Copied`]). A completion comes
+    ///   when its copies are over. An atomic operation is a read and a write: atomic towards other operations of the same device, as a card's
+    ///   without PCIe atomics, and not towards kernels. If a copy fails, for example because the context is gone, the work request fails, and
     ///   [`DeviceBuffer::copy_failure`] tells why.
-    /// - Any other device reaches it by itself, by dmabuf or peermem: [`Region::reach`].
+    /// - Any other device accesses it directly, by dmabuf or peermem: [`Region::reach`].
     ///
-    /// The calls of the region that are the processor's, as [`Region::read`], are refused.
+    /// Calls by which the CPU accesses the region, such as [`Region::read`], fail.
     ///
     /// # Errors
     /// [`Error::State`] if no way is left, with the reason of each; if `access` lets a device write memory whose GPU does not see the writes
@@ -46,8 +46,8 @@ impl Region {
     /// context the memory is registered with the driver, until the region is gone.
     ///
     /// # Errors
-    /// [`Error::State`] if it is no host memory: that of a GPU has its address from the first. [`Error::Cuda`], of memory that the driver does
-    /// not map.
+    /// [`Error::State`] if it is not host memory: memory of a GPU has a device address already. [`Error::Cuda`] if the driver does not map the
+    /// memory.
     pub fn device_address(&self, context: &CudaContext) -> Result<u64> {
         self.check_host()?;
         let len_bytes = usize::try_from(self.len_bytes()).unwrap_or(usize::MAX);
@@ -67,7 +67,7 @@ impl Region {
         }
     }
 
-    /// As [`Region::register_device`], with what there is to say of each better way; that there is no region is no error.
+    /// As [`Region::register_device`], with the reason why each better way was not possible. If no way is possible, that is not an error here.
     ///
     /// # Errors
     /// Those of a device that writes to memory of a GPU which would not see it.

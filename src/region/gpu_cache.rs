@@ -13,13 +13,14 @@ use crate::region::{ProtectionDomain, Region};
 
 /// A cache of registrations of GPU memory in one protection domain, by allocation and rights.
 ///
-/// [`DeviceCache::get`] registers the whole allocation that some bytes are part of, as a framework's allocator has it from the driver, and
-/// gives that region to everyone who asks for any part of it. Entries that nobody uses make room for others, the one used longest ago first.
+/// [`DeviceCache::get`] registers the whole allocation that some bytes are part of, as a framework's allocator got it from the driver, and
+/// returns that region for requests of any part of it. Unused entries make room for others, the least recently used first.
 ///
-/// # Memory that goes
-/// The driver numbers its allocations, and no number comes again. Each request asks for it, in one call of the driver, so memory that was
-/// freed and allocated anew at the same address is registered anew. Nobody tells when memory is freed: a region that is still in the cache then
-/// has keys that peers may use, for whatever is there next. Who gave out a key calls [`DeviceCache::invalidate`] before he frees the memory.
+/// # Memory that is freed
+/// The driver numbers its allocations, and never uses a number again. Each request asks the driver for the number, in
+/// one call, so memory that was freed and allocated anew at the same address is registered anew. The cache is not told when memory is freed.
+/// A region that is still in the cache then has keys that peers may use, for whatever memory is there next. An application that gave out a
+/// key calls [`DeviceCache::invalidate`] before it frees the memory.
 pub struct DeviceCache {
     domain: ProtectionDomain,
     config: CacheConfig,
@@ -56,12 +57,12 @@ impl DeviceCache {
         })
     }
 
-    /// Registered memory: that of the entry for its allocation with these rights, or newly registered, and then an entry from now on if
-    /// there is room.
+    /// Returns the registration of the entry for its allocation with these rights. If there is none, registers the allocation, and
+    /// keeps that as an entry if there is room.
     ///
     /// # Safety
-    /// The memory is not freed before the last handle of the region is gone that came of this call, those of work in flight included. What is
-    /// around it in the region is not the caller's, unless it knows better.
+    /// The memory is not freed before the last handle of the region that this call returned is gone, those of work in flight included. The
+    /// rest of the region does not belong to the caller, unless the caller knows that it does.
     ///
     /// # Errors
     /// As [`DeviceBuffer::from_raw`] and [`Region::register_device`].
@@ -111,8 +112,8 @@ impl DeviceCache {
         Ok(Cached { region, offset })
     }
 
-    /// Takes out every entry that has any of these bytes, because they are about to be freed. How many there were. A region that somebody has
-    /// a handle of stays registered: [`Region::deregister`] takes it from the device.
+    /// Takes out every entry that has any of these bytes, because they are about to be freed. Returns how many there were. A region that has
+    /// a handle stays registered: [`Region::deregister`] takes it from the device.
     pub fn invalidate(&self, ptr: u64, len_bytes: u64) -> u64 {
         let mut table = self.lock();
         let end = ptr.saturating_add(len_bytes);
@@ -155,7 +156,7 @@ impl DeviceCache {
             table.entries.len() < self.config.max_entries as usize
                 && table.bytes.saturating_add(bytes) <= self.config.max_bytes
         };
-        // Without a number nobody could tell later whether it is the same memory.
+        // Without a number, it would not be known later whether it is the same memory.
         let may_be = numbered && bytes <= self.config.max_bytes;
         while !may_be || !fits(&table) {
             let idle = table

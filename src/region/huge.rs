@@ -14,7 +14,7 @@ const MAP_HUGE_2MB: libc::c_int = 21 << libc::MAP_HUGE_SHIFT;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PageSize {
-    /// Allocated by somebody else.
+    /// Not allocated by this library.
     Unknown,
     /// The system's ordinary ones.
     Ordinary,

@@ -286,7 +286,7 @@ mod tests {
                 "{error}"
             );
         }
-        // What the device does with it is as ever.
+        // The device uses it like any other region.
         assert_eq!(region.remote().addr, start.as_ptr() as u64);
         assert!(region.slice(4000, 96).is_ok());
         assert!(matches!(

@@ -29,7 +29,7 @@ static REGISTRATIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Memory that a region holds.
 pub(super) enum OwnedMemory {
-    /// It is somebody else's.
+    /// None: the memory belongs to the application.
     Nothing,
     Pages {
         _held: Pages,
@@ -87,7 +87,7 @@ impl Registered {
 /// The device, and through it a peer, may write the memory at any time. Therefore no Rust reference to it is ever given
 /// out: [`Region::read`] and [`Region::write`] copy, and what they copy while a transfer is under way is as torn as with
 /// any NIC. [`Region::load_u32`] and [`Region::store_u32`] are single accesses with acquire and release order. For memory that is
-/// not [`RegionKind::Host`] all these are [`Error::State`].
+/// not [`RegionKind::Host`] all these fail with [`Error::State`].
 #[derive(Clone)]
 pub struct Region {
     inner: Arc<Registered>,
@@ -119,7 +119,7 @@ impl Region {
     /// (`MADV_HUGEPAGE`). [`Region::page_size`] says which it is.
     ///
     /// # Errors
-    /// As [`Region::alloc`]. That there are no huge pages is none.
+    /// As [`Region::alloc`]. Missing huge pages are not an error.
     pub fn alloc_huge(domain: &ProtectionDomain, len_bytes: u64, access: Access) -> Result<Region> {
         check_len(len_bytes)?;
         let pages = HugePages::new(len_bytes as usize)?;
@@ -132,7 +132,7 @@ impl Region {
         &self.inner.own
     }
 
-    /// What pages the memory is known to be in: of memory that somebody else allocated nothing is.
+    /// The kind of pages that the memory is in. It is not known for memory that this library did not allocate.
     pub fn page_size(&self) -> PageSize {
         match &self.inner.own {
             OwnedMemory::Nothing => PageSize::Unknown,
@@ -143,9 +143,9 @@ impl Region {
         }
     }
 
-    /// Registers `len_bytes` of memory that belongs to somebody else.
+    /// Registers `len_bytes` of memory that the application owns.
     ///
-    /// What the memory is, is found out before the device sees it, from `/proc/self/maps`. Private and shared anonymous memory, memfd, tmpfs,
+    /// Before the registration, the kind of memory is looked up in `/proc/self/maps`. Private and shared anonymous memory, memfd, tmpfs,
     /// hugetlbfs and private mappings of files are registered. Refused are a shared mapping of a file of any other file system (see the
     /// error for why), memory that is not mapped, or not readable, or not writable when `access` lets the device write, secret
     /// memory, and the part of a mapping that lies behind the end of its file.
@@ -184,7 +184,7 @@ impl Region {
         Region::new(domain, start, len_bytes, access, OwnedMemory::Nothing)
     }
 
-    /// What foreign memory is.
+    /// The kind of memory that the library did not allocate.
     ///
     /// # Errors
     /// [`Error::Range`] for the length; [`Error::State`] naming the range that cannot be registered, and why.
@@ -249,7 +249,7 @@ impl Region {
         }
     }
 
-    /// What memory it is, and how the device reaches it.
+    /// The kind of memory, and how the device accesses it.
     pub fn kind(&self) -> RegionKind {
         self.inner.kind
     }
@@ -278,7 +278,8 @@ impl Region {
         self.inner.len_bytes
     }
 
-    /// First byte. For foreign interfaces; what is done with it is theirs. Of memory that is not [`RegionKind::Host`] it is what the device calls it.
+    /// The first byte, for foreign interfaces, which are responsible for what they do with it. For memory that is not [`RegionKind::Host`], this is
+    /// the device's address of it.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.start.as_ptr()
@@ -290,7 +291,7 @@ impl Region {
         self.inner.lkey
     }
 
-    /// The number of this registration, which no other of this process has or had; keys come round again.
+    /// The number of this registration, which is unique in this process; keys are used again.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
@@ -300,7 +301,7 @@ impl Region {
         Arc::strong_count(&self.inner)
     }
 
-    /// What the access rights were at registration.
+    /// The access rights of the registration.
     pub fn access(&self) -> Access {
         self.inner.access
     }
@@ -314,13 +315,13 @@ impl Region {
         }
     }
 
-    /// Takes the region from the device: its keys are invalid when this returns, for work in flight as well, which then
-    /// fails. The memory stays until the last handle is gone. Whether the region was still registered; where another thread is
-    /// about to take it, this waits for that.
+    /// Deregisters the region: its keys are invalid when this returns, also for work in flight, which then fails. The
+    /// memory stays until the last handle is gone. Returns whether the region was still registered. If another thread is
+    /// deregistering it, waits for that.
     pub fn deregister(&self) -> bool {
-        // Who is told that it was done already may count on that as well.
+        // A caller that is told that it was done already may rely on that as well.
         let _ending = (self.inner.ending.lock()).unwrap_or_else(PoisonError::into_inner);
-        // AcqRel: for those who only look.
+        // AcqRel: for threads that only load it.
         self.inner.alive.swap(false, Ordering::AcqRel) && self.inner.registration.deregister()
     }
 
@@ -477,7 +478,7 @@ impl Region {
         &self.inner.targets
     }
 
-    /// Drops the handle in a thread that must not wait for a GPU, as the end of mapped memory may. No key outlives this.
+    /// Drops the handle in a thread that must not wait for a GPU. (Dropping mapped memory may wait.) The key is invalid when this returns.
     pub(crate) fn let_go(self) {
         if let Some(mut last) = Arc::into_inner(self.inner)
             && !last.attachments.is_empty()

@@ -4,7 +4,7 @@
 //! first touch stays as it was. Only events come. What the kernel does (`fs/userfaultfd.c`), and what that means:
 //!
 //! - The thread that changes memory does not return before its event was *read*. Here it is read with the locks of all tables held, and
-//!   the tables are changed before they are let go. So whoever comes back from `munmap` finds no entry of that memory.
+//!   the tables are changed before the locks are released. So a thread that returns from `munmap` finds no entry of that memory.
 //! - But memory is unmapped *before* its event is queued, and then another thread may be given the addresses. It finds out by
 //!   [`Monitor::settled`]: the kernel counts up `mmap_changing` under the lock that its `mmap` needs as well, and down when the event was
 //!   read; while it is not zero, a userfaultfd call says `EAGAIN`. Asked first and looked up then, an entry that is found is valid.

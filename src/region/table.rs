@@ -1,8 +1,8 @@
 //! The entries of a registration cache: address ranges, and which of them go when there is no room.
 //!
 //! No call here allocates or frees, because the monitor's thread waits for the lock around a table while another thread may be inside
-//! `munmap` waiting for the monitor: whoever holds the lock and comes to `munmap`, as `free` may, would wait for itself. So values that
-//! leave a table are put aside, and dropped by a caller without the lock.
+//! `munmap` waiting for the monitor: a thread that holds the lock and calls `munmap`, as `free` may, would wait for itself. So values
+//! that leave a table are put aside, and dropped by a caller without the lock.
 
 use super::cache::CacheCounters;
 
@@ -160,7 +160,8 @@ impl<T> Table<T> {
             return Err(value);
         };
         let len_bytes = range.len_bytes();
-        // What was put aside takes room, too, until somebody drops it: entries can be put aside at any time, and then there has to be room.
+        // Values that were put aside take room, too, until they are dropped: entries can be put aside at any time, and then there has to be
+        // room.
         let room = self.entries.len() + self.gone.len() < 2 * self.max_entries
             && len_bytes <= self.max_bytes;
         if !room || (!exact && self.place(&range).is_some()) {
@@ -236,7 +237,7 @@ impl<T> Table<T> {
         count
     }
 
-    /// Somebody who held an entry does no longer.
+    /// An entry is no longer held by one of its holders.
     pub(super) fn release(&mut self, id: u64) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.id == id) {
             entry.held = entry.held.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Who hears of an owner's failure before anything that waits for it is let go.
+//! The streams that are told of an owner's failure before any wait for the owner is released.
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,8 +21,8 @@ pub(crate) trait AlarmListener: Send + Sync {
 
 type AlarmCallback = Arc<dyn AlarmListener>;
 
-/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread is at that: a thread that returns from here finds
-/// that all of them are given up.
+/// Runs `stop`, which gives up owners and streams that wait for each other, while no other thread does so. When this returns, all of them have been
+/// given up.
 pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
     thread_local! {
         static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -45,7 +45,7 @@ pub(crate) fn stopping<R>(stop: impl FnOnce() -> R) -> R {
     stop()
 }
 
-/// The streams that are to hear of an owner's failure, each as long as it has programs of it.
+/// The streams that are to be told of an owner's failure, each as long as it has programs of the owner.
 #[derive(Default)]
 pub(crate) struct Alarm {
     /// By the number of the stream, with the number of its programs.
@@ -98,8 +98,8 @@ impl Alarm {
     /// The owner has failed, and nothing that waits for it knows yet.
     pub(crate) fn sound(&self) {
         let streams = self.streams();
-        // Under the lock, which orders it against who enters.
-        // SeqCst: orders it before the looks of `stop_behind` at what streams have entered.
+        // Under the lock, which orders it against streams that enter. SeqCst: orders it before the
+        // looks of `stop_behind` at what streams have entered.
         self.has_failed.store(true, Ordering::SeqCst);
         streams.iter().for_each(|(_, _, ring)| ring.sound());
     }
@@ -174,7 +174,7 @@ mod tests {
         alarm.sound();
         assert_eq!(counts(), [1, 0]);
         alarm.stop_behind(0);
-        // Who comes late hears at once; after a new start nobody does.
+        // A stream that enters late is told at once; after a reset none is.
         enter(1);
         assert_eq!(counts(), [1, 1]);
         alarm.reset();

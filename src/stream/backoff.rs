@@ -202,7 +202,7 @@ impl Backoff {
         true
     }
 
-    /// True as long as pauses burn the core: nobody was offered it yet.
+    /// True as long as pauses spin: the core was not yielded yet.
     #[must_use]
     pub fn spins(&self) -> bool {
         self.yields == 0

@@ -40,7 +40,7 @@ pub(crate) trait Follows: Send + Sync {
     fn stop_from(self: Arc<Self>, entry: u64, failure: StreamFailure);
 }
 
-/// The records of a stream behind work that was not done. Almost always none, which costs a look at a flag.
+/// The records of a stream behind work that was not done. There are almost never any; then asking costs a check of a flag.
 #[derive(Default)]
 struct Poison {
     any: AtomicBool,
@@ -79,16 +79,16 @@ impl Poison {
     }
 }
 
-/// Where a stream counts that no thread of this process executes.
+/// The position count of a stream that no thread of this process executes.
 pub(crate) trait Elsewhere: Send + Sync {
-    /// Positions that are done with. Acquire order: who sees the position sees what the work wrote.
+    /// Positions that are done with. Acquire order: a thread that sees the position sees what the work wrote.
     fn completed(&self) -> u64;
 
-    /// The address for devices of the 32-bit word that counts.
+    /// The address, for devices, of the 32-bit word that counts.
     #[cfg(feature = "cuda")]
     fn device_word(&self) -> u64;
 
-    /// Has this process learn how the work up to there has ended.
+    /// Makes this process find out how the work up to there has ended.
     fn settle(&self) {}
 }
 
@@ -121,7 +121,7 @@ impl Progress {
         }
     }
 
-    /// The address for devices of the word that counts, if there is one.
+    /// The address, for devices, of the word that counts, if there is one.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_word(&self) -> Option<u64> {
         self.elsewhere
@@ -131,7 +131,7 @@ impl Progress {
 
     /// Everything before `position` is done.
     pub(crate) fn complete(&self, position: u64) {
-        // Release: who sees the position sees what the work wrote. Pairs with `reached`.
+        // Release: a thread that sees the position sees what the work wrote. Pairs with `reached`.
         self.completed.store(position, Ordering::Release);
     }
 
@@ -183,7 +183,7 @@ impl Progress {
         self.completed.load(Ordering::Acquire) >= position
     }
 
-    /// Has this process learn how the work before `position`, which is done, has ended.
+    /// Makes this process find out how the work before `position`, which is done, has ended.
     pub(crate) fn settle(&self, position: u64) {
         if let Some(elsewhere) = &self.elsewhere
             && !self.is_settled(position)
@@ -305,7 +305,7 @@ impl Record {
         }
     }
 
-    /// The event if somebody may sleep on it, to be told with [`Event::wake`] after the stream's progress has passed the record.
+    /// The event if threads may sleep on it. They are to be woken with [`Event::wake`] after the stream's progress has passed the record.
     pub(crate) fn sleepers(&self) -> Option<Event> {
         self.event.inner.blocks.then(|| self.event.clone())
     }
@@ -324,15 +324,15 @@ impl Event {
         Self::build(false, true)
     }
 
-    /// An event whose [`Event::synchronize`] sleeps until the stream wakes it: the lowest use of the CPU. The like of
-    /// `cudaEventBlockingSync`.
+    /// An event whose [`Event::synchronize`] sleeps until the stream wakes it: the lowest use of the CPU. Corresponds
+    /// to `cudaEventBlockingSync`.
     #[must_use]
     pub fn blocking() -> Self {
         Self::build(true, true)
     }
 
-    /// An event of the same kind that takes no time: recording it reads no clock, and [`Event::elapsed`] refuses it. The like of
-    /// `cudaEventDisableTiming`.
+    /// An event of the same kind without timing: recording it reads no clock, and [`Event::elapsed`] fails for it. Corresponds
+    /// to `cudaEventDisableTiming`.
     #[must_use]
     pub fn without_timing(&self) -> Self {
         Self::build(self.inner.blocks, false)
@@ -349,7 +349,7 @@ impl Event {
         }
     }
 
-    /// True when the work that the event stands for is done, or it stands for none.
+    /// True if the work that the event stands for is done, or if the event was never recorded.
     ///
     /// # Errors
     /// [`Error::Asynchronous`] when that work was discarded because its stream failed or was aborted.
@@ -361,7 +361,7 @@ impl Event {
         }
     }
 
-    /// Waits until the work that the event stands for at this moment is done. Returns at once if it stands for none.
+    /// Waits until the work that the event stands for at this moment is done. Returns at once if the event was never recorded.
     ///
     /// # Errors
     /// [`Error::Timeout`] when that takes longer than `timeout`. [`Error::Asynchronous`] when the work was discarded because its
@@ -393,7 +393,7 @@ impl Event {
     /// The time between the moments when the streams passed this event and `end`.
     ///
     /// # Errors
-    /// [`Error::State`] when one of the two was never recorded, has not passed yet, takes no time, or when `end` passed first.
+    /// [`Error::State`] if one of the two was never recorded, has not passed yet or has no timing, or if `end` passed first.
     pub fn elapsed(&self, end: &Event) -> Result<Duration> {
         let start = self.passed_at("the start event")?;
         let end = end.passed_at("the end event")?;
@@ -458,9 +458,9 @@ impl Event {
         (Record { event, number }, number)
     }
 
-    /// Wakes those that sleep in [`Event::synchronize`].
+    /// Wakes the threads that sleep in [`Event::synchronize`].
     pub(crate) fn wake(&self) {
-        // With the lock taken once, nobody is between a look at the mark and going to sleep.
+        // With the lock taken once, no thread is between a look at the mark and going to sleep.
         drop(self.state());
         self.inner.passed.notify_all();
     }
@@ -641,7 +641,7 @@ mod tests {
         assert!(untimed.inner.blocks, "the kind stays");
     }
 
-    /// Has whoever looks from the wait on get no processor for as long as that, in which the work is done.
+    /// Keeps a thread that waits without a processor for `time` after its first look, and the work is done meanwhile.
     struct Preempts {
         looks: AtomicU64,
         time: Duration,

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub struct Submission {
     /// What to execute.
     pub program: Program,
-    /// Whose memory it touches; kept alive until the program is finished.
+    /// The owner of the memory that it accesses; kept alive until the program is finished.
     pub owner: Arc<dyn Owner>,
     /// Handed back to the owner in its calls; means nothing to the executor.
     pub cookie: u64,
@@ -72,8 +72,8 @@ pub trait SealedExecutor {}
 /// failed. What is queued behind it is not executed, its tickets say [`Status::Discarded`](crate::Status::Discarded), and every later call
 /// reports the fault until [`Executor::take_fault`]. A CUDA stream cannot skip kernels that are queued: they can test the stream's status word.
 ///
-/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Others cannot, because
-/// an [`Event`] is reached by means of the library alone.
+/// The streams of this library implement it: [`HostStream`](crate::HostStream), and with the feature `cuda` `CudaStream` and `KernelStream`. Other types
+/// cannot implement it, because only the library can complete an [`Event`].
 ///
 /// # Safety
 /// The memory that an operation uses is lent to its program for one execution in its turn. An implementation executes each program that
@@ -83,7 +83,7 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     /// A number of its own in this process.
     fn id(&self) -> u64;
 
-    /// The name for people.
+    /// The name, for messages.
     fn name(&self) -> &str;
 
     /// Queues all of `batch`, in order and with nothing between, and leaves it empty; or queues nothing and leaves it as it is.
@@ -103,8 +103,8 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     #[allow(clippy::result_large_err)]
     fn submit_one(&self, submission: Submission) -> std::result::Result<(), (Submission, Error)>;
 
-    /// Queues one program of which the executor copies what is in use: [`Executor::submit_one`] for who makes one program after the other in
-    /// the same place, and need not have this one back.
+    /// Queues one program of which the executor copies what is in use: [`Executor::submit_one`] for callers that reuse one program buffer,
+    /// and need not get the program back.
     ///
     /// # Errors
     /// As [`Executor::submit`].
@@ -119,21 +119,21 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
         .map_err(|(_, error)| error)
     }
 
-    /// Makes `event` stand for the work queued so far. What it stood for before is forgotten, except by those that wait already.
+    /// Makes `event` stand for the work queued so far. It no longer stands for earlier work; waits that have begun are not affected.
     ///
     /// # Errors
     /// [`Error::State`] and [`Error::Asynchronous`], as [`Executor::submit`].
     fn record(&self, event: &Event) -> Result<()>;
 
-    /// Lets what is queued later wait for the work that `event` stands for at this moment. For an event that was never recorded:
-    /// nothing.
+    /// Makes work that is queued later wait for the work that `event` stands for at this moment. Does nothing if the event was
+    /// never recorded.
     ///
     /// # Errors
     /// [`Error::State`] and [`Error::Asynchronous`], as [`Executor::submit`].
     fn wait_event(&self, event: &Event) -> Result<()>;
 
-    /// Takes the fault of the stream, if there is one, and gives it. The stream can be used again; what was queued before this call is discarded. The
-    /// fault of a CUDA stream whose context is lost cannot be taken; it is given again and again.
+    /// Clears the fault of the stream, if there is one, and returns it. The stream can be used again; work that was queued before this call is
+    /// discarded. The fault of a CUDA stream whose context is lost cannot be cleared: each call returns it.
     fn take_fault(&self) -> Option<Error>;
 
     /// Work of the stream that was executed elsewhere has failed.

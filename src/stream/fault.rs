@@ -14,7 +14,7 @@ const FINAL: u8 = 3;
 /// Why queued work failed.
 #[derive(Debug, Clone)]
 pub struct StreamFailure {
-    /// For people.
+    /// Text for messages.
     pub(crate) reason: String,
     /// The failure of the endpoint that was waited for, if that is the cause.
     pub(crate) work: Option<WorkError>,
@@ -202,7 +202,8 @@ impl Fault {
     fn change<R>(&self, change: impl FnOnce(&mut Failures) -> R) -> R {
         let mut failures = self.failures();
         let result = change(&mut failures);
-        // Under the lock, so that a failure noted meanwhile is not wiped. Release: who sees the kind and then takes the lock finds a failure.
+        // Under the lock, so that a failure noted meanwhile is not wiped. Release: a thread that sees the kind and then takes the lock finds a
+        // failure.
         self.kind.store(failures.kind(), Ordering::Release);
         result
     }

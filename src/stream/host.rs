@@ -1,4 +1,4 @@
-//! The host stream, as its users hold it.
+//! The handle of a host stream.
 #![allow(unsafe_code)] // implements an unsafe trait; there is no unsafe block in here
 
 use std::fmt;
@@ -21,15 +21,14 @@ use crate::{Error, Result};
 /// a machine without one.
 ///
 /// It is a handle; clones are handles of the same stream, usable from any thread. When the last one is dropped, what is queued is
-/// still executed, as with `cudaStreamDestroy`, and then the thread ends. Nobody waits for that.
+/// still executed, as with `cudaStreamDestroy`, and then the thread ends. The drop does not wait for that.
 ///
 /// - A full queue makes the caller wait, with back-off.
 /// - A kernel that panics, or a wait that ends without success, is a fault of the stream; see [`Executor`] for how that is reported. What is queued
 ///   behind it is not executed: programs finish as [`Outcome::Discarded`](super::Outcome::Discarded), events pass and report the failure, and a
 ///   stream that waits for such an event has a fault, too. [`Executor::take_fault`] takes the fault, and the stream can be used again.
 ///   [`HostStream::continue_on_error`] lets the stream go on instead.
-/// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host
-///   takes a deadline.
+/// - Streams that wait for each other's events in a circle wait until one of them is aborted, as in CUDA. Each wait of the host has a timeout.
 /// - A kernel may queue work, on this stream too, but not wait for this stream: such calls fail with [`Error::State`].
 ///
 /// The thread stays awake some 120 us when it runs out of work, then sleeps; [`HostStream::set_spin`] changes that. Its waits back off, so more
@@ -39,20 +38,20 @@ pub struct HostStream {
     handle: Arc<StreamHandle>,
 }
 
-/// A number for a stream, of its own among those of all kinds.
+/// A new stream number, unique among streams of all kinds.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What all handles share; the thread does not, so it learns when they are gone.
+/// Shared by all handles, but not by the thread, so the thread learns when all handles are gone.
 struct StreamHandle {
     shared: Arc<StreamShared>,
 }
 
 impl Drop for StreamHandle {
     fn drop(&mut self) {
-        // Release: what was queued before is queued for who sees this.
+        // Release: a thread that sees this also sees what was queued before.
         self.shared.closing.store(true, Ordering::Release);
         self.shared.parker.wake();
     }
@@ -65,7 +64,7 @@ impl HostStream {
     /// The most entries that a stream's queue may have.
     pub const CAPACITY_MAX: usize = 1 << 16;
 
-    /// A stream with a queue of [`HostStream::CAPACITY_DEFAULT`] entries. The name is for people: errors and the thread bear it.
+    /// A stream with a queue of [`HostStream::CAPACITY_DEFAULT`] entries. Error messages contain the name, and the thread has it.
     ///
     /// # Errors
     /// [`Error::System`] when the thread cannot be started.
@@ -150,7 +149,7 @@ impl HostStream {
         self.shared().fault.check(&self.shared().name)
     }
 
-    /// Queues one entry, as `write` makes it; gives its position.
+    /// Queues one entry that `write` makes. Returns its position.
     #[inline]
     fn push(&self, write: impl FnOnce(&mut Queued)) -> Result<u64> {
         let mut claim = self.claim(1)?;

@@ -11,7 +11,8 @@ use crate::peer::{At, Fence, PeerOp, Program, Role, UNIT_LIMIT};
 /// Executes `program` on the memory of `owner`, in the calling thread, until it is done. Waits end when their condition holds or
 /// when the owner releases `cookie`.
 ///
-/// It calls the owner's `base`, `progress`, `released` and `rung`; `started` and `finished` are the caller's, who knows the outcome.
+/// It calls the owner's `base`, `progress`, `released` and `rung`; the caller calls `started` and `finished`, because it knows the
+/// outcome.
 ///
 /// A store is one relaxed atomic store of its width, a block copy is 64-bit ones in ascending order, a wait loads with acquire order.
 /// What orders them towards the NIC are the program's fences: one with [`Fence::WRITE`] stands between a doorbell and a later store that
@@ -41,7 +42,7 @@ pub(super) fn run(
         let is_register = writes_to(&op) == Some(Role::Uar);
         debug_assert!(
             !buffered || is_register || writes_to(&op).is_none(),
-            "a store behind a doorbell without a fence: who sees it may ring the next doorbell before this one"
+            "a store behind a doorbell without a fence: a thread that sees it may ring the next doorbell before this one"
         );
         buffered |= is_register;
         match op {

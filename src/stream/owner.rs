@@ -1,4 +1,4 @@
-//! What programs belong to: the memory behind their targets.
+//! The owners of programs: the memory behind their targets.
 #![allow(unsafe_code)] // declares an unsafe trait; there is no unsafe block in here
 
 use std::any::Any;
@@ -22,7 +22,7 @@ pub enum Outcome {
     Released,
     /// Not executed, or not to its end: the stream had failed, was aborted, or the owner has no memory for a target.
     Discarded,
-    /// The stream ended while it executed it. How far it came is not known.
+    /// The stream ended while it executed the program. It is not known how far it came.
     Lost,
 }
 
@@ -49,19 +49,20 @@ pub unsafe trait Owner: Send + Sync + DropLater {
     /// before its first op.
     fn base(&self, target: TargetId) -> Option<NonNull<u8>>;
 
-    /// What keeps the memory of a target where it is when the owner is gone, as an open device keeps its registers. None if nothing does.
+    /// An object that keeps the memory of a target mapped after the owner is gone, as an open device keeps its registers. None if there is no such
+    /// object.
     fn keeper(&self, target: TargetId) -> Option<Weak<dyn Any + Send + Sync>> {
         let _ = target;
         None
     }
 
-    /// Where executors keep what they made of the memory, mappings for a GPU for one. The owner drops it before the memory goes.
-    /// None: only executors of this process's own threads can execute the programs.
+    /// Where executors keep what they derived from the memory, such as mappings for a GPU. The owner drops it before the memory
+    /// is freed. None: only executors of this process's own threads can execute the programs.
     fn attachments(&self) -> Option<&Attachments> {
         None
     }
 
-    /// Called at each turn of a wait. It lets a NIC without silicon of its own move on from inside the loop that waits for it.
+    /// Called at each turn of a wait. It lets a software NIC work inside the loop that waits for it.
     /// True: it did something, so more may happen soon.
     fn progress(&self) -> bool {
         false
@@ -88,7 +89,8 @@ pub unsafe trait Owner: Send + Sync + DropLater {
             .then(|| "a wait was released before its condition held".into())
     }
 
-    /// A program that was submitted with that cookie will never be executed: the stream has ended before it, or at it. [`Owner::finished`] follows.
+    /// A program that was submitted with that cookie will never be executed to its end: the stream has ended before it, or in it.
+    /// [`Owner::finished`] follows.
     fn not_executed(&self, cookie: u64) {
         let _ = cookie;
     }
@@ -152,7 +154,7 @@ impl Attachments {
         self.first.get().is_none()
     }
 
-    /// Those who hear of the owner's failure before its waits end.
+    /// The streams that are told of the owner's failure before its waits end.
     pub(crate) fn alarm(&self) -> &Alarm {
         &self.alarm
     }

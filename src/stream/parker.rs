@@ -35,7 +35,7 @@ impl Parker {
     /// Sleeps unless `ready` holds. Always to be called by one and the same thread, in a loop: it may return for no reason.
     pub(super) fn park(&self, ready: impl FnOnce() -> bool) {
         self.sleeper.get_or_init(thread::current);
-        // Release: who sees the flag sees the sleeper's handle.
+        // Release: a thread that sees the flag sees the sleeper's handle.
         self.parked.store(true, Ordering::Release);
         // Sleeper's side, the store of `parked` before the loads in `ready`. It pairs with the fence in `wake`: of the two
         // threads at least one sees what the other stored, so either `ready` holds here or `wake` finds the flag.
@@ -149,7 +149,7 @@ mod tests {
                 done.send(()).unwrap();
             });
         }
-        // Who misses one sleeps for ever. A busy machine takes milliseconds for each.
+        // A thread that misses a wake-up sleeps for ever. A busy machine takes milliseconds for each.
         for _ in 0..2 {
             both.recv_timeout(Duration::from_secs(240)).unwrap();
         }

@@ -296,7 +296,7 @@ impl StreamShared {
                 .flatten();
             (outcome, failure)
         }));
-        // The failure is there before the owner hears of it, so that whoever hears of it through the owner finds it.
+        // The failure is recorded before the owner is told of it, so that a thread that learns of it through the owner finds it.
         let outcome = match executed {
             Ok((outcome, failure)) => {
                 match (outcome, failure) {

@@ -106,11 +106,12 @@ impl VerbsDevice {
         of(true).chain(of(false)).collect()
     }
 
-    /// Opens the device of that name or PCI address: one of the mlx5 provider with its queues laid open, any other, and behind `verbs:`
-    /// that one as well, by plain verbs. `mlx5` and `verbs` are the first with an active port. `None` if there is none such.
+    /// Opens the device of that name or PCI address. A device of the mlx5 provider is opened with direct access to its queues; any
+    /// other, and any device behind the prefix `verbs:`, is opened by plain verbs. `mlx5` and `verbs` mean the first device with an
+    /// active port. `None` if there is no such device.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for what stands behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
+    /// [`Error::Malformed`] for the part behind the name; [`Error::System`] of the verbs call; [`Error::State`] if no port is active.
     pub(crate) fn open(name: &str) -> Result<Option<VerbsDevice>> {
         let selector = Selector::parse(name)?;
         prepare_for_fork();
@@ -206,7 +207,7 @@ fn prepare_for_fork() {
         if kernel_copies_for_the_child() {
             return;
         }
-        // SAFETY: takes nothing; it fails if memory was registered before, and then whoever did so has decided.
+        // SAFETY: takes no arguments. It fails if memory was registered before; then the code that registered it has decided.
         let _ = unsafe { rdma_sys::ibv_fork_init() };
     });
 }

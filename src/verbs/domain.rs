@@ -89,7 +89,8 @@ impl Drop for Mr {
     }
 }
 
-/// Ours are verbs' own bits. What a peer may write, the local side may, too: verbs insists that it is said.
+/// The library's rights have the same bits as those of verbs. If a peer may write the memory, the local side may, too: verbs requires
+/// that right to be given explicitly.
 fn verbs_access(access: Access) -> Access {
     if access.contains(Access::REMOTE_WRITE) || access.contains(Access::REMOTE_ATOMIC) {
         access | Access::LOCAL_WRITE

@@ -1,4 +1,4 @@
-//! Asynchronous events: what a device says of queues and of itself, apart from completions.
+//! Asynchronous events: what a device reports of queues and of itself, apart from completions.
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use doorbell_wire::verbs::State;
 /// How often the kernel is asked at most: a look costs a system call, and poll loops look all the time.
 const INTERVAL_NS: u64 = 500_000;
 
-/// What is known of a queue pair without a call: the state that it was brought to, and what events say.
+/// What is known of a queue pair without a call: the state that it was brought to, and the reported events.
 #[derive(Debug)]
 pub(super) struct AsyncStatus {
     state: AtomicU8,
@@ -49,7 +49,7 @@ impl AsyncStatus {
             .unwrap_or(State::Error)
     }
 
-    /// A step from one state to the next. Not where an event has told of an error meanwhile: that stays, until a reset.
+    /// A step from one state to the next. If an event has reported an error meanwhile, the error state stays until a reset.
     pub(super) fn step(&self, from: State, to: State) {
         let step = (from as u8, to as u8);
         let _ = self
@@ -79,9 +79,9 @@ impl AsyncStatus {
 #[derive(Debug)]
 pub(super) struct Events {
     context: RawContext,
-    /// Whom an event is about: by the address of a queue pair or of one of its completion queues.
+    /// The queue pair that an event is about, by its address or the address of one of its completion queues.
     subjects: Mutex<HashMap<usize, Weak<AsyncStatus>>>,
-    /// Held while events are read: so that one that was read is entered before whoever was waiting looks.
+    /// Held while events are read, so that an event that was read is entered before a waiting thread looks.
     reading: Mutex<()>,
     started: Instant,
     last_look_ns: AtomicU64,
@@ -96,7 +96,7 @@ unsafe impl Send for RawContext {}
 unsafe impl Sync for RawContext {}
 
 impl Events {
-    /// Sees to it that looking for an event does not wait for one.
+    /// Makes the event descriptor non-blocking, so that looking for an event does not wait for one.
     ///
     /// # Errors
     /// [`crate::Error::System`].
@@ -127,7 +127,7 @@ impl Events {
         self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters what events about the objects at these addresses are to change.
+    /// Registers the status that events about the objects at these addresses change.
     pub(super) fn watch(&self, objects: [usize; 3], status: &Arc<AsyncStatus>) {
         let mut subjects = self.subjects();
         for object in objects {
@@ -137,7 +137,7 @@ impl Events {
 
     /// Before the objects are destroyed: their addresses may come again.
     pub(super) fn forget(&self, objects: [usize; 3]) {
-        // Whoever reads an event of theirs right now is done with it first.
+        // A thread that is reading an event of these objects has to be done with it first.
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut subjects = self.subjects();
         for object in objects {
@@ -145,7 +145,7 @@ impl Events {
         }
     }
 
-    /// Takes what events there are, unless somebody did lately or is at it.
+    /// Takes the events that there are, unless a thread did so lately or is doing so.
     pub(super) fn look(&self) {
         let now_ns = self.started.elapsed().as_nanos() as u64;
         let last_ns = self.last_look_ns.load(Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Events {
         self.read();
     }
 
-    /// Takes what events there are.
+    /// Takes the events that there are.
     pub(super) fn take(&self) {
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.read();
@@ -171,8 +171,8 @@ impl Events {
     fn read(&self) {
         let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::zeroed();
         let event = event.as_mut_ptr();
-        // SAFETY: an open context, and a place for the event; it does not wait. The event is acknowledged before anybody could destroy
-        // what it is about, because that waits for this lock.
+        // SAFETY: an open context, and a place for the event; it does not wait. The event is acknowledged before the object that it is
+        // about can be destroyed, because that waits for this lock.
         while unsafe { rdma_sys::ibv_get_async_event(self.context.0.as_ptr(), event) } == 0 {
             // SAFETY: the call has filled it in. Its kind is read as a number, because the kernel may know more kinds than the bindings;
             // and the object as an address, which every member of the union lies in.

@@ -21,7 +21,7 @@ pub(crate) type Steps<'a> = dyn Fn(ibv_qp_state::Type) -> Result<Step> + 'a;
 
 impl States {
     /// INIT to RTR and RTS, with the attributes that a connection manager agreed on with the peer: path, MTU, PSNs, repetitions, reads.
-    /// What concerns this side alone is as the queue pair's own attributes say.
+    /// Settings of this side alone come from the queue pair's own attributes.
     ///
     /// # Errors
     /// [`Error::State`] if the state does not lead there, [`Error::System`] of `ibv_modify_qp`, those of `steps`. The queue pair may be in
@@ -36,7 +36,7 @@ impl States {
             ));
         }
         let own = &progress.attributes;
-        // For the partition. What the peer may do here is not the manager's to say.
+        // For the partition. The peer's rights here are not for the manager to decide.
         let mut step = steps(ibv_qp_state::IBV_QPS_INIT)?;
         step.attr.qp_access_flags = self.access(own).bits();
         self.modify("ibv_modify_qp to INIT", step.attr, step.mask)?;

@@ -18,18 +18,18 @@ use doorbell_wire::verbs::{Abilities, Access, Attributes, State};
 /// Routers on the way to the peer, at most: as many as there can be.
 const HOP_LIMIT: u8 = 255;
 
-/// What one end of a connection must know of the other.
+/// The data that one end of a connection needs of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VerbsRemote {
     pub(crate) port: PortAddress,
     pub(crate) qpn: u32,
     /// The PSN that it starts with, 24 bits.
     pub(crate) psn: u32,
-    /// Reads and atomics at a time that it serves.
+    /// Reads and atomics that it serves at a time.
     pub(crate) reads: u8,
 }
 
-/// What the next steps of a connection need to know of those before.
+/// The data that later steps of a connection need from earlier ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StateProgress {
     /// The PSN of the next connection.
@@ -39,7 +39,7 @@ pub(super) struct StateProgress {
     pub(super) attributes: Attributes,
 }
 
-/// A queue pair as far as its states go, however it was made.
+/// The states of a queue pair, however it was created.
 #[derive(Debug)]
 pub(crate) struct States {
     qp: RawQp,
@@ -56,7 +56,7 @@ pub(super) struct RawQp(pub(super) NonNull<rdma_sys::ibv_qp>);
 
 impl Drop for RawQp {
     fn drop(&mut self) {
-        // SAFETY: created by whoever made the `States`, destroyed once, before its completion queues and its domain.
+        // SAFETY: created by the code that made the `States`, destroyed once, before its completion queues and its domain.
         release("ibv_destroy_qp", || unsafe {
             rdma_sys::ibv_destroy_qp(self.0.as_ptr())
         });
@@ -118,7 +118,7 @@ impl States {
         unsafe { self.qp.0.as_ref().qp_num }
     }
 
-    /// The state that it was brought to, or that an event told of.
+    /// The state that it was brought to, or that an event reported.
     #[inline]
     pub(crate) fn state(&self) -> State {
         self.status.state()
@@ -129,7 +129,7 @@ impl States {
         self.status.overrun()
     }
 
-    /// Looks for events of the device, if nobody did lately.
+    /// Looks for events of the device, unless a thread did so lately.
     pub(crate) fn look_for_events(&self) {
         self.context.events.look();
     }
@@ -173,18 +173,19 @@ impl States {
         Ok(())
     }
 
-    /// Reads and atomics of the peer that are served at a time: as the MTU, no more than was asked for and than there are.
+    /// The number of the peer's reads and atomics that are served at a time: like the MTU, the smaller of the requested value and the device's
+    /// limit.
     fn reads_in(&self, attributes: &Attributes) -> u8 {
         attributes.max_reads.min(self.context.limits.reads_in)
     }
 
-    /// The most reads and atomics at once that the device serves, and that it has on their way.
+    /// The most reads and atomics that the device serves at once, and that it has in flight at once.
     pub(crate) fn reads_max(&self) -> (u8, u8) {
         let limits = &self.context.limits;
         (limits.reads_in, limits.reads_out)
     }
 
-    /// What the peer may do, of what the device can: the driver refuses a queue pair with rights to operations that it has not.
+    /// The peer's rights, limited to the operations that the device supports: the driver refuses a queue pair with rights to others.
     pub(super) fn access(&self, attributes: &Attributes) -> Access {
         match self.context.limits.has_atomics() {
             true => attributes.access,
@@ -203,11 +204,11 @@ impl States {
         Ok(())
     }
 
-    /// INIT to RTR and RTS. That succeeds also if the device tells of an error of the queue pair meanwhile, which is the state then.
+    /// INIT to RTR and RTS. This succeeds also if the device reports an error of the queue pair meanwhile; then that is the state.
     ///
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`; [`Error::State`] if the state does not lead there, or the other end is on another kind of
-    /// link. The queue pair is then where it was.
+    /// link. The queue pair then has its earlier state.
     pub(crate) fn connect(&self, remote: &VerbsRemote) -> Result<()> {
         let mut progress = self.progress();
         let refuse = |kind, reason: String| Err(Error::state(kind, "connect", reason));
@@ -231,7 +232,7 @@ impl States {
             .to_ready_to_receive(&mut progress, remote)
             .and_then(|()| self.to_ready_to_send(&progress, remote));
         if made.is_err() && self.state() != State::Init {
-            // What fails here in turn is for `state` to show.
+            // If this fails as well, `state` shows it.
             let _ = self
                 .to_reset()
                 .and_then(|()| self.to_init(&progress.attributes));
@@ -311,7 +312,7 @@ impl States {
         attr.retry_cnt = progress.attributes.retry_count;
         attr.rnr_retry = progress.attributes.rnr_retry;
         attr.sq_psn = progress.psn;
-        // No more than the peer serves: it would take one too many for nonsense.
+        // No more than the peer serves: it treats one too many as an invalid request.
         let reads_out = self.context.limits.reads_out.min(remote.reads);
         attr.max_rd_atomic = progress.attributes.max_reads.min(reads_out);
         let mask = Mask::IBV_QP_TIMEOUT
@@ -324,7 +325,7 @@ impl States {
         Ok(())
     }
 
-    /// Any state to ERR: the device flushes what is posted, some time later. That is the state that shows, whatever the device answers.
+    /// Any state to ERR: the device flushes what is posted, some time later. The state is reported as ERR, whatever the device answers.
     ///
     /// # Errors
     /// [`Error::System`] of `ibv_modify_qp`. The device may go on.
@@ -383,7 +384,7 @@ impl States {
     fn to_reset(&self) -> Result<()> {
         let attr = blank(ibv_qp_state::IBV_QPS_RESET);
         self.modify("ibv_modify_qp to RESET", attr, Mask(0))?;
-        // What there is to tell of the life that ends must not hit the next one.
+        // Events of the generation that ends must not be applied to the next one.
         self.context.events.take();
         self.status.reset();
         Ok(())

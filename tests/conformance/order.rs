@@ -357,7 +357,8 @@ fn words_are_signals_between_streams_peers_and_the_cpu() {
     }
 }
 
-/// A write of a few bytes tells of one before it. Whoever finds the first finds the second, whatever order the network places them in.
+/// A write of a few bytes announces a write before it. A reader that finds the announcement also finds the other, in whatever order the
+/// network places them.
 #[test]
 fn an_ordered_write_is_a_signal_of_what_was_written_before_it() {
     let _limit = Limit::new("signal", STEP);
@@ -526,7 +527,7 @@ fn a_posted_receive_is_there_for_the_first_attempt() {
         let region = pair.region(8);
         for round in 0..from_env("DOORBELL_RECEIVES", 3_000) {
             limit.step(round, STEP);
-            // Somebody looks after the endpoint while it has work, if anybody does, and is to be met at every point of a look.
+            // On some paths a thread looks after the endpoint while it has work. The rounds are to meet that thread at every point of a look.
             if round % 8 == 0 {
                 driver.send(&mut pair.b, &Work::nop());
                 driver.wait(&mut pair.b, Side::Send);

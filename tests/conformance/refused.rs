@@ -11,7 +11,7 @@ use crate::{STEP, rigs};
 fn settled(pair: &mut Pair, ticket: &Ticket) -> Status {
     let deadline = Instant::now() + SOON.unwrap();
     while !ticket.is_over() && Instant::now() < deadline {
-        // Whoever looks for completions lets the device get on.
+        // A thread that looks for completions lets the device work.
         let _ = pair.a.poll_cq(Side::Send);
         std::thread::sleep(Duration::from_micros(100));
     }

@@ -10,11 +10,11 @@
 void __VERIFIER_assume(_Bool);
 
 #define REQUIRE(condition) assert(condition)
-/* Executions in which it does not hold are none: a thread that waits, and has not yet seen what it waits for. */
+/* Executions in which it does not hold are left out: those of a thread that waits, and has not yet seen what it waits for. */
 #define ASSUME(condition) __VERIFIER_assume(condition)
 /*
- * Who would look again is not followed: the execution in which it looks later shows the same. So of a failure and a thread that holds the polling for
- * longer than others try, of which doorbell_wait() speaks, the models say nothing.
+ * A thread that would look again is not followed: the execution in which it looks later shows the same. So the models do not cover what
+ * doorbell_wait() says of a failure, and of a thread that holds the polling for longer than others try.
  */
 #define DBL_TURN() ASSUME(0)
 

@@ -84,7 +84,7 @@ pub fn has_no_queue(device: &Device, test: &str) -> bool {
     is_sync
 }
 
-/// Who rings for endpoints of the device.
+/// The control path of the device's endpoints.
 pub fn control(device: &Device) -> Control {
     let domain = device.protection_domain();
     let endpoint = Endpoint::new(&domain, &EndpointConfig::default()).unwrap();

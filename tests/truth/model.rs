@@ -190,7 +190,7 @@ impl Request {
         }
     }
 
-    /// How it stands, if anybody has taken it.
+    /// The status of its ticket, if it was taken.
     pub fn status(&self) -> Option<Status> {
         let trail = self.trail();
         trail.ticket.as_ref().map(Ticket::status)
@@ -407,7 +407,7 @@ impl Model {
             .store(false, Ordering::SeqCst);
     }
 
-    /// Looks at a request, unless another thread is at it.
+    /// Looks at a request, unless another thread is looking at it.
     pub fn observe(&self, request: &Request) {
         let Ok(mut trail) = request.trail.try_lock() else {
             return;

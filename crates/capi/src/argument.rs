@@ -54,7 +54,7 @@ pub(super) unsafe fn out_optional<'a, T>(place: *mut T) -> Option<&'a mut MaybeU
     unsafe { place.cast::<MaybeUninit<T>>().as_mut() }
 }
 
-/// A place for a handle, which is null until there is one: who destroys what a failed call left there destroys nothing.
+/// A place for a handle. It is null until there is a handle, so destroying what a failed call left there does nothing.
 ///
 /// # Safety
 /// As [`out`].
@@ -178,7 +178,7 @@ pub(super) unsafe fn write_bytes(
     Ok(c_int::try_from(whole.len()).unwrap_or(c_int::MAX))
 }
 
-/// The struct that the caller gives, of his version of the header.
+/// The struct that the caller gives, of the caller's version of the header.
 ///
 /// # Safety
 /// The pointer is null, or aligned and good for reads of the size that stands there, and of 4 bytes anyway.

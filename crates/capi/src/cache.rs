@@ -17,11 +17,11 @@ use doorbell_rs::{CacheConfig, CacheCounters, Invalidation, RegionCache};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{Cached, CudaContext, DeviceCache};
 
-/// The kernel tells of memory that goes.
+/// The cache learns of changes of memory from the kernel.
 pub const DOORBELL_INVALIDATION_KERNEL: u32 = 0;
-/// The application does.
+/// The cache learns of changes of memory from the application.
 pub const DOORBELL_INVALIDATION_EXPLICIT: u32 = 1;
-/// Nobody, and nothing is kept.
+/// The cache learns of no changes, and keeps nothing.
 pub const DOORBELL_INVALIDATION_NONE: u32 = 2;
 
 /// A cache of registrations.
@@ -312,7 +312,7 @@ pub unsafe extern "C" fn doorbell_cache_invalidate(
     })
 }
 
-/// Who tells the cache of memory that goes.
+/// Which mechanism tells the cache of memory that is unmapped or freed.
 ///
 /// # Safety
 /// As the header says of pointers and text buffers.

@@ -51,7 +51,7 @@ fn alone<T>(mutex: Mutex<T>) -> T {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Connects an endpoint to who listens at an address.
+/// Connects an endpoint to the process that listens at an address.
 ///
 /// # Safety
 /// As the header says of pointers.
@@ -243,7 +243,8 @@ pub unsafe extern "C" fn doorbell_cm_listener_destroy(
     guard(|| unsafe { destroy(listener, "listener") }.map(|()| 0))
 }
 
-/// The address of who wants a connection, and the device that it came in by.
+/// The address of the peer that requests a connection, and the device by which the
+/// request came in.
 ///
 /// # Safety
 /// As the header says of handles and text buffers.
@@ -391,7 +392,8 @@ fn bind(_: &str) -> Result<CmListener, Failure> {
     Err(Failure::Feature { feature: "verbs" })
 }
 
-/// What there is none of without the feature: the calls are the same, and are never made.
+/// Stand-ins for the types that need the feature. They have the same calls, which are
+/// never made.
 #[cfg(not(feature = "verbs"))]
 mod nothing {
     use std::convert::Infallible;

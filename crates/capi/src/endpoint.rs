@@ -36,9 +36,9 @@ const _: () = assert!(DOORBELL_ADDRESS_TEXT_BYTES == 2 * Address::BYTES + 1);
 
 /// One end of a connection.
 pub struct doorbell_endpoint {
-    /// Never waited for: C programs that use an endpoint in two threads at once are told so.
+    /// Never waited for: a C program that uses an endpoint in two threads at once gets an error.
     inner: Mutex<Endpoint>,
-    /// Past the lock: who aborts may do so because the thread that has it does not come back.
+    /// Used without the lock: a thread may abort because the thread that holds the lock does not return.
     abort: AbortHandle,
 }
 

@@ -10,7 +10,8 @@ use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
 use doorbell_rs::Event;
 
-/// Who waits for the event sleeps, instead of spinning.
+/// Threads that wait for the event sleep instead of
+/// spinning.
 pub const DOORBELL_EVENT_BLOCKING: u32 = 1;
 /// The event takes no time.
 pub const DOORBELL_EVENT_NO_TIMING: u32 = 2;

@@ -32,12 +32,12 @@ pub enum CUgraphExec_st {}
 
 /// Records operations into a graph.
 pub struct doorbell_graph_builder {
-    /// As the driver asks of captures: who is not of this thread gets nothing but an error.
+    /// As the driver requires for captures, calls from any other thread get an error.
     thread: ThreadId,
     inner: Mutex<GraphBuilder>,
 }
 
-// SAFETY: what is in it is used by the thread that made it, and by no other: each call looks first. It is dropped by that thread too, or not at all.
+// SAFETY: its contents are used only by the thread that made it: each call checks that first. That thread drops it, too, or it is not dropped.
 unsafe impl Send for doorbell_graph_builder {}
 // SAFETY: as above.
 unsafe impl Sync for doorbell_graph_builder {}
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_after(
     count: usize,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise about handles and arrays; a node is a pointer, whoever declares its type.
+        // SAFETY: the caller's promise about handles and arrays; a node is a pointer, wherever its type is declared.
         let (builder, nodes) = unsafe {
             (
                 get(builder, "builder")?,
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn doorbell_graph_builder_instantiate(
     graph: *mut *mut doorbell_graph,
 ) -> c_int {
     call!(place = out_handle(graph), held = get(builder), || {
-        // Nobody else is in it, and nothing panicked in it.
+        // No other thread uses it, and nothing panicked in it.
         drop(held.lock()?);
         // SAFETY: the caller's promise about handles and places for them; the reference is not used any more.
         let builder = unsafe { take(builder, "builder") }?;
@@ -500,7 +500,7 @@ fn launch(graph: &mut GraphExec, _: &doorbell_stream) -> Result<(), Failure> {
     graph.never()
 }
 
-/// What there is none of without the feature: the calls are the same, and are never made.
+/// Stand-ins for the types that need the feature. They have the same calls, which are never made.
 #[cfg(not(feature = "cuda"))]
 mod nothing {
     use std::convert::Infallible;

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get, take};
 use doorbell_rs::{Error, Group, GroupConfig, LaunchEnvironment, StateKind, Token};
 
-/// A job of many processes, as one of them has it.
+/// A job of many processes, from the side of one of them.
 pub struct doorbell_group {
     inner: Group,
     terms: Terms,
@@ -81,7 +81,7 @@ impl doorbell_group_config {
                 ("address", !self.address.is_null()),
             ];
             if let Some((argument, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-                let reason = "with a size of 0 it is the launcher who says so";
+                let reason = "with a size of 0 the launcher determines it";
                 return Err(Failure::argument(argument, reason));
             }
             return Ok(LaunchEnvironment::from_env()?);

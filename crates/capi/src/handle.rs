@@ -177,7 +177,7 @@ pub(super) unsafe fn take<T: CObject>(
     // Of two threads that destroy it at once, one does.
     word.compare_exchange(live, ended, Ordering::AcqRel, Ordering::Relaxed)
         .map_err(|word| HeldObject::<T>::refusal(word, argument))?;
-    // SAFETY: of `create`, and nobody else gets past the word any more: the memory is given back as such, without the object.
+    // SAFETY: of `create`, and no other thread gets past the word any more: only the memory is freed, without dropping the object.
     let object = unsafe { handle.read() };
     let mut locked = register();
     if cfg!(debug_assertions) {

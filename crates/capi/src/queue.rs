@@ -20,7 +20,7 @@ use doorbell_rs::{Endpoint, Prepared, Rejected, RemoteSlice, Work};
 
 /// An operation that is ready to be given to a stream.
 pub struct doorbell_prepared {
-    /// Empty while a call has it, and when a stream has taken it.
+    /// Empty while a call uses it, and after a stream has taken it.
     inner: Mutex<Option<Prepared>>,
 }
 
@@ -37,7 +37,7 @@ impl doorbell_prepared {
 
     fn take(&self) -> Result<Prepared, Failure> {
         let taken = try_lock(&self.inner, "prepared")?.take();
-        // Two threads, or one list that has it twice.
+        // Two threads use it, or one list contains it twice.
         taken.ok_or(Failure::Busy {
             argument: "prepared",
         })

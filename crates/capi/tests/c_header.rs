@@ -427,7 +427,7 @@ fn no_function_follows_a_null_pointer() {
     run_generated("null_pointers", &program, &[]);
 }
 
-/// Every function that takes a handle, called with one that is none, and memory for everything else.
+/// Every function that takes a handle, called with a pointer that is not a handle, and with memory for everything else.
 #[test]
 fn no_function_follows_a_handle_that_is_none() {
     if !cfg!(debug_assertions) {

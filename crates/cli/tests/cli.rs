@@ -18,7 +18,7 @@ fn device() -> String {
     std::env::var("DOORBELL_TEST_DEVICE").unwrap_or_else(|_| "softcx".into())
 }
 
-/// Who rings for it by default: by plain verbs no stream can.
+/// The control path that it uses by default. With plain verbs, no stream can ring.
 fn control() -> &'static str {
     if device().starts_with("verbs:") {
         "proxy"
@@ -59,7 +59,7 @@ impl Running {
     fn listen(line: &str) -> (Self, String) {
         let mut running = Self::start(&format!("{line} --listen 127.0.0.1:0"));
         let mut said = String::new();
-        // Byte by byte, so that the rest stays for whoever reads on.
+        // Byte by byte, so that the rest stays for the next reader.
         BufReader::with_capacity(1, running.child.stdout.as_mut().unwrap())
             .read_line(&mut said)
             .unwrap();
@@ -533,7 +533,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 
 #[test]
 fn connecting_to_nobody_ends_by_its_deadline() {
-    // A port that is taken, and where nobody listens any more: one that is free is somebody else's the next moment.
+    // A port that is taken and on which nobody listens any more. Another process could take a free port at any moment.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let port = address.port();
@@ -624,7 +624,7 @@ fn a_peer_that_is_killed_ends_the_other_process() {
             let (code, _, err) = left.end();
             assert_eq!(code, Some(1), "`{line}`: {err}");
             assert_eq!(err.lines().count(), 1, "`{line}`: {err}");
-            // Who had not met by then waits for the peer for half a minute.
+            // A process that had not met its peer by then waits for it for half a minute.
             assert!(
                 start.elapsed() < Duration::from_secs(60),
                 "`{line}` noticed after {:?}",

@@ -201,7 +201,7 @@ fn a_program_that_ends_leaves_no_table_whatever_its_threads_do() {
                 command.args(["-c", &script]);
                 let output = Running::start(command, &format!("{test}.{door:?}")).finish();
                 assert_eq!(output, "");
-                // Who comes next clears it away, so each round counts.
+                // The next process clears it away, so each round counts.
                 given_up += u32::from(is_left());
                 let may = matches!(door, Door::Preload) && given_up <= GIVEN_UP;
                 assert!(given_up == 0 || may, "{door:?} {how}, {given_up} times");

@@ -1,11 +1,11 @@
-//! The one error type of the library, its command, and the software ConnectX.
+//! The error type of the library, its command, and the software ConnectX.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::status::WcStatus;
 
-/// What went wrong. A variant is the operation or the rule that failed, with its context.
+/// An error. Each variant names the operation or the rule that failed, with its context.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -28,7 +28,7 @@ pub enum Error {
         argument: &'static str,
         /// What was given.
         value: u64,
-        /// The values allowed, for people.
+        /// The values allowed, as text.
         allowed: &'static str,
     },
     /// An address has the wrong alignment.
@@ -63,14 +63,14 @@ pub enum Error {
         /// Units missing.
         needed: usize,
     },
-    /// A program, region or endpoint meets something of another device or another owner.
+    /// A program, region or endpoint is used with an object of another device or another owner.
     #[error("`{argument}` belongs to {found}, this call needs one of {expected}")]
     Foreign {
         /// The name of the argument.
         argument: &'static str,
-        /// Whose it is.
+        /// The owner that it has.
         found: String,
-        /// Whose it must be.
+        /// The owner that it must have.
         expected: String,
     },
     /// A queue has no room.
@@ -84,14 +84,14 @@ pub enum Error {
         /// Its depth in work requests or completions.
         depth: u32,
     },
-    /// An object that no longer is, or is not in a state for this.
+    /// An object no longer exists, or is not in a state that allows the operation.
     #[error("{operation}: {reason}")]
     State {
         /// The condition, for programs.
         kind: StateKind,
         /// What was tried.
         operation: &'static str,
-        /// Why it cannot be now, for people.
+        /// The reason, as text.
         reason: String,
     },
     /// A deadline passed.
@@ -102,7 +102,7 @@ pub enum Error {
         /// How long.
         timeout: Duration,
     },
-    /// Queued work failed; this is the report at a later call, as CUDA streams make it.
+    /// Queued work failed. A later call reports that, as with CUDA streams.
     #[error("work queued earlier on {stream} failed: {reason}")]
     Asynchronous {
         /// The stream's name.
@@ -140,10 +140,10 @@ pub enum Error {
         call: &'static str,
         /// What it returned, as in `cuda.h`.
         code: u32,
-        /// Its name, as the driver has it.
+        /// The driver's name for it.
         name: String,
     },
-    /// Bytes from a peer, a device or a file that make no sense.
+    /// Bytes from a peer, a device or a file are malformed.
     #[error("malformed {what}: {reason}")]
     Malformed {
         /// The format.
@@ -156,17 +156,17 @@ pub enum Error {
     Refused {
         /// The address that was asked.
         peer: String,
-        /// What the connection manager says of it.
+        /// The connection manager's reason.
         reason: String,
         /// What the peer gave with its refusal, with zeros behind it.
         private_data: Vec<u8>,
     },
-    /// A process of the group is no longer there, and with it what others wait for.
+    /// A process of the group has ended, so operations that wait for it cannot complete.
     #[error("rank {rank} of the group: {reason}")]
     Rank {
-        /// Which.
+        /// Its rank.
         rank: u32,
-        /// How it is known.
+        /// How its end was noticed.
         reason: String,
     },
 }
@@ -258,7 +258,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// The condition behind an [`Error::State`], for programs to act on; its `reason` is for people.
+/// The condition behind an [`Error::State`], for programs to act on. The error's `reason` is text for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StateKind {
@@ -310,7 +310,7 @@ pub enum StateKind {
     NotRecorded,
     /// The event has not passed yet.
     NotReady,
-    /// The wait would never end: it is for work that comes after it, or that nobody will do.
+    /// The wait would never end: it waits for work that comes after it, or that will not be done.
     Deadlock,
     /// The object is of another kind than the call is for.
     WrongKind,
@@ -326,9 +326,9 @@ pub enum StateKind {
     Environment,
     /// The store of the group did not accept this process.
     NotAdmitted,
-    /// What was asked for was given away already.
+    /// The requested object was given away already.
     Taken,
-    /// The driver, the device or the peer did what its interface excludes.
+    /// The driver, the device or the peer violated its interface.
     Unexpected,
 }
 
@@ -337,14 +337,14 @@ pub enum StateKind {
 pub struct WorkError {
     /// The number of the endpoint's queue pair; 0 of a wait for a value, which belongs to no endpoint.
     pub qpn: u32,
-    /// The number that the application gave to the work request; of a deadline, to the oldest one in the queue that was not done. `None` where
-    /// no single one is to blame.
+    /// The number that the application gave to the work request; for a missed deadline, to the oldest one in the queue that was not done.
+    /// `None` if no single work request caused the failure.
     pub wr_id: Option<u64>,
     /// What happened.
     pub cause: Cause,
 }
 
-/// What ended an endpoint.
+/// Why an endpoint failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {

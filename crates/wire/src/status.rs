@@ -71,7 +71,7 @@ wc_statuses! {
     FatalErr = 19, "IBV_WC_FATAL_ERR", "fatal error";
     /// No response in time.
     RespTimeoutErr = 20, "IBV_WC_RESP_TIMEOUT_ERR", "response timeout error";
-    /// A syndrome that nobody knows.
+    /// An unknown syndrome.
     GeneralErr = 21, "IBV_WC_GENERAL_ERR", "general error";
     /// Tag matching failed.
     TmErr = 22, "IBV_WC_TM_ERR", "tag matching error";

@@ -253,7 +253,7 @@ fn window_wqes() {
             Some(*want),
             "{question}"
         );
-        // Cut short, it is none.
+        // Cut short, it is not a valid WQE.
         assert!(Wqe::parse(&bytes[..bytes.len() - 16]).is_err());
     }
 }

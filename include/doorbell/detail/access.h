@@ -4,10 +4,11 @@
  *
  * Each load and store is one access of its width. The memory orders are those of C11:
  * - acquire: what was stored before the loaded value is visible to everything that follows.
- * - release: what was loaded and stored before is visible to whoever loads this value with acquire.
+ * - release: what was loaded and stored before is visible to a thread that loads this value with
+ *   acquire.
  * - relaxed: neither; a fence between two relaxed accesses orders them.
  *
- * The scope names who is on the other side. System scope is for CPUs and NICs. GPU scope (names with _gpu, and all
+ * The scope names the other side. System scope is for CPUs and NICs. GPU scope (names with _gpu, and all
  * read-modify-write operations) is for words that only threads of one GPU use. An order is cumulative: what a thread
  * has learnt from a CPU or a NIC at system scope is included when it passes that on at GPU scope.
  */
@@ -148,7 +149,7 @@ DBL_DEVICE uint32_t dbl_swap_dword_acquire(uint32_t *at, uint32_t value)
 	return found;
 }
 
-/* The same, relaxed: whoever then loads it with acquire synchronises with the release before this. */
+/* The same, relaxed: a thread that then loads it with acquire synchronises with the release before this. */
 DBL_DEVICE uint32_t dbl_swap_dword(uint32_t *at, uint32_t value)
 {
 	uint32_t found;

@@ -97,9 +97,9 @@ impl Endpoint {
         Err(Error::Work(self.shared.failure_of_flush(epoch)))
     }
 
-    /// Processes completions, all that there are: a queue is not full because the watchdog is at it.
+    /// Processes all completions that there are. Waits if the watchdog is processing some: the queue must not look full because of that.
     pub(super) fn reap(&mut self) -> Result<()> {
-        // Where completions come by software, they come by whoever asks.
+        // A software device produces completions in the threads that ask for them.
         self.shared.qp.progress();
         self.shared.reap_fully();
         self.shared.check_alive()?;

@@ -17,22 +17,22 @@ use crate::region::{RemoteSlice, Slice};
 use crate::stream::{Backoff, Executor, execute};
 use crate::{Error, Result, StateKind};
 
-/// Turns of a wait between two looks at the time and at what a device says apart from completions, as long as it does not sleep. Both read a
+/// Turns of a wait, while it does not sleep, between two checks of the deadline and of the device's asynchronous events. Both checks read a
 /// clock, which may be a system call.
 const TURNS_PER_LOOK: u32 = 64;
 
 /// One end of a reliable connection: a send and a receive queue, each with its completions.
 ///
 /// Every operation comes in three forms. `stream_queue_*` and [`Endpoint::stream_wait_cq`] put it in a stream's queue, where
-/// the stream carries it out in its turn. `prepare_*` makes it ready, and [`stream_post`](crate::stream_post) or
+/// the stream carries it out in its turn. `prepare_*` prepares it, and [`stream_post`](crate::stream_post) or
 /// [`stream_post_all`](crate::stream_post_all) puts it in the queue later. `post_*`, [`Endpoint::poll_cq`] and
-/// [`Endpoint::wait_cq`] are the CPU-synchronous twins.
+/// [`Endpoint::wait_cq`] do the same from the calling thread.
 ///
-/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so there is no lock on that way. Each completion
-/// goes once to whoever asks first, a wait on a stream or a poll of the CPU.
+/// Posting takes `&mut self`: one thread at a time posts to an endpoint, so posting takes no lock. Each completion is
+/// delivered once, to the first that asks for it: a wait on a stream or a poll of the CPU.
 ///
-/// Work in flight holds the regions that it names. Dropping the endpoint drops what has not left it; programs that streams
-/// still have keep its queues alive until they are done with them.
+/// Work in flight holds the regions that it names. Dropping the endpoint drops work that was not transmitted yet. Programs
+/// that streams still have keep its queues alive until they are done.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(super) send: SendQueue,
@@ -49,7 +49,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Queues a send, write, read or atomic on a stream: it goes out when the stream comes to it.
+    /// Queues a send, write, read or atomic on a stream. It is transmitted when the stream reaches it.
     ///
     /// # Errors
     /// As [`Endpoint::prepare_send`] and [`stream_post`](crate::stream_post). Nothing has changed then.
@@ -83,9 +83,9 @@ impl Endpoint {
         self.stream_queue_send(stream, &Work::read(slices, remote))
     }
 
-    /// Queues a receive on a stream: it is posted when the stream comes to it. On the proxy path that is a trigger, and the device has the
-    /// receive when the proxy has seen it: what the stream does next may be earlier, and a peer that is told of it has to repeat its attempt
-    /// ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
+    /// Queues a receive on a stream. It is posted when the stream reaches it. On the proxy path the stream then stores a trigger, and the
+    /// device has the receive only when the proxy has seen the trigger. The stream's next operations may be earlier, so a peer that is told
+    /// of the receive may have to repeat its attempt ([`EndpointConfig::rnr_retry`](crate::EndpointConfig::rnr_retry)).
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`stream_post`](crate::stream_post). Nothing has changed then.
@@ -129,7 +129,7 @@ impl Endpoint {
         self.execute_or_roll_back(prepared)
     }
 
-    /// Posts a receive now, from this thread. The device has it when this returns: whoever learns of that may send.
+    /// Posts a receive now, from this thread. The device has it when this returns, so the peer may send as soon as it learns of that.
     ///
     /// # Errors
     /// As [`Endpoint::prepare_recv`] and [`Endpoint::post_send`].
@@ -162,7 +162,7 @@ impl Endpoint {
         if taken.is_none()
             && let Err(failure) = self.shared.check_alive()
         {
-            // Whoever found the failure may be about to tell of what had completed before it.
+            // Another thread that found the failure may not have published yet what completed before it.
             self.shared.reap_fully();
             taken = queue.poll();
             if taken.is_none() {
@@ -210,7 +210,7 @@ impl Endpoint {
             if in_time {
                 continue;
             }
-            // Whoever is at it may have come behind this one's last look, and ahead of the deadline.
+            // Another thread that reaps may have found a completion after this thread's last look and before the deadline.
             self.shared.reap_fully();
             return match self.take_completion(side)? {
                 Some(completion) => Ok(completion),

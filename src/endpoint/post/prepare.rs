@@ -261,7 +261,7 @@ impl Endpoint {
         if !Arc::ptr_eq(&prepared.shared, &self.shared)
             || prepared.operation.epoch != self.shared.epoch.load(Ordering::Relaxed)
         {
-            // Somebody else's, or of an earlier generation: dropping does what can be done.
+            // It belongs to another endpoint or an earlier generation: dropping it does what can be done.
             return;
         }
         let shared = Arc::clone(&self.shared);
@@ -285,8 +285,8 @@ impl Endpoint {
             OperationKind::Send { .. } | OperationKind::Recv if is_cancelled => {
                 self.roll_back_newest(side);
             }
-            // On an endpoint that has failed the operation has failed, which a ticket goes on saying. Without one a completion that came before the
-            // failure is for whoever asks next.
+            // On an endpoint that has failed the operation has failed, and its ticket keeps reporting that. Without a ticket, a completion that
+            // came before the failure goes to the next wait or poll.
             OperationKind::Wait if is_cancelled || !has_ticket => {
                 prepared.live = false;
                 queue.untake(count);
@@ -453,8 +453,8 @@ impl Endpoint {
         Ok(segments)
     }
 
-    /// Takes the newest work request of a queue back, which no stream was given. Whether it is gone; that cannot fail, unless the
-    /// commit is none of ours, and then it stays, as a no-operation.
+    /// Takes back the newest work request of a queue, which was not given to a stream. Returns whether it is gone. This fails
+    /// only if the commit is not one of this queue; then the work request stays, as a no-operation.
     fn roll_back_newest(&mut self, side: Side) -> bool {
         let signaled = match side {
             Side::Send => self

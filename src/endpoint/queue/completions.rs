@@ -17,7 +17,7 @@ pub(super) struct Cursor {
     pub(super) failed: bool,
     /// Streams are told of completions from the first error on.
     pub(super) is_let_go: bool,
-    /// The device was given up: what it writes from now on is not processed.
+    /// The device was given up: completions that it writes from now on are not processed.
     pub(super) is_over: bool,
     /// Behind the last completion that the device wrote, once it writes no more in this generation.
     pub(super) silent_from: Option<u32>,
@@ -32,8 +32,8 @@ pub(in crate::endpoint) struct Reaped {
 }
 
 impl QueueState {
-    /// Processes new completions, and gives back those that nobody needs any more. Each error goes to `failed`. Whether any
-    /// was new. Returns at once if another thread is at it.
+    /// Processes new completions, and gives back those that are no longer needed. Each error goes to `failed`. Returns
+    /// whether any was new. If another thread is processing completions, returns at once.
     #[inline]
     pub(in crate::endpoint) fn reap(&self, failed: &dyn Fn(Reaped)) -> bool {
         match self.cursor.try_lock() {
@@ -85,7 +85,7 @@ impl QueueState {
         }
         let freed = cursor.freed;
         if freed != cursor.seen {
-            // Not before there is something to give back: the poster writes it, and a proxy comes by here all the time.
+            // Loaded only if there is something to give back: the poster writes it, and a proxy runs this all the time.
             let taken = self.taken.load(Ordering::Acquire);
             while cursor.freed != cursor.seen
                 && cursor.freed != taken
@@ -101,7 +101,7 @@ impl QueueState {
         new
     }
 
-    /// Enters a completion: the work requests up to its own are done.
+    /// Processes a completion: the work requests up to its own are done.
     fn process(&self, index: u32, cqe: &Cqe, failed: &dyn Fn(Reaped)) {
         let record = self.record(index);
         let done = self.ledger.done();
@@ -127,7 +127,7 @@ impl QueueState {
                 });
             }
         };
-        // What the watchdog wrote to let a waiter go is of no work request: its counter means nothing.
+        // A completion that the watchdog wrote to release a waiter belongs to no work request: its counter means nothing.
         let ours = is_synthetic(cqe);
         let own = (0..in_flight).find(|ahead| {
             !ours
@@ -145,7 +145,8 @@ impl QueueState {
             for count in 0..=ahead {
                 let outcome = self.outcome(done.wrapping_add(count));
                 let last = count == ahead;
-                // The state and the failure are there before the place is the poster's again. The regions are let go after that.
+                // The state and the failure are recorded before the poster may use the place again. The regions are released
+                // after that.
                 let reaped = self.ledger.reap_with(|work| {
                     outcome.wr_id.store(work.wr_id, Ordering::Relaxed);
                     self.consumed.store(work.end, Ordering::Release);

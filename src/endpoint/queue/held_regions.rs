@@ -26,7 +26,8 @@ pub(in crate::endpoint) struct HeldRegions {
 impl Drop for HeldRegions {
     #[inline]
     fn drop(&mut self) {
-        // Whoever reaps holds a lock that those who end waits need, and the last handle of memory that a GPU has mapped may have to wait for the GPU.
+        // The thread that reaps holds a lock that threads need to end waits, and dropping the last handle of memory that a GPU has mapped may have to
+        // wait for the GPU.
         for region in self.few.iter_mut().filter_map(Option::take) {
             region.let_go();
         }

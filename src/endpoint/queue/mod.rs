@@ -28,7 +28,7 @@ pub(super) use status::FinalStatuses;
 use turn_waits::TurnWaits;
 pub(super) use wait_word::{Wait, WaitWord};
 
-/// What a ticket can learn of a work request after it is done, until the place is used again.
+/// The result of a work request, for tickets, from its end until the place is used again.
 #[derive(Debug)]
 pub(super) struct RequestOutcome {
     /// The running count of the work request; together with `state` it says whether the rest is of this one.
@@ -51,7 +51,7 @@ impl RequestOutcome {
         RequestState::from_byte(self.state.load(Ordering::Acquire))
     }
 
-    /// Release: who sees the state sees the other fields.
+    /// Release: a thread that sees the state sees the other fields.
     #[inline]
     fn set_state(&self, state: RequestState) {
         self.state.store(state as u8, Ordering::Release);
@@ -70,7 +70,7 @@ pub(super) struct CompletionRecord {
     pub(super) wait_timeout_ns: AtomicU64,
 }
 
-/// A queue. What all read, what the poster writes, and what the reaper writes, is on lines of their own.
+/// A queue. The fields that all threads read, those that the poster writes, and those that the reaper writes are on separate cache lines.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct QueueState {
@@ -78,7 +78,7 @@ pub(super) struct QueueState {
     pub(super) depth: u32,
     pub(super) cq: CqRing,
     pub(super) turn_timeout_ns: u64,
-    /// Has the count that streams may poll: as `seen`, but before an error until the breakdown lets streams go.
+    /// Has the count that streams may poll: like `seen`, but it stays before an error until the breakdown releases streams.
     words: Arc<SharedWords>,
     outcomes: Box<[RequestOutcome]>,
     records: Box<[CompletionRecord]>,
@@ -117,7 +117,7 @@ pub(super) struct QueueState {
     /// A completion was written beside a device that may have written it, too.
     has_mixed: AtomicBool,
     pub(super) turn_waits: TurnWaits,
-    /// Seldom looked at: whose the queue is, and whether it is another's than the endpoint's.
+    /// Which side owns the queue. Rarely used.
     ownership: Mutex<Ownership>,
     is_device_owned: AtomicBool,
 }
@@ -195,7 +195,7 @@ impl QueueState {
         &self.outcomes[seq as usize & (self.outcomes.len() - 1)]
     }
 
-    /// Where the work request of that running count is kept, for who is about to reap it.
+    /// Addresses of the outcome and the ledger entry of the work request with that running count, for the thread that is about to reap it.
     #[inline]
     pub(super) fn places(&self, seq: u32) -> [*const u8; 2] {
         let outcome: *const RequestOutcome = self.outcome(seq);
@@ -212,8 +212,8 @@ impl QueueState {
         &self.known[index as usize & (self.known.len() - 1)]
     }
 
-    /// Takes a place that was left when [`QueueState::has_room`] last looked, without a look at what the reaper writes. Only posting takes places:
-    /// a completion takes that of its work request. The poster's call.
+    /// Takes a place that was left when [`QueueState::has_room`] last looked, without loading what the reaper writes. Only posting takes places: a
+    /// completion uses that of its work request. Only the poster calls this.
     #[inline]
     pub(super) fn take_known_room(&self) -> bool {
         let room = self.room.load(Ordering::Relaxed);
@@ -221,8 +221,8 @@ impl QueueState {
         room > 0
     }
 
-    /// Whether a further work request and its completion have a place. Exact for the poster, who takes it; and who is told with it of
-    /// further places.
+    /// Whether there is a place for a further work request and for its completion. Only the poster calls this, so the answer is
+    /// exact; the number of further places is cached for it.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         let places = self.free_places();
@@ -230,13 +230,13 @@ impl QueueState {
         places > 0
     }
 
-    /// Further work requests that have a place, with their completions; for the poster, of whom it is exact.
+    /// The number of further work requests for which there is a place, with their completions. Exact if the poster calls it.
     #[inline]
     pub(super) fn free_places(&self) -> u32 {
-        // Every work request in flight may end in a completion (in error, even an unsignaled one does), and what the
-        // application has not collected stays in the completion queue, too.
-        // Loaded in this order, against a reaper at work: a completion that has left the ledger has arrived, and what is freed has
-        // arrived, too. So one may be counted twice, and none is missed.
+        // Every work request in flight may end in a completion (in error, even an unsignaled one does), and completions that the
+        // application has not collected stay in the completion queue, too. Loaded in this order, against a reaper at work: a
+        // completion that has left the ledger has arrived, and what is freed has arrived, too. So one may be counted twice, and
+        // none is missed.
         if self.is_device_owned() {
             return 0;
         }
@@ -250,17 +250,17 @@ impl QueueState {
 
     /// The most that [`QueueState::free_places`] can become without a further call of the poster.
     pub(super) fn room_to_come(&self) -> u32 {
-        // Not while another thread is at a completion, which arrives before it leaves the ledger.
+        // Not while another thread processes a completion, which arrives before it leaves the ledger.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = self.expected.load(Ordering::Relaxed);
         let taken = self.taken.load(Ordering::Relaxed);
-        // Completions that no wait was posted for, whether they have arrived or not. The poster alone can take them.
+        // Completions that no wait was posted for, whether they have arrived or not. Only the poster can take them.
         let untaken = expected
             .wrapping_sub(taken)
             .cast_signed()
             .max(0)
             .cast_unsigned();
-        // No completion is to come, so what is in flight is unsignaled, and stays.
+        // No completion will come, so the requests in flight are unsignaled, and stay.
         let stays = if self.arrived.load(Ordering::Acquire) == expected {
             self.ledger.in_flight()
         } else {
@@ -273,7 +273,7 @@ impl QueueState {
 
     pub(super) fn full(&self) -> Error {
         if self.ledger.in_flight() < self.depth {
-            // The completion queue is what is full: nobody waits for or polls what was signaled.
+            // The completion queue is full: completions of signaled requests are neither waited for nor polled.
             let queue = if self.side == Side::Send {
                 "send completion"
             } else {
@@ -290,7 +290,7 @@ impl QueueState {
         }
     }
 
-    /// So many completions more can come. The poster's call.
+    /// Counts further completions that can come. Only the poster calls this.
     #[inline]
     pub(super) fn expect(&self, more: i32) {
         // The poster's alone, so a load and a store will do.
@@ -308,14 +308,14 @@ impl QueueState {
         serial
     }
 
-    /// Enters a work request; `index` is the running count of ring entries at its start. Gives its serial.
+    /// Enters a work request; `index` is the running count of ring entries at its start. Returns its serial.
     #[inline]
     pub(super) fn enter(&self, index: u32, work: WorkInFlight) -> u32 {
         let seq = self.ledger.posted();
         let serial = self.next_serial();
         let outcome = self.outcome(seq);
         outcome.seq.store(seq, Ordering::Relaxed);
-        // Release, as of the state: who sees them of this request sees its count.
+        // Release, as for the state: a thread that sees this request's serial number sees its count.
         outcome.serial.store(serial, Ordering::Release);
         outcome.index.store(index, Ordering::Relaxed);
         outcome.set_state(RequestState::Posted);
@@ -324,7 +324,7 @@ impl QueueState {
         serial
     }
 
-    /// Takes the newest work request back, of which the device never heard.
+    /// Takes back the newest work request, of which the device was never told.
     pub(super) fn take_back(&self) {
         let seq = self.ledger.posted().wrapping_sub(1);
         drop(self.ledger.unpost());
@@ -340,7 +340,7 @@ impl QueueState {
         let outcome = self.outcome(seq);
         if outcome.seq.load(Ordering::Relaxed) == seq {
             let (posted, discarded) = (RequestState::Posted as u8, RequestState::Discarded as u8);
-            // A completion that is there says more.
+            // A completion that is there is more specific.
             let _ = outcome.state.compare_exchange(
                 posted,
                 discarded,
@@ -355,8 +355,8 @@ impl QueueState {
         outcome.state() == RequestState::Cancelled && outcome.seq.load(Ordering::Relaxed) == seq
     }
 
-    /// Takes the right to hand over the next work requests for the call of this number, or finds that it has it already (`None`).
-    /// Another thread at it is an error, not a reason to wait.
+    /// Takes the right to hand over the next work requests for the call of this number; `None` if that call has the right
+    /// already. Does not wait: if another thread has the right, this fails.
     pub(super) fn begin_posting(&self, call: u64) -> Result<Option<Posting<'_>>> {
         let found = self
             .posting
@@ -375,7 +375,7 @@ impl QueueState {
     pub(super) fn begin_posting_alone(&self) -> Result<Posting<'_>> {
         match self.begin_posting(ALONE)? {
             Some(posting) => Ok(posting),
-            // Another thread's, of the same kind.
+            // Another thread has it, in a call of the same kind.
             None => Err(self.posted_by_another()),
         }
     }
@@ -389,7 +389,7 @@ impl QueueState {
         Error::state(StateKind::Busy, "stream_post", reason)
     }
 
-    /// Gives the newest taken completion back to whoever asks next, and cancels the wait that had it. The poster's call.
+    /// Gives the newest taken completion back, so that the next wait or poll gets it, and cancels the wait that had it. Only the poster calls this.
     pub(super) fn untake(&self, index: u32) {
         // Under the reaper's lock, and the mark with it: a reaper between the two would give the completion back to the device.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -398,8 +398,8 @@ impl QueueState {
         self.taken.store(index, Ordering::Release);
     }
 
-    /// Gives completions back that were taken by waits which were dropped since, of work that will not come: the work was taken back. Later waits
-    /// would find that all completions are taken. The poster's call.
+    /// Gives completions back that were taken by waits which were dropped since, of work that was taken back, so the completions will not come.
+    /// Otherwise later waits would find that all completions are taken. Only the poster calls this.
     pub(super) fn untake_unexpected(&self) {
         let expected = self.expected.load(Ordering::Relaxed);
         loop {
@@ -412,7 +412,7 @@ impl QueueState {
         }
     }
 
-    /// Whether anything is posted whose completion nobody has taken: a signaled send or a receive, or work that may fail.
+    /// Whether anything is posted whose completion was not taken: a signaled send or a receive, or work that may fail.
     pub(super) fn expects_completions(&self) -> bool {
         let ahead = (self.expected.load(Ordering::Relaxed))
             .wrapping_sub(self.taken.load(Ordering::Relaxed));
@@ -430,8 +430,8 @@ impl QueueState {
         (0..count).map(move |ahead| freed.wrapping_add(ahead))
     }
 
-    /// Lets every stream go that waits here. Legal once the device writes no more, see [`CqRing::release_waiter`]. Streams that wait for a
-    /// count of completions (`counted`) need those before theirs as well, whether anybody waits for them or not.
+    /// Releases every stream that waits here. Allowed once the device writes no more, see [`CqRing::release_waiter`]. Streams that wait
+    /// for a count of completions (`counted`) need the completions before theirs as well, whether these are waited for or not.
     pub(super) fn release_waiters(&self, counted: bool) {
         let waits = |index: &u32| self.cq.is_marked(*index);
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -451,7 +451,8 @@ impl QueueState {
         }
     }
 
-    /// The running index of the first completion that the device has not written. Nobody else is at it, and the device does nothing.
+    /// The running index of the first completion that the device has not written. No other thread uses the queue at this time, and the device is
+    /// idle.
     pub(super) fn next_cqe(&self) -> u32 {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.catch_up(&mut cursor);
@@ -460,8 +461,8 @@ impl QueueState {
             .unwrap_or_else(|| self.cq.next_index(cursor.freed))
     }
 
-    /// The device was made silent: remembers how far it has come, before completions of our own are written behind its last one; and
-    /// tells it again how far they are read.
+    /// The device was silenced. Records how far it has come, before this library writes its own completions behind the device's last
+    /// one, and tells the device again how far completions are read.
     pub(super) fn enter_silence(&self) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         self.catch_up(&mut cursor);
@@ -469,13 +470,13 @@ impl QueueState {
         self.cq.set_consumer_index(cursor.freed);
     }
 
-    /// The device was made silent: what was not rung by now never will be.
+    /// The device was silenced: work that was not rung by now is never rung.
     pub(super) fn end_rung(&self, rung: u32) {
         self.rung_in_all.store(rung.into(), Ordering::Release);
     }
 
-    /// The device cannot be made silent: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
-    /// further completion: what is told now stays.
+    /// The device cannot be silenced: everything that streams have may be rung, now or later. Decides each wait that a stream has, and processes no
+    /// further completion, so that reported statuses stay.
     pub(super) fn give_up(&self) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         cursor.is_over = true;
@@ -489,9 +490,9 @@ impl QueueState {
         self.rung_in_all.load(Ordering::Acquire) == ALL_QUEUED
     }
 
-    /// Lets every stream go that waits here for a device that was given up. Streams of this process leave a wait by themselves, and those that wait for a count
-    /// find it. The rest needs a completion, which the device may write at the same time: each wait was decided before that, and nobody reads it for
-    /// anything else.
+    /// Releases every stream that waits here for a device that was given up. Streams of this process leave a wait by themselves, and those that wait for a
+    /// count find it. The others need a completion, which the device may write at the same time. Each wait was decided before that, and the completion is
+    /// used for nothing else.
     pub(super) fn release_given_up(&self, needs_word: bool) {
         self.shown()
             .store(self.taken.load(Ordering::Acquire), Ordering::Release);
@@ -508,7 +509,7 @@ impl QueueState {
         self.has_mixed.load(Ordering::Relaxed)
     }
 
-    /// The count of [`QueueState::end_rung`], since the device was made silent; or all that streams have, if it was given up.
+    /// The count of [`QueueState::end_rung`], since the device was silenced; or all that streams have, if it was given up.
     pub(super) fn rung_in_all(&self) -> Option<u32> {
         match self.rung_in_all.load(Ordering::Acquire) {
             ALL_QUEUED => Some(self.queued.load(Ordering::Acquire)),
@@ -518,7 +519,7 @@ impl QueueState {
 
     /// The number of the oldest work request that is not done. `rung` counts those that the poster cannot take back any more.
     pub(super) fn oldest_wr_id(&self, rung: u32) -> Option<u64> {
-        // The reaper's right.
+        // Only the reaper may do this.
         let _cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let is_rung = rung.wrapping_sub(self.ledger.done()).cast_signed() > 0;
         is_rung
@@ -526,7 +527,7 @@ impl QueueState {
             .flatten()
     }
 
-    /// Starts over, for an endpoint that is reset, with that running index for the next completion: nobody else is at it.
+    /// Starts over when the endpoint is reset; the next completion has the running index `next_cqe`. No other thread uses the queue at this time.
     pub(super) fn reset(&self, next_cqe: u32) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         *cursor = Cursor {
@@ -570,10 +571,10 @@ impl QueueState {
 #[derive(Debug)]
 pub(super) struct Posting<'a>(&'a AtomicU64);
 
-/// What stands for a count that goes on: see [`QueueState::give_up`].
+/// Stands for a count that may still grow: see [`QueueState::give_up`].
 const ALL_QUEUED: u64 = 1 << 32;
 
-/// What stands for a number for calls that hand over one work request.
+/// Stands for the number of a call that hands over one work request.
 const ALONE: u64 = 1;
 
 /// A number for a call that hands work over, never 0 nor [`ALONE`].

@@ -8,15 +8,15 @@ use crate::endpoint::device_queue_state::DeviceQueueState;
 use crate::mlx5::Cqe;
 use crate::{Error, Result, StateKind};
 
-/// Whose the queue is.
+/// Which side owns the queue.
 #[derive(Debug, Default)]
 pub(super) enum Ownership {
-    /// The endpoint's own.
+    /// The endpoint owns it.
     #[default]
     Host,
-    /// Kernels'.
+    /// Kernels own it.
     Device(Arc<DeviceQueueState>),
-    /// Kernels owned it, and its counts are not the endpoint's any more.
+    /// Kernels owned it, and its counts no longer match the endpoint's.
     Over(Arc<DeviceQueueState>),
 }
 
@@ -39,7 +39,7 @@ impl QueueState {
     /// The running index of the next completion.
     ///
     /// # Errors
-    /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, or a completion that nobody has collected.
+    /// [`Error::State`] if kernels own the queue already, or anything is under way in it: a work request, or a completion that was not collected.
     pub(in crate::endpoint) fn completion_to_hand_over(&self) -> Result<u32> {
         self.check_host_owned("hand the send queue to kernels")?;
         let cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,20 +63,20 @@ impl QueueState {
         ))
     }
 
-    /// Lends the queue, whose completions are for kernels to read, or, where the host counts them, for them to hear of.
+    /// Lends the queue to kernels. They read its completions, or, if the host counts these, learn of them from the host.
     pub(in crate::endpoint) fn hand_over(&self, state: &Arc<DeviceQueueState>) {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         *self.ownership() = Ownership::Device(Arc::clone(state));
         self.is_device_owned.store(true, Ordering::Release);
         self.room.store(0, Ordering::Relaxed);
         if !state.host_rings() {
-            // As if the queue were full of what nobody collects: the reaper looks no further.
+            // As if the queue were full of completions that are not collected: then the reaper looks no further.
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
             self.taken.store(cursor.freed, Ordering::Release);
         }
     }
 
-    /// The kernels are done with it.
+    /// The kernels are done with the queue.
     pub(in crate::endpoint) fn end_device_ownership(&self) {
         let mut ownership = self.ownership();
         if let Ownership::Device(state) = std::mem::take(&mut *ownership) {
@@ -84,7 +84,7 @@ impl QueueState {
         }
     }
 
-    /// Whether kernels own it, or did: it is the endpoint's again after a reset.
+    /// Whether kernels own it, or did. A reset returns it to the endpoint.
     #[inline]
     pub(in crate::endpoint) fn is_device_owned(&self) -> bool {
         self.is_device_owned.load(Ordering::Acquire)
@@ -100,7 +100,7 @@ impl QueueState {
         Err(Error::state(StateKind::KernelsOwnQueue, operation, reason))
     }
 
-    /// Fails while kernels have the queue, which must not change under them.
+    /// Fails while kernels own the queue, because it must not change meanwhile.
     pub(in crate::endpoint) fn check_ownership_over(&self, operation: &'static str) -> Result<()> {
         match &*self.ownership() {
             Ownership::Host | Ownership::Over(_) => Ok(()),
@@ -112,7 +112,7 @@ impl QueueState {
         }
     }
 
-    /// The endpoint's again, all of it new.
+    /// Returns the queue to the endpoint, in its initial state.
     pub(super) fn clear_ownership(&self) {
         let over = std::mem::take(&mut *self.ownership());
         self.is_device_owned.store(false, Ordering::Release);
@@ -120,7 +120,7 @@ impl QueueState {
         drop(over);
     }
 
-    /// Whose work requests kernels submit for the host to ring.
+    /// The work requests that kernels have submitted from the count `from` on, for the host to ring: their end, and the doorbell.
     pub(in crate::endpoint) fn submitted(&self, from: u32) -> Option<(u32, u64)> {
         match &*self.ownership() {
             Ownership::Device(state) => state.submitted(from),
@@ -128,14 +128,15 @@ impl QueueState {
         }
     }
 
-    /// A completion of a work request that is not in the ledger: of a kernel's, if they own the queue.
+    /// A completion of a work request that is not in the ledger. If kernels own the queue, it belongs to one of theirs.
     #[cold]
     pub(super) fn count_for_kernels(&self, index: u32, cqe: &Cqe) {
         if let Some(state) = self.ownership().state() {
             let next = index.wrapping_add(1);
-            // Nobody else collects it.
+            // No other code collects it.
             self.taken.store(next, Ordering::Release);
-            // Before the kernels hear of their slot: what they put there may be complete, and in need of the place, before this round ends.
+            // Before the kernels are told that their slot is free: the request that they put there may complete, and need the place, before this
+            // round ends.
             self.cq.set_consumer_index(next);
             if !cqe.opcode.is_error() {
                 state.complete(cqe.wqe_counter);
@@ -143,7 +144,7 @@ impl QueueState {
         }
     }
 
-    /// The cursor as far as the kernels have come that read completions themselves, as the device was told.
+    /// Moves the cursor to where the kernels, which read completions themselves, have come, by the index that the device was told.
     pub(super) fn catch_up(&self, cursor: &mut Cursor) {
         if self
             .ownership()
@@ -151,13 +152,13 @@ impl QueueState {
             .is_some_and(|state| !state.host_rings())
         {
             cursor.freed = self.cq.consumer_index();
-            // Nobody takes any of what is left: the places are the device's only by a reset.
+            // The rest is not collected: only a reset gives those places back to the device.
             self.taken.store(cursor.freed, Ordering::Release);
             cursor.seen = cursor.freed.wrapping_add(self.cq.cqe_count());
         }
     }
 
-    /// The first completion in error of those that kernels have not read, or have left where it is. Where the host counts, the reaper finds it.
+    /// The first completion in error of those that kernels have not read, or have left in the queue. If the host counts, the reaper finds it.
     pub(in crate::endpoint) fn error_before_kernels(&self) -> Option<Cqe> {
         if !self.is_device_owned()
             || self
@@ -179,7 +180,8 @@ mod tests {
     use super::*;
     use crate::{Control, Device, Endpoint, EndpointConfig};
 
-    /// A completion queue with a place for each slot is full when all slots are in use: the slot is the kernels' again when the place is the device's.
+    /// A completion queue with a place for each slot is full when all slots are in use: kernels may use the slot again when the device may use the
+    /// place.
     #[test]
     fn kernels_hear_of_a_slot_when_its_completion_is_given_back() {
         let domain = Device::open("softcx").unwrap().protection_domain();

@@ -1,4 +1,4 @@
-//! How operations stand: work requests, and waits for completions.
+//! The status of operations: work requests, and waits for completions.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -6,8 +6,8 @@ use super::QueueState;
 use super::wait_word::{Wait, WaitWord};
 use crate::endpoint::outcome::{OpStatus, QueueEnd, RequestState};
 
-/// How the operations of one kind stood when a generation of the endpoint ended: well before `failed_from`, badly from there on, but for
-/// the exceptions.
+/// The statuses of the operations of one kind when a generation of the endpoint ended: operations before `failed_from` succeeded, and
+/// those from there on failed, apart from the exceptions.
 #[derive(Debug, Clone, Default)]
 pub(in crate::endpoint) struct FinalStatuses {
     failed_from: u32,
@@ -15,7 +15,7 @@ pub(in crate::endpoint) struct FinalStatuses {
 }
 
 impl FinalStatuses {
-    /// `standings` of the newest operations, newest first; those before them ended well. `next` is the count of the next one.
+    /// `standings` are the statuses of the newest operations, newest first; earlier ones succeeded. `next` is the count of the next one.
     fn new(next: u32, standings: impl Iterator<Item = (u32, OpStatus)> + Clone) -> FinalStatuses {
         let failed_from = standings
             .clone()
@@ -46,18 +46,18 @@ impl FinalStatuses {
 }
 
 impl QueueState {
-    /// How the work request of this running count stands; `rung` counts those that were executed.
+    /// The status of the work request with this running count; `rung` counts those that were executed.
     pub(in crate::endpoint) fn op_status(&self, seq: u32, serial: u32, rung: u32) -> OpStatus {
         let outcome = self.outcome(seq);
         // The poster writes the count first when it uses the place again, so the count is read last: what was read before it is of this count.
         let state = outcome.state();
         let serial_now = outcome.serial.load(Ordering::Acquire);
         if outcome.seq.load(Ordering::Relaxed) != seq {
-            // The place is used again, which it is only after success: see `Endpoint::make_room`.
+            // The place is in use again, which happens only after success: see `Endpoint::make_room`.
             return OpStatus::Done;
         }
         if serial_now != serial {
-            // It was taken back, and another one has its count.
+            // It was taken back, and another work request has its count.
             return OpStatus::Cancelled;
         }
         let rung_in_all = self.rung_in_all();
@@ -72,7 +72,7 @@ impl QueueState {
         state.status_in(end, is_behind(rung), is_behind(queued))
     }
 
-    /// What came in with a receive, or how much was sent, while it is still known.
+    /// What a receive received, or how much was sent, as long as that is known.
     pub(in crate::endpoint) fn details(
         &self,
         seq: u32,
@@ -96,7 +96,7 @@ impl QueueState {
         (done && same).then_some(found)
     }
 
-    /// Starts a wait for the completion of this running index. Gives its serial.
+    /// Starts a wait for the completion of this running index. Returns its serial.
     pub(in crate::endpoint) fn enter_wait(&self, index: u32, timeout_ns: u64) -> u32 {
         let serial = self.next_serial() & 0xff_ffff;
         let record = self.record(index);
@@ -107,7 +107,8 @@ impl QueueState {
         serial
     }
 
-    /// Sets the state of the wait for this running index, unless it is over or the place belongs to a later one already. Whether it was set.
+    /// Sets the state of the wait for this running index, unless it is over or the place belongs to a later one already. Returns whether it
+    /// was set.
     pub(in crate::endpoint) fn set_wait(&self, index: u32, state: Wait) -> bool {
         let wait = &self.record(index).wait;
         let mut old = wait.load(Ordering::Acquire);
@@ -122,7 +123,7 @@ impl QueueState {
         false
     }
 
-    /// Whether the wait for this running index ends well. If its stream has started it, this is decided here, once.
+    /// Whether the wait for this running index ends with success. If its stream has started it, this is decided here, once.
     pub(in crate::endpoint) fn decide_wait(&self, index: u32) -> bool {
         let has_succeeded = self.has_succeeded(index);
         let wait = || WaitWord(self.record(index).wait.load(Ordering::Acquire));
@@ -139,7 +140,7 @@ impl QueueState {
         has_succeeded && !is_given_up
     }
 
-    /// Decides each wait that a stream has, as its completion is now.
+    /// Decides each wait that a stream has, by the current state of its completion.
     pub(super) fn give_up_waits(&self) {
         for index in self.under_way() {
             let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
@@ -150,8 +151,8 @@ impl QueueState {
         }
     }
 
-    /// The wait for this running index, which was prepared, is about to be given to a stream. Until then its state is that of who has the
-    /// prepared operation and nobody else's, so a load and a store will do.
+    /// The prepared wait for this running index is about to be given to a stream. Until then only the holder of the prepared operation
+    /// changes its state, so a load and a store are enough.
     #[inline]
     pub(in crate::endpoint) fn queue_wait(&self, index: u32) {
         let wait = &self.record(index).wait;
@@ -167,15 +168,15 @@ impl QueueState {
         wait.is_for(index) && wait.op_status() == OpStatus::Rung
     }
 
-    /// How the wait for this running index stands. A wait is over when its completion is there, in error or not: exact after
-    /// a full reap.
+    /// The status of the wait for this running index. A wait is over when its completion is there, in error or not. The
+    /// result is exact after a full reap.
     pub(in crate::endpoint) fn wait_status(&self, index: u32, serial: u32) -> OpStatus {
         let wait = WaitWord(self.record(index).wait.load(Ordering::Acquire));
         let op_status = if !wait.is_for(index) {
-            // The place is used again, so the wait is over.
+            // The place is in use again, so the wait is over.
             OpStatus::Done
         } else if wait.serial() != serial {
-            // It was taken back, and another one has its index.
+            // It was taken back, and another wait has its index.
             OpStatus::Cancelled
         } else {
             wait.op_status()
@@ -204,7 +205,7 @@ impl QueueState {
         self.failed_at.load(Ordering::Acquire) != u64::MAX
     }
 
-    /// Whether the completion of this running index is there, and no error.
+    /// Whether the completion of this running index is there, and is not an error.
     pub(in crate::endpoint) fn has_succeeded(&self, index: u32) -> bool {
         let cqe = self.cq.cqe(index);
         // After the look at the CQE, whose place is given back to the device only when it was seen.
@@ -215,7 +216,7 @@ impl QueueState {
         cqe.is_some_and(|cqe| !cqe.opcode.is_error())
     }
 
-    /// How work requests and waits stand at the end of a generation; `rung` counts those that were executed.
+    /// The statuses of work requests and waits at the end of a generation; `rung` counts those that were executed.
     pub(in crate::endpoint) fn ends(&self, rung: u32) -> (FinalStatuses, FinalStatuses) {
         let posted = self.ledger.posted();
         let requests = (1..=self.outcomes.len() as u32).filter_map(|back| {

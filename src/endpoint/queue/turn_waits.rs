@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many there are, and since when none of them got on. One time for all, because turns come one after the other: who waits behind one that
-/// just had its turn may take as long again.
+/// The number of streams that wait, and the time since when none of them made progress. One time serves all, because turns come one after the
+/// other: a stream behind one that just had its turn may wait as long again.
 #[derive(Debug, Default)]
 pub(in crate::endpoint) struct TurnWaits(Mutex<Waiting>);
 
@@ -19,7 +19,7 @@ impl TurnWaits {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more. The clock of those who wait already goes on.
+    /// Counts one more. The time of the streams that wait already is not restarted.
     pub(in crate::endpoint) fn begin(&self, now_ns: u64) {
         let mut waiting = self.waiting();
         if waiting.count == 0 {

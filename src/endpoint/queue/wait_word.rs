@@ -1,4 +1,4 @@
-//! What is known of one operation, and of a wait in one word.
+//! The status of one operation, and the state of a wait in one word.
 
 use crate::endpoint::outcome::OpStatus;
 
@@ -16,7 +16,7 @@ pub(in crate::endpoint) enum Wait {
 }
 
 impl Wait {
-    /// Whether a wait in this state may become one in that state. What is over stays as it is.
+    /// Whether a wait in this state may become one in that state. A final state never changes.
     fn leads_to(self, next: Wait) -> bool {
         match self {
             Wait::Prepared | Wait::Queued | Wait::Started => self != next,

@@ -23,14 +23,14 @@ pub(super) struct GenerationEnd {
     failure: Option<WorkError>,
 }
 
-/// Generations that are remembered. A ticket that is older has seen this many resets.
+/// The number of generations whose final statuses are kept.
 const GENERATIONS_KEPT: usize = 64;
 
-/// An operation that counts as one on a stream; on drop it does not, unless it stays.
+/// An operation that counts as one on a stream. The drop takes it off the count, unless [`Entered::stay`] was called.
 pub(in crate::endpoint) struct Entered<'a>(&'a Shared);
 
 impl Entered<'_> {
-    /// The stream has it, and [`Shared`]'s own `finished` takes it off the count.
+    /// The stream has the operation. From now on [`Shared`]'s `finished` takes it off the count.
     pub(in crate::endpoint) fn stay(self) {
         std::mem::forget(self);
     }
@@ -47,7 +47,7 @@ pub(in crate::endpoint) struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // Release: who sees it sees the new generation.
+        // Release: a thread that sees it sees the new generation.
         self.0.closing.store(false, Ordering::SeqCst);
     }
 }
@@ -88,7 +88,7 @@ impl Shared {
         Ok(entered)
     }
 
-    /// Who entered and stayed is done.
+    /// An operation that entered, and whose [`Entered`] was kept, is done.
     pub(in crate::endpoint) fn leave_stream(&self) {
         self.on_streams.leave();
     }
@@ -112,8 +112,8 @@ impl Shared {
 
     /// Starts a new generation. The caller has the endpoint to itself, holds the generation, and no stream has a program of it.
     pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
-        // What is complete by now is told as that, also where nobody has looked for it yet. The rest ends as by an abort: the device is stopped
-        // before the final statuses are taken, so that nothing completes between the two.
+        // An operation that is complete by now is reported as complete, also if no thread has looked for its completion yet. The others end as
+        // by an abort: the device is stopped before the final statuses are taken, so that nothing completes between the two.
         self.look_for_failure();
         self.reap_fully();
         if self.failure().is_none() {
@@ -148,7 +148,7 @@ impl Shared {
         }
         generations.push(past);
         drop(generations);
-        // Before the queues: who finds this behind its look at them has not seen them start over.
+        // Before the queues are reset: a thread that looks at them and then finds the old count has not seen them start over.
         self.ended.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         for queue in &self.queues {
@@ -179,14 +179,14 @@ impl Shared {
         }
     }
 
-    /// Whether that generation goes on, and nothing that was loaded before this call is of the next one.
+    /// Whether that generation has not ended, so that nothing that was loaded before this call is of the next one.
     pub(in crate::endpoint) fn is_in(&self, epoch: u32) -> bool {
         fence(Ordering::Acquire);
         self.ended.load(Ordering::Relaxed) == epoch
     }
 
-    /// How an operation of an earlier generation ended: well, or with that generation's failure. Nothing is known of generations that are
-    /// no longer remembered.
+    /// How an operation of an earlier generation ended: with success, or with that generation's failure. Nothing is known of generations
+    /// whose statuses are no longer kept.
     pub(in crate::endpoint) fn status_in_generation(
         &self,
         epoch: u32,

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::endpoint::words::CacheLineStart;
 
-/// Those who came less those who left. Two counts, because other threads let them in than see them out: of one count, each would have to
-/// fetch the line from the other.
+/// The number of operations that entered less the number that left. There are two counts, because operations enter and leave in
+/// different threads: with a single count, these threads would have to fetch the cache line from each other.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct InFlight {
@@ -19,25 +19,26 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// One more, before the caller's later loads: who sees nobody inside after a store of its own is seen by who comes in after it.
+    /// Counts one more, before the caller's later loads. SeqCst: if a thread stores and then sees nothing inside, each operation that
+    /// enters after that sees the store.
     #[inline]
     pub(super) fn enter(&self) {
         self.came.fetch_add(1, Ordering::SeqCst);
         among_others();
     }
 
-    /// One less. What it did inside is seen by who sees it gone.
+    /// Counts one less. A thread that sees that the operation has left also sees what it did inside.
     #[inline]
     pub(super) fn leave(&self) {
         self.left.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether anybody is inside. Sees all who came before it; some who have just left may still count.
+    /// Whether any operation is inside. Sees all that entered before this call; some that have just left may still count.
     #[inline]
     pub(super) fn any(&self) -> bool {
         among_others();
-        // In this order: who leaves between the two looks counts as there. The other way round, one who came and left between them would
-        // make up for one who stays.
+        // In this order, an operation that leaves between the two loads counts as inside. In the other order, one that enters and leaves
+        // between them would cancel out one that stays.
         let left = self.left.load(Ordering::SeqCst);
         self.came.load(Ordering::SeqCst) != left
     }
@@ -56,8 +57,8 @@ mod loom_tests {
     use super::*;
     use loom::sync::{Arc, atomic::AtomicBool};
 
-    /// Two come, unless it is closed, and one of them leaves again; a third closes, and looks whether anybody is inside. That the one who
-    /// stays was neither told nor seen must not happen.
+    /// Two threads enter, unless it is closed, and one of them leaves again; a third closes, and looks whether any is inside. The thread
+    /// that stays must have seen that it is closed, or the third must have seen it inside.
     #[test]
     fn loom_who_comes_in_and_who_closes_see_one_another() {
         loom::model(|| {

@@ -41,7 +41,7 @@ pub(super) struct Shared {
     attachments: Attachments,
     /// Before the queue pair.
     tried: ringing::Tried,
-    /// Before the rest, so that the device forgets the queue pair before the regions that its work names are let go.
+    /// Before the rest, so that the queue pair is destroyed before the regions that its work names are released.
     pub(super) qp: Box<dyn NicQueuePair>,
     pub(super) domain: ProtectionDomain,
     targets: Targets,
@@ -53,7 +53,7 @@ pub(super) struct Shared {
     pub(super) seen_words: [Dword; 2],
     /// The longest message that the device has.
     pub(super) message_bytes: u32,
-    /// Who rings.
+    /// Which component rings the doorbell.
     pub(super) path: Path,
     /// On the proxy path only.
     doorbells: Option<DoorbellTable>,

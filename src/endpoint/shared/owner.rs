@@ -1,4 +1,4 @@
-//! The endpoint as executors see it.
+//! The endpoint as an owner of programs, for executors.
 #![allow(unsafe_code)] // promises the memory behind the targets
 
 #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ use crate::peer::Role;
 use crate::peer::{TargetId, Targets};
 use crate::stream::{Attachments, Outcome, Owner, StreamFailure};
 
-/// What an executor hands back: which program it was.
+/// The cookie that an executor hands back: it names the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::endpoint) struct Cookie {
     pub(in crate::endpoint) side: Side,
@@ -76,7 +76,8 @@ unsafe impl Owner for Shared {
 
     #[inline]
     fn progress(&self) -> bool {
-        // On the proxy path a stream does what one on a GPU could: it stores and polls words, and the rest is done by others.
+        // On the proxy path a stream does only what a GPU's stream could do: it stores and polls words, and other threads do
+        // the rest.
         self.doorbells().is_none() && self.qp.progress()
     }
 
@@ -84,7 +85,7 @@ unsafe impl Owner for Shared {
     fn rung(&self) {
         if self.doorbells().is_none() {
             self.qp.rung();
-            // What is behind the program may be what lets a peer send.
+            // Work behind the program may be what allows a peer to send.
             self.qp.settle_receives();
         } else {
             self.announce_triggers();
@@ -118,7 +119,7 @@ unsafe impl Owner for Shared {
             queue.turn_waits.end(now_ns());
         }
         if cookie.is_wait {
-            // Of a wait that a GPU left it may be known late, after a failure of what came behind it.
+            // The end of a GPU's wait may become known late, after a failure of work behind the wait.
             let given_up = outcome != Outcome::Done
                 || (self.has_failed.load(Ordering::Acquire) && !queue.has_succeeded(cookie.count));
             if !matches!(outcome, Outcome::Discarded | Outcome::Lost) {
@@ -158,7 +159,7 @@ unsafe impl Owner for Shared {
         let cookie = Cookie::from_bits(cookie);
         let queue = self.queue(cookie.side);
         let is_well = if cookie.is_wait {
-            // Its ticket says the same, whatever comes next: a deadline, or a late completion.
+            // Its ticket reports the same, whatever comes next: a deadline, or a late completion.
             queue.decide_wait(cookie.count)
         } else {
             // The wait for its turn ends by the count, which a breakdown moves.

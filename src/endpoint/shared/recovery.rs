@@ -1,4 +1,4 @@
-//! How an endpoint fails: who notices, what is done then, and what the watchdog looks for.
+//! How an endpoint fails: which threads notice, what is done then, and what the watchdog looks for.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -17,8 +17,8 @@ use crate::proxy::{PollResult, drop_elsewhere};
 use crate::stream::stopping;
 use crate::{Cause, Error, Result, WorkError};
 
-/// How long the watchdog goes on looking at an endpoint with nothing under way: so that an endpoint in use does not come
-/// and go with every operation.
+/// How long the watchdog keeps watching an endpoint that has nothing under way, so that an endpoint in use is not
+/// registered and unregistered for every operation.
 const LINGER_NS: u64 = 100_000_000;
 
 impl Shared {
@@ -37,7 +37,8 @@ impl Shared {
             .map_or(Ok(()), |failure| Err(Error::Work(failure)))
     }
 
-    /// Does that, if the generation goes on and has not failed, and tells whether it did. No failure is recorded and no generation begins meanwhile.
+    /// Calls `what` if the generation `epoch` has neither ended nor failed, and returns whether it did. No failure is recorded and no generation
+    /// begins meanwhile.
     pub(in crate::endpoint) fn while_alive(&self, epoch: u32, what: impl FnOnce()) -> bool {
         let _generation = self.hold_generation();
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +49,8 @@ impl Shared {
         is_alive
     }
 
-    /// Does that, unless the endpoint has failed for another reason than a discarded operation: then its operations have failed with it, and stay so.
+    /// Calls `what`, unless the endpoint has failed for another reason than a discarded operation: then its operations have failed with it, and stay
+    /// failed.
     pub(super) fn unless_failed_otherwise(&self, what: impl FnOnce()) {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.is_none_or(|failure| failure.cause == Cause::Discarded) {
@@ -60,7 +62,7 @@ impl Shared {
     pub(super) fn mark_discarded(&self, cookie: Cookie) {
         let queue = self.queue(cookie.side);
         self.unless_failed_otherwise(|| {
-            // What counted as rung when the device was stopped was told as that, though the stream had only begun it.
+            // A request that counted as rung when the device was stopped was reported as rung, though the stream had only begun it.
             let rung = queue.rung_in_all().unwrap_or(self.rung(cookie.side));
             if rung.wrapping_sub(cookie.count).cast_signed() <= 0 {
                 queue.discard(cookie.count);
@@ -68,7 +70,7 @@ impl Shared {
         });
     }
 
-    /// Records a failure of the generation that is now; only the first counts. The watchdog then breaks the endpoint down.
+    /// Records a failure of the current generation; only the first counts. The watchdog then breaks the endpoint down.
     pub(in crate::endpoint) fn fail(&self, wr_id: Option<u64>, cause: Cause) {
         self.fail_in(self.epoch.load(Ordering::Acquire), wr_id, cause);
     }
@@ -86,7 +88,7 @@ impl Shared {
                 cause,
             });
         }
-        // Before anybody learns of it who could let a wait go.
+        // Before any thread that could release a wait learns of the failure.
         self.attachments.alarm().sound();
         // SeqCst, for the watchdog that is about to stop watching.
         self.has_failed.store(true, Ordering::SeqCst);
@@ -123,13 +125,13 @@ impl Shared {
             true
         });
         if is_first {
-            // Others are stopped while this waits for the device, but where it is given up because of another one.
+            // Other endpoints are stopped while this one waits for the device, unless this one is given up because of another one.
             self.stop_transmitting();
         }
     }
 
-    /// After a failure: nothing may be waited for any more. Goes as far as it can without waiting, and returns whether that is done. The caller holds
-    /// the generation, and calls again until it is.
+    /// After a failure: ends everything that waits for the endpoint. Goes as far as possible without waiting, and returns whether it is done. The
+    /// caller holds the generation, and calls again until it is.
     pub(super) fn break_down(&self) -> bool {
         if !self.broken_down.load(Ordering::Relaxed) {
             match self.stop_device() {
@@ -137,13 +139,14 @@ impl Shared {
                 Stopped::Yes(silence) => self.end_stopped(silence),
                 Stopped::GivenUp => self.end_given_up(),
             }
-            // From here on the device executes nothing. Streams are let go after this, not before: a doorbell behind a wait that was
-            // given up must not send what the wait was to protect. (A device that was given up may send it: that is told as not known.)
+            // From here on the device executes nothing. Streams are released after this, not before: a doorbell behind a wait that was
+            // given up must not send what the wait was to protect. (A device that was given up may send it: such work is reported as
+            // unknown.)
             self.broken_down.store(true, Ordering::Release);
         }
         let is_counted = self.doorbells().is_some();
         if self.is_given_up() {
-            // A GPU leaves a wait by nothing else than the word that it waits for.
+            // Only the word that it waits for ends a wait of a GPU.
             let needs_word = !is_counted && !self.attachments.is_empty();
             (self.queues.iter()).for_each(|queue| queue.release_given_up(needs_word));
         } else {
@@ -151,26 +154,26 @@ impl Shared {
             (self.queues.iter()).for_each(|queue| queue.release_waiters(is_counted));
         }
         for queue in &self.queues {
-            // Nobody need wait for a turn any more.
+            // No stream has to wait for its turn any more.
             self.set_rung(queue.side, queue.queued.load(Ordering::Acquire));
         }
         true
     }
 
-    /// The device is stopped: what it has not completed by now it never will.
+    /// The device is stopped: it will never complete what it has not completed by now.
     fn end_stopped(&self, silence: Silence) {
         if silence.resets_records {
             self.queues.iter().for_each(QueueState::enter_silence);
         }
         for (queue, rung) in self.queues.iter().zip(silence.rung) {
-            // Not between a discard's look at this count and the discard.
+            // Not between a discard's check of this count and the discard.
             let _failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             queue.end_rung(rung);
         }
     }
 
-    /// The device cannot be stopped: what is complete by now is, and of the rest that streams have nothing is known, whether it was rung or not.
-    /// A doorbell may still be.
+    /// The device cannot be stopped. Operations that are complete by now are complete. Of the others that streams have, nothing is known,
+    /// whether they were rung or not: their doorbells may still be executed.
     fn end_given_up(&self) {
         self.reap_fully();
         for queue in &self.queues {
@@ -194,7 +197,7 @@ impl Shared {
         if begun.wrapping_sub(told).cast_signed() > 0 {
             return begun;
         }
-        // Of a GPU it is not known where in a program it is.
+        // It is not known how far a GPU has come in a program.
         let queued = queue.queued.load(Ordering::Acquire);
         if !self.attachments.is_empty() && queued != told {
             return told.wrapping_add(1);
@@ -202,7 +205,7 @@ impl Shared {
         told
     }
 
-    /// How an operation of this generation stands, and the failure that ended the generation, once the device is stopped.
+    /// The status of an operation of this generation, and, once the device is stopped, the failure that ended the generation.
     pub(in crate::endpoint) fn status_now(
         &self,
         epoch: u32,
@@ -222,7 +225,7 @@ impl Shared {
             }
         };
         self.look_for_failure();
-        // Before the last look at completions: what was complete when it failed, is.
+        // Before the last look at completions: an operation that was complete at the failure is complete.
         let failure = self.failure();
         let mut status = look();
         if failure.is_some()
@@ -237,7 +240,7 @@ impl Shared {
         let failure = match status {
             OpStatus::Failed | OpStatus::Unknown => failure
                 .or_else(|| self.failure())
-                // Whoever reaped a flush may not have recorded the failure yet.
+                // The thread that reaped a flush may not have recorded the failure yet.
                 .or_else(|| queue.has_error().then(|| self.failure_of_flush(epoch))),
             // Its completion is there, and the stream is about to pass it.
             OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
@@ -246,7 +249,7 @@ impl Shared {
         (status, failure)
     }
 
-    /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not come to it. Waits for it, which is bounded.
+    /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, which is bounded.
     #[cold]
     pub(in crate::endpoint) fn break_down_now(&self) {
         while !self.broken_down.load(Ordering::Acquire) {
@@ -259,10 +262,10 @@ impl Shared {
         }
     }
 
-    /// Looks for the completions, in error, of everything that was rung: a device may take its time to write them. Whether all are there. One that
-    /// hangs is not waited for long; it is made silent after this, and what it did not complete stays without a completion of its own.
+    /// Looks for the completions in error of everything that was rung, and returns whether all are there. A device may take some time to write
+    /// them. A device that hangs is not waited for long: it is silenced after this, and requests that it did not complete never get a completion.
     pub(super) fn has_flushed(&self) -> bool {
-        // What was triggered and not rung is flushed as well, once the device knows of it.
+        // Requests that were triggered and not rung are flushed as well, once the device is told of them.
         for queue in &self.queues {
             self.ring_triggered(queue.side);
         }
@@ -278,7 +281,7 @@ impl Shared {
         })
     }
 
-    /// Processes new completions of both queues. Whether there were any. A queue that another thread is at is left to it.
+    /// Processes new completions of both queues. Returns whether there were any. Skips a queue whose completions another thread is processing.
     #[inline]
     pub(in crate::endpoint) fn reap(&self) -> bool {
         self.reap_by(QueueState::reap)
@@ -294,17 +297,17 @@ impl Shared {
         let [send, recv] = &self.queues;
         let flushed = std::cell::Cell::new(None);
         let failed = |found: Reaped| {
-            // Or a ticket could say Complete in between.
+            // Otherwise a ticket could report `Complete` in between.
             debug_assert!(
                 send.has_error() || recv.has_error(),
                 "a completion in error is told of before it is noted"
             );
             // The generation of the completion: a queue does not start over while one is processed.
             let epoch = self.epoch.load(Ordering::Acquire);
-            // A flush tells that something else has failed, and the completion that says what may be in the other queue.
+            // A flush means that something else has failed. The completion that reports it may be in the other queue.
             if found.flushed {
                 flushed.set(Some(epoch));
-                // Not only with the failure: streams may wait for this to be counted.
+                // Already here, and not only with the failure: streams may wait until this is counted.
                 self.attachments.alarm().sound();
             } else {
                 self.fail_in(epoch, found.wr_id, found.cause);
@@ -321,14 +324,14 @@ impl Shared {
         new
     }
 
-    /// Records the failure that a flush of that generation tells of. The caller has reaped fully.
+    /// Records the failure that a flush of that generation reports. The caller has reaped fully.
     fn fail_of_flush(&self, epoch: u32) {
         self.look_before_kernels(epoch);
         self.fail_in(epoch, None, Cause::QueuePair);
     }
 
-    /// The failure that a completion in error tells of. The caller has reaped fully; whoever has found the completion may not have recorded
-    /// it yet if it was a flush.
+    /// The failure that a completion in error reports. The caller has reaped fully. If the completion was a flush, the thread that found it
+    /// may not have recorded the failure yet.
     #[cold]
     pub(in crate::endpoint) fn failure_of_flush(&self, epoch: u32) -> WorkError {
         self.fail_of_flush(epoch);
@@ -348,7 +351,7 @@ impl Shared {
             .unwrap_or_else(|| self.failure_of_flush(epoch))
     }
 
-    /// [`Shared::reap`], and a look at what the device says of the queue pair itself.
+    /// [`Shared::reap`], and a check of the state and events that the device reports for the queue pair itself.
     pub(in crate::endpoint) fn look_for_failure(&self) {
         let epoch = self.epoch.load(Ordering::Acquire);
         self.qp.look_for_events();
@@ -363,14 +366,14 @@ impl Shared {
         if self.qp.overrun() {
             self.fail_in(epoch, None, Cause::Overrun);
         } else if self.qp.state() == State::Error {
-            // A completion that says why was written before the state was set.
+            // If a completion reports the cause, it was written before the state was set.
             self.reap_fully();
             self.look_before_kernels(epoch);
             self.fail_in(epoch, None, Cause::QueuePair);
         }
     }
 
-    /// Fails for a completion in error that kernels have left, or have not read, of a queue that is lent to them.
+    /// Records the failure of a completion in error that kernels have left, or have not read, in a queue that they own.
     fn look_before_kernels(&self, epoch: u32) {
         if let Some(cqe) = self.queue(Side::Send).error_before_kernels() {
             let cause = Cause::Completion {
@@ -382,7 +385,7 @@ impl Shared {
         }
     }
 
-    /// Has the watchdog look at this endpoint, if it does not.
+    /// Makes the watchdog watch this endpoint, if it does not yet.
     #[inline]
     pub(in crate::endpoint) fn activate(&self) {
         if self.watched.come() {
@@ -401,7 +404,7 @@ impl Shared {
             };
             for index in queue.under_way() {
                 let record = queue.record(index);
-                // One whose completion is there is over; its stream was only slow to see it.
+                // A wait whose completion is there is over, though its stream has not seen it yet.
                 if !queue.is_waiting(index) || queue.cq.cqe(index).is_some() {
                     continue;
                 }
@@ -432,7 +435,7 @@ impl Watched for Shared {
     fn look(&self) -> PollResult {
         let now = now_ns();
         let Some(_generation) = self.try_hold_generation() else {
-            // A reset is waiting for the device, or somebody looks already. Others have deadlines.
+            // A reset is waiting for the device, or another thread looks already. Do not wait: other endpoints have deadlines.
             return PollResult::Waiting;
         };
         self.look_for_failure();
@@ -450,7 +453,7 @@ impl Watched for Shared {
         if self.has_failed.load(Ordering::Acquire) && !self.break_down() {
             return PollResult::Waiting;
         }
-        // What waits for others is posted by a look of this thread, if nobody else looks.
+        // Requests that wait for others are posted by a look of this thread, if no other thread looks.
         let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();
         if self.on_streams.any() || holds_work() {
             self.last_active_ns.store(now, Ordering::Relaxed);

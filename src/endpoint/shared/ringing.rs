@@ -1,4 +1,4 @@
-//! Ringing for streams: who does it, and what a proxy stores when a trigger says so.
+//! Ringing for streams: which component rings, and what a proxy stores when a trigger asks for it.
 #![allow(unsafe_code)] // stores to the doorbell record and the UAR of the queue pair
 
 use std::any::Any;
@@ -17,16 +17,18 @@ use crate::proxy::{PollResult, Proxied, Proxy, Registration, TriggerCount, proxy
 use crate::region::ProtectionDomain;
 use crate::{Cause, Result};
 
-/// How long a proxy goes on looking at an endpoint with nothing under way, so that one in use does not come and go with each operation.
+/// How long a proxy keeps polling an endpoint with nothing under way, so that an endpoint in use is not registered and unregistered for each
+/// operation.
 const LINGER_NS: u64 = 10_000_000;
 
 /// Not resting: the proxy polls it in every round.
 const ACTIVE: usize = usize::MAX;
 
-/// What a GPU was given to try whether it can ring. It goes before the queue pair, and that may take until a GPU has done its work.
+/// What a GPU was given for the check whether it can ring. It is dropped before the queue pair, which may block until the GPU has done its
+/// work.
 pub(super) type Tried = Option<Box<dyn Any + Send + Sync>>;
 
-/// Chooses who rings, and makes what a proxy needs for it.
+/// Chooses the component that rings, and makes what a proxy needs for it.
 pub(super) fn choose(
     domain: &ProtectionDomain,
     qp: &dyn NicQueuePair,
@@ -40,7 +42,7 @@ pub(super) fn choose(
     let path = Path::choose(asked, |control| match control {
         Control::Direct => {
             let reason = qp.direct()?;
-            // Who asks for it may ring by streams of the host alone.
+            // An application that asks for this path may use streams of the host alone, so the GPUs are not checked then.
             #[cfg(feature = "cuda")]
             if asked.is_none() {
                 // SAFETY: the endpoint drops it before the queue pair.
@@ -74,22 +76,22 @@ pub(super) fn choose(
 #[repr(C)]
 pub(in crate::endpoint) struct DoorbellTable {
     proxy: Arc<Proxy>,
-    /// Whether the proxy serves the endpoint now. Who posts looks at it each time.
+    /// Whether the proxy serves the endpoint now. The poster checks it each time.
     served: Registration,
-    /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Changes seldom.
+    /// The number under which the endpoint rests with the proxy, or [`ACTIVE`]. Rarely changes.
     resting: AtomicUsize,
     _proxy: CacheLineStart,
     last_work_ns: AtomicU64,
     doorbells: [QueueDoorbells; 2],
 }
 
-/// That of one queue.
+/// The table of one queue.
 #[derive(Debug)]
 #[repr(C)]
 struct QueueDoorbells {
     _poster: CacheLineStart,
-    /// What each work request's doorbell stores, by its running count: written when it is prepared, because the ring is not read back. A
-    /// place is used again when its work request is done, which is after the device was told of it.
+    /// The stores of each work request's doorbell, by its running count. They are written when it is prepared, because the ring is not
+    /// read back. A place is used again when its work request is done, which is after the device was told of it.
     records: Box<[AtomicU32]>,
     /// None for receives.
     uars: Box<[AtomicU64]>,
@@ -124,12 +126,12 @@ impl DoorbellTable {
         }
     }
 
-    /// Who serves them.
+    /// The proxy that serves them.
     pub(in crate::endpoint) fn proxy(&self) -> Arc<Proxy> {
         Arc::clone(&self.proxy)
     }
 
-    /// Enters what rings for the work request of that running count.
+    /// Enters the doorbell stores for the work request with that running count.
     #[inline]
     pub(in crate::endpoint) fn enter(&self, side: Side, count: u32, stores: DoorbellStores) {
         let bell = &self.doorbells[side as usize];
@@ -143,7 +145,7 @@ impl DoorbellTable {
 }
 
 impl DoorbellTable {
-    /// Tells the proxy of what the caller has stored, if it does not poll in every round.
+    /// Tells the proxy of the caller's stores, if it does not poll the endpoint in every round.
     #[inline]
     fn announce(&self) {
         // Orders what was stored before the look; pairs with the fence of the proxy between the number and its last poll.
@@ -167,13 +169,13 @@ impl QueueDoorbells {
 }
 
 impl Shared {
-    /// What the proxy path needs, if it is in force.
+    /// The doorbells, if the proxy path is in force.
     #[inline]
     pub(in crate::endpoint) fn doorbells(&self) -> Option<&DoorbellTable> {
         self.doorbells.as_ref()
     }
 
-    /// Has the proxy look at this endpoint, if it does not.
+    /// Makes the proxy poll this endpoint, if it does not yet.
     #[inline]
     pub(super) fn enlist(&self) {
         let Some(doorbells) = &self.doorbells else {
@@ -183,7 +185,7 @@ impl Shared {
             doorbells.last_work_ns.store(now_ns(), Ordering::Relaxed);
             doorbells.proxy.register(self.weak.clone());
         } else if doorbells.resting.load(Ordering::Relaxed) != ACTIVE && self.awaits_receives() {
-            // What is to be sent is announced when it is triggered.
+            // Sends are announced when they are triggered.
             doorbells.announce();
         }
     }
@@ -204,7 +206,7 @@ impl Shared {
         taken.wrapping_sub(seen).cast_signed() > 0
     }
 
-    /// Sets the count of executed programs, which nobody is to ring for any more: of a generation that ends, or before one that begins.
+    /// Sets the count of executed programs for which no doorbell has to be rung any more: when a generation ends, or before one begins.
     pub(in crate::endpoint) fn set_rung(&self, side: Side, count: u32) {
         let bell = self
             .doorbells
@@ -228,7 +230,7 @@ impl Shared {
         bell.told.load(Ordering::Relaxed)
     }
 
-    /// Tells the device of what was triggered, if nobody is at it. Whether there was anything.
+    /// Tells the device what was triggered, unless another thread is doing so. Returns whether there was anything.
     #[inline]
     pub(in crate::endpoint) fn ring_triggered(&self, side: Side) -> bool {
         let Some(doorbells) = &self.doorbells else {
@@ -250,19 +252,19 @@ impl Shared {
         }
     }
 
-    /// Tells the device of all that kernels have submitted, after whoever is at it.
+    /// Tells the device of all that kernels have submitted. If another thread is ringing, waits for it first.
     pub(in crate::endpoint) fn ring_submitted(&self, side: Side) {
         if let Some(doorbells) = &self.doorbells {
             let bell = &doorbells.doorbells[side as usize];
             let _ringing = bell.lock();
-            // Once: no more than that is in flight. Also of what the proxy has triggered, and not yet rung for.
+            // Once is enough, because no more than that is in flight. This also rings for what the proxy has triggered and not rung for yet.
             self.trigger_for_kernels(side, bell);
             self.ring(side, bell);
         }
     }
 
-    /// Triggers what kernels have submitted, as a stream would: the count, and what rings for the last of it. The caller holds
-    /// `ringing` of the bell.
+    /// Triggers what kernels have submitted, as a stream would: sets the count, and the doorbell stores of the last request.
+    /// The caller holds `ringing` of the bell.
     #[cold]
     fn trigger_for_kernels(&self, side: Side, bell: &QueueDoorbells) {
         let Some((upto, doorbell)) = self.queue(side).submitted(self.rung(side)) else {
@@ -277,7 +279,7 @@ impl Shared {
         self.words.rung[side as usize].store(upto, Ordering::Release);
     }
 
-    /// Tells the device of what was triggered, after whoever is at it.
+    /// Tells the device what was triggered. If another thread is ringing, waits for it first.
     #[inline]
     pub(in crate::endpoint) fn ring_now(&self, side: Side) {
         if let Some(doorbells) = &self.doorbells {
@@ -285,7 +287,7 @@ impl Shared {
             let _ringing = bell.lock();
             self.ring(side, bell);
             if side == Side::Recv {
-                // Whoever is told that the caller has posted it may send at once.
+                // The peer may send as soon as it is told that the caller has posted the receive.
                 self.qp.settle_receives();
             }
         }
@@ -300,29 +302,29 @@ impl Shared {
             return false;
         }
         self.fetch_what_is_needed(side, bell, triggered);
-        // The word is memory that streams and kernels write. What was never handed to a stream has no doorbell here.
+        // The word is memory that streams and kernels write. A work request that was never handed to a stream has no doorbell here.
         let handed = self.queue(side).queued.load(Ordering::Acquire);
         if triggered.wrapping_sub(told) > handed.wrapping_sub(told) {
             self.fail(None, Cause::Trigger(triggered));
             return false;
         }
-        // Records count: the last one tells of all before it.
+        // A record is a count: the last one covers all before it.
         let at = bell.place(triggered.wrapping_sub(1));
         let Queues::Mlx5(memory) = self.qp.queues();
         let record_word = if side == Side::Send { 1 } else { 0 };
         let record = bell.records[at].load(Ordering::Relaxed);
-        // SAFETY: the record has two words, which live as long as `qp`; whoever else stores to them holds `ringing`, or has the endpoint to
-        // itself. Release: the work requests before it, which were written before the trigger was stored.
+        // SAFETY: the record has two words, which live as long as `qp`; any other thread that stores to them holds `ringing`, or has the
+        // endpoint to itself. Release: the work requests before it, which were written before the trigger was stored.
         unsafe { AtomicU32::from_ptr(memory.record.add(record_word)) }
             .store(record, Ordering::Release);
         bell.told_record.store(record, Ordering::Relaxed);
         if let Some(doorbell) = bell.uars.get(at) {
-            // Both registers do; a burst of stores to one waits for its buffer.
+            // Either register will do. A burst of stores to a single one would wait for its buffer, so they alternate.
             let uar = memory.uar[triggered as usize & 1];
             mmio::flush();
             // SAFETY: a register of the queue pair's own, of 8 bytes, mapped as long as `qp` lives.
             unsafe { mmio::store(uar.cast(), doorbell.load(Ordering::Relaxed)) };
-            // Whoever is told of this doorbell may ring the next one from another processor.
+            // A thread that learns of this doorbell may ring the next one from another processor.
             mmio::flush();
         }
         bell.told.store(triggered, Ordering::Relaxed);
@@ -388,7 +390,7 @@ impl Proxied for Shared {
             return PollResult::Over;
         };
         let rang = self.ring_triggered(Side::Send) | self.ring_triggered(Side::Recv);
-        // Without work on a stream nobody waits for the device here. Kernels that have the queue count as such.
+        // Without work on a stream, nothing waits for the device here. Kernels that own the queue count as work on a stream.
         let moved = (rang || self.on_streams.any() || self.qp.holds_work()) && self.qp.progress();
         if self.reap() | rang | moved {
             return PollResult::Worked;

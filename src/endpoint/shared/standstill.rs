@@ -1,4 +1,4 @@
-//! How far the device is stopped after a failure. `stopping` does it.
+//! The state of stopping the device after a failure. `stopping` has the steps.
 
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// How often a thread looks that waits for a device to stop.
+/// How often a thread that waits for a device to stop checks that.
 pub(super) const LOOK: Duration = Duration::from_micros(20);
 
 /// A device that executes nothing more.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Silence {
-    /// Its consumer records are to be set again.
+    /// Its consumer records have to be set again.
     pub(super) resets_records: bool,
-    /// As of [`StopState`].
+    /// As in [`StopState`].
     pub(super) rung: [u32; 2],
 }
 
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// Nothing was asked of it.
+    /// No command was issued.
     Working,
     /// The command to ERR is on its way.
     Failing,
-    /// In error since then; or the command failed, and nothing is flushed.
+    /// In error since then. If the command failed, nothing is flushed.
     Failed { since_ns: u64, flushes: bool },
     /// The command to RESET is on its way.
     Silencing,
@@ -35,11 +35,11 @@ pub(super) enum Phase {
     Refused,
 }
 
-/// How far the streams of GPUs are stopped that wait for the endpoint. This comes before any wait ends.
+/// How far the streams of GPUs that wait for the endpoint are stopped. They are stopped before any wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamsStop {
     NotAsked,
-    /// Another thread is at it.
+    /// Another thread is stopping them.
     Asked {
         since_ns: u64,
     },
@@ -52,11 +52,13 @@ pub(super) struct StopState {
     /// When the first command was issued.
     pub(super) asked_ns: u64,
     pub(super) streams: StreamsStop,
-    /// Of each queue, the work requests that may have been rung when the queue pair was in ERR. What is rung later is not executed, only flushed.
+    /// Of each queue, the work requests that may have been rung when the queue pair was in ERR. Requests that are rung later are not executed,
+    /// only flushed.
     pub(super) rung: [u32; 2],
-    /// What the commands have failed with.
+    /// The errors of the commands.
     pub(super) errors: Vec<Error>,
-    /// The endpoint was given up, and keeps itself: with its queue pair, its rings, and the regions of its work requests.
+    /// Set if the endpoint was given up: a handle by which it keeps itself alive, with its queue pair, its rings, and the regions of its work
+    /// requests.
     pub(super) kept: Option<Arc<dyn fmt::Debug + Send + Sync>>,
 }
 
@@ -82,13 +84,13 @@ pub(super) struct Standstill {
     pub(super) orders: Arc<AtomicU32>,
 }
 
-/// What a look at the device that is being stopped has found.
+/// The result of a look at the device that is being stopped.
 pub(super) enum Stopped {
     /// It is not known yet.
     NotYet,
     /// It does nothing more.
     Yes(Silence),
-    /// It was given up: it may go on, or has gone on for longer than was known.
+    /// It was given up: it may still execute work, or may have done so for longer than was known.
     GivenUp,
 }
 

@@ -1,8 +1,8 @@
 //! How the device is brought to a stop after a failure. The queue pair goes to ERR, flushes, and goes to RESET. Both are commands of the device:
-//! they may take milliseconds, hang or fail. So other threads issue them, and nobody waits for one without a bound.
+//! they may take milliseconds, hang or fail. So other threads issue them, and every wait for one is bounded.
 //!
 //! A device that has not confirmed RESET may still write completions, and the memory of its work requests. The endpoint is then given up: its
-//! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if that ever comes.
+//! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if it ever does.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -18,14 +18,14 @@ use crate::{Error, Result, StateKind};
 /// How long a device may take for both commands, and to flush in between, before its endpoint is given up.
 const STOP: Duration = Duration::from_secs(2);
 const STOP_NS: u64 = STOP.as_nanos() as u64;
-/// The same until the first command is issued, where streams of GPUs are stopped first: one endpoint at a time.
+/// The time limit until the first command is issued, if streams of GPUs are stopped first: that is done for one endpoint at a time.
 const STOP_STREAMS_NS: u64 = 5 * STOP_NS;
 /// How long a device may take to flush what was rung.
 const FLUSH_NS: u64 = 20_000_000;
 
-/// Issue commands. Each that hangs keeps one, until the kernel gives it up (mlx5: 60 s).
+/// The threads that issue commands. A command that hangs blocks one of them, until the kernel gives it up (mlx5: 60 s).
 static COMMANDS: Workers = Workers::new("doorbell-commands", 64);
-/// Stop streams of GPUs before the command, all under one lock.
+/// The threads that stop streams of GPUs before the command, all under one lock.
 static STOPS: Workers = Workers::new("doorbell-stops", 2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Command {
 }
 
 impl Shared {
-    /// Has a worker do that with a handle of this.
+    /// Makes a worker call `job` with a handle of this endpoint.
     fn order(&self, workers: &'static Workers, job: impl FnOnce(&Shared) + Send + 'static) {
         let Some(this) = self.weak.upgrade() else {
             return;
@@ -56,7 +56,7 @@ impl Shared {
         });
     }
 
-    /// The next step, if nobody else is at it: who is will come back for it.
+    /// Takes the next step, unless another thread holds the generation: that thread takes the step itself later.
     fn go_on(&self) {
         if let Some(_generation) = self.try_hold_generation()
             && self.has_failed.load(Ordering::Acquire)
@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// Issues the command and enters how it was answered.
+    /// Issues the command and records its result.
     fn issue(&self, command: Command) {
         let (phase, error) = match command {
             Command::Fail => {
@@ -92,7 +92,7 @@ impl Shared {
         state.errors.extend(error);
         let is_late = state.kept.is_some();
         if is_late && command == Command::Fail {
-            // Nobody looks any more, and nobody waits for what it flushes.
+            // The endpoint is no longer watched, and nothing waits for the flushed completions.
             state.phase = Phase::Silencing;
             drop(state);
             return self.issue(Command::Silence);
@@ -178,7 +178,7 @@ impl Shared {
                 self.order_command(Command::Silence);
                 return Stopped::NotYet;
             }
-            // It may have gone on in between, with what a stream has discarded.
+            // The device may have gone on in between, with work that a stream has discarded.
             Phase::Silent(_) if !state.errors.is_empty() => return Stopped::GivenUp,
             Phase::Silent(silence) => return Stopped::Yes(silence),
             Phase::Refused => longest_ns = 0,
@@ -216,7 +216,7 @@ impl Shared {
     /// Tries once more to stop the device of an endpoint that was given up.
     ///
     /// # Errors
-    /// [`Error::State`] with what the device has answered, and what is to be done. The endpoint stays given up.
+    /// [`Error::State`] with the device's errors, and with what the user can do. The endpoint stays given up.
     pub(super) fn stop_again(&self) -> Result<()> {
         let begin_ns = now_ns();
         loop {

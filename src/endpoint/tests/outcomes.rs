@@ -26,7 +26,7 @@ struct Rules {
     remembers_rung: bool,
     /// A doorbell that the stream has begun to store counts as rung, though the stream has not counted it.
     counts_begun: bool,
-    /// What counted as rung at the breakdown is not discarded after it.
+    /// A request that counted as rung at the breakdown is not discarded after it.
     keeps_begun: bool,
     /// Completions of a device that could not be stopped are not processed once its endpoint is given up.
     stops_reaping: bool,

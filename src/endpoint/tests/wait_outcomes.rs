@@ -15,13 +15,13 @@ use crate::{Cause, WorkError};
 struct Rules {
     /// The first thread that knows how the wait ends writes it into the wait's word at once.
     decides_at_once: bool,
-    /// A deadline does not end what is over.
+    /// A deadline does not end a wait that is over.
     asks_whether_over: bool,
     /// A ticket of a failed endpoint waits for the stream if the completion is there.
     leaves_success_to_stream: bool,
     /// Waits are released once the device is silent.
     silences_first: bool,
-    /// What was decided stays.
+    /// A decision is never changed.
     keeps_decisions: bool,
     /// Where the device cannot be stopped, the wait is decided before it is released.
     decides_given_up: bool,
@@ -142,7 +142,7 @@ impl World {
             step(&|world| world.completion = Some(true));
             step(&|world| world.completion = Some(false));
         }
-        // The application, and whoever reaps.
+        // The application, and any thread that reaps.
         if self.failure.is_none() {
             step(&|world| world.fail(End::Aborted));
         }

@@ -1,27 +1,27 @@
-//! One turn of a relay, over any provider: what was rung is posted, what is complete is passed on.
+//! One turn of a relay, over any provider: it posts the requests that were rung for, and passes completions on.
 
 use super::provider::{BATCH, PolledCompletion, Provider, Queue};
 use super::recv_lane::RecvLane;
 use super::send_lane::SendLane;
 use doorbell_wire::verbs::State;
 
-/// What works, apart from how a queue pair is made and led through its states.
+/// The working part of a relay, without the creation of the queue pair and its state changes.
 #[derive(Debug)]
 pub(super) struct Core<P> {
     pub(super) provider: P,
     pub(super) send: SendLane,
     pub(super) recv: RecvLane,
-    /// Counts lives, so that what is left of one does not enter the next.
+    /// The number of the generation, so that completions left over from one do not enter the next.
     life: u32,
     /// The queue pair is reset though its state shows an error; see [`super::Relay::silence`].
     pub(super) is_silent: bool,
 }
 
-/// What a turn has to say.
+/// The result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) worked: bool,
-    /// Something failed on this side: the queue pair is to be brought to its error state.
+    /// Something failed on this side: the caller has to bring the queue pair to its error state.
     pub(super) fails: bool,
 }
 
@@ -45,7 +45,8 @@ impl<P: Provider> Core<P> {
         if self.is_silent || state == State::Reset {
             return turn;
         }
-        // What is rung from now on is not given to a device that would only flush it: not every provider takes it then.
+        // Requests that are rung for from now on are not given to the device, which would only flush them: not every
+        // provider accepts them then.
         let flushes = state == State::Error || self.send.has_failed || self.recv.is_closed;
         if !flushes {
             turn.worked |= self.recv.post(&mut self.provider);
@@ -62,7 +63,7 @@ impl<P: Provider> Core<P> {
         turn
     }
 
-    /// Takes what there is of completions, which nobody is to hear of.
+    /// Takes the completions that there are, and drops them.
     fn drain(&mut self) {
         let mut found = [PolledCompletion::default(); BATCH];
         for queue in [Queue::Send, Queue::Recv] {

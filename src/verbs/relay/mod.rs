@@ -1,7 +1,9 @@
-//! Any verbs device behind the queues of an mlx5 one: a *relay* consumes rings and doorbell records in memory of ours, posts what it
-//! finds by plain verbs, and writes completions as a card would. So nothing above knows that there is no such card.
+//! Any verbs device behind the queues of an mlx5 one: a *relay* consumes rings and doorbell records in memory of this library, posts
+//! what it finds by plain verbs, and writes completions as a card would. So the code above it does not depend on whether there is
+//! such a card.
 //!
-//! A relay has no thread. It works in whoever rings ([`Relay::rung`]) or looks for completions ([`Relay::turn`]), one at a time.
+//! A relay has no thread. It works in the threads that ring ([`Relay::rung`]) or look for completions ([`Relay::turn`]), one at a
+//! time.
 
 mod batch;
 mod completion_ring;

@@ -1,4 +1,4 @@
-//! A queue pair of plain verbs behind queues in memory of ours.
+//! A queue pair of plain verbs behind queues in memory of this library.
 #![allow(unsafe_code)] // hands memory and verbs objects to the relay
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -21,17 +21,17 @@ use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::{Abilities, Capacity, State};
 
-/// A reliable-connected queue pair with two completion queues of its own. The fields stand in the order in which they must go.
+/// A reliable-connected queue pair with two completion queues of its own. The fields are in the order in which they must be dropped.
 #[derive(Debug)]
 pub(crate) struct Relay {
     states: States,
     /// Held through every call that posts, polls or changes the state; taken before the lock inside of `states`.
     core: Mutex<Core<Verbs>>,
-    /// Somebody rang while another was at work, who is to look again.
+    /// A thread rang while another held the core. The other thread has to look again.
     missed: AtomicBool,
-    /// What the device completed before it failed was passed on.
+    /// The completions that came before the device's failure were passed on.
     shows_error: AtomicBool,
-    /// Requests were rung for and are not posted, or somebody is about to see whether there are any.
+    /// Requests were rung for and are not posted, or a thread is about to check whether there are any.
     holds_work: AtomicBool,
     _cqs: [CompletionQueue; 2],
     memory: QueuePairMemory,
@@ -44,13 +44,13 @@ impl Relay {
     /// Makes a queue pair in the RESET state.
     ///
     /// # Errors
-    /// [`Error::Range`] naming what an endpoint was asked to be and the device cannot have; [`Error::State`] if it has no reliable
+    /// [`Error::Range`] naming the requested value that the device does not support; [`Error::State`] if it has no reliable
     /// connections; [`Error::System`] of the verbs call.
     pub(crate) fn new(domain: &Arc<Domain>, capacity: &Capacity) -> Result<Relay> {
         let context = &domain.context;
         let limits = context.limits;
         if let Err(error) = limits.check(capacity) {
-            // A device without reliable connections has small limits as well, and those are not the point.
+            // A device without reliable connections has small limits as well, which would give a misleading error.
             let least = Capacity {
                 send_depth: 1,
                 recv_depth: 1,
@@ -67,8 +67,8 @@ impl Relay {
         }
         let sizes = QueuePairSizes::of(capacity);
         let (pages, memory) = QueuePairMemory::new(&sizes)?;
-        // A place for each work request in flight is enough: what is completed and not passed on yet is still one of those, however long
-        // the rings behind it are.
+        // A place for each work request in flight is enough: a completion that was not passed on yet still belongs to one of those,
+        // however long the rings behind it are.
         let cq = |depth| CompletionQueue::of_at_least(context, depth);
         let cqs = [cq(capacity.send_depth)?, cq(capacity.recv_depth)?];
         let (qp, caps) = create(context, domain, &cqs, capacity)?;
@@ -116,7 +116,7 @@ impl Relay {
             };
             (send, recv)
         };
-        // SAFETY: the queue pair is destroyed after nobody can have the relay any more, and the completion queues after it.
+        // SAFETY: the queue pair is destroyed when no code can use the relay any more, and the completion queues after it.
         let provider =
             unsafe { Verbs::new(states.raw(), cqs.each_ref().map(CompletionQueue::raw)) };
         Ok(Relay {
@@ -137,7 +137,7 @@ impl Relay {
         })
     }
 
-    /// Where its parts lie.
+    /// The addresses of its parts.
     pub(crate) fn memory(&self) -> &QueuePairMemory {
         &self.memory
     }
@@ -151,8 +151,8 @@ impl Relay {
         &self.states
     }
 
-    /// The state. That of an error shows when the completion that says why is where others look: the device wrote it before, but to a queue
-    /// of its own.
+    /// The state. The error state is reported only when the completion that has the reason was passed on: the device wrote it earlier, but
+    /// to its own queue.
     #[inline]
     pub(crate) fn state(&self) -> State {
         let state = self.states.state();
@@ -181,7 +181,8 @@ impl Relay {
         self.domain.context.name()
     }
 
-    /// Waits for the core, and looks again if somebody rang who found it taken: every way to hold it ends in such a look.
+    /// Waits for the core, and afterwards looks again if a thread rang meanwhile and found the core taken. Every way to hold it ends in such
+    /// a look.
     fn hold<T>(&self, act: impl FnOnce(&mut Core<Verbs>) -> T) -> T {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut core);
@@ -192,7 +193,7 @@ impl Relay {
         result
     }
 
-    /// Whether somebody rang who found the core taken, which the caller has just let go of.
+    /// Whether a thread rang and found the core taken, which the caller has just released.
     #[inline]
     fn was_missed(&self) -> bool {
         // Between the unlock and the look at the flag; pairs with the one in `rung`, between the flag and the try to lock.
@@ -200,7 +201,7 @@ impl Relay {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// Does what there is to do, unless somebody is at it. Whether there was any.
+    /// Does the work that there is, unless another thread is doing so. Returns whether there was any.
     #[inline]
     pub(crate) fn turn(&self) -> bool {
         let mut worked = false;
@@ -210,9 +211,9 @@ impl Relay {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return worked,
             };
-            // Before the flag of who rang is taken, who may look at this one next.
+            // Before `missed` is cleared: the thread that rang may look at `holds_work` next.
             self.holds_work.store(true, Ordering::SeqCst);
-            // Acquire: the doorbells of those who rang before this.
+            // Acquire: the doorbells of the threads that rang before this.
             self.missed.swap(false, Ordering::AcqRel);
             worked |= self.work(&mut core);
             drop(core);
@@ -222,7 +223,7 @@ impl Relay {
         }
     }
 
-    /// A doorbell was stored: it is acted upon before this returns, or by whoever is at work.
+    /// A doorbell was stored: it is acted upon before this returns, or by the thread that holds the core.
     #[inline]
     pub(crate) fn rung(&self) {
         self.missed.swap(true, Ordering::AcqRel);
@@ -235,8 +236,8 @@ impl Relay {
         self.missed.load(Ordering::SeqCst) || self.holds_work.load(Ordering::SeqCst)
     }
 
-    /// Returns when the device has the receives that were rung for, as far as it takes them: also if that was while another was at work, who
-    /// may not have come to them.
+    /// Returns when the device has the receives that were rung for, as far as it takes them. That includes those that were rung for while
+    /// another thread held the core, which may not have come to them.
     pub(crate) fn settle_receives(&self) {
         self.hold(|core| {
             if core.recv.has_announced() {
@@ -249,9 +250,9 @@ impl Relay {
     fn work(&self, core: &mut Core<Verbs>) -> bool {
         let turn = core.turn(self.states.state());
         if turn.fails {
-            // If it cannot, what is posted is not flushed, and the endpoint finds out.
+            // If this fails, posted requests are not flushed, and the endpoint notices that.
             let _ = self.states.fail();
-            // What was posted before is flushed from here on.
+            // Requests that were posted before are flushed from here on.
             core.turn(State::Error);
         }
         let holds = self.states.state() == State::ReadyToSend && core.send.has_announced();
@@ -259,7 +260,7 @@ impl Relay {
         turn.worked
     }
 
-    /// INIT to RTR and RTS. After an error it is where it was, with the receives that it had.
+    /// INIT to RTR and RTS. After an error the queue pair is in the state that it had, with the receives that it had.
     ///
     /// # Errors
     /// As [`States::connect`].
@@ -273,18 +274,18 @@ impl Relay {
         })
     }
 
-    /// Any state to ERR. What is posted is flushed by the device, and what is rung later by the relay, in turns to come.
+    /// Any state to ERR. The device flushes posted requests, and the relay flushes requests that are rung for later, in its next turns.
     ///
     /// # Errors
     /// As [`States::fail`].
     pub(crate) fn fail(&self) -> Result<()> {
-        // Nobody waits for the core because of a command that hangs.
+        // Without the core, so that no thread waits for the core if the command hangs.
         let done = self.states.fail();
         self.hold(|_| ());
         done
     }
 
-    /// After [`Relay::fail`]: passes on what there is, and does nothing more for this life.
+    /// After [`Relay::fail`]: passes on the completions that there are, and does nothing more for this generation.
     ///
     /// # Errors
     /// As [`States::silence`].
@@ -301,7 +302,8 @@ impl Relay {
     /// # Errors
     /// As [`States::reset`].
     pub(crate) fn reset(&self) -> Result<()> {
-        // Who rang for the old life and found this at work is answered by a look that finds nothing: in RESET there is nothing to do.
+        // If a thread rings for the old generation and finds the core held, the look that follows finds nothing: in RESET there is nothing
+        // to do.
         self.hold(|core| {
             self.states.reset()?;
             core.reset();
@@ -314,7 +316,8 @@ impl Relay {
 /// Makes the queue pair.
 ///
 /// # Errors
-/// [`Error::Range`] with the most that the device makes: what it says of itself is an upper bound, which long work requests do not reach.
+/// [`Error::Range`] with the most that the device creates. The limit that it reports is an upper bound, which long work requests do not
+/// reach.
 fn create(
     context: &Context,
     domain: &Domain,
@@ -391,7 +394,7 @@ fn create_once(
             recv_sges: capacity.segments,
             inline_bytes,
         };
-        // SAFETY: live objects of one context, which whoever has the queue pair holds.
+        // SAFETY: live objects of one context, which the owner of the queue pair holds.
         let qp = object("ibv_create_qp", || unsafe {
             doorbell_dv_sys::doorbell_dv_create_plain_qp(
                 domain.raw().as_ptr(),
@@ -403,7 +406,7 @@ fn create_once(
         Ok((RawQp(qp), caps))
     };
     let made = match make(capacity.inline_bytes) {
-        // What a provider says of inline data that it cannot have, as of all else that is too much.
+        // The error of a provider for too much inline data, as for any other value that is too large.
         Err(Error::System {
             errno: libc::EINVAL | libc::ENOMEM,
             ..
@@ -454,7 +457,8 @@ mod tests {
             assert!(relay.missed.load(Ordering::Acquire), "it was taken");
         });
         assert!(!relay.missed.load(Ordering::Acquire));
-        // By everything that holds it, and every turn of the two: when both are done, nobody is left who rang and was not looked after.
+        // For every call that holds the core, and every interleaving of the two threads: when both are done, no doorbell is left that was
+        // not looked after.
         type Holder<'a> = (&'a str, &'a (dyn Fn() + Sync));
         let to_itself = relay.states().local();
         let holders: [Holder<'_>; 7] = [
@@ -485,7 +489,7 @@ mod tests {
         }
     }
 
-    /// Whoever hears that a receive was posted may send at once, and a peer without retries would fail.
+    /// A peer that learns that a receive was posted may send at once, and without retries it would fail.
     #[test]
     fn who_settles_receives_has_posted_them() {
         let Some(name) = device_name("who_settles_receives_has_posted_them") else {

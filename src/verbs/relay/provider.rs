@@ -36,7 +36,7 @@ pub(super) enum Queue {
     Recv = 1,
 }
 
-/// A queue pair with its completion queues, as whoever posts to it sees it. Lists are of [`BATCH`] requests at most.
+/// A queue pair with its completion queues, as the code that posts to it sees it. Lists have at most [`BATCH`] requests.
 pub(super) trait Provider {
     fn post_send(&mut self, requests: &[Send], sges: &[Sge]) -> PostedUpTo;
     fn post_recv(&mut self, requests: &[Recv], sges: &[Sge]) -> PostedUpTo;
@@ -68,8 +68,9 @@ impl Verbs {
 impl Provider for Verbs {
     fn post_send(&mut self, requests: &[Send], sges: &[Sge]) -> PostedUpTo {
         let mut errno = 0;
-        // SAFETY: alive (contract of `new`). The call looks at `requests.len()` requests, whose places in `sges` whoever wrote them has
-        // counted, and has copied what it needs when it returns; what they name is checked by the device, by their keys.
+        // SAFETY: alive (contract of `new`). The call reads `requests.len()` requests, and their places in `sges`, which the code that
+        // wrote the requests has counted. It has copied what it needs when it returns. The device checks the memory that they name, by
+        // their keys.
         let count = unsafe {
             doorbell_dv_sys::doorbell_dv_post_send(
                 self.qp.as_ptr(),

@@ -1,4 +1,4 @@
-//! The receive queue: receives out of their ring into verbs, and their completions.
+//! The receive queue: reads receives from their ring, posts them by verbs, and completes them.
 
 use super::batch::Batch;
 use super::completion_ring::CompletionRing;
@@ -12,7 +12,7 @@ use doorbell_wire::memory::{RecordCell, RingCells};
 /// Bytes of the longest receive.
 const STRIDE_BYTES_MAX: usize = 1024;
 
-/// Where the parts of a receive queue lie, and how long they are.
+/// The addresses and lengths of a receive queue's parts.
 #[derive(Debug)]
 pub(super) struct RecvParts {
     pub(super) ring: RingCells,
@@ -34,7 +34,7 @@ pub(super) struct RecvLane {
     /// The oldest that is not completed, and the next to post.
     head: u32,
     tail: u32,
-    /// Nothing more is posted in this life: the device refused a receive, or completed one in error.
+    /// Nothing more is posted in this generation: the device refused a receive, or completed one in error.
     pub(super) is_closed: bool,
     /// It refused one: the queue pair does not know that it has failed.
     pub(super) has_refused: bool,
@@ -63,7 +63,7 @@ impl RecvLane {
         self.parts.completions.reset();
     }
 
-    /// Goes on where it is, in a queue pair that has forgotten what was posted: that is posted again.
+    /// Goes on at the same position, in a queue pair that has dropped the posted receives: posts these again.
     pub(super) fn post_again(&mut self, life: u32) {
         self.begin(life, self.head);
     }
@@ -87,7 +87,7 @@ impl RecvLane {
         self.announced() > 0
     }
 
-    /// Posts what was announced, as far as the device takes it. Whether there was any.
+    /// Posts the receives that were announced, as far as the device takes them. Returns whether there were any.
     pub(super) fn post(&mut self, provider: &mut impl Provider) -> bool {
         let mut worked = false;
         while !self.is_closed {
@@ -145,8 +145,8 @@ impl RecvLane {
         }
     }
 
-    /// Passes completions on, as far as they have room. Whether there were any; `None` if the queue is broken. With `flushes` what was
-    /// announced is completed as flushed, behind what was posted.
+    /// Passes completions on, as far as there is room for them. Returns whether there were any; `None` if the queue is broken. With
+    /// `flushes`, completes announced receives as flushed, after the posted ones.
     pub(super) fn complete(&mut self, provider: &mut impl Provider, flushes: bool) -> Option<bool> {
         let mut worked = false;
         loop {
@@ -187,7 +187,7 @@ impl RecvLane {
         Some(worked)
     }
 
-    /// Completes the receives up to that position. Whether there was room.
+    /// Completes the receives up to that position. Returns whether there was room.
     fn push(&mut self, position: u32, cqe: Cqe) -> bool {
         let pushed = self.parts.completions.push(&Cqe {
             qpn: self.parts.qpn,

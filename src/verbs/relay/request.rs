@@ -31,8 +31,8 @@ fn verbs_opcode(opcode: Opcode) -> Option<u32> {
     })
 }
 
-/// The request that a WQE asks for, with its pieces behind those in `sges`; inline bytes go to the slot of its position. `None` if it is
-/// none that a device of plain verbs could do; `sges` is as before then.
+/// The request that a WQE asks for, with its pieces behind those in `sges`; inline bytes go to the slot of its position. `None` if a
+/// device of plain verbs cannot carry out the request; `sges` is unchanged then.
 pub(super) fn send_request(
     wqe: &Wqe<'_>,
     id: WorkId,

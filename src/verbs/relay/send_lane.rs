@@ -1,4 +1,4 @@
-//! The send queue: WQEs out of their ring into verbs, and their completions.
+//! The send queue: reads WQEs from their ring, posts them by verbs, and completes them.
 
 use rdma_sys::ibv_wr_opcode;
 
@@ -15,7 +15,7 @@ use doorbell_wire::memory::{RecordCell, RingCells};
 /// Bytes of the longest WQE: its length has six bits, in segments of 16.
 const WQE_BYTES: usize = 63 * 16;
 
-/// Where the parts of a send queue lie, and how long they are.
+/// The addresses and lengths of a send queue's parts.
 #[derive(Debug)]
 pub(super) struct SendParts {
     pub(super) ring: RingCells,
@@ -32,7 +32,7 @@ pub(super) struct SendParts {
 /// What is known of a request until it is completed.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Of the WQE, as its CQE names it.
+    /// The index of the WQE, as in its CQE.
     index: u16,
     opcode: u8,
     signaled: bool,
@@ -40,23 +40,23 @@ struct Entry {
     fate: Fate,
 }
 
-/// Who completes a request.
+/// Which side completes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The device, which has it.
+    /// The device, to which it was posted.
     Posted,
-    /// This side, when those before it are done: verbs has no such request.
+    /// This side, when the requests before it are done: verbs has no such request.
     Nop,
     /// As above, in error.
     Refused(Syndrome),
 }
 
-/// How a request ended: well, or with a syndrome and the device's code.
+/// How a request ended: with success, or with a syndrome and the device's code.
 type RelayOutcome = Result<(), (u8, u8)>;
 
 const FLUSHED: RelayOutcome = Err((Syndrome::WrFlush as u8, 0));
 
-/// Of a request in a batch: where it stands, to go on from there if it is not posted.
+/// Of a request in a batch: its position, to go on from there if it is not posted.
 #[derive(Debug, Clone, Copy)]
 struct Memo {
     position: u32,
@@ -66,13 +66,14 @@ struct Memo {
 
 /// A send queue.
 ///
-/// A provider gives places of its queue back only when a signaled request is found complete. So the first and the last one of each call
-/// are signaled, whatever their WQEs say, and what nobody asked for is taken off on the way: behind the first, however few of them are
-/// taken, there is always a completion to come. The last is how a NOP, of which verbs knows nothing, is completed in its place: the
-/// request before it is signaled, so it is known when its turn has come.
+/// A provider gives places of its queue back only when a signaled request is found complete. So the first and the last request of each
+/// call are signaled, whatever their WQEs say, and the relay drops the completions that were not asked for. The first one ensures that
+/// a completion always comes, however few requests the provider accepts. The last one serves for NOPs, which verbs does not have: the
+/// request before a NOP is signaled, so the relay knows when the NOP's turn has come.
 ///
-/// A request that the provider refuses is completed in error in its place, too, and the queue pair fails no sooner: what was posted before
-/// it ends as it would have. Where the last of that was not signaled, a marker behind it is (see [`SendLane::mark`]).
+/// A request that the provider refuses is completed in error in its place, too, and the queue pair does not fail before that: requests
+/// that were posted before it end as they would have. If the last of them was not signaled, a signaled marker is posted behind it (see
+/// [`SendLane::mark`]).
 #[derive(Debug)]
 pub(super) struct SendLane {
     parts: SendParts,
@@ -87,13 +88,13 @@ pub(super) struct SendLane {
     /// Behind the newest posted request that is signaled, and behind the newest of all.
     told: u32,
     posted: u32,
-    /// The oldest request that was refused, while nothing tells when its turn has come.
+    /// The oldest request that was refused, while no completion will show when its turn has come.
     unmarked: Option<u32>,
     /// The provider refuses the marker as well.
     cannot_mark: bool,
     /// A request was completed in error: all behind it fail, too.
     pub(super) has_failed: bool,
-    /// Nothing more is posted in this life.
+    /// Nothing more is posted in this generation.
     is_closed: bool,
     /// A request was refused on this side, of which the queue pair does not know.
     has_refused: bool,
@@ -171,7 +172,8 @@ impl SendLane {
         self.tail.wrapping_sub(self.head) < self.parts.depth
     }
 
-    /// Posts what was announced, as far as the device takes it. Whether there was any. With `flushes` it is entered as flushed instead.
+    /// Posts the requests that were announced, as far as the device takes them. Returns whether there were any. With `flushes`, enters
+    /// them as flushed instead.
     pub(super) fn post(&mut self, provider: &mut impl Provider, flushes: bool) -> bool {
         let before = self.read;
         loop {
@@ -205,14 +207,14 @@ impl SendLane {
         self.has_refused && (self.has_failed || self.cannot_mark)
     }
 
-    /// Whether a completion is to come that gives places back.
+    /// Whether a completion will come that frees places.
     fn is_told_of(&self) -> bool {
         self.told.wrapping_sub(self.head).cast_signed() > 0
     }
 
-    /// Has the provider tell when all is done that was posted before the request that it refused, where the last of that was not signaled:
-    /// by a write of no bytes, which touches no memory. A peer that allows no writes refuses it, which says the same; this connection is
-    /// at its end in any case. It completes with the number of the request that was refused, whose place it has.
+    /// Posts a marker, a write of no bytes, which accesses no memory: its completion shows when all requests before the refused one are
+    /// done, if the last of them was not signaled. If the peer allows no writes, it refuses the marker, which shows the same; the
+    /// connection ends in any case. The marker completes with the number of the refused request, whose place it takes.
     fn mark(&mut self, provider: &mut impl Provider) {
         let Some(position) = self.unmarked else {
             return;
@@ -274,8 +276,8 @@ impl SendLane {
         Wqe::ctrl(&control).ordered
     }
 
-    /// Reads the next WQE, of `left` WQEBBs at most: what is to be remembered of it, and its length. One to post goes to the batch; one
-    /// that nobody will hear of leaves nothing.
+    /// Reads the next WQE, of `left` WQEBBs at most: returns the entry to keep for it, and its length. A request to post goes to the
+    /// batch; a request that will not be completed visibly has no entry.
     fn read_next(&mut self, left: u32, flushes: bool) -> (Option<Entry>, u32) {
         let SendLane {
             parts,
@@ -320,7 +322,7 @@ impl SendLane {
                 if !wqe.ctrl.signaled {
                     return (None, wqebbs);
                 }
-                // So that its turn is known; what was posted in an earlier call ended with one that is signaled.
+                // So that its turn is known. The requests of an earlier call ended with a signaled one.
                 if let Some(before) = batch.requests.last_mut() {
                     before.flags |= SIGNALED;
                 }
@@ -367,7 +369,7 @@ impl SendLane {
         )
     }
 
-    /// Enters what became of the batch. Whether to go on.
+    /// Records which requests of the batch were posted. Returns whether to go on.
     fn enter_posted(&mut self, posted: PostedUpTo) -> bool {
         let count = posted.count.min(self.batch.requests.len());
         let signaled = |request: &Send| request.flags & SIGNALED != 0;
@@ -380,10 +382,10 @@ impl SendLane {
         let Some(first) = self.batch.memos.get(count).copied() else {
             return true;
         };
-        // Those behind what was posted are read again.
+        // The requests that were not posted are read again.
         self.tail = first.position;
         self.read = first.read;
-        // One that was refused behind it is refused again.
+        // A refused request behind them is refused again.
         (self.is_closed, self.has_refused) = (false, false);
         self.unmarked = None;
         if posted.is_full() && self.is_told_of() {
@@ -399,7 +401,7 @@ impl SendLane {
         true
     }
 
-    /// Passes completions on, as far as they have room. Whether there were any; `None` if the queue is broken.
+    /// Passes completions on, as far as there is room for them. Returns whether there were any; `None` if the queue is broken.
     pub(super) fn complete(&mut self, provider: &mut impl Provider) -> Option<bool> {
         let before = self.head;
         while self.head != self.tail {
@@ -421,8 +423,8 @@ impl SendLane {
         Some(self.head != before)
     }
 
-    /// How the oldest request ended, which the device has, if it has told: by its own completion or by that of a later one. `None` outside
-    /// if the queue is broken.
+    /// How the oldest request, which the device has, ended, if its own completion or that of a later one shows that. The outer `None`
+    /// means that the queue is broken.
     fn outcome(&mut self, provider: &mut impl Provider) -> Option<Option<RelayOutcome>> {
         loop {
             let Some(found) = self.found.front() else {
@@ -447,7 +449,7 @@ impl SendLane {
         }
     }
 
-    /// Completes the oldest request, with a CQE if it is signaled or failed. Whether there was room for that.
+    /// Completes the oldest request, with a CQE if it is signaled or failed. Returns whether there was room for that.
     fn retire(&mut self, outcome: RelayOutcome) -> bool {
         let position = self.head;
         let entry = *self.entry(position);

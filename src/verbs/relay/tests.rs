@@ -300,7 +300,7 @@ fn every_operation_is_the_request_of_verbs_that_it_is() {
                 .collect();
             let pieces: Vec<_> = list.iter().map(|s| (s.addr, s.len_bytes, s.lkey)).collect();
             assert_eq!(sges, pieces);
-            // And what nobody asked for is not heard of.
+            // And completions that were not asked for are not reported.
             rig.carry_out_all();
             rig.turn();
             let cqe = rig.take(0);
@@ -689,7 +689,7 @@ const REFUSALS: [Refusal; 8] = [
     },
 ];
 
-/// Who refuses a request, and how.
+/// Which side refuses a request, and how.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Refuser {
     Provider,

@@ -34,7 +34,7 @@ struct State {
 
 /// Those that are under way.
 static ACTIVE: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
-/// How many, for who need not know more.
+/// How many there are, for callers that need only the count.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -249,7 +249,7 @@ pub fn check_default(stream: &Stream) -> Outcome {
     outcome
 }
 
-/// As `check_default`, for who only asks: nothing is invalidated.
+/// As `check_default`, for a caller that only asks: nothing is invalidated.
 pub fn is_default_beside_capture(stream: &Stream) -> bool {
     let beside =
         |capture: &Arc<Capture>| capture.has(&stream.context, |other| other.kind == Kind::Blocking);

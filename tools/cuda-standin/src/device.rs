@@ -12,7 +12,7 @@ const NAME: &CStr = c"doorbell's CUDA stand-in, no GPU";
 pub const FLUSH_WRITES_OPTIONS: u32 =
     A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as u32;
 
-/// CUDA_ERROR_INVALID_DEVICE for what is none.
+/// CUDA_ERROR_INVALID_DEVICE if this is not a device.
 pub fn check(device: CUdevice) -> Outcome {
     if (0..settings().devices).contains(&device) {
         Ok(())
@@ -142,7 +142,7 @@ fn put_text(to: &Out<c_char>, len: i32, text: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// No device unless the environment asks for the stand-in: whoever loads it by mistake is told so.
+/// No device unless the environment asks for the stand-in: a program that loads it by mistake gets an error.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn cuInit(flags: u32) -> CUresult {

@@ -1,4 +1,4 @@
-//! Events: each record makes a new mark, and who asks means the latest.
+//! Events: each record makes a new mark, and queries mean the latest.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -37,7 +37,8 @@ enum Latest {
 }
 
 impl Latest {
-    /// For calls that ask how far it is: of what was captured nobody can.
+    /// For calls that ask whether it has passed: an event of a capture cannot
+    /// be queried.
     fn mark(self) -> Outcome<Option<Arc<Mark>>> {
         match self {
             Latest::Nothing => Ok(None),

@@ -16,7 +16,7 @@ use crate::task::Task;
 pub enum Work {
     Empty,
     Task(Task),
-    /// Memory operations with the words that they came as, for who asks for them.
+    /// Memory operations with the words that they came as, for calls that ask for them.
     Memops {
         context: u64,
         words: Vec<Words>,
@@ -65,7 +65,7 @@ static GRAPHS: Table<Graph> = Table::new();
 /// The graph of each node.
 static NODES: Table<Graph> = Table::new();
 
-/// What graph functions say of a handle that is none.
+/// What graph functions return for an invalid handle.
 const WRONG: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 pub fn find(handle: CUgraph) -> Outcome<Arc<Graph>> {

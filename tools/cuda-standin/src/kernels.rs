@@ -276,7 +276,7 @@ fn mark(thread: &Thread) -> Outcome {
     Ok(())
 }
 
-/// `doorbell_test_copy(uint32_t *to, const uint32_t *from)`: a word. For the tests of who has the driver do something.
+/// `doorbell_test_copy(uint32_t *to, const uint32_t *from)`: a word. For tests in which the application launches kernels of its own.
 fn copy(thread: &Thread) -> Outcome {
     let [to, from] = [0, 1].map(|index| thread.argument(index));
     let (into, out_of) = (thread.memory(to, 4)?, thread.memory(from, 4)?);

@@ -146,7 +146,7 @@ pub fn device_place(address: u64, len: u64) -> Option<Place> {
     })
 }
 
-/// What the CPU reaches, page-locked or not. A device's address is none.
+/// What the CPU reaches, page-locked or not. Addresses of a device are not included.
 pub fn host_place(address: u64, len: u64) -> Option<Place> {
     let end = address.checked_add(len)?;
     if address == 0 || reservation::is_reserved(address) {

@@ -111,7 +111,7 @@ cuda! {
         write(data, value?)
     }
 
-    // Here it is none: the attributes are null.
+    // An unknown pointer is not an error here: its attributes are null.
     fn cuPointerGetAttributes(count: u32, attributes: In<u32>, data: In<*mut c_void>, pointer: CUdeviceptr) {
         current::context()?;
         valid(count > 0)?;

@@ -133,7 +133,7 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; who looks at it keeps it alive.
+        // SAFETY: mapped by `new`; code that uses the memory keeps it alive.
         unsafe { libc::munmap(self.address as *mut libc::c_void, self.len as usize) };
     }
 }

@@ -304,7 +304,8 @@ impl Stream {
             queue.busy = false;
             drop(queue);
             self.changed.notify_all();
-            // Now, and not before: who waited for the mark may ask the stream next. Also where the task was not done.
+            // Now, and not before: a thread that waited for the mark may query the stream next. Also if the task was not
+            // done.
             if let Some(mark) = task.end() {
                 mark.reach();
             }

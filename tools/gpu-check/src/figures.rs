@@ -285,7 +285,7 @@ pub fn loops(command: &Path, short: bool) -> Result<Value> {
     Ok(json!([time, share]))
 }
 
-/// Waits that would never end are let go, and the context and its streams work on.
+/// Waits that would never end are released, and the context and its streams keep working.
 pub fn watchdog() -> Result<Value> {
     let gpu = Gpu::new()?;
     let stream = CudaStream::new(&gpu.context, "watchdog")?;

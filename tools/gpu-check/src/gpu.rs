@@ -196,7 +196,7 @@ pub fn echo(page: Page, ping: usize, pong: usize, last: u32) -> std::thread::Joi
                 seen = value;
                 pong.store(value, Ordering::Release);
             } else if start.elapsed() > SOON {
-                // Whoever waits is let go.
+                // The waiting side is released.
                 pong.store(last, Ordering::Release);
                 return false;
             }

@@ -10,7 +10,7 @@
 /* Longer than anything takes that is not a failure, also under compute-sanitizer. */
 #define MEASURED_BOUND_NS 10000000000u
 
-/* Who sees a doorbell is a thread of the host: it says go, and takes the time until it sees the flag. */
+/* A thread of the host watches for the doorbell: it says go, and takes the time until it sees the flag. */
 struct measured_bells {
 	uint64_t go;       /* uint32_t: the round that may begin */
 	uint64_t data;     /* uint32_t */
@@ -193,7 +193,7 @@ DBL_DEVICE int measured_post_lane(const struct measured_posts *posts, const stru
 	return code;
 }
 
-/* A queue of which every slot is somebody's, and nobody has submitted: `codes` of what is asked of it, and how long the bound took. */
+/* A queue of which every slot is reserved, and none is submitted: `codes` of what is asked of it, and how long the bound took. */
 struct measured_full {
 	uint64_t queue; /* struct doorbell_queue */
 	uint64_t codes; /* int32_t: of filling it; of one more; of one more at once; of a warp; of submitting all; of one more then */

@@ -187,7 +187,8 @@ mod tests {
         assert!(step.reason.contains(NO_TIME));
     }
 
-    /// Who is left behind holds the pipe: one that is still in the group ends with it, and nobody waits for one that is not.
+    /// A process that is left behind holds the pipe. One that is still in the group is ended with the group, and one that is not is not
+    /// waited for.
     #[test]
     fn what_it_leaves_behind_is_not_waited_for() {
         let (ended, took) = shell("sleep 60 & echo gone", 20_000, false);

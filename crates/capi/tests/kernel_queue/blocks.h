@@ -180,7 +180,7 @@ template <typename T> static inline T __shfl_sync(unsigned mask, T value, int fr
 	if ((mask >> (from & 31) & 1) == 0)
 		blocks_fail("__shfl_sync from a lane that takes no part", mask);
 	memcpy(&bits, &value, sizeof(bits));
-	/* Who brings the next but one has met all between, who have taken this one. */
+	/* A lane that stores here again, two rounds later, has met all lanes in between, which have read this value by then. */
 	__atomic_store_n(&words[lane], (uint64_t)round << 32 | bits, __ATOMIC_RELAXED);
 	blocks_meet<false>(&group->shuffle, __popc(mask), "__shfl_sync waits for ever", mask);
 	/* The meeting has ordered nothing. */

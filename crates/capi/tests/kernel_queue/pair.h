@@ -1,6 +1,6 @@
 /*
- * Two connected endpoints, of which the first one's send queue is lent to threads of a processor: what the programs of this folder share. Who
- * includes this has defined the hooks of doorbell/queue.h that it wants; DBL_TURN has one here.
+ * Two connected endpoints, of which the first one's send queue is lent to threads of a processor: what the programs of this folder share. A
+ * program defines the hooks of doorbell/queue.h that it wants before it includes this; DBL_TURN is defined here.
  */
 #ifndef PAIR_H
 #define PAIR_H

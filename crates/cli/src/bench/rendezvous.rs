@@ -22,7 +22,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long a process that notices the end of the other one waits for the reason.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Name of its host.

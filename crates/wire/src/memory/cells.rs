@@ -10,7 +10,8 @@ pub struct RingCells {
     len_bytes: usize,
 }
 
-// SAFETY: the creator promises (`RingCells::new`) that the memory outlives it; who writes where is agreed between producer and consumer.
+// SAFETY: the creator promises (`RingCells::new`) that the memory outlives it; producer and consumer agree on which of them writes
+// where.
 unsafe impl Send for RingCells {}
 
 impl RingCells {
@@ -36,7 +37,7 @@ impl RingCells {
     }
 
     /// Writes a CQE at `offset`, a multiple of 64 that is taken modulo the ring's length: bytes 0 to 55, then the last 8 with release
-    /// order. Whoever sees the owner bit sees the rest.
+    /// order. A reader that sees the owner bit sees the rest.
     pub fn write_cqe(&self, offset: usize, cqe: &[u8; 64]) {
         let offset = offset & (self.len_bytes - 1) & !63;
         let (body, last) = cqe.split_at(56);

@@ -10,8 +10,8 @@ use crate::Result;
 
 /// Values in a row on [`Pages`] of their own.
 ///
-/// A driver registers whole pages for a device. What shares a page with registered memory is registered, too, whoever it belongs to; so memory
-/// that is to be registered does not come from the allocator.
+/// A driver registers whole pages for a device. Everything that shares a page with registered memory is registered, too, whatever it belongs
+/// to. So memory that is to be registered does not come from the allocator.
 pub struct InPages<T> {
     pages: Pages,
     count: usize,

@@ -48,7 +48,7 @@ pub fn page_bytes() -> usize {
     })
 }
 
-// SAFETY: `Pages` owns plain memory and gives out addresses only; who writes where is agreed between driver and device.
+// SAFETY: `Pages` owns plain memory and gives out addresses only; driver and device agree on which of them writes where.
 unsafe impl Send for Pages {}
 // SAFETY: as above; there is no interior state besides the memory.
 unsafe impl Sync for Pages {}
@@ -185,7 +185,7 @@ fn find(
 }
 
 fn unmap(start: usize, len_bytes: usize) {
-    // SAFETY: mapped in `Pages::new` with the same length, and nobody's any more.
+    // SAFETY: mapped in `Pages::new` with the same length, and not used any more.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len_bytes) };
 }
 
@@ -203,7 +203,7 @@ impl Drop for Pages {
             // Before it is unmapped: then the kernel may give the address to another thread.
             blocks.remove(&start);
         }
-        // Without the lock: `munmap` waits for whoever asked the kernel to be told of it.
+        // Without the lock: `munmap` waits for a thread that has asked the kernel to be told of it.
         unmap(start, self.len_bytes);
     }
 }

@@ -86,8 +86,8 @@ impl QueuePairSizes {
     }
 }
 
-/// Where the queues of a queue pair lie, and how long they are; valid while whoever laid them out keeps them. Arrays are of the send and the
-/// receive queue.
+/// Where the queues of a queue pair lie, and how long they are; valid while the code that laid them out keeps them. Each array has one
+/// element for the send queue and one for the receive queue.
 #[derive(Debug, Clone, Copy)]
 pub struct QueuePairMemory {
     /// Lengths.
@@ -110,7 +110,7 @@ pub struct QueuePairMemory {
     pub cq_marks: [*mut u32; 2],
 }
 
-// SAFETY: addresses only; who uses them where is for the unsafe code that does.
+// SAFETY: addresses only. The unsafe code that uses them is responsible for the accesses.
 unsafe impl Send for QueuePairMemory {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePairMemory {}

@@ -44,8 +44,9 @@ pub struct CqRingConfig {
 
 /// A completion queue over ring memory.
 ///
-/// CQEs have running indices, 32 bits, wrapping; whose turn it is, the owner bit tells. There is no cursor in here: who reads a CQE next
-/// is the caller's business. A mark at a CQE says that a stream still waits for it, and the CPU keeps its hands off.
+/// CQEs have running indices of 32 bits, which wrap; the owner bit tells whether a CQE is the device's or the reader's. There is no
+/// cursor here: the caller decides which thread reads a CQE next. A mark at a CQE says that a stream still waits for it, so the CPU must
+/// leave the CQE alone.
 #[derive(Debug)]
 pub struct CqRing {
     ring: *mut u8,
@@ -66,7 +67,7 @@ impl CqRing {
     ///
     /// # Safety
     /// `ring`, `record` and `marks` are valid for reads and writes of `cqe_count * 64`, 4 and `cqe_count * 4` bytes for as long as the
-    /// queue lives, and whoever else touches them does so atomically, or as a device does.
+    /// queue lives, and all other code that touches them does so atomically, or as a device does.
     ///
     /// # Errors
     /// [`Error::Range`] or [`Error::Alignment`] for the count; [`Error::Alignment`] for a pointer; [`Error::OutOfBounds`] if a target is
@@ -155,7 +156,7 @@ impl CqRing {
         if !program.try_extend(self.completions.targets_id(), units) {
             return Err(program.refusal(self.completions.targets_id(), units.len()));
         }
-        // A load and a store: who peeks is one thread at a time, and others only clear the mark.
+        // A load and a store: only one thread at a time peeks, and others only clear the mark.
         let mark = self.mark(index);
         if mark.load(Ordering::Relaxed) != 0 {
             program.truncate(before);

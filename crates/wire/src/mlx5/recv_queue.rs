@@ -60,7 +60,7 @@ pub struct RecvQueue {
     next_serial: u64,
 }
 
-// SAFETY: the queue owns its ring (contract of `new`); the pointer is used by whoever has the queue, one at a time.
+// SAFETY: the queue owns its ring (contract of `new`); only the thread that has the queue uses the pointer, one thread at a time.
 unsafe impl Send for RecvQueue {}
 
 impl RecvQueue {
@@ -68,7 +68,7 @@ impl RecvQueue {
     ///
     /// # Safety
     /// `ring` is valid for reads and writes of `wqe_count` strides (see [`RecvQueue::stride_bytes`]) for as long as the queue lives, and
-    /// nobody else writes to it.
+    /// no other code writes to it.
     ///
     /// # Errors
     /// [`Error::Range`] for a count out of its bounds, [`Error::Alignment`] for the ring or a count that is no power of two.
@@ -173,7 +173,8 @@ impl RecvQueue {
         Ok(self.committed())
     }
 
-    /// As [`RecvQueue::commit`], without ops: what is to be stored in the receive word of the doorbell record, for who does so by himself.
+    /// As [`RecvQueue::commit`], without ops. Returns what is to be stored in the receive word of the doorbell record, for a caller that
+    /// stores it itself.
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit.

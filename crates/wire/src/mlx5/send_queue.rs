@@ -60,7 +60,7 @@ pub struct SendQueue {
     kept: [u64; KEPT_WORDS],
 }
 
-// SAFETY: the queue owns its ring (contract of `new`); the pointer is used by whoever has the queue, one at a time.
+// SAFETY: the queue owns its ring (contract of `new`); only the thread that has the queue uses the pointer, one thread at a time.
 unsafe impl Send for SendQueue {}
 
 impl SendQueue {
@@ -200,7 +200,7 @@ impl SendQueue {
         Ok(self.committed())
     }
 
-    /// As [`SendQueue::commit`], without ops: what is to be stored, for who rings by himself.
+    /// As [`SendQueue::commit`], without ops. Returns what is to be stored, for a caller that rings itself.
     ///
     /// # Errors
     /// [`Error::State`] if there is nothing to commit.
@@ -342,7 +342,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// As [`SendQueue::nop_over`] for who has no queue at hand, such as a drop handler. Gives the NOP's doorbell.
+    /// As [`SendQueue::nop_over`], for callers that have no queue at hand, such as a drop handler. Returns the NOP's doorbell.
     ///
     /// # Safety
     /// `ring` is a live send ring of `wqebb_count` WQEBBs (a power of two) of queue pair `qpn`; `posted` came from its queue, is in use, was
@@ -428,8 +428,8 @@ impl SendQueue {
         self.capacity_wqebbs() - self.free_wqebbs()
     }
 
-    /// Starts over at count 0, as after a reset of the queue pair. Commits of before can no longer be rolled back. The doorbell record is
-    /// for whoever has its memory to clear.
+    /// Starts over at count 0, as after a reset of the queue pair. Earlier commits can no longer be rolled back. The owner of the
+    /// doorbell record's memory has to clear the record.
     pub fn reset(&mut self) {
         self.producer = 0;
         self.committed = 0;

@@ -5,7 +5,7 @@ use std::ops::BitOr;
 
 /// An ordering between the ops before it and the ops after it.
 ///
-/// Three questions, each answered by bits: which accesses are ordered (reads, writes), who made the accesses that went before
+/// Three questions, each answered by bits: which accesses are ordered (reads, writes), which side made the accesses before it
 /// (the executor and the CPU, or the NIC), and how far the ordering reaches (system memory, or the memory of peer devices as well).
 /// The same three as in MLNX_OFED's peer-direct fences.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,8 +30,8 @@ impl Fence {
     pub const RECORD_BEFORE_UAR: Self = Self(Self::WRITE.0 | Self::FROM_CPU.0 | Self::SYSTEM.0);
     /// After a BlueFlame copy: its stores leave the write-combining buffers before any later store.
     pub const BLUEFLAME_FLUSH: Self = Self::RECORD_BEFORE_UAR;
-    /// Between a doorbell and a word that tells of it: whoever sees the word may ring the next doorbell, and the device must not see that
-    /// one first.
+    /// Between a doorbell and a word that tells of it: a thread that sees the word may ring the next doorbell, and the device must not
+    /// see that one first.
     pub const DOORBELL_BEFORE_FLAG: Self = Self::RECORD_BEFORE_UAR;
 
     /// Between the work of a stream and a word that announces it: all accesses before, by the executor, go before the word's store.

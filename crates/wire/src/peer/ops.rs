@@ -1,4 +1,4 @@
-//! Programs as those who run or print them read them: op by op, or unit by unit.
+//! Programs as executors and printers read them: op by op, or unit by unit.
 
 use super::unit::UNIT_BYTES;
 use super::{Fence, Kind, Role, TargetId, Unit};

@@ -31,7 +31,7 @@ pub struct Program {
     targets: u64,
     /// Units in use; what lies behind is left over and means nothing.
     len: u32,
-    /// Keeps the units, which are words of 8 bytes for those who read them, aligned to 8.
+    /// Keeps the units aligned to 8, because readers take them as words of 8 bytes.
     reserved: u32,
     // Last, so that a short program, which most are, is in use in one piece.
     units: [[u8; UNIT_BYTES]; UNIT_LIMIT],
@@ -306,7 +306,7 @@ impl Program {
 pub(crate) struct PackedUnit([u8; UNIT_BYTES]);
 
 impl PackedUnit {
-    /// The same op with another value: for who makes the same op again and again.
+    /// The same op with another value, for callers that make the same op again and again.
     #[inline]
     pub(crate) fn with_value(self, value: u64) -> Self {
         let mut bytes = self.0;

@@ -55,7 +55,7 @@ impl Role {
         })
     }
 
-    /// A short name for people.
+    /// A short name, for output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DoorbellRecord => "doorbell record",
@@ -280,7 +280,7 @@ fn misaligned(offset: u64, align: u64) -> Error {
 /// The table of the targets of one owner.
 ///
 /// Its id is unique in the process: an address, and a program built from it, remember the id, so that a program never runs on
-/// the memory of somebody else.
+/// the memory of another table.
 #[derive(Debug)]
 pub struct Targets {
     id: u64,

@@ -17,7 +17,7 @@
 /* The entry number of a work request that makes no completion. */
 #define DOORBELL_GDS_NO_ENTRY UINT64_MAX
 
-/* Who consumes the completion of an entry. */
+/* What consumes the completion of an entry. */
 enum doorbell_gds_claim {
 	DOORBELL_GDS_UNCLAIMED = 0,
 	DOORBELL_GDS_WAITED = 1, /* a wait of a stream, prepared or queued */
