@@ -7,14 +7,14 @@
 
 use std::sync::OnceLock;
 
-type Function = extern "C" fn(bool);
+type AsNicFunction = extern "C" fn(bool);
 
 /// While it lives, what this thread copies stands for writes of a NIC.
-pub(super) struct AsNic(Option<Function>);
+pub(super) struct AsNic(Option<AsNicFunction>);
 
 impl AsNic {
     pub(super) fn begin() -> AsNic {
-        static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
+        static FUNCTION: OnceLock<Option<AsNicFunction>> = OnceLock::new();
         let function = *FUNCTION.get_or_init(find);
         if let Some(tell) = function {
             tell(true);
@@ -31,7 +31,7 @@ impl Drop for AsNic {
     }
 }
 
-fn find() -> Option<Function> {
+fn find() -> Option<AsNicFunction> {
     // SAFETY: looks for a name in a library, if that is loaded, and keeps it; only the stand-in has the name, for a function of this type.
     unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
@@ -39,6 +39,6 @@ fn find() -> Option<Function> {
             return None;
         }
         let symbol = libc::dlsym(library, c"doorbell_cuda_standin_as_nic".as_ptr());
-        std::mem::transmute::<*mut libc::c_void, Option<Function>>(symbol)
+        std::mem::transmute::<*mut libc::c_void, Option<AsNicFunction>>(symbol)
     }
 }

@@ -195,6 +195,7 @@ const STANDIN: Package = Package {
     rooms: &[
         ("settings", &[]),
         ("handle", &[]),
+        ("held", &[]),
         ("call fault names", &["settings"]),
         ("device", &["settings"]),
         ("reservation pages", &["settings"]),
@@ -202,11 +203,18 @@ const STANDIN: Package = Package {
         // As in the driver, a context has all objects, and each object has its context: one room.
         (
             "context capture copy current event exec fill graph host_memory kernels mark memop memory module node stream task",
-            &["device", "handle", "image", "reservation", "settings"],
+            &[
+                "device",
+                "handle",
+                "held",
+                "image",
+                "reservation",
+                "settings",
+            ],
         ),
         ("pointer", &["context", "device"]),
         ("capture_calls", &["context"]),
         ("graph_calls", &["context"]),
-        ("stream_calls", &["context", "device"]),
+        ("stream_calls", &["context", "device", "held"]),
     ],
 };

@@ -163,7 +163,20 @@ impl Copy {
                     bytes.len(),
                 )
             };
-            held::hold(to, bytes);
+            held::hold(move || {
+                // Memory that was freed meanwhile takes nothing.
+                let Some(place) = memory::any_place(to, bytes.len() as u64) else {
+                    return;
+                };
+                // SAFETY: device memory of that length, which the place keeps alive.
+                unsafe {
+                    libc::memcpy(
+                        place.address as *mut c_void,
+                        bytes.as_ptr().cast(),
+                        bytes.len(),
+                    )
+                };
+            });
             return Ok(());
         }
         let to = memory::any_place(to, self.width).ok_or(gone)?;

@@ -8,15 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::memory;
-
 /// Long beside what a stream needs to go on, and short beside any deadline.
 const LONGEST: Duration = Duration::from_millis(5);
 
 struct HeldWrite {
     since: Instant,
-    to: u64,
-    bytes: Vec<u8>,
+    write: Box<dyn FnOnce() + Send>,
 }
 
 static HELD: Mutex<VecDeque<HeldWrite>> = Mutex::new(VecDeque::new());
@@ -46,11 +43,12 @@ pub fn is_nic() -> bool {
 }
 
 /// Holds a write back, behind those that are held.
-pub fn hold(to: u64, bytes: Vec<u8>) {
+pub fn hold(write: impl FnOnce() + Send + 'static) {
     static RELEASER: Once = Once::new();
     let since = Instant::now();
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    held.push_back(HeldWrite { since, to, bytes });
+    let write = Box::new(write);
+    held.push_back(HeldWrite { since, write });
     RELEASER.call_once(|| {
         std::thread::spawn(|| {
             loop {
@@ -73,14 +71,9 @@ fn release_older(age: Duration) {
         .front()
         .is_some_and(|write| write.since.elapsed() >= age)
     {
-        let Some(HeldWrite { to, bytes, .. }) = held.pop_front() else {
+        let Some(next) = held.pop_front() else {
             return;
         };
-        // Memory that was freed meanwhile takes nothing.
-        let Some(place) = memory::any_place(to, bytes.len() as u64) else {
-            continue;
-        };
-        // SAFETY: device memory of that length, which the place keeps alive.
-        unsafe { libc::memcpy(place.address as *mut _, bytes.as_ptr().cast(), bytes.len()) };
+        (next.write)();
     }
 }

@@ -1,22 +1,10 @@
 //! Responses to reads whose bytes are placed late: see `responder/late_packets.rs`.
 
-use super::Requester;
+use super::state::LateResponse;
 use crate::device::gather::{ScatterError, Source};
 use crate::device::packet::{Header, PacketKind, psn_distance};
 use crate::device::qp::{DeviceParts, Qp};
 use doorbell_wire::mlx5::Syndrome;
-
-/// A response that has arrived and is not placed.
-#[derive(Debug)]
-pub(super) struct LateResponse {
-    /// Of its message, and the PSN behind that.
-    index: u32,
-    end_psn: u32,
-    /// Where in the message its bytes belong.
-    offset: u32,
-    bytes: Vec<u8>,
-    until_ns: u64,
-}
 
 impl Qp {
     /// Takes the bytes of a response, to be placed later. Its message is named by its index and the PSN behind it.
@@ -95,17 +83,5 @@ impl Qp {
             offset,
             source,
         )
-    }
-}
-
-impl Requester {
-    /// Whether a part of the message at this index is not placed.
-    pub(super) fn is_late(&self, index: u32) -> bool {
-        self.late.as_ref().is_some_and(|late| late.index == index)
-    }
-
-    /// When something late is due.
-    pub(super) fn late_until_ns(&self) -> Option<u64> {
-        self.late.as_ref().map(|late| late.until_ns)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use super::late_responses::LateResponse;
 use super::message::OutstandingMessage;
 use crate::device::packet::psn_distance;
 
@@ -159,4 +158,26 @@ impl Requester {
         let timers = [self.deadline_ns, waiting, fetching, self.late_until_ns()];
         timers.into_iter().flatten().min()
     }
+
+    /// Whether a part of the message at this index is not placed.
+    pub(super) fn is_late(&self, index: u32) -> bool {
+        self.late.as_ref().is_some_and(|late| late.index == index)
+    }
+
+    /// When something late is due.
+    pub(super) fn late_until_ns(&self) -> Option<u64> {
+        self.late.as_ref().map(|late| late.until_ns)
+    }
+}
+
+/// A response that has arrived and is not placed.
+#[derive(Debug)]
+pub(super) struct LateResponse {
+    /// Of its message, and the PSN behind that.
+    pub(super) index: u32,
+    pub(super) end_psn: u32,
+    /// Where in the message its bytes belong.
+    pub(super) offset: u32,
+    pub(super) bytes: Vec<u8>,
+    pub(super) until_ns: u64,
 }

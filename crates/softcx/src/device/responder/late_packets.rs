@@ -8,43 +8,12 @@
 #![allow(unsafe_code)] // copies to addresses that the key table resolved
 
 use super::receives::receive_error;
-use super::state::Arriving;
+use super::state::{Arriving, EndedMessage, LatePacket, LatePlace};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, flag};
 use crate::device::qp::{DeviceParts, Qp};
-use doorbell_wire::mlx5::{CqeOpcode, Syndrome};
-
-/// A packet that has arrived and is not placed.
-#[derive(Debug)]
-pub(super) struct LatePacket {
-    bytes: Vec<u8>,
-    place: LatePlace,
-    until_ns: u64,
-}
-
-/// Where the bytes of a packet go.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum LatePlace {
-    Write {
-        addr: u64,
-        rkey: u32,
-    },
-    /// `done` bytes behind the start of the receive at `index`.
-    Receive {
-        index: u32,
-        done: u32,
-    },
-}
-
-/// A message that has arrived, and completes when all of it is placed.
-#[derive(Debug)]
-pub(super) struct EndedMessage {
-    pub(super) header: Header,
-    pub(super) opcode: CqeOpcode,
-    pub(super) index: u32,
-    pub(super) byte_count: u32,
-}
+use doorbell_wire::mlx5::Syndrome;
 
 impl Qp {
     /// Takes the bytes of a packet, to be placed later, if a fault says so and no other is late. Whether it did.
@@ -167,22 +136,6 @@ impl Qp {
             self.responder.ended = Some(ended);
         } else {
             self.complete_message(context, &ended);
-        }
-    }
-}
-
-impl EndedMessage {
-    pub(super) fn new(
-        header: &Header,
-        opcode: CqeOpcode,
-        index: u32,
-        byte_count: u32,
-    ) -> EndedMessage {
-        EndedMessage {
-            header: *header,
-            opcode,
-            index,
-            byte_count,
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Sends and writes: messages of one packet or several, whose bytes are stored as they arrive.
 
-use super::late_packets::{EndedMessage, LatePlace};
 use super::receives::receive_error;
-use super::state::Arriving;
+use super::state::{Arriving, EndedMessage, LatePlace};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, flag};

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::late_packets::{EndedMessage, LatePacket};
-use crate::device::packet::{AckCode, PacketKind};
+use crate::device::packet::{AckCode, Header, PacketKind};
+use doorbell_wire::mlx5::CqeOpcode;
 
 /// The state of one receive queue and of the peer's requests in the device.
 #[derive(Debug, Default)]
@@ -70,4 +70,51 @@ pub(super) enum Arriving {
         missing: u32,
         total: u32,
     },
+}
+
+/// A packet that has arrived and is not placed.
+#[derive(Debug)]
+pub(super) struct LatePacket {
+    pub(super) bytes: Vec<u8>,
+    pub(super) place: LatePlace,
+    pub(super) until_ns: u64,
+}
+
+/// Where the bytes of a packet go.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum LatePlace {
+    Write {
+        addr: u64,
+        rkey: u32,
+    },
+    /// `done` bytes behind the start of the receive at `index`.
+    Receive {
+        index: u32,
+        done: u32,
+    },
+}
+
+/// A message that has arrived, and completes when all of it is placed.
+#[derive(Debug)]
+pub(super) struct EndedMessage {
+    pub(super) header: Header,
+    pub(super) opcode: CqeOpcode,
+    pub(super) index: u32,
+    pub(super) byte_count: u32,
+}
+
+impl EndedMessage {
+    pub(super) fn new(
+        header: &Header,
+        opcode: CqeOpcode,
+        index: u32,
+        byte_count: u32,
+    ) -> EndedMessage {
+        EndedMessage {
+            header: *header,
+            opcode,
+            index,
+            byte_count,
+        }
+    }
 }

@@ -1,10 +1,9 @@
 //! The responder of an unreliable connection: a message whose packets do not all come, in order, is as if it had never been
 //! sent. Its receive is there for the next one (IBTA 9.8.2.2).
 
-use super::late_packets::EndedMessage;
 use super::messages::send_opcode;
 use super::receives::receive_error;
-use super::state::Arriving;
+use super::state::{Arriving, EndedMessage};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{Header, PacketKind, flag, psn_add};
