@@ -72,7 +72,9 @@ pub(crate) fn start_of(pid: u32) -> Result<u64> {
 /// # Errors
 /// If the kernel does not say, for want of descriptors for example.
 pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
-    let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
+    // By its first thread, whose start is that of the process: under qemu-user /proc/PID/stat says, to the process itself, when the thread that
+    // asks started.
+    let stat = match std::fs::read(format!("/proc/{pid}/task/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error)
             if error.kind() == io::ErrorKind::NotFound
