@@ -18,7 +18,7 @@ const CANCEL: Duration = Duration::from_secs(1);
 pub(super) trait Watcher: Send {
     /// Another rank sent this.
     fn mail(&self, client: &StoreClient, from: u32, bytes: &[u8]);
-    /// The group fails with that rank. This is called before the failure is published; it is published when this returns.
+    /// The group fails with that rank. This is called before the failure is published, which happens as soon as this returns.
     fn failing(&self, client: &StoreClient, rank: u32);
     /// The group has failed: [`StoreClient::failure`] says so.
     fn failed(&self, client: &StoreClient);

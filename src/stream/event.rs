@@ -641,7 +641,7 @@ mod tests {
         assert!(untimed.inner.blocks, "the kind stays");
     }
 
-    /// Keeps a thread that waits without a processor for `time` after its first look, and the work is done meanwhile.
+    /// Simulates a waiting thread that gets no processor for `time` after its first look, while the work is done.
     struct Preempts {
         looks: AtomicU64,
         time: Duration,
