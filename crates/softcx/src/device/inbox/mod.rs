@@ -526,6 +526,10 @@ mod tests {
             .stdin(file)
             .spawn()
             .unwrap();
+        // An emulator may return from the spawn before the child has its descriptors.
+        while lane::is_inbox(child.id(), 0) != Some(true) {
+            std::thread::yield_now();
+        }
         let of_child = InboxAddress {
             pid: child.id(),
             fd: 0,
