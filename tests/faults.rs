@@ -25,8 +25,8 @@ use doorbell::{
 
 use deaf::DeafStream;
 use rig::{
-    Limit, Pair, Random, SOON, Stream, by_trigger, control, device, from_env, has_no_queue,
-    is_cuda, stream,
+    Limit, Pair, Random, SOON, Stream, by_trigger, control, from_env, has_no_queue, is_cuda,
+    stream, strict, strict_device as device,
 };
 
 const WORKERS: u64 = 6;
@@ -469,7 +469,7 @@ impl Bench {
             reorder: share(random, 0.3),
             delay_ns: random.below(20_000),
             seed: random.next(),
-            ..Faults::default()
+            ..strict()
         });
         let stream = executor(&self.stream, &*self.deaf, random);
         let len = 1 + random.below(8000);
@@ -527,7 +527,7 @@ impl Bench {
         pair.a.stream_wait_cq(stream, Side::Send).unwrap();
         stream.synchronize(SOON).unwrap();
         assert!(self.region.is_filled_with(HALF, len, value).unwrap());
-        self.device.set_faults(Faults::default());
+        self.device.set_faults(strict());
     }
 
     /// A write, a read or an atomic that the peer refuses.

@@ -12,7 +12,7 @@ use doorbell::{
     Cause, EndpointConfig, Error, Event, Executor, RemoteRegion, RemoteSlice, Side, Status, Ticket,
     Work, stream_post,
 };
-use rig::{Pair, SOON, device, has_no_queue};
+use rig::{Pair, SOON, has_no_queue, strict_device as device};
 
 /// Polls until the ticket has its final status. The rig's limit of time ends the test if that never comes.
 fn settled(ticket: &Ticket) -> Status {

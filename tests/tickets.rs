@@ -12,7 +12,7 @@ use doorbell::{
     Cause, EndpointConfig, Error, Executor, RemoteSlice, Side, StateKind, Status, Ticket, WcStatus,
     Work, stream_post,
 };
-use rig::{Pair, SOON, device, has_no_queue};
+use rig::{Pair, SOON, has_no_queue, strict_device as device};
 
 fn small() -> EndpointConfig {
     EndpointConfig::default().send_depth(4).recv_depth(4)

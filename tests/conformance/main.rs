@@ -43,17 +43,17 @@ pub(crate) fn rigs() -> Vec<Rig> {
     vec![
         Rig {
             name: "host stream",
-            open: rig::device,
+            open: rig::strict_device,
             driver: || Box::new(Streamed(rig::stream("conformance"))),
         },
         Rig {
             name: "host stream, split form",
-            open: rig::device,
+            open: rig::strict_device,
             driver: || Box::new(Split(rig::stream("conformance"), 0)),
         },
         Rig {
             name: "calling thread",
-            open: rig::device,
+            open: rig::strict_device,
             driver: || Box::new(Synchronous),
         },
     ]

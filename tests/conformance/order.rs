@@ -10,7 +10,9 @@ use doorbell::{
     stream_write_value32, wait_value32,
 };
 
-use crate::rig::{Limit, Pair, Random, SOON, control, device, from_env, has_no_queue};
+use crate::rig::{
+    Limit, Pair, Random, SOON, control, from_env, has_no_queue, strict_device as device,
+};
 use crate::{STEP, rigs};
 
 /// Streams to run the orders on: every kind that there is.

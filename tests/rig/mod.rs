@@ -17,8 +17,8 @@ use crate::waived::waived;
 pub use stream::{Stream, by_kernel, by_trigger, is_cuda, queueing, stream};
 
 use doorbell::{
-    Access, Control, Device, Endpoint, EndpointConfig, Error, ProtectionDomain, Region, StateKind,
-    Work,
+    Access, Control, Device, Endpoint, EndpointConfig, Error, Faults, ProtectionDomain, Region,
+    StateKind, Work,
 };
 
 /// Longer than anything takes that works, also under emulation.
@@ -69,6 +69,29 @@ pub fn device() -> Device {
     let name = std::env::var("DOORBELL_TEST_DEVICE");
     let name = name.as_deref().unwrap_or("softcx");
     Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// What the software NIC of this process does where a card may and seldom does: bytes of a write, and of a packet within a message, are placed late;
+/// requests are read at their doorbell; commands and flushes take time. None of it with `DOORBELL_TEST_KIND=1`.
+pub fn strict() -> Faults {
+    if from_env("DOORBELL_TEST_KIND", 0) != 0 {
+        return Faults::default();
+    }
+    Faults {
+        late_writes_ns: 20_000,
+        late_packets_ns: 20_000,
+        fetch_ns: Some(0),
+        commands_ns: 100_000,
+        flush_ns: 100_000,
+        ..Faults::default()
+    }
+}
+
+/// [`device`], which is [`strict`] if it is the software NIC of this process. The columns `+vf` and `+eth` have the same for other devices.
+pub fn strict_device() -> Device {
+    let device = device();
+    device.set_faults(strict());
+    device
 }
 
 /// Whether operations are carried out in the call that queues them, and what `test` is about cannot be: one that lies in a stream's queue
