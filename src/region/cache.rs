@@ -273,8 +273,8 @@ impl RegionCache {
         (table.len(), table.bytes())
     }
 
-    /// Returns the registration of an entry that has these rights and contains the range. If there is none, registers the range, and keeps
-    /// that as an entry if it may be kept and there is room.
+    /// Returns a registration that has these rights and contains the range. An entry of the cache is used if one fits. Otherwise the range is registered, and
+    /// becomes an entry if it may be kept and there is room.
     ///
     /// # Safety
     /// As [`Region::register`], for the bytes that are asked for: from the beginning of the call until the last handle of the region that

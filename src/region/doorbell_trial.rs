@@ -67,14 +67,15 @@ unsafe impl Owner for TrialPair {
 /// the GPU may be too busy to execute the doorbell in time.
 pub(super) fn try_ring(domain: &ProtectionDomain, context: &CudaContext) -> Result<String, String> {
     match ring_and_look(domain, context) {
-        Ok(true) => Ok("the GPU has rung the card for a NOP".into()),
+        // Told of every later endpoint: only the first card and the first GPU are tried.
+        Ok(true) => Ok("in this process a GPU has rung a card for a NOP".into()),
         Ok(false) => Err(format!(
-            "the GPU has stored to the card's doorbell register, and the card has not executed the request after {} ms: PCIe access control (ACS) \
+            "in this process a GPU has stored to a card's doorbell register, and the card has not executed the request after {} ms: PCIe access control (ACS) \
              or an IOMMU may drop what one device stores to another",
             COMPLETED.as_millis()
         )),
         Err(error) => Ok(format!(
-            "whether the GPU can ring the card was not found out: {error}"
+            "whether a GPU can ring a card was not found out: {error}"
         )),
     }
 }
@@ -146,7 +147,8 @@ fn ring_and_look(domain: &ProtectionDomain, context: &CudaContext) -> Result<boo
     let until = Instant::now() + COMPLETED;
     loop {
         pair.qp.progress();
-        if cq.cqe(0).is_some() {
+        // A card that fails flushes what the record counts, whether or not the doorbell has arrived.
+        if cq.cqe(0).is_some_and(|cqe| !cqe.opcode.is_error()) {
             return Ok(true);
         }
         if Instant::now() > until {

@@ -57,8 +57,8 @@ impl DeviceCache {
         })
     }
 
-    /// Returns the registration of the entry for its allocation with these rights. If there is none, registers the allocation, and
-    /// keeps that as an entry if there is room.
+    /// Returns a registration of its allocation with these rights. An entry of the cache is used if one fits. Otherwise the allocation is registered, and
+    /// becomes an entry if there is room.
     ///
     /// # Safety
     /// The memory is not freed before the last handle of the region that this call returned is gone, those of work in flight included. The

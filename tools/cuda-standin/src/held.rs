@@ -1,6 +1,6 @@
-//! Writes of NICs that a GPU does not see yet: where GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, they may be seen after the completion that tells
-//! of them (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). They are seen by what flushes them, by work that is queued behind
-//! them, and some time later in any case. `doorbell_cuda_standin_hold` says whether the GPU is such a one.
+//! Writes of NICs that a GPU does not see yet. Where GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, a GPU may see the completion of a write before the
+//! bytes of the write (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). A flush makes the bytes visible; so does work that is
+//! queued later, and so does time. `doorbell_cuda_standin_hold` makes the GPU behave so.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

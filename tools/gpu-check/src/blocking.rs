@@ -1,5 +1,5 @@
-//! What a stream that waits blocks: calls, other streams, graphs, and whoever queues on it. The library gives nothing back to the driver behind a wait
-//! because of what this finds; the stand-in models it, and only a GPU can say whether it models it right.
+//! What a blocked stream blocks: calls of other threads, other streams, graphs, and callers that queue on the stream. The library gives nothing back to the
+//! driver while a stream waits, and the stand-in models a driver that blocks then. Only a GPU can confirm that model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

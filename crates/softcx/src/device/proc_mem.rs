@@ -18,7 +18,7 @@ pub(super) enum Direction {
     Put,
 }
 
-/// Whether a system call ended so because there is none, or because it is forbidden. `done` is what it returned, or the errno, negative.
+/// Whether the kernel has no such system call, or forbids it. `done` is the result of the call: a count of bytes, or the negative errno.
 pub(super) fn is_refused(done: isize) -> bool {
     [libc::ENOSYS, libc::EPERM].contains(&(-done as i32))
 }

@@ -118,7 +118,8 @@ impl Space {
     /// This process: addresses are pointers.
     pub(crate) const LOCAL: Space = Space(0);
 
-    /// Another process of this host, reached by `process_vm_readv` and `process_vm_writev`, or its file: whoever has the number at the time.
+    /// The process of this host that has that number at the time of the call. Its memory is accessed by `process_vm_readv` and
+    /// `process_vm_writev`, or by `/proc/PID/mem`.
     pub(crate) fn of(pid: libc::pid_t) -> Space {
         Space(pid.max(0) as u32)
     }

@@ -2,9 +2,9 @@
 //!
 //! A reliable connection completes in order. It does not promise that bytes are placed in order, neither those of two writes nor those of
 //! one message: with adaptive routing, and on ConnectX-8, a device places packets as they come (openucx/ucx pull request 10658;
-//! mlx5dv.h, `MLX5DV_QP_CREATE_OOO_DP`; IBTA 9.5: an application shall not depend on the order of data writes to memory within a message). Immediate data, sends, reads
-//! and atomics find placed what was sent before them, and so does whoever is told by an acknowledgement. A completion finds its own message
-//! placed.
+//! mlx5dv.h, `MLX5DV_QP_CREATE_OOO_DP`; IBTA 9.5: an application shall not depend on the order of data writes to memory within a message). All
+//! earlier bytes are placed before immediate data, a send, a read or an atomic takes effect, and before an acknowledgement is sent. The bytes of a message are
+//! placed before its completion.
 #![allow(unsafe_code)] // copies to addresses that the key table resolved
 
 use super::receives::receive_error;
