@@ -107,7 +107,7 @@ fn about() -> Duration {
 }
 
 /// Runs all of them, and the suites.
-pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
+pub fn run_all(bundle: &Path, short: bool, tests: usize, report: &mut Report) {
     if !short {
         println!(
             "About {} s of the {} s are for what comes before the suites, which have the rest.",
@@ -125,7 +125,7 @@ pub fn run_all(bundle: &Path, short: bool, report: &mut Report) {
     here(&FIGURES, short, report);
     examples::run_all(bundle, short, report);
     sanitizer::run_all(bundle, report);
-    suites::run_all(bundle, short, report);
+    suites::run_all(bundle, short, tests, report);
 }
 
 fn here(list: &[Here], short: bool, report: &mut Report) {
