@@ -117,7 +117,7 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Whether success makes a completion. StreamFailure always does. An unsignaled request is known to be done when a later,
+    /// Whether success makes a completion. Failure always does. An unsignaled request is known to be done when a later,
     /// signaled one is.
     pub const fn signaled(mut self, signaled: bool) -> Work<'a> {
         self.signaled = signaled;

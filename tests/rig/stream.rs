@@ -124,6 +124,17 @@ impl Stream {
         }
     }
 
+    /// Whether it goes on behind work that failed.
+    pub fn continue_on_error(&self, continues: bool) {
+        match self {
+            Stream::Host(stream) => stream.continue_on_error(continues),
+            #[cfg(feature = "cuda")]
+            Stream::Cuda(stream) => stream.continue_on_error(continues),
+            #[cfg(feature = "cuda")]
+            Stream::Triggered(stream) => stream.kernels.continue_on_error(continues),
+        }
+    }
+
     fn executor(&self) -> &dyn Executor {
         match self {
             Stream::Host(stream) => stream,

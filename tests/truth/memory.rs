@@ -13,6 +13,8 @@ pub struct Memory {
     pub sources: Vec<Region>,
     pub targets: Vec<Region>,
     pub counters: Region,
+    /// A word of each step that swaps, 0 at first.
+    pub swaps: Region,
     /// Words that streams wait for, and behind them one that each step may write.
     pub words: Region,
 }
@@ -38,6 +40,7 @@ impl Memory {
             sources: (0..BANKS).map(bank).collect(),
             targets: (0..BANKS).map(bank).collect(),
             counters: region(8 * STEPS_MAX.div_ceil(ADDS_PER_COUNTER) as u64),
+            swaps: region(8 * STEPS_MAX as u64),
             words: region(4 * (GATES + STEPS_MAX) as u64),
         };
         for number in numbers {
@@ -103,6 +106,13 @@ impl Memory {
         )
     }
 
+    /// Whether the word of a step that swaps holds what it puts there.
+    pub fn is_swapped(&self, number: usize) -> bool {
+        let mut bytes = [0; 8];
+        self.swaps.read(swapped(number), &mut bytes).unwrap();
+        u64::from_le_bytes(bytes) == number as u64 + 1
+    }
+
     /// How often a step has added to its counter: 3 is three times or more.
     pub fn added(&self, number: usize) -> u64 {
         let (offset, one) = Memory::counter(number);
@@ -110,6 +120,11 @@ impl Memory {
         self.counters.read(offset, &mut bytes).unwrap();
         (u64::from_le_bytes(bytes) / one) & 3
     }
+}
+
+/// The word of a step that swaps, as an offset.
+pub fn swapped(number: usize) -> u64 {
+    8 * number as u64
 }
 
 /// Where the place of a step begins, in each of the sources and targets.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use doorbell::{Cause, Side, Status, Ticket, WcStatus, WorkError};
+use doorbell::{Cause, Error, Side, Status, Ticket, WcStatus, WorkError};
 
 use crate::memory::{Found, Memory, word};
 use crate::plan::{Call, Plan, Send, Step, Transfer};
@@ -200,7 +200,7 @@ impl Request {
         matches!(self.what, What::Wait { .. } | What::WaitValue { .. })
     }
 
-    fn side(&self) -> Side {
+    pub fn side(&self) -> Side {
         match &self.what {
             What::Recv { .. }
             | What::Wait {
@@ -214,7 +214,8 @@ impl Request {
     fn fills(&self) -> Option<(usize, u64)> {
         match &self.what {
             What::Send(send) => match send.transfer {
-                Transfer::Send | Transfer::SendInline | Transfer::FetchAdd => None,
+                Transfer::Send | Transfer::SendInline => None,
+                transfer if transfer.is_atomic() => None,
                 _ => Some((send.to, send.len_bytes)),
             },
             _ => None,
@@ -368,6 +369,32 @@ impl Model {
                     request.number
                 ),
             ),
+        }
+    }
+
+    /// What a wait for a ticket has answered.
+    pub fn waited(
+        &self,
+        number: usize,
+        ticket: &Ticket,
+        result: Result<(), Error>,
+        was_late: bool,
+    ) {
+        let status = ticket.status();
+        let is_right = match &result {
+            Ok(()) => status == Status::Complete,
+            Err(Error::Work(failure)) => {
+                matches!(status, Status::Failed(its) | Status::Unknown(its) if its == *failure)
+            }
+            Err(Error::State { .. }) => matches!(status, Status::Discarded | Status::Cancelled),
+            Err(Error::Timeout { .. }) => was_late,
+            Err(_) => false,
+        };
+        if !is_right {
+            self.lie(
+                "a wait for a ticket that answers otherwise",
+                format!("step {number}: {result:?}, and the ticket says {status:?}"),
+            );
         }
     }
 
@@ -547,6 +574,24 @@ impl Model {
                     self.lie(
                         "complete without its result",
                         format!("step {number}: {before:#x}"),
+                    );
+                }
+            }
+            What::Send(Send {
+                transfer: Transfer::CompareSwap,
+                to,
+                ..
+            }) => {
+                let mut bytes = [0; 8];
+                self.memory.targets[*to]
+                    .read(crate::memory::place(number), &mut bytes)
+                    .unwrap();
+                let (is_swapped, before) =
+                    (self.memory.is_swapped(number), u64::from_le_bytes(bytes));
+                if !is_swapped || before != 0 {
+                    self.lie(
+                        "complete and not swapped once",
+                        format!("step {number}: swapped: {is_swapped}, before: {before:#x}"),
                     );
                 }
             }
@@ -760,6 +805,7 @@ impl Model {
         if let What::Send(send) = &request.what {
             let times = match send.transfer {
                 Transfer::FetchAdd => self.memory.added(number),
+                Transfer::CompareSwap => self.memory.is_swapped(number).into(),
                 Transfer::Send | Transfer::SendInline => self.receipts(number) as u64,
                 _ => u64::from(arrived),
             };

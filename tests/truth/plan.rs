@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use doorbell::{EndpointConfig, Faults, Side};
 
-use crate::rig::Random;
+use crate::rig::{Random, strict};
 
 /// Calls in the longest plan. Each has a place of its own in every region.
 pub const STEPS_MAX: usize = 64;
@@ -24,13 +24,16 @@ pub struct Plan {
     pub seed: u64,
     /// The two endpoints of a pair are numbers `2 * pair` and `2 * pair + 1`.
     pub pairs: Vec<EndpointConfig>,
-    pub streams: usize,
+    /// Whether each stream goes on behind work that failed.
+    pub continues: Vec<bool>,
     pub threads: usize,
     pub steps: Vec<Step>,
     /// A post that finds its queue full is tried again for a while.
     pub insists: bool,
     /// Whether what is under way at the end gets time to complete before all endpoints are aborted.
     pub lingers: bool,
+    /// Whether the device does all the time what a card may do: place bytes late, read requests at their doorbell, take time for commands.
+    pub is_strict: bool,
 }
 
 /// One call. Its number stays the same when others are taken out of the plan.
@@ -60,6 +63,13 @@ pub enum Transfer {
     SendInline,
     Read,
     FetchAdd,
+    CompareSwap,
+}
+
+impl Transfer {
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Transfer::FetchAdd | Transfer::CompareSwap)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +80,7 @@ pub struct Send {
     pub pieces: u64,
     pub signaled: bool,
     pub fence: bool,
+    pub ordered: bool,
     pub wrong_key: bool,
     /// Regions here and there.
     pub from: usize,
@@ -166,6 +177,23 @@ pub enum Call {
     },
     Pause(u64),
     Failure(usize),
+    /// Waits for what an earlier step has posted.
+    Wait {
+        of: usize,
+        timeout: Duration,
+    },
+    WaitRoom {
+        end: usize,
+        side: Side,
+        count: u32,
+        timeout: Duration,
+    },
+    /// Whether an event has passed, or waits for it.
+    AskEvent {
+        event: usize,
+        timeout: Option<Duration>,
+    },
+    TakeFault(usize),
 }
 
 impl Plan {
@@ -205,11 +233,12 @@ impl Plan {
         Plan {
             seed,
             pairs,
-            streams,
+            continues: (0..streams).map(|_| makes.random.below(6) == 0).collect(),
             threads,
             steps,
             insists: is_storm || makes.random.below(4) == 0,
             lingers: makes.random.below(3) > 0,
+            is_strict: makes.random.below(2) == 0,
         }
     }
 
@@ -228,6 +257,36 @@ impl Plan {
             }
         }
         self
+    }
+
+    /// The faults that a step sets.
+    pub fn faults(&self, call: &Call) -> Option<Faults> {
+        let Call::Faults {
+            loss,
+            duplicate,
+            reorder,
+            delay_ns,
+        } = *call
+        else {
+            return None;
+        };
+        Some(Faults {
+            loss,
+            duplicate,
+            reorder,
+            delay_ns,
+            seed: self.seed,
+            ..self.usual_faults()
+        })
+    }
+
+    /// What the device does all the time.
+    pub fn usual_faults(&self) -> Faults {
+        if self.is_strict {
+            strict()
+        } else {
+            Faults::default()
+        }
     }
 }
 
@@ -320,10 +379,10 @@ impl Makes {
             return self.mischief();
         }
         let (ends, streams) = (self.ends, self.streams);
-        let kind = match self.random.below(91) {
+        let kind = match self.random.below(105) {
             _ if self.is_storm => return self.storm(number),
             64..=70 if !self.has(Feature::Kernels) => 0,
-            71 | 72 if !self.has(Feature::Events) => 0,
+            71 | 72 | 96..=103 if !self.has(Feature::Events) => 0,
             73 | 74 if !self.has(Feature::Values) => 0,
             kind => kind,
         };
@@ -383,7 +442,7 @@ impl Makes {
                 }
             }
             69 | 70 => Call::Open(self.below(GATES)),
-            71 => Call::Record {
+            71 | 96..=98 => Call::Record {
                 stream: self.below(streams),
                 event: self.below(EVENTS),
             },
@@ -408,6 +467,21 @@ impl Makes {
             80..=87 => self.receive(number),
             // Without one, a plan is about nothing any more once all of its endpoints have failed.
             88..=90 => self.reset(),
+            91 | 92 if number > 0 => Call::Wait {
+                of: self.below(number),
+                timeout: Duration::from_micros(self.random.below(3000)),
+            },
+            93..=95 => Call::WaitRoom {
+                end: self.below(ends),
+                side: self.side(),
+                count: self.random.below(6) as u32,
+                timeout: Duration::from_micros(self.random.below(3000)),
+            },
+            99..=103 => Call::AskEvent {
+                event: self.below(EVENTS),
+                timeout: *self.random.pick(&[None, Some(Duration::from_micros(500))]),
+            },
+            104 => Call::TakeFault(self.below(streams)),
             _ => Call::Pause(self.random.below(500)),
         }
     }
@@ -444,7 +518,7 @@ impl Makes {
     }
 
     fn send(&mut self, number: usize) -> Send {
-        use Transfer::{FetchAdd, Read, SendInline, Write, WriteImm, WriteInline};
+        use Transfer::{CompareSwap, FetchAdd, Read, SendInline, Write, WriteImm, WriteInline};
         // Few of those that take a receive: one that finds none holds up all behind it.
         let transfers = [
             Write,
@@ -454,14 +528,14 @@ impl Makes {
             Read,
             Read,
             FetchAdd,
-            FetchAdd,
+            CompareSwap,
             Transfer::Send,
             SendInline,
             WriteImm,
         ];
         let transfer = *self.random.pick(&transfers);
         let len_bytes = match transfer {
-            FetchAdd => 8,
+            FetchAdd | CompareSwap => 8,
             WriteInline | SendInline => 16 + 8 * self.random.below(7),
             _ => *self.random.pick(&[16, 64, 64, PLACE]),
         };
@@ -469,13 +543,14 @@ impl Makes {
             end: self.below(self.ends),
             transfer,
             len_bytes,
-            pieces: if transfer == FetchAdd {
+            pieces: if transfer.is_atomic() {
                 1
             } else {
                 1 + self.random.below(2)
             },
             signaled: self.without[Feature::Unsignaled as usize] || self.random.below(4) > 0,
             fence: self.random.below(8) == 0,
+            ordered: self.random.below(8) == 0,
             wrong_key: self.is_storm && self.random.below(3) == 0
                 || self.gremlin > 0 && self.random.below(25) == 0,
             from: self.below(BANKS),
@@ -524,30 +599,11 @@ impl Call {
             | Call::WaitCq { end, .. }
             | Call::Abort(end)
             | Call::DropEndpoint(end)
+            | Call::WaitRoom { end, .. }
             | Call::Failure(end) => Some(end / 2),
             Call::Reset { pair, .. } => Some(*pair),
             _ => None,
         }
-    }
-
-    pub fn faults(&self, seed: u64) -> Option<Faults> {
-        let Call::Faults {
-            loss,
-            duplicate,
-            reorder,
-            delay_ns,
-        } = *self
-        else {
-            return None;
-        };
-        Some(Faults {
-            loss,
-            duplicate,
-            reorder,
-            delay_ns,
-            seed,
-            ..Faults::default()
-        })
     }
 }
 
@@ -580,6 +636,12 @@ impl fmt::Display for Plan {
                 "let (a{number}, b{number}) = pair(send_depth({send_depth}).recv_depth({recv_depth}).ack_timeout({ack_timeout}).retry_count({retry_count})\
                  .rnr_retry({rnr_retry}).mtu_bytes({mtu_bytes}).wait_timeout({wait_timeout:?}));"
             )?;
+        }
+        for (stream, _) in (self.continues.iter().enumerate()).filter(|(_, goes_on)| **goes_on) {
+            writeln!(f, "s{stream}.continue_on_error(true);")?;
+        }
+        if self.is_strict {
+            writeln!(f, "device.set_faults(strict());")?;
         }
         for step in &self.steps {
             write!(f, "{step}")?;
@@ -615,12 +677,13 @@ impl fmt::Display for Step {
                 way(f, send.end, send.way, "send")?;
                 write!(
                     f,
-                    "{:?} {{ {} bytes in {}, signaled: {}, fence: {}, regions {} to {}{} }});",
+                    "{:?} {{ {} bytes in {}, signaled: {}, fence: {}, ordered: {}, regions {} to {}{} }});",
                     send.transfer,
                     send.len_bytes,
                     send.pieces,
                     send.signaled,
                     send.fence,
+                    send.ordered,
                     send.from,
                     send.to,
                     if send.wrong_key { ", wrong rkey" } else { "" }
@@ -706,6 +769,21 @@ impl fmt::Display for Step {
             }
             Call::Pause(us) => write!(f, "sleep({us} us);"),
             Call::Failure(end) => write!(f, "{}.failure();", end_name(*end)),
+            Call::Wait { of, timeout } => write!(f, "t{of}.wait({timeout:?});"),
+            Call::WaitRoom {
+                end,
+                side,
+                count,
+                timeout,
+            } => {
+                let end = end_name(*end);
+                write!(f, "{end}.wait_room({side:?}, {count}, {timeout:?});")
+            }
+            Call::AskEvent { event, timeout } => match timeout {
+                Some(timeout) => write!(f, "e{event}.synchronize({timeout:?});"),
+                None => write!(f, "e{event}.query();"),
+            },
+            Call::TakeFault(stream) => write!(f, "s{stream}.take_fault();"),
         }
     }
 }

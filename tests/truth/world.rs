@@ -10,7 +10,7 @@ use doorbell::{
     stream_write_value32,
 };
 
-use crate::memory::{Memory, place, word};
+use crate::memory::{Memory, place, swapped, word};
 use crate::model::{Launched, Lie, Life, Model, Request, imm, lock};
 use crate::plan::{Call, EVENTS, GATES, Kernel, Plan, Send, Step, Transfer, Way, end_name};
 use crate::rig::{Stream, stream};
@@ -30,6 +30,8 @@ struct End {
 /// A stream with all that was queued on it, in order.
 struct Lane {
     stream: Stream,
+    /// It goes on behind work that failed.
+    continues: bool,
     log: Vec<Entry>,
 }
 
@@ -141,7 +143,7 @@ impl<'a> World<'a> {
         );
         for step in &plan.steps {
             if let Call::Send(Send {
-                transfer: Transfer::FetchAdd,
+                transfer: Transfer::FetchAdd | Transfer::CompareSwap,
                 to,
                 ..
             }) = step.call
@@ -152,6 +154,7 @@ impl<'a> World<'a> {
             }
         }
         let model = Arc::new(Model::new(memory, plan, checks_faults));
+        device.set_faults(plan.usual_faults());
         let endpoint = |end: usize| Endpoint::new(&domain, &plan.pairs[end / 2]).unwrap();
         let mut endpoints: Vec<_> = (0..2 * plan.pairs.len()).map(endpoint).collect();
         for pair in endpoints.chunks_mut(2) {
@@ -178,10 +181,13 @@ impl<'a> World<'a> {
                     })
                 })
                 .collect(),
-            lanes: (0..plan.streams)
-                .map(|number| {
+            lanes: (plan.continues.iter().enumerate())
+                .map(|(number, continues)| {
+                    let stream = stream(&format!("s{number}"));
+                    stream.continue_on_error(*continues);
                     Mutex::new(Lane {
-                        stream: stream(&format!("s{number}")),
+                        stream,
+                        continues: *continues,
                         log: Vec::new(),
                     })
                 })
@@ -320,7 +326,7 @@ impl<'a> World<'a> {
             Call::DropEndpoint(end) => drop(lock(&self.ends[*end]).endpoint.take()),
             Call::Faults { .. } => {
                 self.device
-                    .set_faults(step.call.faults(self.plan.seed).unwrap());
+                    .set_faults(self.plan.faults(&step.call).unwrap());
             }
             Call::Freeze(is_frozen) => {
                 self.device.set_frozen(*is_frozen);
@@ -343,6 +349,30 @@ impl<'a> World<'a> {
                 let end = lock(&self.ends[*end]);
                 if let Some(failure) = end.endpoint.as_ref().and_then(Endpoint::failure) {
                     self.model.failed(&end.life, failure);
+                }
+            }
+            Call::Wait { of, timeout } => {
+                let request = self.model.requests.get(*of).and_then(Option::as_ref);
+                if let Some(ticket) = request.and_then(|request| request.trail().ticket.clone()) {
+                    let started = Instant::now();
+                    let result = ticket.wait(Some(*timeout));
+                    let was_late = started.elapsed() >= *timeout;
+                    self.model.waited(*of, &ticket, result, was_late);
+                }
+            }
+            Call::WaitRoom {
+                end,
+                side,
+                count,
+                timeout,
+            } => self.wait_room(*end, *side, *count, *timeout),
+            Call::AskEvent { event, timeout } => self.ask_event(*event, *timeout),
+            Call::TakeFault(stream) => {
+                let mut lane = self.lane(*stream);
+                match lane.stream.take_fault() {
+                    Some(Error::Asynchronous { .. }) => lane.log.push(Entry::Report),
+                    Some(error) => self.model.lie("unexpected error", format!("{error:?}")),
+                    None => {}
                 }
             }
         }
@@ -368,6 +398,7 @@ impl<'a> World<'a> {
         let (source, target) = match send.transfer {
             Transfer::Read => (&memory.targets[send.to], &memory.sources[send.from]),
             Transfer::FetchAdd => (&memory.targets[send.to], &memory.counters),
+            Transfer::CompareSwap => (&memory.targets[send.to], &memory.swaps),
             _ => (&memory.sources[send.from], &memory.targets[send.to]),
         };
         let mut remote = target.remote();
@@ -376,6 +407,7 @@ impl<'a> World<'a> {
         }
         let (offset, one) = match send.transfer {
             Transfer::FetchAdd => Memory::counter(number),
+            Transfer::CompareSwap => (swapped(number), 0),
             _ => (place(number), 0),
         };
         let remote = remote.slice(offset, send.len_bytes).unwrap();
@@ -400,6 +432,7 @@ impl<'a> World<'a> {
             Transfer::SendInline => Work::send_inline(&bytes),
             Transfer::Read => Work::read(&slices, remote),
             Transfer::FetchAdd => Work::fetch_add(&slices, remote, one),
+            Transfer::CompareSwap => Work::compare_swap(&slices, remote, 0, number as u64 + 1),
         };
         if let Some(imm) = imm(number, send.transfer) {
             work = work.imm(imm);
@@ -407,7 +440,8 @@ impl<'a> World<'a> {
         let work = work
             .wr_id(number as u64 + 1)
             .signaled(send.signaled)
-            .fence(send.fence);
+            .fence(send.fence)
+            .ordered(send.ordered);
         self.operation(
             number,
             send.end,
@@ -430,6 +464,9 @@ impl<'a> World<'a> {
                 .refused(request, "its endpoint was dropped before");
         };
         let failure = endpoint.failure();
+        // In every third step it is known whether there is room.
+        let side = (number.is_multiple_of(3) && !request.is_wait()).then(|| request.side());
+        let room = side.map_or(0, |side| endpoint.room(side));
         let mut lane = None;
         let result = match way {
             Way::Now => {
@@ -476,6 +513,12 @@ impl<'a> World<'a> {
             }
             Err(error) => {
                 self.model.refused(request, "the call that posts it failed");
+                if room > 0 && matches!(error, Error::QueueFull { .. }) {
+                    self.model.lie(
+                        "full though there is room",
+                        format!("step {number}: room for {room}"),
+                    );
+                }
                 match error {
                     Error::Work(failure) => self.model.failed(life, failure),
                     // Not connected, nothing to wait for, or not its turn; a deregistered region; its stream is not done in time (sync).
@@ -488,6 +531,83 @@ impl<'a> World<'a> {
                         .lie("unexpected error", format!("step {number}: {error:?}")),
                 }
             }
+        }
+    }
+
+    fn wait_room(&self, end: usize, side: Side, count: u32, timeout: Duration) {
+        let mut locked = lock(&self.ends[end]);
+        let End { endpoint, life } = &mut *locked;
+        let Some(endpoint) = endpoint else { return };
+        let started = Instant::now();
+        let result = endpoint.wait_room(side, count, Some(timeout));
+        let elapsed = started.elapsed();
+        // Nobody else posts to it, or takes back what is prepared, until this call is over.
+        let room = endpoint.room(side);
+        let depth = match side {
+            Side::Send => endpoint.config().send_depth,
+            Side::Recv => endpoint.config().recv_depth,
+        };
+        let is_right = match &result {
+            Ok(()) => room >= count || endpoint.failure().is_some(),
+            Err(Error::Timeout { .. }) => elapsed >= timeout,
+            Err(Error::QueueFull { .. }) => room < count,
+            Err(Error::Range { .. }) => count > depth,
+            Err(Error::Work(failure)) => {
+                self.model.failed(life, *failure);
+                true
+            }
+            Err(Error::State { .. }) => true,
+            Err(_) => false,
+        };
+        if !is_right || room > depth {
+            self.model.lie(
+                "not the room that is there",
+                format!(
+                    "{}, {side:?}: room for {room} of {depth}, and {result:?} for {count}",
+                    end_name(end)
+                ),
+            );
+        }
+    }
+
+    fn ask_event(&self, event: usize, timeout: Option<Duration>) {
+        let recorded = lock(&self.events[event]);
+        let result = match timeout {
+            None => recorded.event.query(),
+            Some(timeout) => match recorded.event.synchronize(Some(timeout)) {
+                Err(Error::Timeout { .. }) => Ok(false),
+                result => result.map(|()| true),
+            },
+        };
+        let at = recorded.at;
+        drop(recorded);
+        match (result, at) {
+            (Ok(true), Some((stream, entries))) => {
+                let lane = self.lane(stream);
+                let before = Lane::last_kernel(&lane.log[..entries]);
+                let continues = lane.continues;
+                drop(lane);
+                if let Some(kernel) = before.filter(|kernel| kernel.ended() == 0) {
+                    self.model.lie(
+                        "an event that has not passed",
+                        format!("event {event}: kernel {} is not over", kernel.number),
+                    );
+                }
+                // A stream that goes on reports a failure once, and by no event.
+                let failures = self.failures(stream);
+                if let (Some(Some(by)), false) = (failures.get(entries), continues) {
+                    self.model.lie(
+                        "an event without its failure",
+                        format!("event {event} is behind step {by}, which failed"),
+                    );
+                }
+            }
+            (Ok(false), None) => self.model.lie(
+                "an event that has not passed",
+                format!("event {event} was never recorded"),
+            ),
+            (Ok(_) | Err(Error::Asynchronous { .. }), _) => {}
+            (Err(error), _) => self.model.lie("unexpected error", format!("{error:?}")),
         }
     }
 
@@ -855,7 +975,9 @@ impl<'a> World<'a> {
         // By an event of a stream that had failed.
         let mut poisoned = None;
         for (at, entry) in lane.log.iter().enumerate() {
-            let failed = failures[stream][at].or(poisoned);
+            let failed = failures[stream][at]
+                .or(poisoned)
+                .filter(|_| !lane.continues);
             match entry {
                 Entry::Abort(aborted_at) => {
                     self.settle_abort(stream, &lane.log[..at], *aborted_at);
@@ -869,7 +991,10 @@ impl<'a> World<'a> {
                     if *of != stream {
                         after.extend(Lane::last_kernel(&self.lane(*of).log[..*entries]));
                     }
-                    if self.model.checks_faults && lane.stream.host().is_some() {
+                    if self.model.checks_faults
+                        && lane.stream.host().is_some()
+                        && !self.plan.continues[*of]
+                    {
                         poisoned = poisoned.or(failures[*of][*entries]);
                     }
                 }
