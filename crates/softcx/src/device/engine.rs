@@ -7,29 +7,15 @@ use std::time::{Duration, Instant};
 
 use crate::device::core::DeviceCore;
 use crate::device::inbox::InboxBell;
-use crate::device::pace::{self, EnginePace, Rest};
+use crate::device::pace::{EnginePace, Rest};
 use crate::{Error, Result};
 use doorbell_wire::memory::NumberSet;
 
-/// How long the engine spins with nothing to do before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
-/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
-const UNHEARD_SPIN: Duration = Duration::from_micros(200);
-/// For how long it expects more of those.
-const UNHEARD_FOR: Duration = Duration::from_secs(1);
 /// How long it keeps out of the way while somebody else makes the device's progress.
 const NAP: Duration = Duration::from_micros(50);
 /// The same when that somebody has been at it for a while. Long enough for the scheduler to see a core at rest: it moves no thread to a
 /// core whose rests are shorter than what a migration costs (0.5 ms), and application and stream would share the other one.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
-const SLEEP: Duration = Duration::from_millis(1);
-/// The same for a device with nothing to do for [`DOZE_AFTER`].
-const DOZE: Duration = Duration::from_millis(10);
-/// How long an engine steps aside for those who wait for the core.
-const STEP_ASIDE: Duration = Duration::from_micros(2);
-/// When an idle device becomes one that is not used.
-const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct EngineCore {
@@ -45,15 +31,14 @@ pub(super) struct EngineCore {
     pub(super) any_rung: AtomicBool,
     /// How many wait for the core to do something with it.
     wanted: AtomicU32,
-    /// Of a device on a fabric, which programs may ring unheard.
-    pace: Option<EnginePace>,
+    pace: EnginePace,
 }
 
 /// Registers of idle queue pairs looked at when the engine wakes by itself: doorbells of executors that cannot tell.
 const IDLE_LOOKS: usize = 64;
 
 impl EngineCore {
-    fn new(core: DeviceCore, pace: Option<EnginePace>) -> EngineCore {
+    fn new(core: DeviceCore, pace: EnginePace) -> EngineCore {
         let bell = core.inbox().bell();
         EngineCore {
             core: Mutex::new(core),
@@ -110,32 +95,41 @@ impl EngineCore {
         worked
     }
 
-    /// The engine of a device that is also rung unheard.
-    fn run_at(&self, pace: EnginePace) {
-        pace::wake_promptly();
-        let pace = pace.calibrated();
+    /// Lets whoever makes the device's progress have it for so long. Whether there is something to do for the engine all the same.
+    fn nap(&self, pace: &EnginePace, time: Duration) -> bool {
+        if pace.is_told() {
+            std::thread::sleep(time);
+            return false;
+        }
+        // Whoever drives says when it stops, and is told of what comes after that by the bell.
+        // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
+        // do has a driver.
+        let last_look = || {
+            if let Some(mut core) = self.try_lock() {
+                self.turn(&mut core, self.now_ns());
+            }
+            self.stop.load(Ordering::Acquire)
+        };
+        self.bell.sleep(time, last_look)
+    }
+
+    fn run(&self) {
+        let mut pace = self.pace.begun();
         let mut seen = 0;
         let mut idle_since: Option<Instant> = None;
         let mut nap = NAP;
+        let mut napped = false;
         while !self.stop.load(Ordering::Acquire) {
             if self.wanted.load(Ordering::Relaxed) != 0 {
-                std::thread::sleep(STEP_ASIDE);
+                pace.step_aside();
             }
             let driven = self.driven.load(Ordering::Relaxed);
             if driven != seen {
-                seen = driven;
-                idle_since = None;
-                // Whoever drives says when it stops, and is told of what comes after that by the bell.
-                // A packet may have come while the bell was silent, and the driver gone before it: hence one turn. One that finds much to
-                // do has a driver.
-                let last_look = || {
-                    if let Some(mut core) = self.try_lock() {
-                        self.turn(&mut core, self.now_ns());
+                (seen, idle_since, napped) = (driven, None, true);
+                if !self.nap(&pace, nap) {
+                    if !pace.expects_unheard() {
+                        nap = (nap * 2).min(LONGEST_NAP);
                     }
-                    self.stop.load(Ordering::Acquire)
-                };
-                if !self.bell.sleep(nap, last_look) {
-                    nap = (nap * 2).min(LONGEST_NAP);
                     continue;
                 }
                 seen = self.driven.load(Ordering::Relaxed);
@@ -143,10 +137,15 @@ impl EngineCore {
             nap = NAP;
             let Some(mut core) = self.try_lock() else {
                 // Whoever has it may be waiting for this very core of the machine.
-                std::thread::sleep(STEP_ASIDE);
+                pace.step_aside();
                 continue;
             };
-            if self.turn(&mut core, self.now_ns()) {
+            let worked = self.turn(&mut core, self.now_ns());
+            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
+            if std::mem::take(&mut napped) && worked {
+                pace.found_unheard();
+            }
+            if worked {
                 idle_since = None;
                 continue;
             }
@@ -159,84 +158,19 @@ impl EngineCore {
                 core.look_at_all_pages();
             }
             drop(core);
-            match rest {
-                Rest::Spin => std::hint::spin_loop(),
-                Rest::Nap(time) => std::thread::sleep(time),
-                Rest::Sleep(time) => {
-                    let last_look = || {
-                        let found = self.turn(&mut self.lock(), self.now_ns());
-                        if found {
-                            idle_since = None;
-                        }
-                        found || self.stop.load(Ordering::Acquire)
-                    };
-                    self.bell.sleep(time, last_look);
+            let time = match rest {
+                Rest::Spin => {
+                    std::hint::spin_loop();
+                    continue;
                 }
-            }
-        }
-    }
-
-    fn run(&self) {
-        if let Some(pace) = self.pace {
-            return self.run_at(pace);
-        }
-        let mut seen = 0;
-        let mut idle_since = None;
-        let mut unheard: Option<Instant> = None;
-        let expects_more = |unheard: Option<Instant>| {
-            unheard.is_some_and(|at: Instant| at.elapsed() < UNHEARD_FOR)
-        };
-        let mut nap = NAP;
-        let mut napped = false;
-        while !self.stop.load(Ordering::Acquire) {
-            if self.wanted.load(Ordering::Relaxed) != 0 {
-                std::thread::yield_now();
-            }
-            let driven = self.driven.load(Ordering::Relaxed);
-            if driven != seen {
-                seen = driven;
-                idle_since = None;
-                std::thread::sleep(nap);
-                if !expects_more(unheard) {
-                    nap = (nap * 2).min(LONGEST_NAP);
+                Rest::Nap(time) => {
+                    std::thread::sleep(time);
+                    continue;
                 }
-                napped = true;
-                continue;
-            }
-            nap = NAP;
-            let worked = self
-                .try_lock()
-                .is_some_and(|mut core| self.turn(&mut core, self.now_ns()));
-            // Nobody has made progress in all of its nap, and yet there was some to make: it is of one who cannot.
-            if std::mem::take(&mut napped) && worked {
-                unheard = Some(Instant::now());
-            }
-            if worked {
-                idle_since = None;
-                continue;
-            }
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            let idle = since.elapsed();
-            if idle < SPIN || (idle < UNHEARD_SPIN && expects_more(unheard)) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now_ns = self.now_ns();
-            let due = self.lock().next_due_ns(now_ns);
-            let longest = if since.elapsed() < DOZE_AFTER {
-                SLEEP
-            } else {
-                DOZE
+                Rest::Sleep(time) => time,
             };
-            let timeout = due.map_or(longest, |due| {
-                Duration::from_nanos(due.saturating_sub(now_ns)).min(longest)
-            });
-            if timeout.is_zero() {
-                std::thread::yield_now();
-                continue;
-            }
             let mut woken = false;
-            self.bell.sleep(timeout, || {
+            self.bell.sleep(time, || {
                 woken =
                     self.stop.load(Ordering::Acquire) || self.turn(&mut self.lock(), self.now_ns());
                 woken
@@ -247,7 +181,7 @@ impl EngineCore {
                 idle_since = None;
             }
             if found && !woken {
-                unheard = Some(Instant::now());
+                pace.found_unheard();
             }
         }
     }
@@ -260,8 +194,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Sets a core to work; at a pace if clients ring it unheard.
-    pub(super) fn start(core: DeviceCore, pace: Option<EnginePace>) -> Result<Engine> {
+    /// Sets a core to work.
+    pub(super) fn start(core: DeviceCore, pace: EnginePace) -> Result<Engine> {
         let nic = Arc::new(EngineCore::new(core, pace));
         let engine = Arc::clone(&nic);
         let thread = std::thread::Builder::new()
@@ -281,7 +215,7 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn resting(core: DeviceCore) -> Engine {
         Engine {
-            nic: Arc::new(EngineCore::new(core, None)),
+            nic: Arc::new(EngineCore::new(core, EnginePace::told())),
             thread: None,
         }
     }

@@ -88,7 +88,7 @@ impl Device {
             faults.set_all(&list)?;
             core.set_faults(faults);
         }
-        Device::with(core, None, Function::default())
+        Device::with(core, EnginePace::told(), Function::default())
     }
 
     /// Makes a device with an engine thread on a named fabric: it has a number there, by which others find it.
@@ -96,8 +96,8 @@ impl Device {
     /// # Errors
     /// As [`Device::open`]; [`Error::State`] if the fabric's name is none, or it has no number left.
     pub fn on_fabric(options: &DeviceOptions) -> Result<Device> {
-        let pace = Some(EnginePace::new());
-        Device::with(Device::core_of(options)?, pace, options.function)
+        let core = Device::core_of(options)?;
+        Device::with(core, EnginePace::unheard(), options.function)
     }
 
     fn core_of(options: &DeviceOptions) -> Result<DeviceCore> {
@@ -109,7 +109,7 @@ impl Device {
         Ok(core)
     }
 
-    fn with(mut core: DeviceCore, pace: Option<EnginePace>, function: Function) -> Result<Device> {
+    fn with(mut core: DeviceCore, pace: EnginePace, function: Function) -> Result<Device> {
         let link = core.fabric().map_or(LinkLayer::default(), Fabric::link);
         if function.foreign_gid && link == LinkLayer::Ethernet {
             core.gid_index = Some(1);

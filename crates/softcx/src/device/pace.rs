@@ -1,4 +1,7 @@
-//! When an engine looks that nobody calls.
+//! When an engine looks for something to do.
+//!
+//! Queue pairs of this process ring a bell, unless a GPU rings them. So the engine sleeps when it has found nothing for a while, looks for the
+//! doorbells of GPUs each time it wakes, and expects more of them for a time once it has found one.
 //!
 //! The queue pairs of clients ring by storing to a page, and no store wakes a thread. So while one of them can ring, the engine
 //! looks again and again: at once after it had something to do, then after ever longer sleeps, each a small part of the time since.
@@ -9,6 +12,21 @@
 #![allow(unsafe_code)] // scheduling of the calling thread
 
 use std::time::{Duration, Instant};
+
+/// How long an engine that is told spins with nothing to do before it sleeps.
+const TOLD_SPIN: Duration = Duration::from_micros(20);
+/// The same when it has found a doorbell in its sleep that nobody told it of: a GPU's, whose kernels take their time between two of them.
+const UNHEARD_SPIN: Duration = Duration::from_micros(200);
+/// For how long it expects more of those.
+const UNHEARD_FOR: Duration = Duration::from_secs(1);
+/// How long it sleeps at most. Doorbells by executors that cannot ring the bell (a GPU) are looked for each time it wakes.
+const TOLD_SLEEP: Duration = Duration::from_millis(1);
+/// The same for a device with nothing to do for [`DOZE_AFTER`].
+const DOZE: Duration = Duration::from_millis(10);
+/// When an idle device becomes one that is not used.
+const DOZE_AFTER: Duration = Duration::from_millis(100);
+/// How long an engine that is not told steps aside for those who wait for the core.
+const STEP_ASIDE: Duration = Duration::from_micros(2);
 
 /// Sleeps are this part of the time since there was something to do.
 const PART: u32 = 32;
@@ -59,26 +77,88 @@ impl Rest {
     }
 }
 
-/// The pace of a device that clients ring unheard.
+/// By whom a device is rung.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct EnginePace {
+pub(super) enum EnginePace {
+    /// By those who ring the bell as well, and by GPUs, which cannot: when a doorbell of theirs was found last.
+    Told { unheard: Option<Instant> },
+    /// By clients that store to a page.
+    Unheard(Unheard),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unheard {
     spin: Duration,
     shortest: Duration,
 }
 
 impl EnginePace {
-    pub(super) fn new() -> EnginePace {
+    pub(super) fn told() -> EnginePace {
+        EnginePace::Told { unheard: None }
+    }
+
+    pub(super) fn unheard() -> EnginePace {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        EnginePace {
+        EnginePace::Unheard(Unheard {
             spin: if cores < MANY_CORES { SPIN } else { LONG_SPIN },
             shortest: SHORTEST,
+        })
+    }
+
+    pub(super) fn is_told(&self) -> bool {
+        matches!(self, EnginePace::Told { .. })
+    }
+
+    /// This pace in the thread of the engine, which is the calling one.
+    pub(super) fn begun(self) -> EnginePace {
+        match self {
+            EnginePace::Unheard(pace) => {
+                wake_promptly();
+                EnginePace::Unheard(pace.calibrated())
+            }
+            told => told,
         }
     }
 
+    /// Lets somebody have the core who waits for it.
+    pub(super) fn step_aside(&self) {
+        if self.is_told() {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(STEP_ASIDE);
+        }
+    }
+
+    /// There was something to do that nobody had told the engine of.
+    pub(super) fn found_unheard(&mut self) {
+        if let EnginePace::Told { unheard } = self {
+            *unheard = Some(Instant::now());
+        }
+    }
+
+    /// Whether the next doorbell is likely to be one of which the engine is not told.
+    pub(super) fn expects_unheard(&self) -> bool {
+        matches!(self, EnginePace::Told { unheard: Some(at) } if at.elapsed() < UNHEARD_FOR)
+    }
+
+    /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
+    /// `pages`: how many a client could ring.
+    pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
+        match self {
+            EnginePace::Unheard(pace) => pace.rest(idle, driven, pages),
+            EnginePace::Told { .. } if idle < TOLD_SPIN => Rest::Spin,
+            EnginePace::Told { .. } if idle < UNHEARD_SPIN && self.expects_unheard() => Rest::Spin,
+            EnginePace::Told { .. } if idle < DOZE_AFTER => Rest::Sleep(TOLD_SLEEP),
+            EnginePace::Told { .. } => Rest::Sleep(DOZE),
+        }
+    }
+}
+
+impl Unheard {
     /// This pace with sleeps that are sleeps, on this machine, for the calling thread. To set a timer and to take its interrupt cost
     /// 20 us on some virtual machines. A timer that is due before the thread has gone to sleep wakes it on the spot, and a client
     /// that waits for the core does not get it: not once, however often that is repeated.
-    pub(super) fn calibrated(self) -> EnginePace {
+    fn calibrated(self) -> Unheard {
         let nap = |_| {
             let start = Instant::now();
             std::thread::sleep(Duration::from_nanos(1));
@@ -87,12 +167,10 @@ impl EnginePace {
         let least = (0..NAPS).map(nap).min().unwrap_or_default();
         // Somewhat more than the half of it that comes before the sleep.
         let shortest = (least * 3 / 5).clamp(SHORTEST, SHORTEST_DRIVEN);
-        EnginePace { shortest, ..self }
+        Unheard { shortest, ..self }
     }
 
-    /// `idle`: how long there has been nothing to do; `driven`: whether a client's polls do the device's work at times;
-    /// `pages`: how many a client could ring.
-    pub(super) fn rest(&self, idle: Duration, driven: bool, pages: usize) -> Rest {
+    fn rest(self, idle: Duration, driven: bool, pages: usize) -> Rest {
         let longest = LONGEST + LONGER_A_PAGE * pages.min(10_000) as u32;
         if driven && pages > 0 {
             return Rest::Sleep((idle / PART).clamp(SHORTEST_DRIVEN, longest));
@@ -114,7 +192,7 @@ impl EnginePace {
 
 /// Has the scheduler wake the calling thread on time, and put it before threads that run on and on. What the kernel does not know, it
 /// refuses, and nothing is lost.
-pub(super) fn wake_promptly() {
+fn wake_promptly() {
     // SAFETY: takes numbers only, and is about the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
     let attributes = SchedAttr {
@@ -148,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_pause_costs_a_small_part_of_itself_and_idleness_next_to_nothing() {
-        let pace = EnginePace {
+        let pace = Unheard {
             spin: SPIN,
             shortest: SHORTEST,
         };
