@@ -95,6 +95,8 @@ impl Qp {
     }
 
     fn not_ready(&mut self, context: &mut DeviceParts) {
+        // The answer acknowledges what came before.
+        self.place_late(context);
         if !self.is_receiving() {
             // The queue itself was at fault.
             return;

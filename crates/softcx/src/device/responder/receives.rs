@@ -19,6 +19,8 @@ impl Qp {
         {
             self.complete_recv(context, receive_error(index, syndrome));
             if self.parts.transport == Transport::Rc {
+                // The answer acknowledges what came before.
+                self.place_late(context);
                 let psn = self.responder.expected_psn;
                 self.answer(PacketKind::Ack, psn, AckCode::OperationalError, 0);
             }

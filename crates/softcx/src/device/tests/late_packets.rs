@@ -112,6 +112,28 @@ fn what_a_refusal_acknowledges_is_placed() {
     assert_eq!(b.read(0, 8), [7; 8]);
 }
 
+/// So does the answer of a receiver that is not ready.
+#[test]
+fn what_a_receiver_that_is_not_ready_acknowledges_is_placed() {
+    let mut world = World::new(1);
+    let (mut a, b) = world.pair(Shape::default());
+    world.set_faults(Faults {
+        late_writes_ns: 50_000,
+        ..Faults::default()
+    });
+    a.post(
+        &SendRequest::write(b.at(0), b.key)
+            .inline(&[7; 8])
+            .signaled(true),
+    );
+    // Of several packets, of which the last asks for a receive.
+    let list = [a.segment(4096, 20_000)];
+    a.post(&SendRequest::write_imm(b.at(4096), b.key, 7).segments(&list));
+    a.ring();
+    assert!(world.run(|| a.sent().is_some()));
+    assert_eq!(b.read(0, 8), [7; 8]);
+}
+
 /// What is not placed is not acknowledged.
 #[test]
 fn a_queue_pair_that_fails_acknowledges_nothing_that_was_late() {
