@@ -585,9 +585,18 @@ impl<'a> World<'a> {
             (Ok(true), Some((stream, entries))) => {
                 let lane = self.lane(stream);
                 let before = Lane::last_kernel(&lane.log[..entries]);
+                // One that had not begun when its stream was aborted, or had failed, never will.
+                let was_discarded = lane.log[..entries]
+                    .iter()
+                    .rev()
+                    .take_while(|entry| !matches!(entry, Entry::Kernel(_)))
+                    .any(|entry| matches!(entry, Entry::Abort(_) | Entry::Report));
                 let continues = lane.continues;
                 drop(lane);
-                if let Some(kernel) = before.filter(|kernel| kernel.ended() == 0) {
+                let is_under_way = |kernel: &Arc<Launched>| {
+                    kernel.ended() == 0 && (kernel.started() != 0 || !was_discarded)
+                };
+                if let Some(kernel) = before.filter(is_under_way) {
                     self.model.lie(
                         "an event that has not passed",
                         format!("event {event}: kernel {} is not over", kernel.number),
