@@ -144,6 +144,19 @@ int gpu_check_look(const void *const arguments[], uint64_t thread)
     return SUCCESS;
 }
 
+int gpu_check_time(const void *const arguments[], uint64_t thread)
+{
+    struct measured_times times;
+
+    (void)thread;
+    memcpy(&times, arguments[0], sizeof times);
+    if (!reach(&times.host, 4) || !reach(&times.gpu, 4) || !reach(&times.ping, 4) || !reach(&times.pong, 4) || !reach(&times.code, 4) ||
+        !reach(&times.took_ns, 8 * MEASURED_TIMES))
+        return ILLEGAL_ADDRESS;
+    dbl_store_dword((void *)(uintptr_t)times.code, (uint32_t)measured_time(&times));
+    return SUCCESS;
+}
+
 int gpu_check_flood(const void *const arguments[], uint64_t thread)
 {
     struct measured_flood flood;

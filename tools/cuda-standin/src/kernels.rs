@@ -37,6 +37,7 @@ unsafe extern "C" {
     fn gpu_check_ring(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_put(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_look(arguments: *const *const c_void, thread: u64) -> u32;
+    fn gpu_check_time(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_flood(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_post(arguments: *const *const c_void, thread: u64) -> u32;
     fn gpu_check_full(arguments: *const *const c_void, thread: u64) -> u32;
@@ -103,6 +104,12 @@ static KERNELS: &[Kernel] = &[
         parameters: &[24],
         once: true,
         run: Run::C(gpu_check_look),
+    },
+    Kernel {
+        name: c"gpu_check_time",
+        parameters: &[56],
+        once: true,
+        run: Run::C(gpu_check_time),
     },
     Kernel {
         name: c"gpu_check_flood",

@@ -24,8 +24,10 @@ mod report;
 mod sanitizer;
 mod steps;
 mod suites;
+mod times;
 mod verdicts;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     }
     let bundle = value("--bundle").map_or_else(|| PathBuf::from("."), PathBuf::from);
     let out = value("--out").map_or_else(|| PathBuf::from("."), PathBuf::from);
+    let _held = open_gpus();
     let mut report = Report::begin(short, out.clone());
     let tests = value("--tests").map_or(Ok(usize::MAX), |text| text.parse());
     let Ok(tests) = tests else {
@@ -65,4 +68,14 @@ fn main() -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
+}
+
+/// The driver's files of the GPUs. Each step is a process, and without one that has a GPU open the driver resets it: the next process then
+/// waits for seconds. nvidia-persistenced holds them in the same way (`nvidia_open` in the driver's kernel-open/nvidia/nv.c starts the GPU).
+fn open_gpus() -> Vec<File> {
+    let open = |number| {
+        let file = format!("/dev/nvidia{number}");
+        File::options().read(true).write(true).open(file).ok()
+    };
+    (0..16).filter_map(open).collect()
 }

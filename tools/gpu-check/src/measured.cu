@@ -20,6 +20,11 @@ extern "C" __global__ void gpu_check_look(const __grid_constant__ measured_looks
 	*(uint64_t *)looks.took_ns = measured_looked(&looks);
 }
 
+extern "C" __global__ void gpu_check_time(const __grid_constant__ measured_times times)
+{
+	*(int *)times.code = measured_time(&times);
+}
+
 extern "C" __global__ void gpu_check_put(const __grid_constant__ measured_puts puts)
 {
 	const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;

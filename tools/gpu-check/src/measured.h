@@ -9,6 +9,8 @@
 
 /* Longer than anything takes that is not a failure, also under compute-sanitizer. */
 #define MEASURED_BOUND_NS 10000000000u
+/* What was read is not what was stored, or put. */
+enum { MEASURED_WRONG = -1000 };
 
 /* A thread of the host watches for the doorbell: it says go, and takes the time until it sees the flag. */
 struct measured_bells {
@@ -73,6 +75,72 @@ DBL_DEVICE uint64_t measured_looked(const struct measured_looks *looks)
 	return dbl_now_ns() - start_ns;
 }
 
+/* What a kernel's fences, looks and round trips take. */
+enum measured_fence_kind { MEASURED_SC_SYS, MEASURED_ALL_SYS, MEASURED_ALL_GPU, MEASURED_FENCES };
+
+struct measured_times {
+	uint64_t host;    /* uint32_t of the host */
+	uint64_t gpu;     /* uint32_t of the GPU */
+	uint64_t ping;    /* uint32_t of the host, which a thread of it */
+	uint64_t pong;    /* answers here */
+	uint64_t took_ns; /* uint64_t[MEASURED_TIMES]: each kind of fence alone and behind a store to the host, looks at both, round trips */
+	uint64_t code;    /* int32_t */
+	uint32_t count;   /* of each */
+	uint32_t reserved;
+};
+
+enum { MEASURED_TIMES = 2 * MEASURED_FENCES + 3 };
+
+DBL_DEVICE void measured_fence(uint32_t kind)
+{
+#ifdef __CUDA_ARCH__
+	if (kind == MEASURED_SC_SYS)
+		asm volatile("fence.sc.sys;" ::: "memory");
+	else if (kind == MEASURED_ALL_SYS)
+		asm volatile("fence.acq_rel.sys;" ::: "memory");
+	else
+		asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#else
+	if (kind == MEASURED_SC_SYS)
+		dbl_fence_system();
+	else
+		dbl_fence_release();
+#endif
+}
+
+DBL_DEVICE int measured_time(const struct measured_times *times)
+{
+	uint64_t *took_ns = (uint64_t *)(uintptr_t)times->took_ns;
+	uint64_t start_ns;
+	uint32_t way, at;
+	int code = DOORBELL_OK;
+
+	for (way = 0; way < 2 * MEASURED_FENCES; way++) {
+		start_ns = dbl_now_ns();
+		for (at = 0; at < times->count; at++) {
+			if (way % 2 != 0)
+				dbl_store_dword((void *)(uintptr_t)times->host, 0);
+			measured_fence(way / 2);
+		}
+		*took_ns++ = dbl_now_ns() - start_ns;
+	}
+	for (way = 0; way < 2; way++) {
+		const uint64_t word = way == 0 ? times->host : times->gpu;
+		start_ns = dbl_now_ns();
+		for (at = 0; at < times->count; at++)
+			if (dbl_load_dword((const void *)(uintptr_t)word) != 0)
+				return MEASURED_WRONG;
+		*took_ns++ = dbl_now_ns() - start_ns;
+	}
+	start_ns = dbl_now_ns();
+	for (at = 1; at <= times->count && code == DOORBELL_OK; at++) {
+		dbl_store_dword((void *)(uintptr_t)times->ping, at);
+		code = doorbell_kernel_wait_value32((const uint32_t *)(uintptr_t)times->pong, DOORBELL_WAIT_GEQ, at, MEASURED_BOUND_NS, NULL);
+	}
+	*took_ns = dbl_now_ns() - start_ns;
+	return code;
+}
+
 /* Threads that post to queues: puts of 8 bytes to a place of their own, and as many additions to one counter. */
 struct measured_puts {
 	uint64_t queues; /* struct doorbell_queue for each */
@@ -105,8 +173,6 @@ DBL_DEVICE int measured_put(const struct measured_puts *puts, const struct doorb
 
 /* Threads that post on their own, or as warps, or as blocks, round by round: each puts a word of its own, and looks whether it has arrived. */
 enum measured_how { MEASURED_LANES, MEASURED_WARPS, MEASURED_BLOCKS };
-/* What arrived is not what was put. */
-enum { MEASURED_WRONG = -1000 };
 
 struct measured_posts {
 	uint64_t queues;      /* struct doorbell_queue for each */

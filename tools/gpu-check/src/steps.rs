@@ -13,7 +13,7 @@ use super::report::{Outcome, Report, Step, Time, WHOLE};
 use super::verdicts::{CALLS, GRAPHS, ORDER, QUEUED, STREAMS};
 use super::{
     attributes, bells, blocking, emitter, examples, facts, figures, kernels, posts, puts,
-    sanitizer, suites,
+    sanitizer, suites, times,
 };
 
 const fn time(about_s: u64, limit_s: u64) -> Time {
@@ -46,7 +46,11 @@ const KERNELS: [Here; 5] = [
     (FAILURES, time(5, 60)),
 ];
 /// Those of kernels, and those of streams.
-const FIGURES: [Here; 9] = [
+const FIGURES: [Here; 10] = [
+    (
+        "figure: fences, loads and round trips of a kernel",
+        time(3, 60),
+    ),
     ("figure: kernel trigger", time(4, 60)),
     ("figure: puts of kernels", time(8, 90)),
     ("figure: emitter", time(6, 60)),
@@ -84,6 +88,7 @@ pub fn run_here(name: &str, short: bool) -> Value {
         PUTS => puts::puts_of_blocks(short),
         POSTS => posts::posts_of_groups(short),
         FAILURES => posts::failures(),
+        "figure: fences, loads and round trips of a kernel" => times::times_of_kernels(short),
         "figure: kernel trigger" => bells::trigger_to_doorbell(short),
         "figure: puts of kernels" => puts::rate_of_blocks(short),
         "figure: emitter" => emitter::emitter(short),
