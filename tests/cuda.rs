@@ -261,6 +261,51 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
     bench.works(&stream, 5);
 }
 
+/// A driver's stream takes so many calls, and the next one waits until one of them is done.
+#[test]
+fn whoever_fills_a_stream_behind_a_wait_is_let_go_by_the_end_of_the_wait() {
+    let _alone = alone();
+    let test = "whoever_fills_a_stream";
+    let limit = Limit::new(test, BOUND);
+    let Some(context) = context(test) else {
+        return;
+    };
+    for (ends_by_abort, timeout) in [(false, SOON.map(|soon| soon / 10)), (true, Some(BOUND))] {
+        limit.step(ends_by_abort.into(), BOUND);
+        let stream = new_stream(&context, test);
+        let mut bench = Bench::new();
+        let into = [bench.region.slice(0, 64).unwrap()];
+        bench.pair.b.post_recv(1, &into).unwrap();
+        let b = &mut bench.pair.b;
+        let wait = b.stream_wait_cq_for(&stream, Side::Recv, timeout).unwrap();
+        let queued = AtomicU32::new(0);
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let filling = scope.spawn(|| {
+                while queued.load(Ordering::Relaxed) < 3000 && stream.launch_host(|| ()).is_ok() {
+                    queued.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            if ends_by_abort {
+                until("the stream is full", || {
+                    let before = queued.load(Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(100));
+                    queued.load(Ordering::Relaxed) == before
+                });
+                assert!(!filling.is_finished(), "more than a driver's stream takes");
+                b.abort_handle().abort();
+            }
+            until("who fills the stream is let go", || filling.is_finished());
+        });
+        assert!(matches!(wait.status(), Status::Failed(_)));
+        assert!(started.elapsed() < BOUND / 2, "{:?}", started.elapsed());
+        let end = stream.synchronize(SOON);
+        assert!(matches!(end, Err(Error::Asynchronous { .. })), "{end:?}");
+        stream.take_fault();
+        Bench::new().works(&stream, 5);
+    }
+}
+
 #[test]
 fn a_deadline_does_not_run_while_work_of_others_is_before_the_wait() {
     let _alone = alone();

@@ -127,7 +127,7 @@ impl Context {
         drop(self.passed());
     }
 
-    fn passed(&self) -> MutexGuard<'_, bool> {
+    pub fn passed(&self) -> MutexGuard<'_, bool> {
         let mut frees = self.lock_frees();
         while *frees {
             frees = self

@@ -5,6 +5,7 @@
 //! - `DOORBELL_CUDA_STANDIN_MEMORY_MIB`: memory of each, 4096 unless given.
 //! - `DOORBELL_CUDA_STANDIN_PAGE_BYTES`: of a page of the host, 4096 unless given; see `pages`.
 //! - `DOORBELL_CUDA_STANDIN_DRIVER`: what `cuDriverGetVersion` says, 13000 (CUDA 13.0) unless given; see `image`.
+//! - `DOORBELL_CUDA_STANDIN_QUEUE`: calls that a stream takes before the next one waits for room, 1024 unless given.
 //! - `DOORBELL_CUDA_STANDIN_LACKS`: words separated by commas, what the devices cannot do: `memops`, `memops64`, `nor`, `flush`,
 //!   `ordering` (of RDMA writes), `gdr` (GPUDirect RDMA), `hostregister`,
 //!   `samepointer` (registered memory has another device address), `iomemops` (memory operations on it),
@@ -23,6 +24,7 @@ pub struct Settings {
     pub memory_bytes: u64,
     pub page_bytes: u64,
     pub driver: i32,
+    pub queue: u64,
     lacks: Vec<String>,
     has: Vec<String>,
     pub faults: String,
@@ -47,6 +49,7 @@ pub fn settings() -> &'static Settings {
         memory_bytes: number("_MEMORY_MIB", 4096) << 20,
         page_bytes: number("_PAGE_BYTES", 4096),
         driver: number("_DRIVER", 13_000) as i32,
+        queue: number("_QUEUE", 1024),
         lacks: words("_LACKS"),
         has: words("_HAS"),
         faults: text("_FAULTS").unwrap_or_default(),

@@ -13,6 +13,7 @@ use crate::capture::Capture;
 use crate::context::Context;
 use crate::handle::{self, Table};
 use crate::mark::LOOK;
+use crate::settings::settings;
 use crate::task::Task;
 use crate::{capture, current, fault, held};
 
@@ -179,6 +180,20 @@ impl Stream {
             .map_or_else(|poisoned| poisoned.into_inner().0, |(guard, _)| guard)
     }
 
+    /// A stream takes so many calls, and the next one waits until one of them is done. Other streams wait meanwhile, above all copies
+    /// (Oneflow-Inc/oneflow pull request 890): it has the driver's lock.
+    fn wait_for_room(&self) {
+        let is_full = |queue: &Queue| queue.submitted - queue.completed >= settings().queue;
+        if !is_full(&self.lock()) {
+            return;
+        }
+        let _alone = self.context.passed();
+        let mut queue = self.lock();
+        while is_full(&queue) && !self.context.is_over() {
+            queue = self.sleep(queue);
+        }
+    }
+
     /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
     pub fn submit(self: &Arc<Stream>, task: Task) -> Outcome<u64> {
         // Work that is queued later than a NIC's write sees it.
@@ -186,6 +201,7 @@ impl Stream {
             held::release();
         }
         self.context.pass();
+        self.wait_for_room();
         let streams = self.context.lock_streams();
         self.context.check()?;
         let before: Vec<(Arc<Stream>, u64)> = streams

@@ -187,3 +187,31 @@ fn work_for_a_stream_of_another_context_is_refused() {
     drop(gpu);
     drop(other);
 }
+
+#[test]
+fn a_full_stream_blocks_who_queues_and_keeps_others_from_the_driver() {
+    let gpu = Gpu::new();
+    let (stream, other, words) = (gpu.stream(), gpu.stream(), gpu.words());
+    gpu.block(stream, words, 0);
+    let (context, at) = (gpu.context as usize, words.at(1));
+    let in_context = |stream: cu::CUstream, count: u32| {
+        let stream = stream as usize;
+        std::thread::spawn(move || {
+            good!(cuCtxSetCurrent(context as cu::CUcontext));
+            for _ in 0..count {
+                good!(cuStreamWriteValue32_v2(stream as cu::CUstream, at, 1, 0));
+            }
+        })
+    };
+    let filling = in_context(stream, 1024);
+    a_while();
+    let queueing = in_context(other, 1);
+    a_while();
+    assert!(!filling.is_finished() && !queueing.is_finished());
+    // A query needs no lock.
+    assert_eq!(call!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
+    words.set(0, 1);
+    filling.join().unwrap();
+    queueing.join().unwrap();
+    good!(cuCtxSynchronize());
+}
