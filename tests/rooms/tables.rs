@@ -159,6 +159,7 @@ const GPU_CHECK: Package = Package {
         ("posts", &["gpu", "kernels", "puts"]),
         ("bells", &["figures", "gpu", "kernels"]),
         ("emitter", &["figures", "gpu", "kernels"]),
+        ("times", &["gpu", "kernels"]),
         // What is run, and what is said of it.
         ("verdicts", &[]),
         ("report", &["verdicts"]),
@@ -183,6 +184,7 @@ const GPU_CHECK: Package = Package {
                 "report",
                 "sanitizer",
                 "suites",
+                "times",
                 "verdicts",
             ],
         ),

@@ -1,7 +1,8 @@
 //! The state of stopping the device after a failure. `stopping` has the steps.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -57,9 +58,38 @@ pub(super) struct StopState {
     pub(super) rung: [u32; 2],
     /// The errors of the commands.
     pub(super) errors: Vec<Error>,
-    /// Set if the endpoint was given up: a handle by which it keeps itself alive, with its queue pair, its rings, and the regions of its work
-    /// requests.
-    pub(super) kept: Option<Arc<dyn fmt::Debug + Send + Sync>>,
+    /// Set if the endpoint was given up.
+    pub(super) kept: Option<KeptEndpoint>,
+}
+
+/// A handle of an endpoint, whatever it is.
+type AnyEndpoint = Arc<dyn fmt::Debug + Send + Sync>;
+
+/// The endpoints that were given up, by number: their queue pairs, their rings, and the regions of their work requests stay, if need be until the
+/// process ends.
+static KEPT: Mutex<BTreeMap<u64, AnyEndpoint>> = Mutex::new(BTreeMap::new());
+
+/// An endpoint in [`KEPT`].
+#[derive(Debug)]
+pub(super) struct KeptEndpoint(u64);
+
+impl KeptEndpoint {
+    pub(super) fn new(endpoint: AnyEndpoint) -> KeptEndpoint {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        KeptEndpoint::all().insert(number, endpoint);
+        KeptEndpoint(number)
+    }
+
+    /// Its handle, which may be the last.
+    #[must_use]
+    pub(super) fn release(self) -> Option<AnyEndpoint> {
+        KeptEndpoint::all().remove(&self.0)
+    }
+
+    fn all() -> MutexGuard<'static, BTreeMap<u64, AnyEndpoint>> {
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl StopState {
@@ -111,6 +141,6 @@ impl Standstill {
     pub(super) fn start_over(&self) {
         let kept = std::mem::replace(&mut *self.lock(), StopState::new()).kept;
         // The caller has another handle.
-        drop(kept);
+        drop(kept.and_then(KeptEndpoint::release));
     }
 }

@@ -4,12 +4,11 @@
 //! A device that has not confirmed RESET may still write completions, and the memory of its work requests. The endpoint is then given up: its
 //! operations and waits end all the same, and everything that the device may write is kept until RESET succeeds, if it ever does.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::standstill::{Phase, Silence, StopState, Stopped, StreamsStop};
+use super::standstill::{KeptEndpoint, Phase, Silence, StopState, Stopped, StreamsStop};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
@@ -105,7 +104,7 @@ impl Shared {
         drop(state);
         self.standstill.changed.notify_all();
         // The caller has a handle, so this is not the last.
-        drop(kept);
+        drop(kept.and_then(KeptEndpoint::release));
     }
 
     /// The endpoint has failed: from here on no doorbell transmits and nothing is received, though completions may come until the breakdown. That is so
@@ -191,10 +190,7 @@ impl Shared {
 
     /// Keeps everything that the device may still access, until it is stopped after all.
     fn give_up(&self, mut state: MutexGuard<'_, StopState>) -> Stopped {
-        state.kept = self
-            .weak
-            .upgrade()
-            .map(|this| this as Arc<dyn fmt::Debug + Send + Sync>);
+        state.kept = (self.weak.upgrade()).map(|this| KeptEndpoint::new(this));
         let command = match state.phase {
             Phase::Working => {
                 state.phase = Phase::Failing;
