@@ -137,8 +137,9 @@ impl<T: ?Sized> Polled<T> {
 const KEPT_ROUNDS: u32 = 64;
 /// If no more objects than this rest, every round polls them all the same.
 const ACTIVE_MAX: usize = 4;
-/// The number of resting objects' triggers that a spinning thread checks in a round. A thread that sleeps between its rounds checks all.
-const TRIGGERS_A_ROUND: usize = 64;
+/// The number of resting objects' triggers that a spinning thread checks in a round. Few: each is a cache line of its own, which is seldom in the
+/// cache, and who announces work waits for the end of the round. A thread that sleeps between its rounds checks all.
+const TRIGGERS_A_ROUND: usize = 8;
 /// Resting ones polled in a round that comes at a fixed time: as many, or an eighth of all if that is more.
 const POLLS_A_TICK: usize = 128;
 
