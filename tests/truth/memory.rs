@@ -106,6 +106,13 @@ impl Memory {
         )
     }
 
+    /// What an atomic has returned, in the step's place.
+    pub fn result(&self, number: usize, bank: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.targets[bank].read(place(number), &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
     /// Whether the word of a step that swaps holds what it puts there.
     pub fn is_swapped(&self, number: usize) -> bool {
         let mut bytes = [0; 8];

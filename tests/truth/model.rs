@@ -557,12 +557,8 @@ impl Model {
                 to,
                 ..
             }) => {
-                let mut bytes = [0; 8];
-                self.memory.targets[*to]
-                    .read(crate::memory::place(number), &mut bytes)
-                    .unwrap();
                 let (_, one) = Memory::counter(number);
-                let before = u64::from_le_bytes(bytes);
+                let before = self.memory.result(number, *to);
                 let times = self.memory.added(number);
                 if times != 1 {
                     self.lie(
@@ -582,12 +578,8 @@ impl Model {
                 to,
                 ..
             }) => {
-                let mut bytes = [0; 8];
-                self.memory.targets[*to]
-                    .read(crate::memory::place(number), &mut bytes)
-                    .unwrap();
-                let (is_swapped, before) =
-                    (self.memory.is_swapped(number), u64::from_le_bytes(bytes));
+                let is_swapped = self.memory.is_swapped(number);
+                let before = self.memory.result(number, *to);
                 if !is_swapped || before != 0 {
                     self.lie(
                         "complete and not swapped once",

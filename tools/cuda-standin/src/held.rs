@@ -1,6 +1,5 @@
-//! Writes of NICs that a GPU does not see yet. Where GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, a GPU may see the completion of a write before the
-//! bytes of the write (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). A flush makes the bytes visible; so does work that is
-//! queued later, and so does time. `doorbell_cuda_standin_hold` makes the GPU behave so.
+//! Delays writes of NICs to GPU memory. If GPU_DIRECT_RDMA_WRITES_ORDERING is NONE, a GPU may see the completion of a write before the bytes of the
+//! write (cuda.h; the CUDA guide to GPUDirect RDMA, on memory consistency). A flush, work that is queued later, or time makes the bytes visible. `doorbell_cuda_standin_hold` makes the GPU behave so.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -95,7 +95,7 @@ impl EngineCore {
         worked
     }
 
-    /// Lets whoever makes the device's progress have it for so long. Whether there is something to do for the engine all the same.
+    /// Sleeps for that time while another thread makes the device's progress. Returns whether the bell ended the sleep, so that the engine has work.
     fn nap(&self, pace: &EnginePace, time: Duration) -> bool {
         if pace.is_told() {
             std::thread::sleep(time);

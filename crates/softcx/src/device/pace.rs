@@ -77,12 +77,12 @@ impl Rest {
     }
 }
 
-/// By whom a device is rung.
+/// How the engine learns of doorbells, which decides how long it rests.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EnginePace {
-    /// By those who ring the bell as well, and by GPUs, which cannot: when a doorbell of theirs was found last.
+    /// The threads of this process ring the engine's bell. GPUs cannot: `unheard` is when a doorbell of theirs was found last.
     Told { unheard: Option<Instant> },
-    /// By clients that store to a page.
+    /// Clients only store to a page, and the engine polls it.
     Unheard(Unheard),
 }
 
@@ -120,7 +120,7 @@ impl EnginePace {
         }
     }
 
-    /// Lets somebody have the core who waits for it.
+    /// Gives the device's lock to a thread that waits for it.
     pub(super) fn step_aside(&self) {
         if self.is_told() {
             std::thread::yield_now();
