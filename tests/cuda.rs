@@ -261,6 +261,47 @@ fn a_deadline_ends_a_wait_and_the_word_has_its_value_back() {
     bench.works(&stream, 5);
 }
 
+/// The store that ends a wait is seen by whoever waits for the same word.
+#[test]
+fn a_wait_that_the_end_of_another_may_have_ended_is_not_complete() {
+    let _alone = alone();
+    let Some(context) = context("a_wait_that_the_end_of_another_may_have_ended") else {
+        return;
+    };
+    let streams = ["given up", "beside it"].map(|name| new_stream(&context, name));
+    let bench = Bench::new();
+    let condition = Condition::GreaterOrEqual(1);
+    let mut unknown = 0;
+    for _ in 0..20 {
+        bench.region.store_u32(64, 0).unwrap();
+        let beside = stream_wait_value32(&streams[1], &bench.region, 64, condition, None).unwrap();
+        let given_up =
+            stream_wait_value32(&streams[0], &bench.region, 64, condition, SHORT).unwrap();
+        assert!(streams[0].synchronize(SOON).is_err());
+        let failure = given_up.status();
+        assert!(matches!(failure, Status::Failed(_)), "{failure:?}");
+        assert!(streams[0].take_fault().is_some());
+        let late = stream_wait_value32(&streams[0], &bench.region, 64, condition, SOON).unwrap();
+        if let Status::Unknown(failure) = beside
+            .wait(SHORT)
+            .map_or_else(|_| beside.status(), |()| Status::Complete)
+        {
+            assert_eq!(failure.cause, Cause::Substitute);
+            unknown += 1;
+        } else {
+            assert!(!beside.is_over(), "{:?}", beside.status());
+        }
+        bench.region.store_u32(64, 1).unwrap();
+        let is_known = streams[1].synchronize(SOON).is_ok();
+        assert_eq!(is_known, beside.status() == Status::Complete);
+        assert_eq!(is_known, streams[1].take_fault().is_none());
+        // The value that ended the first one was gone when this one was queued.
+        streams[0].synchronize(SOON).unwrap();
+        assert_eq!(late.status(), Status::Complete);
+    }
+    assert!(by_kernel() || unknown > 0, "none has seen what was stored");
+}
+
 /// A driver's stream takes so many calls, and the next one waits until one of them is done.
 #[test]
 fn whoever_fills_a_stream_behind_a_wait_is_let_go_by_the_end_of_the_wait() {

@@ -94,7 +94,9 @@ enum doorbell_cause {
 	/* doorbell_endpoint_destroy was called. */
 	DOORBELL_CAUSE_DROPPED = 7,
 	/* A rank of the group, see `rank`, has ended or failed. */
-	DOORBELL_CAUSE_RANK = 8
+	DOORBELL_CAUSE_RANK = 8,
+	/* The wait of another CUDA stream for the same word was given up by a store to that word, and this wait may have ended by it. */
+	DOORBELL_CAUSE_SUBSTITUTE = 9
 };
 
 /* Why an operation, and with it its endpoint, failed. */

@@ -14,6 +14,7 @@ use crate::peer::{At, PeerOp, Role};
 use crate::proxy::drop_elsewhere;
 use crate::stream::{
     AlarmListener, DeferredDrop, Fault, Mark, Outcome, Owner, Progress, Record, StreamFailure,
+    Substitute,
 };
 
 /// Drops these in a thread that no other thread waits for: dropping the last handle of an owner unregisters its memory, which may block until
@@ -150,17 +151,16 @@ enum Satisfying {
 }
 
 /// How a wait was ended.
-#[derive(Clone, Copy)]
 pub(super) enum Released {
     Stored(Stored),
     /// The kernel was told.
     Told,
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Stored {
     before: u32,
     stored: u32,
+    _substitute: Substitute,
 }
 
 impl Awaited {
@@ -181,6 +181,7 @@ impl Awaited {
 impl Word {
     /// Ends the wait by a store that satisfies its condition.
     fn satisfy(&self, word: &AtomicU32) -> Stored {
+        let substitute = Substitute::new(word.as_ptr().addr());
         loop {
             let before = word.load(Ordering::Acquire);
             let stored = match self.satisfying {
@@ -191,7 +192,11 @@ impl Word {
             let exchanged =
                 word.compare_exchange(before, stored, Ordering::SeqCst, Ordering::Relaxed);
             if exchanged.is_ok() {
-                return Stored { before, stored };
+                return Stored {
+                    before,
+                    stored,
+                    _substitute: substitute,
+                };
             }
         }
     }
@@ -452,7 +457,7 @@ impl PendingEntry {
                 // A later failure of the owner does not concern the stream.
                 *alarm = None;
                 if let (Some(Awaited::Word(awaited)), Some(Released::Stored(stored))) =
-                    (&*awaited, &*released)
+                    (&*awaited, released.take())
                     && let Some(word) = word(&**owner, awaited.at)
                 {
                     stored.restore(word);

@@ -13,6 +13,8 @@ use crate::endpoint::{Status, Ticket};
 use crate::peer::{Fence, Program, TargetId, Targets};
 use crate::proxy::PollResult;
 use crate::region::Region;
+#[cfg(feature = "cuda")]
+use crate::stream::may_have_seen;
 use crate::stream::{Attachments, Backoff, Executor, Outcome, Owner, StreamFailure};
 use crate::{Cause, Error, Result, StateKind, WorkError};
 
@@ -45,6 +47,11 @@ pub(crate) struct ValueWait {
     released: AtomicBool,
     /// Ended by the application, and not by its deadline.
     is_abandoned: AtomicBool,
+    /// Of a wait: its word, as an offset in the region, and the condition.
+    #[cfg(feature = "cuda")]
+    awaited: Option<(u64, Condition)>,
+    #[cfg(feature = "cuda")]
+    queued: Instant,
     started_ns: AtomicU64,
     timeout_ns: u64,
     weak: Weak<ValueWait>,
@@ -55,23 +62,37 @@ const STARTED: u8 = 1;
 const DONE: u8 = 2;
 const GIVEN_UP: u8 = 3;
 const DISCARDED: u8 = 4;
+/// Over, and it is not known whether its condition was met.
+const UNPROVEN: u8 = 5;
 
 impl ValueWait {
-    fn of_wait(region: &Region, timeout: Option<Duration>) -> Arc<ValueWait> {
-        ValueWait::new(region, false, timeout)
+    fn of_wait(
+        region: &Region,
+        word: (u64, Condition),
+        timeout: Option<Duration>,
+    ) -> Arc<ValueWait> {
+        ValueWait::new(region, Some(word), timeout)
     }
 
     fn of_store(region: &Region) -> Arc<ValueWait> {
-        ValueWait::new(region, true, None)
+        ValueWait::new(region, None, None)
     }
 
-    fn new(region: &Region, is_store: bool, timeout: Option<Duration>) -> Arc<ValueWait> {
+    fn new(
+        region: &Region,
+        awaited: Option<(u64, Condition)>,
+        timeout: Option<Duration>,
+    ) -> Arc<ValueWait> {
         Arc::new_cyclic(|weak| ValueWait {
             region: region.clone(),
-            is_store,
+            is_store: awaited.is_none(),
             state: AtomicU8::new(QUEUED),
             released: AtomicBool::new(false),
             is_abandoned: AtomicBool::new(false),
+            #[cfg(feature = "cuda")]
+            awaited,
+            #[cfg(feature = "cuda")]
+            queued: Instant::now(),
             started_ns: AtomicU64::new(0),
             timeout_ns: timeout_ns(timeout),
             weak: weak.clone(),
@@ -87,8 +108,28 @@ impl ValueWait {
                 let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
                 Status::Failed(value_error(cause))
             }
+            UNPROVEN => Status::Unknown(value_error(Cause::Substitute)),
             _ => Status::Discarded,
         }
+    }
+
+    /// Whether the value that ended the wait may be one by which this process has ended the wait of another stream.
+    #[cfg(feature = "cuda")]
+    fn is_doubtful(&self) -> bool {
+        let Some((offset, condition)) = self.awaited else {
+            return false;
+        };
+        let address = self.region.start().addr().get() + offset as usize;
+        let holds = || {
+            let word = self.region.load_u32(offset);
+            word.is_ok_and(|word| condition.holds(word))
+        };
+        may_have_seen(address, self.queued, holds)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn is_doubtful(&self) -> bool {
+        false
     }
 }
 
@@ -148,6 +189,8 @@ unsafe impl Owner for ValueWait {
 
     fn finished(&self, _cookie: u64, outcome: Outcome) {
         let state = match outcome {
+            // Noted by `failure_of`, so that the ticket and the stream agree.
+            Outcome::Done if self.state.load(Ordering::Acquire) == UNPROVEN => UNPROVEN,
             Outcome::Done => DONE,
             Outcome::Released if !self.is_abandoned.load(Ordering::Acquire) => GIVEN_UP,
             _ => DISCARDED,
@@ -156,6 +199,10 @@ unsafe impl Owner for ValueWait {
     }
 
     fn failure_of(&self, _cookie: u64, outcome: Outcome) -> Option<StreamFailure> {
+        if outcome == Outcome::Done && self.is_doubtful() {
+            self.state.store(UNPROVEN, Ordering::Release);
+            return Some(value_error(Cause::Substitute).into());
+        }
         let cause = Cause::Deadline(Duration::from_nanos(self.timeout_ns));
         if self.is_abandoned.load(Ordering::Acquire) {
             return (outcome == Outcome::Released)
@@ -236,7 +283,10 @@ pub(crate) fn value_wait(
         Condition::And(value) => program.poll_and(at, value),
         Condition::Nor(value) => program.poll_nor(at, value),
     }?;
-    Ok((program, ValueWait::of_wait(region, timeout)))
+    Ok((
+        program,
+        ValueWait::of_wait(region, (offset, condition), timeout),
+    ))
 }
 
 /// Stores `value` into the 32-bit word at `offset` of `region`, after everything that was queued on `stream` before.

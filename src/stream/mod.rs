@@ -36,6 +36,8 @@ mod lock;
 mod owner;
 mod parker;
 mod ring;
+#[cfg(feature = "cuda")]
+mod substitute;
 mod worker;
 
 pub(crate) use alarm::{AlarmListener, stopping};
@@ -58,5 +60,7 @@ pub(crate) use lock::locks_taken;
 #[cfg(feature = "cuda")]
 pub(crate) use owner::DeferredDrop;
 pub use owner::{Attachments, Outcome, Owner};
+#[cfg(feature = "cuda")]
+pub(crate) use substitute::{Substitute, may_have_seen};
 #[cfg(feature = "cuda")]
 pub(crate) use worker::{act_as, forbid_on, message};

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use crate::model::{Ends, Lie, Model, lock};
 use crate::plan::Plan;
 use crate::rig::{Random, by_trigger, device, from_env};
-use crate::world::{DROPPED, Patience};
 
 /// No plan takes so long.
 const BOUND: Duration = Duration::from_secs(90);
@@ -39,13 +38,6 @@ const WORKERS: u64 = 3;
 const KINDS_MAX: usize = 12;
 /// Whether what is behind a failed wait on a stream is to be discarded, with all that follows from it; see `DOORBELL_TRUTH_FAULTS`.
 const CHECKS_FAULTS: bool = true;
-
-/// Kinds of contradictions that are known. They are printed, and make the test fail with `DOORBELL_TRUTH_STRICT=1` only. To be emptied as their
-/// causes are mended.
-const KNOWN: &[&str] = &[
-    // A wait of a CUDA stream is given up by a store to its word, which another one sees.
-    "complete before its value",
-];
 
 /// What was found of one kind.
 struct Finding {
@@ -93,14 +85,7 @@ impl Runner {
         runner
     }
 
-    fn run(&self, plan: &Plan, all: Duration, ends: &Ends) -> Vec<Lie> {
-        // No long wait for what is known not to come.
-        let dropped = if KNOWN.contains(&DROPPED) {
-            SHORT_PATIENCE / 4
-        } else {
-            all
-        };
-        let patience = Patience { all, dropped };
+    fn run(&self, plan: &Plan, patience: Duration, ends: &Ends) -> Vec<Lie> {
         *lock(&self.running) = Some((Instant::now(), plan.seed));
         let device = device();
         let lies = world::run(plan, &device, patience, self.checks_faults, &self.model);
@@ -138,8 +123,6 @@ fn nothing_is_said_that_is_not_true() {
     println!(
         "DOORBELL_SEED={seed} DOORBELL_TRUTH_OPERATIONS={operations} DOORBELL_TRUTH_REPEATS={repeats}"
     );
-    let is_strict = from_env("DOORBELL_TRUTH_STRICT", 0) != 0;
-    let counts = |kind: &str| is_strict || !KNOWN.contains(&kind);
     let (rounds, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let ends = Ends::default();
     let findings = Mutex::new(BTreeMap::<&'static str, Finding>::new());
@@ -148,15 +131,11 @@ fn nothing_is_said_that_is_not_true() {
         while done.load(Ordering::Relaxed) < operations {
             let plan = plan(seed, rounds.fetch_add(1, Ordering::Relaxed));
             for _ in 0..repeats {
-                let (known, never_over) = {
+                let (kinds, never_over) = {
                     let findings = lock(&findings);
-                    let never_over = findings.contains_key("never over");
-                    (
-                        findings.keys().filter(|kind| counts(kind)).count(),
-                        never_over,
-                    )
+                    (findings.len(), findings.contains_key("never over"))
                 };
-                if known >= KINDS_MAX {
+                if kinds >= KINDS_MAX {
                     return;
                 }
                 let patience = if never_over { SHORT_PATIENCE } else { PATIENCE };
@@ -175,24 +154,19 @@ fn nothing_is_said_that_is_not_true() {
     let findings = findings.into_inner().unwrap();
     for (kind, finding) in &findings {
         say(&format!(
-            "{}{kind}: first after {} calls, in {} plans; DOORBELL_SEED={}: {}",
-            if counts(kind) { "" } else { "known: " },
-            finding.after,
-            finding.plans,
-            finding.plan.seed,
-            finding.lie.text
+            "{kind}: first after {} calls, in {} plans; DOORBELL_SEED={}: {}",
+            finding.after, finding.plans, finding.plan.seed, finding.lie.text
         ));
     }
     let runner = Runner::new();
-    let unknown: Vec<_> = findings.iter().filter(|(kind, _)| counts(kind)).collect();
-    for (kind, finding) in &unknown {
+    for (kind, finding) in &findings {
         let run = |plan: &Plan| runner.run(plan, SHORT_PATIENCE, &ends);
         say(&shrink::shrunk(&finding.plan, kind, &run));
     }
     assert!(
-        unknown.is_empty(),
+        findings.is_empty(),
         "{} kinds of contradictions, see above",
-        unknown.len()
+        findings.len()
     );
     // Otherwise nothing was looked at.
     let Ends {

@@ -60,16 +60,6 @@ struct Gates {
     open: [AtomicBool; GATES],
 }
 
-/// The kind of contradiction that it is when tickets of an endpoint that was dropped are never over.
-pub const DROPPED: &str = "never over, endpoint dropped";
-
-/// How long everything may take to be over once all endpoints are aborted and all streams are let go; and what is of endpoints that were dropped.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    pub all: Duration,
-    pub dropped: Duration,
-}
-
 pub struct World<'a> {
     plan: &'a Plan,
     device: &'a Device,
@@ -89,7 +79,7 @@ pub struct World<'a> {
 pub fn run(
     plan: &Plan,
     device: &Device,
-    patience: Patience,
+    patience: Duration,
     checks_faults: bool,
     watched: &Mutex<Option<Arc<Model>>>,
 ) -> Vec<Lie> {
@@ -860,7 +850,7 @@ impl<'a> World<'a> {
     }
 
     /// Brings everything to its end.
-    fn drain(&self, patience: Patience) {
+    fn drain(&self, patience: Duration) {
         self.device.set_frozen(false);
         self.device.set_faults(Faults::default());
         self.stall(false);
@@ -885,7 +875,7 @@ impl<'a> World<'a> {
             }
         }
         for stream in 0..self.lanes.len() {
-            if !self.synchronize(stream, patience.all) {
+            if !self.synchronize(stream, patience) {
                 self.model
                     .lie("a stream does not end", format!("stream {stream}"));
                 return;
@@ -901,12 +891,12 @@ impl<'a> World<'a> {
                 let end = self.model.request(*number).end();
                 end.is_some_and(|end| lock(&self.ends[end]).endpoint.is_none())
             };
-            let (kind, limit) = if under_way.iter().all(is_gone) {
-                (DROPPED, patience.dropped)
-            } else {
-                ("never over", patience.all)
-            };
-            if started.elapsed() > limit {
+            if started.elapsed() > patience {
+                let kind = if under_way.iter().all(is_gone) {
+                    "never over, endpoint dropped"
+                } else {
+                    "never over"
+                };
                 self.model.lie(kind, format!("steps {under_way:?}"));
                 break;
             }

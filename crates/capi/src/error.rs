@@ -26,6 +26,8 @@ pub const DOORBELL_CAUSE_TRIGGER: u32 = 6;
 pub const DOORBELL_CAUSE_DROPPED: u32 = 7;
 /// A rank of the group has ended or failed.
 pub const DOORBELL_CAUSE_RANK: u32 = 8;
+/// The value that ended a wait may be one that ended the wait of another stream.
+pub const DOORBELL_CAUSE_SUBSTITUTE: u32 = 9;
 
 /// [`WorkError`] for C.
 #[repr(C)]
@@ -78,6 +80,7 @@ impl From<WorkError> for doorbell_failure {
                 failure.rank = rank;
                 DOORBELL_CAUSE_RANK
             }
+            Cause::Substitute => DOORBELL_CAUSE_SUBSTITUTE,
             other => unreachable!("{other:?} is no value of this version"),
         };
         failure

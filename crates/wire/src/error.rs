@@ -373,6 +373,8 @@ pub enum Cause {
     Rank(u32),
     /// A trigger word of the proxy path had a value that no operation stores: something else wrote to it.
     Trigger(u32),
+    /// This process has stored a value into a word to end the wait of another CUDA stream for it, and this wait may have ended by that value.
+    Substitute,
 }
 
 impl fmt::Display for WorkError {
@@ -415,6 +417,9 @@ impl fmt::Display for WorkError {
             Cause::Trigger(found) => {
                 write!(f, ": something wrote {found:#x} over a trigger word")
             }
+            Cause::Substitute => f.write_str(
+                ": it is not known whether the value came; the wait of another stream for the same word was given up, by a store to that word",
+            ),
         }
     }
 }
