@@ -164,6 +164,40 @@ fn what_the_driver_refuses_is_not_queued() {
 }
 
 #[test]
+fn a_refused_wait_for_an_event_passes_no_failure_on() {
+    let _alone = alone();
+    let test = "a_refused_wait_for_an_event_passes_no_failure_on";
+    let Some(context) = context(test) else { return };
+    let (failing, stream) = (new_stream(&context, "failing"), new_stream(&context, test));
+    let mut bench = Bench::new();
+    let condition = Condition::GreaterOrEqual(1);
+    let event = Event::new();
+    stream_wait_value32(&failing, &bench.region, 0, condition, SHORT).unwrap();
+    failing.record(&event).unwrap();
+    // The stream is still here when the other one fails.
+    stream_wait_value32(&stream, &bench.region, 64, condition, SOON).unwrap();
+    let Some(fault) = Fault::new(test, &format!("{}:2,nth=1", queueing().1)) else {
+        return;
+    };
+    let refused = stream.wait_event(&event);
+    drop(fault);
+    assert!(matches!(refused, Err(Error::Cuda { .. })), "{refused:?}");
+    // These have the places of what was refused.
+    let stored = stream_write_value32(&stream, &bench.region, 128, 1).unwrap();
+    let sent = bench
+        .pair
+        .a
+        .stream_queue_send(&stream, &Work::nop())
+        .unwrap();
+    assert!(failing.synchronize(SOON).is_err());
+    bench.region.store_u32(64, 1).unwrap();
+    assert_eq!(stream.synchronize(SOON), Ok(()));
+    assert_eq!(stored.status(), Status::Complete);
+    assert_eq!(sent.wait(SOON), Ok(()));
+    assert!(failing.take_fault().is_some());
+}
+
+#[test]
 fn a_batch_that_breaks_off_in_the_middle_is_done_to_there_and_everyone_hears_of_it() {
     let _alone = alone();
     let test = "a_batch_that_breaks_off_in_the_middle";

@@ -9,7 +9,7 @@ use super::kernel_words::{KernelWords, LONG_WORDS, TRIGGER_WORDS};
 use super::memops::{CALL_MAX, MemOp, flush_remote_writes};
 use super::memory::DeviceBuffer;
 use super::pending::PendingEntry;
-use crate::stream::Owner;
+use crate::stream::{Owner, Progress};
 use crate::{Error, Result};
 
 /// Operations that are being prepared: memory operations and words for kernels, divided into calls.
@@ -35,6 +35,8 @@ pub(super) struct CallQueue {
     pub(super) entering: Vec<PendingEntry>,
     /// The owners whose waits are among them.
     pub(super) waited: Vec<Arc<dyn Owner>>,
+    /// The stream whose failure these entries have asked to hear of.
+    pub(super) followed: Option<Arc<Progress>>,
     /// How many calls the driver has accepted so far.
     pub(super) taken: u64,
     /// Kernels of the application execute the programs: calls stay here until they are taken as triggers.

@@ -13,7 +13,7 @@ use super::memops::MemOp;
 use super::pending::{PendingEntry, PendingWork, defer_drops};
 use super::state::{GateWait, StreamState};
 use super::stream_words::STATUS_STREAM;
-use crate::stream::{Event, Mark, Owner, Record, StreamFailure, Submission};
+use crate::stream::{Event, Follows, Mark, Owner, Record, StreamFailure, Submission};
 use crate::{Error, Result, StateKind};
 
 impl StreamState {
@@ -76,6 +76,7 @@ impl StreamState {
                 entry = queue.issued;
                 let stream: Weak<StreamState> = state.weak.clone();
                 (followed.progress).follow(followed.position, stream, entry);
+                queue.followed = Some(Arc::clone(&followed.progress));
                 Ok(())
             })?;
             // The other stream may have failed before it knew of this one.
@@ -166,11 +167,17 @@ impl StreamState {
         let mut queue = self.queue.lock();
         let before = queue.checkpoint();
         queue.waited.clear();
+        queue.followed = None;
         let result = prepare(self, &mut queue).and_then(|()| issue(self, &mut queue));
         // Dropped without the lock: an owner may be dropped with an entry that was refused.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
+            // The numbers of refused entries are used again: nothing may remember them.
             let gate = queue.restore(&before);
+            if let Some(followed) = queue.followed.take() {
+                let stream: Weak<StreamState> = self.weak.clone();
+                followed.leave(&(stream as Weak<dyn Follows>), queue.issued + 1);
+            }
             // The refused gates go. Their numbers are not used again, since one may be open already.
             self.gates
                 .lock()

@@ -163,6 +163,13 @@ impl Progress {
         });
     }
 
+    /// That stream was not given its work from that entry on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn leave(&self, stream: &Weak<dyn Follows>, from: u64) {
+        let is_left = |it: &Follower| it.entry >= from && it.stream.ptr_eq(stream);
+        self.followers.lock().retain(|follower| !is_left(follower));
+    }
+
     /// Gives up the work of other streams that waits for `position` or one behind it. Called within [`stopping`](super::stopping).
     #[cfg(feature = "cuda")]
     pub(crate) fn stop_followers(&self, position: u64) {
