@@ -27,6 +27,7 @@ mod queue;
 mod recipe;
 mod rendezvous;
 mod shared;
+mod sync_path;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod ticket;

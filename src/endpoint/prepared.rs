@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use crate::endpoint::queue::{QueueState, Wait, next_call};
 use crate::endpoint::shared::{Cookie, Entered, Shared};
+use crate::endpoint::sync_path::carry_out;
 use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
 #[cfg(feature = "cuda")]
 use crate::stream::Outcome;
-use crate::stream::{Executor, Owner, Submission, execute};
+use crate::stream::{Executor, Submission};
 use crate::{Error, Result, StateKind};
 
 /// What is to happen to the queue when a prepared operation is dropped.
@@ -416,7 +417,7 @@ impl From<Rejected> for Error {
     }
 }
 
-/// As that of the error: the operation is its own bytecode, which nobody wants to read in a message.
+/// Shows the error only: the operation's bytecode does not help a reader.
 impl std::fmt::Debug for Rejected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rejected")
@@ -451,17 +452,6 @@ pub fn stream_post(
         }
         Err(error) => Err(Rejected { prepared, error }),
     }
-}
-
-/// Executes an operation in the calling thread, as a stream does: it is its turn.
-fn carry_out(stream: &dyn Executor, program: &Program, owner: &dyn Owner, cookie: u64) {
-    owner.started(cookie);
-    let outcome = execute(program, owner, cookie);
-    // Before the owner hears of it, as on a stream.
-    if let Some(failure) = owner.failure_of(cookie, outcome) {
-        stream.fail(failure);
-    }
-    owner.finished(cookie, outcome);
 }
 
 /// Gives prepared operations, of as many endpoints as one likes, to a stream in one batch, in order. On success the list is

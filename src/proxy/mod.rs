@@ -4,14 +4,14 @@
 //! There is one proxy for each placement that is asked for ([`Placement`]), usually one. A progress thread starts when the first object is
 //! registered and stays. It sleeps while it has nothing to poll.
 
-mod elsewhere;
+mod deferred_drop;
 mod pace;
 mod placement;
 mod progress_thread;
 mod registration;
 mod workers;
 
-pub(crate) use elsewhere::drop_elsewhere;
+pub(crate) use deferred_drop::drop_elsewhere;
 pub(crate) use pace::Pace;
 pub(crate) use placement::Placement;
 pub(crate) use progress_thread::{

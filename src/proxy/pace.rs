@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn work_begins_it_anew() {
+    fn work_resets_the_idle_time() {
         let mut pace = Pace::default();
         for _ in 0..4 * POLLS_PER_CLOCK {
             pace.pause(false);

@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_served_no_more_and_kept_by_nobody() {
+    fn a_dropped_object_is_freed_and_not_polled() {
         let thread = thread(Pace::default());
         let (gone, stays) = (Counter::new(u32::MAX), Counter::new(u32::MAX));
         thread.register(Arc::downgrade(&gone));

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_who_comes_enlists() {
+    fn the_first_that_comes_registers() {
         let registration = Registration::default();
         assert!(registration.come());
         assert!(!registration.come());

@@ -1,30 +1,12 @@
 //! The generations of an endpoint: each reset ends one and starts the next.
-#![allow(unsafe_code)] // clears the doorbell record
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::Shared;
-use super::standstill::LOOK;
-use crate::endpoint::Side;
 use crate::endpoint::clock::now_ns;
-use crate::endpoint::outcome::OpStatus;
-use crate::endpoint::queue::{FinalStatuses, QueueState};
-use crate::nic::Queues;
-use crate::{Cause, Error, Result, StateKind, WorkError};
-
-/// How an earlier generation of an endpoint ended, for the tickets of that time.
-#[derive(Debug, Clone)]
-pub(super) struct GenerationEnd {
-    epoch: u32,
-    /// Of each side: work requests, and waits.
-    ends: [(FinalStatuses, FinalStatuses); 2],
-    failure: Option<WorkError>,
-}
-
-/// The number of generations whose final statuses are kept.
-const GENERATIONS_KEPT: usize = 64;
+use crate::{Error, Result, StateKind};
 
 /// An operation that counts as one on a stream. The drop takes it off the count, unless [`Entered::stay`] was called.
 pub(in crate::endpoint) struct Entered<'a>(&'a Shared);
@@ -110,104 +92,9 @@ impl Shared {
         Ok(closing)
     }
 
-    /// Starts a new generation. The caller has the endpoint to itself, holds the generation, and no stream has a program of it.
-    pub(in crate::endpoint) fn start_over(&self) -> Result<()> {
-        // An operation that is complete by now is reported as complete, also if no thread has looked for its completion yet. The others end as
-        // by an abort: the device is stopped before the final statuses are taken, so that nothing completes between the two.
-        self.look_for_failure();
-        self.reap_fully();
-        if self.failure().is_none() {
-            self.fail(None, Cause::Aborted);
-        }
-        while !self.break_down() {
-            std::thread::sleep(LOOK);
-        }
-        if self.is_given_up() {
-            self.stop_again()?;
-            if self.queues.iter().any(QueueState::has_mixed) && !self.qp.resets_cqs() {
-                return Err(Error::state(
-                    StateKind::QueuePair,
-                    "reset",
-                    "waits of a GPU were released while the device was not stopped, so it is not known how far its completion queue came; \
-                     make a new endpoint",
-                ));
-            }
-        }
-        self.qp.reset()?;
-        let past = GenerationEnd {
-            epoch: self.epoch.load(Ordering::Relaxed),
-            ends: [Side::Send, Side::Recv].map(|side| self.queue(side).ends(self.told(side))),
-            failure: self.failure(),
-        };
-        let mut generations = self
-            .generations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if generations.len() == GENERATIONS_KEPT {
-            generations.remove(0);
-        }
-        generations.push(past);
-        drop(generations);
-        // Before the queues are reset: a thread that looks at them and then finds the old count has not seen them start over.
-        self.ended.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for queue in &self.queues {
-            queue.reset(if self.qp.resets_cqs() {
-                0
-            } else {
-                queue.next_cqe()
-            });
-        }
-        self.set_rung(Side::Send, 0);
-        self.set_rung(Side::Recv, 0);
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        self.epoch.fetch_add(1, Ordering::AcqRel);
-        *failure = None;
-        self.attachments.alarm().reset();
-        self.has_failed.store(false, Ordering::Release);
-        self.broken_down.store(false, Ordering::Release);
-        self.standstill.start_over();
-        Ok(())
-    }
-
-    /// Clears the doorbell records, as after creation.
-    pub(in crate::endpoint) fn reset_records(&self) {
-        let Queues::Mlx5(memory) = self.qp.queues();
-        for word in 0..2 {
-            // SAFETY: the record has two words, which live as long as `qp`.
-            unsafe { AtomicU32::from_ptr(memory.record.add(word)) }.store(0, Ordering::Release);
-        }
-    }
-
     /// Whether that generation has not ended, so that nothing that was loaded before this call is of the next one.
     pub(in crate::endpoint) fn is_in(&self, epoch: u32) -> bool {
         fence(Ordering::Acquire);
         self.ended.load(Ordering::Relaxed) == epoch
-    }
-
-    /// How an operation of an earlier generation ended: with success, or with that generation's failure. Nothing is known of generations
-    /// whose statuses are no longer kept.
-    pub(in crate::endpoint) fn status_in_generation(
-        &self,
-        epoch: u32,
-        side: Side,
-        is_wait: bool,
-        count: u32,
-    ) -> (OpStatus, Option<WorkError>) {
-        let generations = self
-            .generations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let aborted = WorkError {
-            qpn: self.qp.qpn(),
-            wr_id: None,
-            cause: Cause::Aborted,
-        };
-        let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
-            return (OpStatus::Unknown, Some(aborted));
-        };
-        let (requests, waits) = &past.ends[side as usize];
-        let op_status = if is_wait { waits } else { requests }.of(count);
-        (op_status, past.failure.or(Some(aborted)))
     }
 }

@@ -1,13 +1,17 @@
 //! What an endpoint shares with its tickets, with the programs on streams, and with the watchdog.
 #![allow(unsafe_code)] // promises the memory behind the targets to executors
 
+mod break_down;
+mod failure;
 mod generation;
 mod in_flight;
 mod owner;
-mod recovery;
+mod reset;
 mod ringing;
-mod standstill;
+mod status;
+mod stop_state;
 mod stopping;
+mod watched;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -30,11 +34,11 @@ use crate::stream::Attachments;
 use crate::{Error, Result, WorkError};
 
 pub(super) use generation::Entered;
-use generation::GenerationEnd;
 use in_flight::InFlight;
 pub(super) use owner::Cookie;
 pub(super) use ringing::DoorbellTable;
-use standstill::Standstill;
+use status::GenerationEnd;
+use stop_state::DeviceStop;
 
 pub(super) struct Shared {
     /// Before the memory that it is about.
@@ -64,7 +68,7 @@ pub(super) struct Shared {
     has_failed: AtomicBool,
     /// Set when the device does nothing more for this generation, or was given up because it cannot be stopped.
     broken_down: AtomicBool,
-    standstill: Standstill,
+    stop_state: DeviceStop,
     /// The streams that wait for this endpoint are being stopped.
     is_stopping: AtomicBool,
     /// Counts lives: each reset starts a new one. Changes under the lock of `failure`.
@@ -273,7 +277,7 @@ impl Shared {
             failure: Mutex::default(),
             has_failed: AtomicBool::new(false),
             broken_down: AtomicBool::new(false),
-            standstill: Standstill::new(),
+            stop_state: DeviceStop::new(),
             is_stopping: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             ended: AtomicU32::new(0),

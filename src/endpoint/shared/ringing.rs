@@ -177,7 +177,7 @@ impl Shared {
 
     /// Makes the proxy poll this endpoint, if it does not yet.
     #[inline]
-    pub(super) fn enlist(&self) {
+    pub(super) fn register_with_proxy(&self) {
         let Some(doorbells) = &self.doorbells else {
             return;
         };

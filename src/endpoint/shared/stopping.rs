@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::standstill::{KeptEndpoint, Phase, Silence, StopState, Stopped, StreamsStop};
+use super::stop_state::{KeptEndpoint, Phase, Silence, StopState, Stopped, StreamsStop};
 use super::{Shared, end_elsewhere};
 use crate::endpoint::clock::now_ns;
 use crate::proxy::Workers;
@@ -39,7 +39,7 @@ impl Shared {
         let Some(this) = self.weak.upgrade() else {
             return;
         };
-        let orders = Arc::clone(&self.standstill.orders);
+        let orders = Arc::clone(&self.stop_state.orders);
         orders.fetch_add(1, Ordering::Relaxed);
         workers.run(Box::new(move || {
             job(&this);
@@ -70,14 +70,14 @@ impl Shared {
             Command::Fail => {
                 let error = self.qp.fail().err();
                 let rung = self.queues.each_ref().map(|queue| self.may_be_rung(queue));
-                self.standstill.lock().rung = rung;
+                self.stop_state.lock().rung = rung;
                 let since_ns = now_ns();
                 let flushes = error.is_none();
                 (Phase::Failed { since_ns, flushes }, error)
             }
             Command::Silence => match self.qp.silence() {
                 Ok(resets_records) => {
-                    let rung = self.standstill.lock().rung;
+                    let rung = self.stop_state.lock().rung;
                     let silence = Silence {
                         resets_records,
                         rung,
@@ -87,7 +87,7 @@ impl Shared {
                 Err(error) => (Phase::Refused, Some(error)),
             },
         };
-        let mut state = self.standstill.lock();
+        let mut state = self.stop_state.lock();
         state.errors.extend(error);
         let is_late = state.kept.is_some();
         if is_late && command == Command::Fail {
@@ -102,7 +102,7 @@ impl Shared {
         };
         state.phase = phase;
         drop(state);
-        self.standstill.changed.notify_all();
+        self.stop_state.changed.notify_all();
         // The caller has a handle, so this is not the last.
         drop(kept.and_then(KeptEndpoint::release));
     }
@@ -112,27 +112,27 @@ impl Shared {
     pub(super) fn stop_transmitting(&self) {
         // This takes no generation lock: a caller may hold a stream's locks, and the watchdog waits for these under the generation lock. No
         // generation begins while a stream has work of this one.
-        let mut state = self.standstill.lock();
+        let mut state = self.stop_state.lock();
         if matches!(state.phase, Phase::Working) {
             state.phase = Phase::Failing;
             state.asked_ns = now_ns();
             drop(state);
             self.order_command(Command::Fail);
-            state = self.standstill.lock();
+            state = self.stop_state.lock();
         }
         while matches!(state.phase, Phase::Failing)
             && let Some(left_ns) = (state.asked_ns.saturating_add(STOP_NS)).checked_sub(now_ns())
             && left_ns > 0
         {
             let left = Duration::from_nanos(left_ns);
-            let waited = self.standstill.changed.wait_timeout(state, left);
+            let waited = self.stop_state.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Goes on with stopping the device, as far as that goes without waiting. The caller holds the generation.
     pub(super) fn stop_device(&self) -> Stopped {
-        let mut state = self.standstill.lock();
+        let mut state = self.stop_state.lock();
         if state.kept.is_some() {
             return Stopped::GivenUp;
         }
@@ -143,7 +143,7 @@ impl Shared {
                 drop(state);
                 self.order(&STOPS, |this| {
                     this.stop();
-                    this.standstill.lock().streams = StreamsStop::Done;
+                    this.stop_state.lock().streams = StreamsStop::Done;
                     this.go_on();
                 });
                 return Stopped::NotYet;
@@ -173,7 +173,7 @@ impl Shared {
                 if waits && !self.has_flushed() {
                     return Stopped::NotYet;
                 }
-                self.standstill.lock().phase = Phase::Silencing;
+                self.stop_state.lock().phase = Phase::Silencing;
                 self.order_command(Command::Silence);
                 return Stopped::NotYet;
             }
@@ -216,7 +216,7 @@ impl Shared {
     pub(super) fn stop_again(&self) -> Result<()> {
         let begin_ns = now_ns();
         loop {
-            let mut state = self.standstill.lock();
+            let mut state = self.stop_state.lock();
             match state.phase {
                 Phase::Silent(_) => return Ok(()),
                 Phase::Refused if state.asked_ns < begin_ns => {
@@ -257,10 +257,10 @@ impl Shared {
 
     /// Waits until no thread has a handle for a command, as long as a device may take.
     pub(super) fn await_orders(&self) {
-        let state = self.standstill.lock();
+        let state = self.stop_state.lock();
         let until_ns = state.asked_ns.saturating_add(STOP_NS);
         drop(state);
-        while self.standstill.orders.load(Ordering::Acquire) > 0 && now_ns() < until_ns {
+        while self.stop_state.orders.load(Ordering::Acquire) > 0 && now_ns() < until_ns {
             std::thread::sleep(Duration::from_micros(20));
         }
     }

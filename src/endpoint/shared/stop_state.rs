@@ -107,7 +107,7 @@ impl StopState {
 
 /// How far the device is stopped, in this generation of its endpoint.
 #[derive(Debug)]
-pub(super) struct Standstill {
+pub(super) struct DeviceStop {
     state: Mutex<StopState>,
     pub(super) changed: Condvar,
     /// Threads with a handle of the endpoint for a command.
@@ -124,9 +124,9 @@ pub(super) enum Stopped {
     GivenUp,
 }
 
-impl Standstill {
-    pub(super) fn new() -> Standstill {
-        Standstill {
+impl DeviceStop {
+    pub(super) fn new() -> DeviceStop {
+        DeviceStop {
             state: Mutex::new(StopState::new()),
             changed: Condvar::new(),
             orders: Arc::default(),

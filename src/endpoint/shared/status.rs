@@ -1,0 +1,90 @@
+//! How an operation ended, in this generation of its endpoint or an earlier one.
+
+use std::sync::PoisonError;
+
+use super::Shared;
+use crate::endpoint::Side;
+use crate::endpoint::outcome::OpStatus;
+use crate::endpoint::queue::FinalStatuses;
+use crate::{Cause, WorkError};
+
+/// How an earlier generation of an endpoint ended, for the tickets of that time.
+#[derive(Debug, Clone)]
+pub(super) struct GenerationEnd {
+    pub(super) epoch: u32,
+    /// Of each side: work requests, and waits.
+    pub(super) ends: [(FinalStatuses, FinalStatuses); 2],
+    pub(super) failure: Option<WorkError>,
+}
+
+impl Shared {
+    /// The status of an operation of this generation, and, once the device is stopped, the failure that ended the generation.
+    pub(in crate::endpoint) fn status_now(
+        &self,
+        epoch: u32,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+        serial: u32,
+    ) -> (OpStatus, Option<WorkError>) {
+        let queue = self.queue(side);
+        let look = || {
+            // The caller may know that it is done, from the stream or the peer, while another thread is about to look.
+            self.reap_fully();
+            if is_wait {
+                queue.wait_status(count, serial)
+            } else {
+                queue.op_status(count, serial, self.rung(side))
+            }
+        };
+        self.look_for_failure();
+        // Before the last look at completions: an operation that was complete at the failure is complete.
+        let failure = self.failure();
+        let mut status = look();
+        if failure.is_some()
+            && matches!(
+                status,
+                OpStatus::Prepared | OpStatus::Queued | OpStatus::Rung
+            )
+        {
+            self.break_down_now();
+            status = look();
+        }
+        let failure = match status {
+            OpStatus::Failed | OpStatus::Unknown => failure
+                .or_else(|| self.failure())
+                // The thread that reaped a flush may not have recorded the failure yet.
+                .or_else(|| queue.has_error().then(|| self.failure_of_flush(epoch))),
+            // Its completion is there, and the stream is about to pass it.
+            OpStatus::Queued | OpStatus::Rung if is_wait && queue.has_succeeded(count) => None,
+            _ => failure,
+        };
+        (status, failure)
+    }
+
+    /// How an operation of an earlier generation ended: with success, or with that generation's failure. Nothing is known of generations
+    /// whose statuses are no longer kept.
+    pub(in crate::endpoint) fn status_in_generation(
+        &self,
+        epoch: u32,
+        side: Side,
+        is_wait: bool,
+        count: u32,
+    ) -> (OpStatus, Option<WorkError>) {
+        let generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let aborted = WorkError {
+            qpn: self.qp.qpn(),
+            wr_id: None,
+            cause: Cause::Aborted,
+        };
+        let Some(past) = generations.iter().find(|past| past.epoch == epoch) else {
+            return (OpStatus::Unknown, Some(aborted));
+        };
+        let (requests, waits) = &past.ends[side as usize];
+        let op_status = if is_wait { waits } else { requests }.of(count);
+        (op_status, past.failure.or(Some(aborted)))
+    }
+}

@@ -1,0 +1,181 @@
+//! What the watchdog looks for at an endpoint: completions, failures that the device reports, and deadlines.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Shared, end_elsewhere};
+use crate::Cause;
+use crate::endpoint::Side;
+use crate::endpoint::clock::now_ns;
+use crate::endpoint::queue::{QueueState, Reaped, Wait};
+use crate::endpoint::watchdog::Watched;
+use crate::nic::State;
+use crate::proxy::PollResult;
+
+/// How long the watchdog keeps watching an endpoint that has nothing under way, so that an endpoint in use is not
+/// registered and unregistered for every operation.
+const LINGER_NS: u64 = 100_000_000;
+
+impl Shared {
+    /// Processes new completions of both queues. Returns whether there were any. Skips a queue whose completions another thread is processing.
+    #[inline]
+    pub(in crate::endpoint) fn reap(&self) -> bool {
+        self.reap_by(QueueState::reap)
+    }
+
+    /// [`Shared::reap`] that waits for the other thread: completions that were there before the call are processed after it.
+    pub(in crate::endpoint) fn reap_fully(&self) {
+        self.reap_by(QueueState::reap_fully);
+    }
+
+    #[inline]
+    fn reap_by(&self, reap: impl Fn(&QueueState, &dyn Fn(Reaped)) -> bool) -> bool {
+        let [send, recv] = &self.queues;
+        let flushed = std::cell::Cell::new(None);
+        let failed = |found: Reaped| {
+            // Otherwise a ticket could report `Complete` in between.
+            debug_assert!(
+                send.has_error() || recv.has_error(),
+                "a completion in error is told of before it is noted"
+            );
+            // The generation of the completion: a queue does not start over while one is processed.
+            let epoch = self.epoch.load(Ordering::Acquire);
+            // A flush means that something else has failed. The completion that reports it may be in the other queue.
+            if found.flushed {
+                flushed.set(Some(epoch));
+                // Already here, and not only with the failure: streams may wait until this is counted.
+                self.attachments.alarm().sound();
+            } else {
+                self.fail_in(epoch, found.wr_id, found.cause);
+            }
+        };
+        let mut new = reap(send, &failed) | reap(recv, &failed);
+        if let Some(epoch) = flushed.get()
+            && !self.has_failed.load(Ordering::Acquire)
+        {
+            // Fully: another thread may be about to process just that completion.
+            new |= send.reap_fully(&failed) | recv.reap_fully(&failed);
+            self.fail_of_flush(epoch);
+        }
+        new
+    }
+
+    /// [`Shared::reap`], and a check of the state and events that the device reports for the queue pair itself.
+    pub(in crate::endpoint) fn look_for_failure(&self) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        self.qp.look_for_events();
+        self.reap();
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        self.look_before_kernels(epoch);
+        if self.has_failed.load(Ordering::Acquire) {
+            return;
+        }
+        if self.qp.overrun() {
+            self.fail_in(epoch, None, Cause::Overrun);
+        } else if self.qp.state() == State::Error {
+            // If a completion reports the cause, it was written before the state was set.
+            self.reap_fully();
+            self.look_before_kernels(epoch);
+            self.fail_in(epoch, None, Cause::QueuePair);
+        }
+    }
+
+    /// Records the failure of a completion in error that kernels have left, or have not read, in a queue that they own.
+    pub(super) fn look_before_kernels(&self, epoch: u32) {
+        if let Some(cqe) = self.queue(Side::Send).error_before_kernels() {
+            let cause = Cause::Completion {
+                status: cqe.status(),
+                syndrome: cqe.syndrome,
+                vendor_syndrome: cqe.vendor_syndrome,
+            };
+            self.fail_in(epoch, Some(cqe.wqe_counter.into()), cause);
+        }
+    }
+
+    /// Makes the watchdog watch this endpoint, if it does not yet.
+    #[inline]
+    pub(in crate::endpoint) fn activate(&self) {
+        if self.watched.come() {
+            self.last_active_ns.store(now_ns(), Ordering::Relaxed);
+            self.watchdog.register(self.weak.clone());
+        }
+        self.register_with_proxy();
+    }
+
+    /// The deadline that has passed, if one has, and the number of the oldest work request in its queue.
+    fn overdue(&self, now_ns: u64) -> Option<(Duration, Option<u64>)> {
+        for queue in &self.queues {
+            let overdue = |timeout_ns| {
+                let wr_id = queue.oldest_wr_id(self.told(queue.side));
+                (Duration::from_nanos(timeout_ns), wr_id)
+            };
+            for index in queue.under_way() {
+                let record = queue.record(index);
+                // A wait whose completion is there is over, though its stream has not seen it yet.
+                if !queue.is_waiting(index) || queue.cq.cqe(index).is_some() {
+                    continue;
+                }
+                let started = record.wait_started_ns.load(Ordering::Relaxed);
+                let timeout = record.wait_timeout_ns.load(Ordering::Relaxed);
+                if started != 0
+                    && now_ns.saturating_sub(started) > timeout
+                    && queue.set_wait(index, Wait::GivenUp)
+                {
+                    return Some(overdue(timeout));
+                }
+            }
+            let timeout = queue.turn_timeout_ns;
+            let since = queue.turn_waits.since_ns();
+            if since.is_some_and(|since| now_ns.saturating_sub(since) > timeout) {
+                return Some(overdue(timeout));
+            }
+        }
+        None
+    }
+}
+
+impl Watched for Shared {
+    fn let_go(self: Arc<Self>) {
+        end_elsewhere(self);
+    }
+
+    fn look(&self) -> PollResult {
+        let now = now_ns();
+        let Some(_generation) = self.try_hold_generation() else {
+            // A reset is waiting for the device, or another thread looks already. Do not wait: other endpoints have deadlines.
+            return PollResult::Waiting;
+        };
+        self.look_for_failure();
+        if !self.has_failed.load(Ordering::Acquire)
+            && let Some((timeout, wr_id)) = self.overdue(now)
+        {
+            self.fail(wr_id, Cause::Deadline(timeout));
+        }
+        if !self.has_failed.load(Ordering::Acquire)
+            && self.is_dropped.load(Ordering::Acquire)
+            && !self.on_streams.any()
+        {
+            self.fail(None, Cause::Dropped);
+        }
+        if self.has_failed.load(Ordering::Acquire) && !self.break_down() {
+            return PollResult::Waiting;
+        }
+        // Requests that wait for others are posted by a look of this thread, if no other thread looks.
+        let holds_work = || !self.has_failed.load(Ordering::SeqCst) && self.qp.holds_work();
+        if self.on_streams.any() || holds_work() {
+            self.last_active_ns.store(now, Ordering::Relaxed);
+            return PollResult::Resting;
+        }
+        if now.saturating_sub(self.last_active_ns.load(Ordering::Relaxed)) < LINGER_NS {
+            return PollResult::Resting;
+        }
+        self.watched.leave(|| {
+            let failed =
+                self.has_failed.load(Ordering::SeqCst) && !self.broken_down.load(Ordering::Relaxed);
+            failed || self.on_streams.any() || holds_work()
+        })
+    }
+}
