@@ -344,7 +344,7 @@ fn errors_of_waits_and_of_what_is_not_taken_name_their_causes() {
     };
     let text = late(pair.a.wait_cq(Side::Recv, short).unwrap_err());
     assert!(
-        text.contains("nothing posted that would complete"),
+        text.contains("no posted operation can complete it"),
         "{text}"
     );
     let region = pair.region(64);
@@ -851,7 +851,7 @@ fn prepared_operations_out_of_turn_twice_or_after_their_time() {
 }
 
 #[test]
-fn words_outside_and_out_of_line() {
+fn words_out_of_bounds_or_misaligned_are_refused() {
     let pair = Pair::new(&device(), &config());
     let stream = HostStream::new("s").unwrap();
     let region = pair.region(64);

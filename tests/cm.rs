@@ -319,7 +319,7 @@ fn who_is_not_there_is_said_within_the_deadline() {
 const VICTIM: &str = "DOORBELL_TEST_CM_VICTIM";
 
 #[test]
-fn a_victim_of_the_next_test() {
+fn child_process_of_the_killed_peer_test() {
     let Ok(address) = std::env::var(VICTIM) else {
         return;
     };
@@ -339,7 +339,7 @@ fn a_peer_that_is_killed_is_a_peer_that_has_disconnected() {
     let (listener, at) = listener(&address);
     let mut survivor = endpoint(&domain);
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_victim_of_the_next_test"])
+        .args(["--exact", "child_process_of_the_killed_peer_test"])
         .env(VICTIM, &at)
         .stdout(Stdio::null())
         .spawn()

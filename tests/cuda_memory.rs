@@ -858,7 +858,7 @@ fn work_of_a_stream_sees_what_was_received_before_it_and_is_sent_when_it_is_done
 }
 
 #[test]
-fn a_function_of_the_host_and_a_capture_do_not_stand_in_the_way() {
+fn gpu_copies_proceed_during_host_functions_and_captures() {
     let _alone = alone();
     let test = "a_function_of_the_host_and_a_capture";
     let (Some(context), Some(device)) = (context(test), copying(test)) else {

@@ -36,7 +36,7 @@ static COUNTING: Counting = Counting;
 
 /// One test: the counter is the process's, all threads counted, the watchdog's, the engine's and the stream's as well.
 #[test]
-fn nothing_on_the_way_allocates() {
+fn prepare_post_wait_and_poll_allocate_nothing() {
     for blueflame in [false, true] {
         let config = EndpointConfig::default().blueflame(blueflame);
         let mut pair = Pair::new(&device(), &config);

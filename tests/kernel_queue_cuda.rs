@@ -1,4 +1,4 @@
-//! Queues that kernels of a GPU post to: what `tests/kernel_queue.rs` cannot show with threads, that the queue is mapped and its state lies in
+//! Queues that kernels of a GPU post to: what `crates/capi/tests/kernel_queue.rs` cannot show with threads, that the queue is mapped and its state lies in
 //! the device's memory. Over the stand-in for the driver the kernel is a function of the CPU, made of the same header; with a GPU it is
 //! the library's own, `doorbell_put_step`.
 #![cfg(all(feature = "cuda", feature = "softcx", not(loom)))]
@@ -127,7 +127,7 @@ fn kernels_post_to_a_queue_in_which_every_count_wraps() {
         return;
     };
     application.works(1);
-    // Many times round the ring, and the laps of the completions; as long as the NIC's 16 bits takes tests/kernel_queue.rs.
+    // Many times round the ring, and the laps of the completions; as long as the NIC's 16 bits takes crates/capi/tests/kernel_queue.rs.
     let rounds = if std::env::var_os("DOORBELL_CUDA_STANDIN").is_some() {
         2_000
     } else {

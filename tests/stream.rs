@@ -728,7 +728,7 @@ fn abort_breaks_a_circle_of_streams() {
 }
 
 #[test]
-fn whoever_takes_a_fault_at_any_moment_nothing_behind_it_is_executed() {
+fn work_behind_a_fault_is_discarded_whenever_the_fault_is_taken() {
     let stream = HostStream::new("taken at once").unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let taken = Arc::new(AtomicU64::new(0));

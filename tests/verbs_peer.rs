@@ -1,4 +1,4 @@
-//! A peer's view: a program over libibverbs (`tests/verbs_peer.c`) talks to an endpoint on a device of verbs, one process each, both ways.
+//! A peer's view: a program over libibverbs (`tests/verbs/peer.c`) talks to an endpoint on a device of verbs, one process each, both ways.
 //! `scripts/test verbs` runs this behind both doors, with DOORBELL_TEST_DEVICE naming the device that is behind them.
 #![cfg(all(feature = "verbs", feature = "softcx", not(loom)))]
 

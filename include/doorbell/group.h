@@ -112,7 +112,7 @@ int doorbell_group_join(const doorbell_domain *domain, const doorbell_group_conf
  * Reads rank and size of this process from the launcher's environment, like doorbell_group_join and with its codes.
  * Useful to select a GPU before joining.
  */
-int doorbell_group_place_from_env(uint32_t *rank, uint32_t *size);
+int doorbell_group_rank_from_env(uint32_t *rank, uint32_t *size);
 
 /*
  * Joins the group of the launcher, with the device that the environment variable DOORBELL_DEVICE names, or else

@@ -33,7 +33,7 @@
  *   synchronised with (__syncwarp, __syncthreads), because a release is cumulative. A thread that finds `ringing` taken
  *   has a release fence before the mark of each slot; the thread that rings loads the mark and has an acquire fence.
  *   That fence is of GPU scope, because only threads of this GPU ring. On the proxy path it is of system scope: a
- *   thread of the host loads the mark with acquire and rings (bell.rs of the endpoint).
+ *   thread of the host loads the mark with acquire and rings (src/endpoint/shared/ringing.rs).
  * - The thread that rings stores the doorbell record, has a release fence of system scope, and stores the UAR. A NIC
  *   that has seen the doorbell finds the record and the work request. A NIC may use the record before it sees the
  *   doorbell, so one fence for both stores would not be enough.
@@ -51,7 +51,7 @@
  *   (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING).
  * - A thread that has read completions stores the consumer index after an acquire fence, so after its loads. The NIC
  *   loads it before it reuses the entries, so its writes come after the loads. The host also uses the index to look for
- *   errors that nobody polls for (loan.rs of the endpoint).
+ *   errors that nobody polls for (src/endpoint/queue/ownership.rs).
  * - The host stores `status` of the control block, and on the proxy path `completed`, with release; kernels load them
  *   with acquire, of system scope. A thread that learns of a failure stores the state's `status` with release, so that
  *   others see everything that the host had seen.
@@ -111,7 +111,7 @@ struct dbl_queue_state {
 	uint32_t line3[30];
 };
 
-/* Written by the host, in host memory. lent.rs of the endpoint is the other side. */
+/* Written by the host, in host memory. src/endpoint/device_queue_state.rs is the other side. */
 struct dbl_queue_control {
 	int32_t status;     /* 0, or the code of the endpoint's failure */
 	uint32_t completed; /* like dbl_queue_state.completed, if the host counts completions */
@@ -182,7 +182,7 @@ DBL_DEVICE void dbl_queue_complete(const struct doorbell_queue *queue, uint32_t 
  * Checks the host's status. A GPU needs as long for a load of host memory as for a thousand instructions, so callers
  * do this rarely.
  */
-DBL_DEVICE int dbl_queue_hear(const struct doorbell_queue *queue)
+DBL_DEVICE int dbl_queue_check_host(const struct doorbell_queue *queue)
 {
 	struct dbl_queue_state *state = dbl_queue_state(queue);
 	const struct dbl_queue_control *control = (const struct dbl_queue_control *)(uintptr_t)queue->control;
@@ -386,7 +386,7 @@ DBL_DEVICE int dbl_queue_reserve_later(const struct doorbell_queue *queue, uint3
 			is_full = 1;
 			late = bound_ns == 0 || dbl_has_passed(now_ns, full_ns, bound_ns);
 			/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
-			if ((late || turn % 16 == 0) && (status = dbl_queue_hear(queue)) != 0)
+			if ((late || turn % 16 == 0) && (status = dbl_queue_check_host(queue)) != 0)
 				return status;
 			if (late)
 				return DOORBELL_EFULL;
@@ -747,7 +747,7 @@ DBL_DEVICE int doorbell_wait(const struct doorbell_queue *queue, uint32_t upto, 
 		late = bound_ns == 0 || dbl_has_passed(now_ns, since_ns, bound_ns);
 		/* A caller that repeats calls with a limit of 0 must also learn of a failure. */
 		if (status == 0 && (late || turn % 16 == 0))
-			status = dbl_queue_hear(queue);
+			status = dbl_queue_check_host(queue);
 		if (late && status == 0)
 			return DOORBELL_ETIMEOUT;
 		DBL_TURN();

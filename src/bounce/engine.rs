@@ -28,7 +28,7 @@ pub unsafe trait CopyEngine: Send {
         Ok(())
     }
 
-    /// Begins to copy `len_bytes` from foreign memory, whose address means what it does to this engine, to host memory.
+    /// Begins to copy `len_bytes` from foreign memory to host memory. The engine defines what the foreign address means.
     ///
     /// # Safety
     /// Until the copy is over, the foreign memory is valid for reads, and the host memory for writes and not used otherwise.
@@ -56,7 +56,7 @@ pub unsafe trait CopyEngine: Send {
         len_bytes: usize,
     ) -> Result<CopyTicket>;
 
-    /// Whether a copy is over, without waiting. Asked again and again until it says `true` or fails, and not after that.
+    /// Returns whether a copy is finished, without waiting. It is not called again after it returned `true` or an error.
     ///
     /// # Errors
     /// Why the copy failed. It is over then.

@@ -443,7 +443,7 @@ impl<E: CopyEngine> Job<'_, E> {
                 StateKind::Unexpected,
                 "transfer through a bounce buffer",
                 format!(
-                    "the endpoint completed work request {} of somebody else",
+                    "the endpoint completed work request {}, which this transfer did not post",
                     completion.wr_id
                 ),
             ));

@@ -41,10 +41,10 @@ impl CmEvent {
     pub(super) fn refusal(&self) -> String {
         let reason = match self.status {
             1..=3 => "it has no resources for it",
-            4 => "it was waited for too long",
+            4 => "it did not answer in time",
             INVALID_SERVICE => "nobody listens at that port",
             STALE_CONNECTION => "it still has the last connection of this queue pair",
-            28 => "the application there says no",
+            28 => "the peer's application refused",
             _ => "see the specification",
         };
         format!("{reason} (reason {})", self.status)

@@ -13,8 +13,7 @@ pub(super) fn forbid(raw: CUstream, operation: &'static str) -> Result<()> {
         return Err(Error::state(
             StateKind::Captured,
             operation,
-            "the stream is being captured: what belongs into the graph is added by a `GraphBuilder`, which sees to it that each launch has \
-                     values of its own",
+            "the stream is being captured; add the operations with a `GraphBuilder`, which updates them for each launch",
         ));
     }
     Ok(())

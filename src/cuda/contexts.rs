@@ -86,7 +86,7 @@ impl CudaContext {
                 return Err(Error::state(
                     StateKind::Unsupported,
                     "use of a CUDA stream",
-                    "the default stream of each thread is another one in each; a stream of cudaStreamCreate is the same in all",
+                    "the per-thread default stream differs between threads; create a stream with cudaStreamCreate",
                 ));
             }
             _ => {}

@@ -71,7 +71,7 @@ impl CudaContext {
         Err(Error::state(
             StateKind::WrongKind,
             "a context for cudarc",
-            "it is not the primary one, and its owner is another; cudarc destroys what it has",
+            "it is not a primary context, and cudarc would destroy it",
         ))
     }
 }

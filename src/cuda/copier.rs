@@ -14,7 +14,7 @@ use super::as_nic::AsNic;
 use super::context::CudaContext;
 use super::driver::{check, is};
 use super::host_call::in_host_function;
-use super::pinned::Pinned;
+use super::host_registration::Pinned;
 use crate::stream::{Backoff, Lock};
 use crate::{Error, Result, StateKind};
 #[cfg(feature = "softcx")]

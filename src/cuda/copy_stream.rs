@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUresult, CUstream};
 
 use super::context::CudaContext;
 use super::driver::check;
-use super::pinned::Pinned;
+use super::host_registration::Pinned;
 use crate::stream::Attachments;
 use crate::{Error, Result, StateKind};
 

@@ -14,7 +14,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::context::CudaContext;
 use super::host_call::in_host_function;
-use super::pinned;
+use super::host_registration;
 use crate::proxy::drop_elsewhere;
 
 /// How many streams are watched because they have work, or had it a moment ago. Sequentially consistent with `GIVING`: of a stream that gets work and
@@ -137,7 +137,7 @@ fn give_back_soon() {
 
 /// Gives one thing back. Returns false if there is nothing to give back.
 fn give_one() -> bool {
-    if pinned::give_one_back() {
+    if host_registration::give_one_back() {
         return true;
     }
     let Some(allocated) = lock(&ALLOCATIONS).pop() else {

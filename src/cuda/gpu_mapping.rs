@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::context::CudaContext;
-use super::pinned::Pinned;
-use super::registers::{is_refused, why_not};
+use super::host_registration::Pinned;
+use super::nic_registers::{is_refused, why_not};
 use crate::peer::{At, Role};
 use crate::stream::Owner;
 use crate::{Error, Result, StateKind};

@@ -10,7 +10,7 @@ use super::call_queue::CallQueue;
 use super::capture::RelaxedCapture;
 use super::decoded::Decoded;
 use super::driver::check;
-use super::exec::{InstantiatedGraph, params};
+use super::instantiated_graph::{InstantiatedGraph, params};
 use super::memops::MemOp;
 use super::stream::CudaStream;
 use crate::stream::Submission;
@@ -76,7 +76,7 @@ impl Draft {
             return Err(Error::state(
                 StateKind::WrongKind,
                 "GraphBuilder::after",
-                "the order of a graph that is captured is that of its streams",
+                "the streams set the order of a captured graph",
             ));
         }
         self.after.extend(nodes);

@@ -113,7 +113,7 @@ impl KernelStream {
             return Err(Error::state(
                 StateKind::WrongKind,
                 "take a trigger",
-                "what is queued is not for kernels",
+                "a kernel stream cannot execute this work",
             ));
         };
         let words = queue.batch.words(range);
@@ -164,7 +164,7 @@ impl KernelStream {
         let queue = state.queue.lock();
         let turn = queue.triggers << 1 | TURN_STOPPED;
         self.inner.turn.copy_from_host(0, &turn.to_ne_bytes())?;
-        state.fault.end("what was taken was given up");
+        state.fault.end("triggers that were taken were given up");
         // Work that another thread is about to queue is discarded, too.
         state.cut.fetch_min(queue.triggered, Ordering::AcqRel);
         state.count.words.note(STATUS_WORK);
@@ -286,7 +286,7 @@ unsafe impl Executor for KernelStream {
             return Err(Error::state(
                 StateKind::Deadlock,
                 "stream synchronize",
-                "nobody has taken the trigger of what is queued: KernelStream::take",
+                "the trigger of the queued operations was not taken; call KernelStream::take",
             ));
         }
         if !state.wait_until(target, deadline) {

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::call_queue::{CallData, CallQueue, DriverCall};
 use super::driver::check;
-use super::exec::{InstantiatedGraph, params};
+use super::instantiated_graph::{InstantiatedGraph, params};
 use super::pending::{PendingEntry, PendingWork};
 use super::state::StreamState;
 use crate::stream::Submission;
@@ -69,7 +69,9 @@ impl StreamState {
         self.forbid_capture(&mut driver, "launch a graph")?;
         for (DriverCall { what, .. }, (node, _)) in queue.calls.iter().zip(exec.nodes()) {
             let CallData::MemoryOps(range) = what else {
-                return Err(unlike("a kernel would execute a program of it"));
+                return Err(unlike(
+                    "one of its programs needs a kernel, and graph nodes are memory operations",
+                ));
             };
             let ops = queue.ops.get_mut(range.clone()).unwrap_or_default();
             let params = params(&self.context, ops);

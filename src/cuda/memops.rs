@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_op_is_the_operation_of_cuda_h_that_it_is() {
+    fn each_op_translates_to_its_cu_stream_mem_op() {
         // CU_STREAM_MEM_OP_WAIT_VALUE_32 1, WRITE_VALUE_32 2, WRITE_VALUE_64 5; CU_STREAM_WAIT_VALUE_GEQ 0, AND 2, NOR 3, FLUSH 1 << 30.
         let flush = 1 << 30;
         let expected = vec![

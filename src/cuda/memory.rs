@@ -38,7 +38,7 @@ use crate::{Error, Result, StateKind};
 /// let mut b = Endpoint::new(&domain, &EndpointConfig::default())?;
 /// a.connect(&b.address())?;
 /// b.connect(&a.address())?;
-/// // Behind the kernels that `from` is written by, and before those that read `to`.
+/// // Runs after the kernels that write `from` and before those that read `to`.
 /// let remote = to.remote();
 /// a.stream_queue_write(&stream, &[from.slice(0, 4096)?], remote.slice(0, 4096)?)?;
 /// a.stream_wait_cq(&stream, Side::Send)?;

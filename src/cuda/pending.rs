@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::count::Count;
 use super::decoded::Decoded;
-use super::exec::InstantiatedGraph;
+use super::instantiated_graph::InstantiatedGraph;
+use super::stream_progress::Count;
 use super::stream_words::{STATUS_WORK, Stop, StreamWords};
 use crate::Error;
 use crate::peer::{At, PeerOp, Role};

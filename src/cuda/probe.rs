@@ -52,7 +52,7 @@ pub(super) fn probe(context: &CudaContext, promised: Capabilities) -> Probed {
             }
         }
     }
-    let unknown = "iomemory: not probed; it takes the registers of a card, which the first endpoint brings that a GPU is to ring";
+    let unknown = "iomemory: not tested; the first endpoint on a card tests it";
     probed.findings.push(unknown.into());
     probed
 }
@@ -108,7 +108,7 @@ impl<'a> ProbeStream<'a> {
             let result = if !*has {
                 Err("the driver says that the device has none".into())
             } else if self.hangs.get() {
-                Err("not tried after what has not come to an end".into())
+                Err("not tested, because an earlier test has not finished".into())
             } else {
                 trial().map_err(|error| error.to_string())
             };

@@ -48,7 +48,7 @@ impl StreamState {
             }
             Some(Stop::TimedOut { .. }) => self
                 .fault
-                .end("a kernel has given up a wait, and with it what came behind"),
+                .end("a kernel gave up a wait; the operations behind it were not executed"),
         }
         let aborted = self.aborted.load(Ordering::Acquire);
         let reports = Reports {

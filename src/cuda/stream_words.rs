@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use doorbell_wire::memory::InPage;
 
 use super::context::CudaContext;
-use super::pinned::Pinned;
+use super::host_registration::Pinned;
 use crate::Result;
 
 /// How long a waiting kernel tolerates that the watching thread does not run. The streams of a process that is stopped for longer fail.

@@ -55,7 +55,7 @@ pub struct EndpointConfig {
     pub retry_count: u8,
     /// Repetitions if the peer has no receive posted, 0 to 6; 7 means no limit. Default 7.
     pub rnr_retry: u8,
-    /// How long a sender should wait if this side has no receive posted, in the code of verbs (0 to 31). Default 12, which
+    /// The RNR NAK timer: how long the peer waits before it retries if no receive is posted here, encoded as in verbs (0 to 31). Default 12, which
     /// is 0.64 ms, as in NCCL.
     pub min_rnr_timer: u8,
     /// Reads and atomics in flight at once, 1 to 16. A device at either end of the connection that supports fewer reduces the number. Default 16.

@@ -1,4 +1,4 @@
-//! Which way a doorbell takes, and why no better one.
+//! The control path of an endpoint, and why better ones are not available.
 
 use std::fmt;
 
@@ -31,10 +31,10 @@ impl fmt::Display for Path {
 }
 
 impl Path {
-    /// The way that was asked for, or else the best one that can be gone.
+    /// The path that was asked for, or else the best one that is available.
     ///
     /// # Errors
-    /// [`Error::State`] if the way asked for cannot be gone, or none can, with the reasons.
+    /// [`Error::State`], with the reasons, if the path that was asked for is not available, or none is.
     pub(super) fn choose(
         asked: Option<Control>,
         mut try_way: impl FnMut(Control) -> Choice,
@@ -60,7 +60,9 @@ impl Path {
                     return Err(Error::state(
                         StateKind::Unsupported,
                         "control path",
-                        format!("{control} was asked for and is not possible: {missing}"),
+                        format!(
+                            "the path {control}, which was asked for, is not available: {missing}"
+                        ),
                     ));
                 }
                 Err(missing) => better.push((control, missing)),

@@ -12,7 +12,7 @@ const MAGIC: [u8; 4] = *b"DBRV";
 const VERSION: u16 = 1;
 /// The longest message: addresses and keys are short, and a length from a stranger must not allocate much.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
-/// How long a process that connects may take to send its greeting. Others wait behind it.
+/// How long a process that connects may take to send its handshake. Others wait behind it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits for a peer at an address.
@@ -84,7 +84,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Goes to the peer that listens at `address`; if none does yet, tries again until `timeout`.
+    /// Connects to the peer that listens at `address`, and retries until `timeout`.
     ///
     /// # Errors
     /// [`Error::Timeout`] if nobody listens; [`Error::Malformed`] if the process that listens is not a peer, or is a
@@ -122,7 +122,7 @@ impl Channel {
         channel.get(&mut theirs, deadline)?;
         let bad = |reason| {
             Err(Error::Malformed {
-                what: "greeting of a peer",
+                what: "handshake of a peer",
                 reason,
             })
         };

@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_in_time_is_no_timeout_however_late_it_is_looked_for() {
+    fn a_late_look_finds_what_came_before_the_deadline() {
         let timeout = Duration::from_millis(1);
         for comes in [true, false] {
             let mut looks = 0;

@@ -13,7 +13,7 @@ pub(super) enum Data<'a> {
 /// Of a request that reaches no memory of the peer's.
 const NO_REMOTE: RemoteSlice = RemoteSlice::at(0, 0);
 
-/// A work request for the send queue: one constructor an operation, with what it cannot do without; the rest by setters.
+/// A work request for the send queue. Each operation has a constructor with its required arguments; setters add the optional ones.
 /// Unless said otherwise it is signaled, which is what a wait on the stream needs.
 ///
 /// ```
@@ -106,7 +106,7 @@ impl<'a> Work<'a> {
         work
     }
 
-    /// Does nothing, in its turn.
+    /// A NOP: it completes in order and transfers nothing.
     pub const fn nop() -> Work<'a> {
         Work::new(Opcode::Nop, Data::Slices(&[]), NO_REMOTE)
     }

@@ -179,7 +179,7 @@ impl GraphBuilder {
             return Err(Error::state(
                 StateKind::Unsupported,
                 "GraphBuilder",
-                "the doorbells of this endpoint are rung by the calling thread, which is in no graph",
+                "the endpoint uses the path `sync`, whose doorbells are rung by the calling thread; graphs need another path",
             ));
         }
         let prepared = recipe.prepare(endpoint)?;

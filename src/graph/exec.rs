@@ -110,7 +110,7 @@ impl GraphExec {
             return Err(Error::state(
                 StateKind::NotArmed,
                 OPERATION,
-                "it is not armed: the values of the last launch would ring for work that is done",
+                "it is not armed; call `arm`, or `launch`, which arms it",
             ));
         }
         if stream.context().raw() != self.exec.context().raw() {
@@ -163,7 +163,7 @@ impl GraphExec {
         &self.tickets
     }
 
-    /// The driver's handle. To launch it without this library is to ring for work that is done.
+    /// The driver's handle. A launch without this library rings doorbells of work that is complete.
     #[must_use]
     pub fn raw(&self) -> CUgraphExec {
         self.exec.raw()

@@ -12,7 +12,7 @@ use crate::{Error, Result, StateKind};
 
 /// How long one attempt to reach an address may take: the next address may be the right one.
 const ATTEMPT: Duration = Duration::from_secs(5);
-const HANDSHAKE: &str = "greeting of the group's store";
+const HANDSHAKE: &str = "handshake of the group's store";
 
 /// Tries to reach the store until the deadline.
 pub(super) fn connect(environment: &LaunchEnvironment, deadline: &Deadline) -> Result<TcpStream> {

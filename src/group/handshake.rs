@@ -38,7 +38,7 @@ pub(super) fn check_head(head: &[u8; 8]) -> Result<()> {
 
 fn bad(reason: String) -> Error {
     Error::Malformed {
-        what: "greeting of a group's store",
+        what: "handshake of a group's store",
         reason,
     }
 }
@@ -167,12 +167,12 @@ impl Verdict {
             2 => Verdict::Size(u32::from_le_bytes([a, b, c, d])),
             3 => Verdict::Twice,
             4 => Verdict::NoRank,
-            code => return Err(bad(format!("it has no verdict {code}"))),
+            code => return Err(bad(format!("verdict {code} is unknown"))),
         };
         let parts: [&[u8]; 4] = [b"store", &handshake.to_bytes(), challenge, &numbers];
         // Only the verdict that the tokens differ needs no proof: a store with another token cannot give one.
         if verdict != Verdict::Token && !token.is_proof(&parts, &proof) {
-            return Err(bad("it has not the token of the group".into()));
+            return Err(bad("it does not know the token of the group".into()));
         }
         Ok(verdict)
     }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_are_of_one_greeting_and_one_side() {
+    fn proofs_are_of_one_handshake_and_one_side() {
         let (token, challenge) = (Token::new("a"), [9; 32]);
         let proof = HELLO.proof(&token, &challenge);
         assert!(HELLO.is_proof(&token, &challenge, &proof));

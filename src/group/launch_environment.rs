@@ -159,7 +159,9 @@ impl Launched {
         if has("DOORBELL_RANK") {
             let rank = vars.need("DOORBELL_RANK", "a group by hand")?;
             let size = vars.need("DOORBELL_SIZE", "a group by hand")?;
-            let host = Err("a group by hand has no launcher that would say where rank 0 is");
+            let host = Err(
+                "without a launcher, DOORBELL_MASTER_ADDR and DOORBELL_MASTER_PORT are required",
+            );
             return Ok(bare(rank, size, String::new(), host));
         }
         if has("RANK") && has("WORLD_SIZE") {
@@ -493,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn first_hosts() {
+    fn first_host_of_a_slurm_nodelist() {
         for (list, host) in [
             ("n1", "n1"),
             ("n1,n2", "n1"),

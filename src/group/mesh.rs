@@ -54,7 +54,7 @@ impl<'a> Mail<'a> {
             [2, reason @ ..] => Ok(Mail::Refused(String::from_utf8_lossy(reason))),
             _ => Err(Error::Malformed {
                 what: "mail of a rank",
-                reason: format!("{} bytes that are none", bytes.len()),
+                reason: format!("{} bytes are not a message of a rank", bytes.len()),
             }),
         }
     }

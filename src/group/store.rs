@@ -145,7 +145,7 @@ impl Store {
     /// left.
     ///
     /// # Errors
-    /// [`Error::Rank`] if a rank failed before; [`Error::Timeout`] if, at rank 0, another rank does not leave: it finds the store gone then.
+    /// [`Error::Rank`] if a rank failed before; [`Error::Timeout`] at rank 0 if another rank does not leave in time; that rank then finds no store.
     pub fn leave(self, timeout: Duration) -> Result<()> {
         let deadline = Deadline::new("leave of the group", timeout);
         self.client

@@ -175,7 +175,7 @@ fn who_has_left_is_named_where_it_is_needed() {
 }
 
 #[test]
-fn the_wrong_ones_are_refused_and_told_why() {
+fn joins_with_wrong_token_size_or_rank_are_refused() {
     let address = free();
     let store = join(0, 2, address);
     let refused = |environment: &LaunchEnvironment| Store::join(environment, SOON).unwrap_err();
@@ -280,7 +280,7 @@ fn a_store_that_does_not_answer_is_a_timeout() {
 }
 
 #[test]
-fn stores_that_are_none_are_found_out() {
+fn servers_that_are_no_store_are_detected() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let joined = |answer: fn(&mut TcpStream)| {
@@ -302,7 +302,7 @@ fn stores_that_are_none_are_found_out() {
         stream.read_exact(&mut [0; handshake::PROOF_BYTES]).unwrap();
         stream.write_all(&[0; Verdict::BYTES]).unwrap();
     });
-    assert!(impostor.contains("not the token"), "{impostor}");
+    assert!(impostor.contains("does not know the token"), "{impostor}");
 }
 
 /// A group of threads, each with its own device.

@@ -1,4 +1,4 @@
-//! A queue queue on a GPU.
+//! Kernel queues whose kernels run on a GPU.
 #![allow(unsafe_code)] // promises that memory stays mapped
 
 use super::{QueueView, state_words};

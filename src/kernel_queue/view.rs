@@ -1,10 +1,10 @@
-//! A queue queue as kernels see it.
+//! A kernel queue as kernels see it.
 #![allow(unsafe_code)] // says that it may be a parameter of kernels
 
 use crate::Result;
 use crate::endpoint::DeviceQueue;
 
-/// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Good as long as the
+/// `struct doorbell_queue` of `include/doorbell/queue.h`: plain values, to be passed to kernels as they are. Valid as long as the
 /// [`KernelQueue`](super::KernelQueue).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]

@@ -103,20 +103,20 @@ pub struct Cached {
 
 /// Memory that the application has promised to leave mapped as it is; see [`RegionCache::hold`].
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldRegistration {
     region: Region,
     entry: Option<u64>,
     cache: RegionCache,
 }
 
-impl Held {
+impl HeldRegistration {
     /// The memory.
     pub fn region(&self) -> &Region {
         &self.region
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRegistration {
     fn drop(&mut self) {
         if let Some(id) = self.entry
             && self.cache.check().is_ok()
@@ -299,10 +299,15 @@ impl RegionCache {
     ///
     /// # Errors
     /// As [`RegionCache::get`].
-    pub unsafe fn hold(&self, start: NonNull<u8>, len_bytes: u64, access: Access) -> Result<Held> {
+    pub unsafe fn hold(
+        &self,
+        start: NonNull<u8>,
+        len_bytes: u64,
+        access: Access,
+    ) -> Result<HeldRegistration> {
         // SAFETY: the caller's promise.
         let (region, entry) = unsafe { self.request(start, len_bytes, access, Wish::Hold) }?;
-        Ok(Held {
+        Ok(HeldRegistration {
             region,
             entry,
             cache: self.clone(),

@@ -111,22 +111,22 @@ impl Device {
         self.nic.counters().unwrap_or_default()
     }
 
-    /// Sets what happens to packets that the device sends from now on (feature `softcx`), for tests of software that is to survive it. Whether the device
-    /// can do that: the software ConnectX of this process can.
+    /// Sets what happens to packets that the device sends from now on (feature `softcx`), for tests. Returns false if the device
+    /// cannot inject faults; only the software ConnectX of this process can.
     #[cfg(feature = "softcx")]
     pub fn set_faults(&self, faults: Faults) -> bool {
         self.nic.set_faults(faults)
     }
 
-    /// Stops all work of the device, or lets it go on (feature `softcx`): a NIC that hangs, for tests. Whether the device can do that, as
-    /// [`Device::set_faults`].
+    /// Stops all work of the device, or lets it go on (feature `softcx`): a NIC that hangs, for tests. Returns false as
+    /// [`Device::set_faults`] does.
     #[cfg(feature = "softcx")]
     pub fn set_frozen(&self, frozen: bool) -> bool {
         self.nic.set_frozen(frozen)
     }
 
-    /// Stops the thread that rings for endpoints of this device on the [`Control::Proxy`] path, and of all others that it serves, or lets
-    /// it go on: one that the system does not let run, for tests.
+    /// Stalls or resumes the proxy thread, which rings for the endpoints of this device on the [`Control::Proxy`] path, for tests. All devices that the
+    /// thread serves are affected.
     ///
     /// # Errors
     /// [`Error::System`] if there is no thread yet and none to be had.

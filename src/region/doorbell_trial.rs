@@ -68,7 +68,7 @@ unsafe impl Owner for TrialPair {
 pub(super) fn try_ring(domain: &ProtectionDomain, context: &CudaContext) -> Result<String, String> {
     match ring_and_look(domain, context) {
         // Told of every later endpoint: only the first card and the first GPU are tried.
-        Ok(true) => Ok("in this process a GPU has rung a card for a NOP".into()),
+        Ok(true) => Ok("a test doorbell from the GPU reached the card".into()),
         Ok(false) => Err(format!(
             "in this process a GPU has stored to a card's doorbell register, and the card has not executed the request after {} ms: PCIe access control (ACS) \
              or an IOMMU may drop what one device stores to another",

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 #[cfg(feature = "softcx")]
 use std::sync::Arc;
 
+use super::device_registration::{Reach, RegionKind, device_range};
 use super::doorbell_trial::try_ring;
-use super::ladder::{Reach, RegionKind, device_range};
 use super::memory::OwnedMemory;
 use crate::cuda::{
     Capabilities, CudaContext, DeviceBuffer, Pinned, RegistersFound, WritesOrdering,
@@ -185,10 +185,7 @@ mod tests {
             (gpu.flush, gpu.ordering, gpu.gpudirect) = (flush, ordering, gpudirect);
             gpu
         };
-        let reads = [
-            Access::REMOTE_READ,
-            Access::REMOTE_READ | Access::REMOTE_READ,
-        ];
+        let reads = [Access::REMOTE_READ, Access::LOCAL_READ];
         let writes = [
             Access::LOCAL_WRITE,
             Access::REMOTE_WRITE,

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_of_its_pages_is_what_the_kernel_says() {
+    fn reported_page_size_matches_the_kernel() {
         for len_bytes in [1, HUGE_BYTES, HUGE_BYTES + 1] {
             let pages = HugePages::new(len_bytes).unwrap();
             // SAFETY: both bytes lie in the mapping, which nobody else has.

@@ -356,7 +356,7 @@ this is no line
     }
 
     #[test]
-    fn lines_that_are_none_are_left_out() {
+    fn malformed_maps_lines_are_skipped() {
         for bad in [
             "",
             "x",

@@ -261,7 +261,7 @@ impl Region {
             kind => Err(Error::state(
                 StateKind::Memory,
                 "region",
-                format!("the processor does not reach its memory, which is registered by {kind}"),
+                format!("the CPU cannot access this memory ({kind})"),
             )),
         }
     }

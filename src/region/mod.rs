@@ -3,6 +3,7 @@
 mod cache;
 mod control;
 mod device;
+mod device_registration;
 #[cfg(feature = "cuda")]
 mod doorbell_trial;
 mod element;
@@ -11,7 +12,6 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_cache;
 mod huge;
-mod ladder;
 mod mapping;
 mod memory;
 mod monitor;
@@ -22,15 +22,15 @@ mod table;
 pub use crate::nic::Access;
 #[cfg(feature = "softcx")]
 pub use crate::nic::{CommandKind, CommandKinds, Counters, Faults};
-pub use cache::{CacheConfig, CacheCounters, Cached, Held, Invalidation, RegionCache};
+pub use cache::{CacheConfig, CacheCounters, Cached, HeldRegistration, Invalidation, RegionCache};
 pub use control::Control;
 pub use device::{Device, ProtectionDomain};
+pub use device_registration::{DeviceMemory, Reach, RegionKind};
 pub use element::Element;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::check_gpus;
 #[cfg(feature = "cuda")]
 pub use gpu_cache::DeviceCache;
 pub use huge::PageSize;
-pub use ladder::{DeviceMemory, Reach, RegionKind};
 pub use memory::{REGION_BYTES_MAX, Region, Slice};
 pub use remote::{RemoteRegion, RemoteSlice};

@@ -384,7 +384,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_is_what_a_list_without_order_is(steps in proptest::collection::vec(step(), 1..80)) {
+        fn table_agrees_with_a_list_model(steps in proptest::collection::vec(step(), 1..80)) {
             let mut table = Table::new(ENTRIES, BYTES);
             let capacity = [table.entries.capacity(), table.keys.capacity(), table.gone.capacity()];
             let (mut model, mut users, mut value) = (Model::default(), BTreeSet::new(), 0u64);

@@ -428,7 +428,7 @@ impl Event {
         if !self.inner.timed {
             return Err(no_time(
                 StateKind::WrongKind,
-                format!("{which} takes no time"),
+                format!("{which} was created without timing"),
             ));
         }
         let state = self.state();
@@ -643,7 +643,7 @@ mod tests {
         record(&untimed, &progress, 2).fire(None);
         assert_eq!(
             reason(start.elapsed(&untimed)),
-            "the end event takes no time"
+            "the end event was created without timing"
         );
         assert!(untimed.inner.blocks, "the kind stays");
     }
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_in_time_is_no_timeout_however_late_it_is_looked_for() {
+    fn a_late_look_finds_what_came_before_the_deadline() {
         let timeout = Duration::from_millis(1);
         for event in [Event::new(), Event::blocking()] {
             let preempts = Preempts {

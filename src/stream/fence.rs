@@ -140,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn of_two_threads_one_sees_the_other() {
+    fn store_load_order_holds_with_membarrier() {
         // On a kernel without the call it is the same as the next one.
         one_sees_the_other(&Asymmetric::new());
     }
 
     #[test]
-    fn so_it_is_with_fences_on_both_sides() {
+    fn store_load_order_holds_with_two_fences() {
         let by_kernel = AtomicBool::new(false);
         one_sees_the_other(&Asymmetric { by_kernel });
     }

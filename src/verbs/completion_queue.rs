@@ -1,4 +1,4 @@
-//! PolledCompletion queues, which the library's own ring reads.
+//! Completion queues, which the library's own ring reads.
 #![allow(unsafe_code)] // calls libibverbs
 
 use std::ptr::{NonNull, null_mut};

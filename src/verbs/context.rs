@@ -146,7 +146,7 @@ impl VerbsDevice {
                 StateKind::Environment,
                 "open",
                 format!(
-                    "{SIGNATURE} is set: libmlx5 would make queue pairs whose work requests need signatures, which programs of doorbells do not write; unset it"
+                    "{SIGNATURE} is set: libmlx5 would make queue pairs whose work requests need signatures, which this library does not write; unset it"
                 ),
             ));
         }

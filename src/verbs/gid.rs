@@ -98,7 +98,7 @@ impl GidTable {
                 StateKind::NotFound,
                 "connect",
                 format!(
-                    "the address {} of port {}, which the peer was told, is in the port's table of GIDs no more; exchange addresses anew",
+                    "the GID {} of port {}, which the peer was given, is no longer in the port's table; exchange addresses again",
                     std::net::Ipv6Addr::from(known.raw),
                     self.port
                 ),

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
 
-use super::states::States;
+use super::qp_states::States;
 use crate::{Error, Result, StateKind};
 use doorbell_wire::verbs::State;
 

@@ -11,18 +11,18 @@ mod events;
 mod gid;
 mod managed;
 mod port;
+mod qp_states;
 mod queue_pair;
 mod relay;
 mod select;
-mod states;
 
 pub(crate) use context::VerbsDevice;
 pub(crate) use domain::{Domain, MemoryRegion};
 pub(crate) use managed::{Step, Steps};
 pub(crate) use port::{Link, PortAddress};
+pub(crate) use qp_states::VerbsRemote;
 pub(crate) use queue_pair::VerbsQueuePair;
 pub(crate) use relay::Relay;
-pub(crate) use states::VerbsRemote;
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use super::completion_queue::CompletionQueue;
 #[cfg(feature = "cuda")]
 use super::context::Context;
 use super::domain::{Domain, OwnUar};
-use super::states::{RawQp, States};
+use super::qp_states::{RawQp, States};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::QueuePairSizes;
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::call::injection::{ERRNO, alive, fail_after};
-use super::states::States;
+use super::qp_states::States;
 use super::{Domain, MemoryRegion, Relay, VerbsDevice, VerbsQueuePair};
 use crate::{Error, Result};
 use doorbell_wire::memory::{Pages, QueuePairSizes};

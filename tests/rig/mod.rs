@@ -71,7 +71,7 @@ pub fn device() -> Device {
     Device::open(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// What the software NIC of this process does where a card may and seldom does: bytes of a write, and of a packet within a message, are placed late;
+/// What the software NIC of this process does as a card may, and seldom does: bytes of a write, and of a packet within a message, are placed late;
 /// requests are read at their doorbell; commands and flushes take time. None of it with `DOORBELL_TEST_KIND=1`.
 pub fn strict() -> Faults {
     if from_env("DOORBELL_TEST_KIND", 0) != 0 {

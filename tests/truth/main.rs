@@ -116,7 +116,7 @@ fn plan(seed: u64, round: u64) -> Plan {
 }
 
 #[test]
-fn nothing_is_said_that_is_not_true() {
+fn random_calls_report_only_possible_outcomes() {
     let seed = from_env("DOORBELL_SEED", 0x7a57);
     let operations = from_env("DOORBELL_TRUTH_OPERATIONS", 20_000);
     let repeats = from_env("DOORBELL_TRUTH_REPEATS", 1);

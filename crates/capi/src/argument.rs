@@ -61,16 +61,16 @@ pub(super) unsafe fn out_optional<'a, T>(place: *mut T) -> Option<&'a mut MaybeU
 pub(super) unsafe fn out_handle<'a, T: CObject>(
     place: *mut *mut T,
     argument: &'static str,
-) -> Result<HandlePlace<'a, T>, Failure> {
+) -> Result<HandleOut<'a, T>, Failure> {
     // SAFETY: the caller's promise.
     let place = unsafe { out(place, argument) }?;
-    Ok(HandlePlace(place.write(std::ptr::null_mut())))
+    Ok(HandleOut(place.write(std::ptr::null_mut())))
 }
 
 /// See [`out_handle`].
-pub(super) struct HandlePlace<'a, T>(&'a mut *mut T);
+pub(super) struct HandleOut<'a, T>(&'a mut *mut T);
 
-impl<T: CObject> HandlePlace<'_, T> {
+impl<T: CObject> HandleOut<'_, T> {
     /// Gives the object away.
     pub(super) fn set(self, object: T) -> c_int {
         *self.0 = create(object);

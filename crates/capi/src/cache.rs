@@ -271,7 +271,7 @@ pub unsafe extern "C" fn doorbell_cache_hold(
             }
             #[cfg(feature = "cuda")]
             doorbell_cache::Device(_) => {
-                let reason = "it is of a GPU's memory, whose allocations the driver numbers: doorbell_cache_get is as quick";
+                let reason = "doorbell_cache_hold is for host memory; for the memory of a GPU, doorbell_cache_get is as fast";
                 Err(Failure::argument("cache", reason))
             }
         }

@@ -107,7 +107,7 @@ impl doorbell_group_config {
     pub(super) fn timeout(&self) -> Result<Duration, Failure> {
         match self.timeout_ms {
             DOORBELL_NO_TIMEOUT => {
-                let reason = "a group that is not whole is to be given up some time";
+                let reason = "joining needs a time limit: DOORBELL_NO_TIMEOUT is not allowed";
                 Err(Failure::argument("timeout_ms", reason))
             }
             DOORBELL_DEFAULT_TIMEOUT => Ok(GroupConfig::default().timeout),
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn doorbell_group_join(
 /// # Safety
 /// As the header says of pointers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn doorbell_group_place_from_env(rank: *mut u32, size: *mut u32) -> c_int {
+pub unsafe extern "C" fn doorbell_group_rank_from_env(rank: *mut u32, size: *mut u32) -> c_int {
     call!(to_rank = out(rank), to_size = out(size), || {
         let environment = LaunchEnvironment::from_env()?;
         to_rank.write(environment.rank());

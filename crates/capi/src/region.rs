@@ -11,7 +11,7 @@ use crate::boundary::{call, guard, guard_or};
 use crate::device::doorbell_domain;
 use crate::failure::Failure;
 use crate::handle::{CObject, destroy, get};
-use doorbell_rs::{Access, Held, PageSize, ProtectionDomain, Region, RegionKind};
+use doorbell_rs::{Access, HeldRegistration, PageSize, ProtectionDomain, Region, RegionKind};
 #[cfg(feature = "cuda")]
 use doorbell_rs::{CudaContext, DeviceBuffer};
 
@@ -56,7 +56,7 @@ pub(super) fn access(flags: u32) -> Result<Access, Failure> {
 pub struct doorbell_region {
     pub(super) inner: Region,
     /// What keeps an entry of a cache for it.
-    _held: Option<Held>,
+    _held: Option<HeldRegistration>,
     /// Why it is registered in no better way, a line for each.
     reasons: String,
 }
@@ -86,7 +86,7 @@ impl doorbell_region {
         })
     }
 
-    pub(super) fn held(held: Held) -> doorbell_region {
+    pub(super) fn held(held: HeldRegistration) -> doorbell_region {
         doorbell_region {
             inner: held.region().clone(),
             _held: Some(held),

@@ -58,19 +58,19 @@ pub struct doorbell_details {
 /// # Safety
 /// The pointer is null, or aligned and good for a write until the place is gone.
 #[inline]
-pub(super) unsafe fn ticket_place<'a>(place: *mut *mut doorbell_ticket) -> TicketPlace<'a> {
+pub(super) unsafe fn ticket_place<'a>(place: *mut *mut doorbell_ticket) -> TicketOut<'a> {
     // SAFETY: the caller's promise.
     let mut place = unsafe { out_optional(place) };
     if let Some(place) = &mut place {
         place.write(std::ptr::null_mut());
     }
-    TicketPlace(place)
+    TicketOut(place)
 }
 
 /// See [`ticket_place`].
-pub(super) struct TicketPlace<'a>(Option<&'a mut MaybeUninit<*mut doorbell_ticket>>);
+pub(super) struct TicketOut<'a>(Option<&'a mut MaybeUninit<*mut doorbell_ticket>>);
 
-impl TicketPlace<'_> {
+impl TicketOut<'_> {
     /// Gives the ticket away, or drops it; the code of success.
     #[inline]
     pub(super) fn set(self, inner: Ticket) -> c_int {

@@ -48,8 +48,8 @@ fn interface_text() -> String {
 }
 
 #[test]
-fn it_is_c11_and_cpp17_and_can_be_included_twice() {
-    let test = "it_is_c11_and_cpp17_and_can_be_included_twice";
+fn doorbell_h_compiles_as_c11_and_cpp17_and_twice() {
+    let test = "doorbell_h_compiles_as_c11_and_cpp17_and_twice";
     let c = ["-Wstrict-prototypes", "-Wc++-compat", "-Wshadow"];
     let cpp = ["-Woverloaded-virtual", "-Wextra-semi"];
     for (name, standard, extension, more) in [
@@ -90,8 +90,8 @@ fn included_twice(ending: &str) -> Vec<PathBuf> {
 
 /// In a program of CUDA's, whose types are there before or after; as host code, and with device code beside it.
 #[test]
-fn it_is_cuda() {
-    let test = "it_is_cuda";
+fn doorbell_h_compiles_in_cuda_programs() {
+    let test = "doorbell_h_compiles_in_cuda_programs";
     let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
     if !has(&nvcc) {
         return waived::waived(test, "nvcc is not installed");
@@ -264,8 +264,8 @@ fn header_and_library_have_the_same_functions() {
 
 /// What a shared library that a user makes with the static one exports by itself.
 #[test]
-fn the_shim_stays_inside() {
-    let test = "the_shim_stays_inside";
+fn static_library_exports_no_shim_symbols() {
+    let test = "static_library_exports_no_shim_symbols";
     if !has("nm") {
         return waived::waived(test, "nm is not installed");
     }

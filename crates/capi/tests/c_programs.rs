@@ -34,7 +34,7 @@ fn misuse_is_an_error_and_breaks_nothing() {
 }
 
 #[test]
-fn what_is_asked_for_less_often_is_there() {
+fn rarely_used_c_calls_work() {
     let program = build(
         &root().join("crates/capi/tests/c/details.c"),
         "details",
@@ -117,8 +117,8 @@ fn rdma_cm_connects_or_says_why_not() {
 
 /// On the streams and the memory of a GPU, or of the stand-in for its driver; or, without the feature `cuda`, that all calls say so.
 #[test]
-fn what_is_cudas_is_taken_as_it_is() {
-    let test = "what_is_cudas_is_taken_as_it_is";
+fn cuda_calls_work_or_report_the_missing_feature() {
+    let test = "cuda_calls_work_or_report_the_missing_feature";
     let source = root().join("crates/capi/tests/c/cuda.c");
     let has_cuda = format!("-DWITH_CUDA={}", u32::from(cfg!(feature = "cuda")));
     let program = build(&source, "cuda", &[&has_cuda]);

@@ -217,8 +217,8 @@ fn no_name_of_libgdsync_is_missing() {
 
 /// Other orders and forms of inclusion than the programs above have: as libgdsync's programs name the headers, and each alone.
 #[test]
-fn it_can_be_included_as_libgdsync_was() {
-    let test = "it_can_be_included_as_libgdsync_was";
+fn gdsync_headers_compile_in_every_include_order() {
+    let test = "gdsync_headers_compile_in_every_include_order";
     let forms = [
         (
             "libgdsync",
@@ -260,10 +260,13 @@ fn it_can_be_included_as_libgdsync_was() {
 
 /// With CUDA's own header, and infos that a kernel executes.
 #[test]
-fn it_is_cuda() {
+fn gdsync_h_compiles_in_cuda_programs() {
     let nvcc = std::env::var("DOORBELL_NVCC").unwrap_or_else(|_| "nvcc".into());
     if !has(&nvcc) {
-        return waived::waived("it_is_cuda", "nvcc is not installed");
+        return waived::waived(
+            "gdsync_h_compiles_in_cuda_programs",
+            "nvcc is not installed",
+        );
     }
     let path = scratch("gdsync.cu");
     let text = "#include <cuda.h>\n#include <doorbell/gdsync.h>\n#include <doorbell/device.cuh>\n\

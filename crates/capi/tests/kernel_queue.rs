@@ -70,8 +70,8 @@ cases! {
 
 /// Where kernels ring: the host's counts begin with the endpoint's.
 #[test]
-fn counts_wrap() {
-    let test = "counts_wrap";
+fn kernel_queue_counts_wrap() {
+    let test = "kernel_queue_counts_wrap";
     if let Some(reason) = other_build() {
         return waived::waived(test, reason);
     }

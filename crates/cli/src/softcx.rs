@@ -62,7 +62,10 @@ pub struct RunOptions {
     /// Probabilities: loss=0.1, duplicate=0.1, reorder=0.1, with seed=7.
     /// The Nth packet, response or completion, from 1: drop=3, garble=1, overrun=9.
     /// The Nth request, send or receive with the code of its failure: refuse=1:0x62, send=2:0x12, recv=1:0x04.
-    /// Times after the start: down-ms=100+50 (link down after 100 ms for 50 ms), gone-ms=100 (device removed).
+    /// Times after the start: down-ms=100+50 (link down after 100 ms for 50 ms), gone-ms=100 (device removed), gid-ms=100 (the GID moves),
+    /// fatal-ms=100+50 (fatal event after 100 ms; the device works for another 50 ms).
+    /// Duration and order of the device's work, in microseconds: late-writes-us=20, late-packets-us=20, fetch-us=50, flush-us=2000, commands-us=500.
+    /// Commands: hang=reset:5000 (answered 5,000 ms later), eio=error+reset (fail with EIO).
     #[arg(long, value_name = "FAULTS", verbatim_doc_comment, value_parser = faults)]
     fault: Option<String>,
     /// Library of the preload door [default: libdoorbell_softcx.so beside this executable]

@@ -284,7 +284,7 @@ fn a_step_whose_kernel_rings_is_one_launch() {
 }
 
 #[test]
-fn what_goes_not_together_is_said() {
+fn conflicting_cuda_options_are_refused() {
     for (line, reason) in [
         ("--memory gpu", "--stream cuda"),
         ("--memory gpu --stream cuda --validate", "--memory host"),

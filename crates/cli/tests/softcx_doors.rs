@@ -324,7 +324,7 @@ fn a_variable_that_would_change_the_work_requests_is_refused_by_its_name() {
 }
 
 #[test]
-fn one_door_within_the_other_is_the_inner_one() {
+fn nested_doors_use_the_inner_device() {
     if is_instrumented() {
         return waived(
             "softcx_doors",

@@ -56,7 +56,9 @@ pub enum Error {
         what: &'static str,
     },
     /// A program does not fit into its fixed space.
-    #[error("a program holds {limit} units; this op needs {needed} more than are left")]
+    #[error(
+        "the program is full: it holds {limit} units, and this operation needs {needed} more than are left"
+    )]
     ProgramFull {
         /// Units a program holds.
         limit: usize,

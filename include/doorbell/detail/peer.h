@@ -1,7 +1,7 @@
 /*
  * Bytecode: the programs that a queue prepares and a stream executes. C11, C++17 and CUDA.
  *
- * The Rust definition of this layout is peer/unit.rs; tests/layout.rs compares the two.
+ * The Rust definition of this layout is peer/unit.rs; crates/wire/tests/layout.rs compares the two.
  */
 #ifndef DOORBELL_PEER_H
 #define DOORBELL_PEER_H

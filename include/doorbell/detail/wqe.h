@@ -3,7 +3,7 @@
  *
  * The functions keep no state and need only memcpy. A WQE is built completely and then copied to the ring once; the
  * ring is never read. Formats and numbers are those of rdma-core's public header <infiniband/mlx5dv.h>, whose names
- * stand beside them. tests/mlx5dv.rs compares the bytes with that header's structs. Multi-byte fields are big-endian;
+ * stand beside them. crates/wire/tests/mlx5dv.rs compares the bytes with that header's structs. Multi-byte fields are big-endian;
  * the host must be little-endian.
  */
 #ifndef DOORBELL_WQE_H

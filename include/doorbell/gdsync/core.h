@@ -12,9 +12,8 @@
  *
  * If this library refused the call, doorbell_last_error() returns its text.
  *
- *
- * destroyed, released or unregistered.
  * Threads: any thread may make any call at any time; each queue pair has a lock. An object must not be in use by another call while it is
+ * destroyed, released or unregistered.
  */
 #ifndef DOORBELL_GDSYNC_CORE_H
 #define DOORBELL_GDSYNC_CORE_H

@@ -98,7 +98,7 @@ impl Endpoint {
         self.make_and_give(stream, |endpoint| endpoint.make_recv(wr_id, slices))
     }
 
-    /// Lets what is queued on the stream later wait for the next completion of a queue.
+    /// Makes work that is queued later on the stream wait for the next completion of a queue.
     ///
     /// # Errors
     /// As [`Endpoint::prepare_wait_cq`] and [`stream_post`](crate::stream_post). Nothing has changed then.
@@ -217,7 +217,7 @@ impl Endpoint {
                 None => Err(Error::Timeout {
                     operation: match self.shared.queue(side).expects_completions() {
                         true => "wait_cq",
-                        false => "wait_cq, with nothing posted that would complete,",
+                        false => "wait_cq (no posted operation can complete it)",
                     },
                     timeout: timeout.unwrap_or_default(),
                 }),

@@ -1,16 +1,16 @@
 //! One turn of a relay, over any provider: it posts the requests that were rung for, and passes completions on.
 
 use super::provider::{BATCH, PolledCompletion, Provider, Queue};
-use super::recv_lane::RecvLane;
-use super::send_lane::SendLane;
+use super::recv_queue::RelayRecvQueue;
+use super::send_queue::RelaySendQueue;
 use doorbell_wire::verbs::State;
 
 /// The working part of a relay, without the creation of the queue pair and its state changes.
 #[derive(Debug)]
 pub(super) struct Core<P> {
     pub(super) provider: P,
-    pub(super) send: SendLane,
-    pub(super) recv: RecvLane,
+    pub(super) send: RelaySendQueue,
+    pub(super) recv: RelayRecvQueue,
     /// The number of the generation, so that completions left over from one do not enter the next.
     life: u32,
     /// The queue pair is reset though its state shows an error; see [`super::Relay::silence`].
@@ -19,14 +19,14 @@ pub(super) struct Core<P> {
 
 /// The result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct RelayProgress {
     pub(super) worked: bool,
     /// Something failed on this side: the caller has to bring the queue pair to its error state.
     pub(super) fails: bool,
 }
 
 impl<P: Provider> Core<P> {
-    pub(super) fn new(provider: P, send: SendLane, recv: RecvLane) -> Core<P> {
+    pub(super) fn new(provider: P, send: RelaySendQueue, recv: RelayRecvQueue) -> Core<P> {
         Core {
             provider,
             send,
@@ -37,8 +37,8 @@ impl<P: Provider> Core<P> {
     }
 
     /// One turn of work, for a queue pair in that state.
-    pub(super) fn turn(&mut self, state: State) -> Turn {
-        let mut turn = Turn {
+    pub(super) fn turn(&mut self, state: State) -> RelayProgress {
+        let mut turn = RelayProgress {
             worked: false,
             fails: false,
         };

@@ -8,13 +8,13 @@
 mod batch;
 mod completion_ring;
 mod core;
-mod found;
+mod cq_batch;
 mod limits;
 mod pair;
 mod provider;
-mod recv_lane;
+mod recv_queue;
 mod request;
-mod send_lane;
+mod send_queue;
 mod staging;
 mod work;
 

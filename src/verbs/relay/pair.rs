@@ -9,14 +9,14 @@ use doorbell_dv_sys::doorbell_dv_caps;
 use super::completion_ring::CompletionRing;
 use super::core::Core;
 use super::provider::Verbs;
-use super::recv_lane::{RecvLane, RecvParts};
-use super::send_lane::{SendLane, SendParts};
+use super::recv_queue::{RecvParts, RelayRecvQueue};
+use super::send_queue::{RelaySendQueue, SendParts};
 use super::staging::Staging;
 use crate::verbs::call::object;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use crate::verbs::domain::Domain;
-use crate::verbs::states::{RawQp, States, VerbsRemote};
+use crate::verbs::qp_states::{RawQp, States, VerbsRemote};
 use crate::{Error, Result, StateKind};
 use doorbell_wire::memory::{Pages, QueuePairMemory, QueuePairSizes, RecordCell, RingCells};
 use doorbell_wire::verbs::{Abilities, Capacity, State};
@@ -123,8 +123,8 @@ impl Relay {
             states,
             core: Mutex::new(Core::new(
                 provider,
-                SendLane::new(send),
-                RecvLane::new(recv),
+                RelaySendQueue::new(send),
+                RelayRecvQueue::new(recv),
             )),
             missed: AtomicBool::new(false),
             shows_error: AtomicBool::new(false),
@@ -491,8 +491,8 @@ mod tests {
 
     /// A peer that learns that a receive was posted may send at once, and without retries it would fail.
     #[test]
-    fn who_settles_receives_has_posted_them() {
-        let Some(name) = device_name("who_settles_receives_has_posted_them") else {
+    fn settling_returns_after_receives_are_posted() {
+        let Some(name) = device_name("settling_returns_after_receives_are_posted") else {
             return;
         };
         let plain = format!("verbs:{}", name.trim_start_matches("verbs:"));

@@ -11,11 +11,11 @@ use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
 use self::imitation::{Imitation, memory};
 use super::completion_ring::CompletionRing;
-use super::core::{Core, Turn};
+use super::core::{Core, RelayProgress};
 use super::provider::PolledCompletion;
-use super::recv_lane::{RecvLane, RecvParts};
+use super::recv_queue::{RecvParts, RelayRecvQueue};
 use super::request::{FENCE, INLINE, SIGNALED, SOLICITED};
-use super::send_lane::{SendLane, SendParts};
+use super::send_queue::{RelaySendQueue, SendParts};
 use super::staging::Staging;
 use crate::mlx5::{
     CqRing, CqRingConfig, Cqe, CqeOpcode, DataSegment, Opcode, RecvQueue, RecvQueueConfig,
@@ -118,7 +118,7 @@ impl Rig {
                         inline_bytes: sizes.inline_bytes as usize,
                         ..Imitation::default()
                     },
-                    SendLane::new(SendParts {
+                    RelaySendQueue::new(SendParts {
                         ring: RingCells::new(memory.send_ring, sizes.send_wqebbs as usize * 64),
                         record: RecordCell::new(memory.record.add(1)),
                         wqebbs: sizes.send_wqebbs,
@@ -128,7 +128,7 @@ impl Rig {
                         segments: sizes.segments,
                         qpn: QPN,
                     }),
-                    RecvLane::new(RecvParts {
+                    RelayRecvQueue::new(RecvParts {
                         ring: RingCells::new(
                             memory.recv_ring,
                             (sizes.recv_wqes * stride_bytes) as usize,
@@ -185,7 +185,7 @@ impl Rig {
         (posted.index, posted.end())
     }
 
-    fn turn(&mut self) -> Turn {
+    fn turn(&mut self) -> RelayProgress {
         self.core.turn(State::ReadyToSend)
     }
 
@@ -588,7 +588,7 @@ fn behind_a_failure_everything_is_flushed_in_order() {
             .carry_out_recv(PolledCompletion::default());
         assert_eq!(
             rig.turn(),
-            Turn {
+            RelayProgress {
                 worked: true,
                 fails: false
             }
@@ -893,7 +893,7 @@ fn nonsense_in_the_ring_or_the_record_ends_the_queue_pair_and_nothing_else() {
     // More than the ring has: a record that is not one.
     rig.store_record(1, 65);
     rig.store_record(0, 17);
-    let idle = Turn {
+    let idle = RelayProgress {
         worked: false,
         fails: false,
     };
@@ -921,7 +921,7 @@ fn nonsense_in_the_ring_or_the_record_ends_the_queue_pair_and_nothing_else() {
 }
 
 #[test]
-fn nothing_of_an_old_life_enters_a_new_one() {
+fn completions_of_an_earlier_generation_are_dropped() {
     let mut rig = Rig::new(SIZES);
     for life in 0..3u32 {
         for _ in 0..5 {
@@ -1058,7 +1058,7 @@ fn the_counts_of_the_records_go_round() {
 }
 
 #[test]
-fn statuses_are_the_syndromes_that_read_as_them() {
+fn each_status_maps_to_a_syndrome_and_back() {
     for status in WcStatus::ALL.iter().copied().skip(1) {
         let cqe = Cqe {
             opcode: CqeOpcode::ReqErr,

@@ -173,7 +173,7 @@ mod tests {
 
     /// Half of the time is the suites'.
     #[test]
-    fn it_fits() {
+    fn all_steps_fit_into_five_minutes() {
         assert!(about() <= Duration::from_secs(300), "{:?}", about());
     }
 

@@ -289,7 +289,7 @@ static void host_memory_has_an_address_there(const struct driver *driver, struct
 	EXPECT(memcmp(back, "by host", 8) == 0);
 	DRIVER(driver->to_device(there + 24, "by GPU ", 8));
 	EXPECT(memcmp(here + 24, "by GPU ", 8) == 0);
-	FAILS(DOORBELL_ESTATE, "the processor does not reach", doorbell_region_device_pointer(memory, &again));
+	FAILS(DOORBELL_ESTATE, "the CPU cannot access this memory", doorbell_region_device_pointer(memory, &again));
 	EXPECT(again == there);
 }
 

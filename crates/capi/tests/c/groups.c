@@ -254,11 +254,11 @@ static void what_is_refused(doorbell_domain *domain)
 	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_from_env(&group));
 	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_store_join(NULL, &store));
 	EXPECT(store == NULL);
-	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_place_from_env(&rank, &size));
+	FAILS(DOORBELL_ESTATE, "DOORBELL_RANK", doorbell_group_rank_from_env(&rank, &size));
 	EXPECT(rank == 77 && size == 77);
 	/* A group of one, as its launcher says. */
 	EXPECT(setenv("DOORBELL_RANK", "x", 1) == 0 && setenv("DOORBELL_SIZE", "1", 1) == 0);
-	FAILS(DOORBELL_EMALFORMED, "DOORBELL_RANK", doorbell_group_place_from_env(&rank, &size));
+	FAILS(DOORBELL_EMALFORMED, "DOORBELL_RANK", doorbell_group_rank_from_env(&rank, &size));
 	EXPECT(unsetenv("DOORBELL_RANK") == 0 && unsetenv("DOORBELL_SIZE") == 0);
 }
 
@@ -271,7 +271,7 @@ int main(int argc, char **argv)
 		doorbell_group *group;
 		uint32_t rank = 77, size = 77;
 
-		WORKS(doorbell_group_place_from_env(&rank, &size));
+		WORKS(doorbell_group_rank_from_env(&rank, &size));
 		WORKS(doorbell_group_from_env(&group));
 		GIVES((int)rank, doorbell_group_rank(group));
 		GIVES((int)size, doorbell_group_size(group));

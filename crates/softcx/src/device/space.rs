@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dead_have_no_memory_whether_waited_for_or_not() {
+    fn zombie_and_reaped_processes_have_no_memory() {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

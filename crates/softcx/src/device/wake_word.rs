@@ -164,7 +164,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn no_ring_is_needed_while_somebody_stands_in() {
+    fn no_wake_up_is_needed_while_a_poller_stands_in() {
         let bell = WakeWord::default();
         assert!(!bell.stand_down(), "nobody stood in");
         bell.stand_in();

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_reference_counts() {
+    fn close_is_reported_after_the_last_duplicate_closes() {
         let watch = DescriptorWatch::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
         watch
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_one_is_not_reported() {
+    fn an_unwatched_descriptor_reports_no_close() {
         let watch = DescriptorWatch::new(libc::IN_NONBLOCK).unwrap();
         let (kept, given, inode) = reopened();
         watch

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_them() {
+    fn object_table_returns_enomem_at_its_limit() {
         let mut objects = Objects::default();
         for _ in 0..limits::PDS {
             objects.insert(Object::Pd(0)).unwrap();

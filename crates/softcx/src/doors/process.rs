@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_memory_is_gone_when_it_is() {
+    fn memory_of_an_exited_client_is_inaccessible() {
         let _alone = crate::device::space::table_alone();
         let mut child = std::process::Command::new("sleep")
             .arg("60")

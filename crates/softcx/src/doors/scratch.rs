@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_with_its_owner_and_what_a_dead_one_left_goes_next() {
+    fn scratch_folder_is_removed_on_drop_and_stale_ones_next() {
         let root = Scratch::new().unwrap();
         let root = root.path();
         let kept = Scratch::new_in(root, "kept").unwrap();

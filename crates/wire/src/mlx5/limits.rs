@@ -50,7 +50,7 @@ impl RequestLimits {
     ) -> Result<u32> {
         if list.len() > self.max_segments as usize {
             return Err(out_of_range(
-                "segments.len()",
+                "slices (limit: max_segments)",
                 list.len() as u64,
                 0,
                 self.max_segments,
@@ -76,12 +76,7 @@ impl RequestLimits {
             return Err(out_of_range("bytes of an atomic's one slice", total, 8, 8));
         }
         if request.opcode == Opcode::Nop && !list.is_empty() {
-            return Err(out_of_range(
-                "segments.len() of a NOP",
-                list.len() as u64,
-                0,
-                0,
-            ));
+            return Err(out_of_range("slices of a NOP", list.len() as u64, 0, 0));
         }
         Ok(segments)
     }
@@ -91,7 +86,7 @@ impl RequestLimits {
     pub(super) fn inline_segments(&self, request: &SendRequest<'_>, bytes: &[u8]) -> Result<u32> {
         if bytes.len() > self.max_inline_bytes as usize {
             return Err(out_of_range(
-                "inline.len()",
+                "inline bytes (limit: max_inline_bytes)",
                 bytes.len() as u64,
                 0,
                 self.max_inline_bytes,

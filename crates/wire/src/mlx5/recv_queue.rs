@@ -110,7 +110,7 @@ impl RecvQueue {
     pub fn post(&mut self, segments: &[DataSegment]) -> Result<RecvPosted> {
         if segments.len() > self.max_segments as usize {
             return Err(out_of_range(
-                "segments.len()",
+                "slices (limit: max_segments)",
                 segments.len() as u64,
                 0,
                 self.max_segments,

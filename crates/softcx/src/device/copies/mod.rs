@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_to_whom_it_concerns() {
+    fn a_copy_fault_is_reported_to_its_own_queue_pair() {
         let mut a = Process::other(1 << 20);
         let mut b = Process::other(1 << 20);
         let (good, bad) = (a.place(4096, 4096), a.place(4096, 4096));

@@ -99,7 +99,7 @@ impl DeviceCore {
             return false;
         }
         self.registers.count_rung();
-        self.enlist(slot);
+        self.mark_active(slot);
         true
     }
 }

@@ -183,7 +183,7 @@ impl DeviceCore {
                 if let Some(Some(qp)) = self.qps.get_mut(slot) {
                     qp.held = false;
                 }
-                self.enlist(slot);
+                self.mark_active(slot);
             }
         }
         for header in lost {

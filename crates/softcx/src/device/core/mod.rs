@@ -157,11 +157,11 @@ impl DeviceCore {
 
     /// Puts a queue pair on the lists where it belongs.
     #[inline]
-    fn enlist(&mut self, slot: usize) {
+    fn mark_active(&mut self, slot: usize) {
         let Some(Some(qp)) = self.qps.get_mut(slot) else {
             return;
         };
-        self.lists.enlist(slot, qp);
+        self.lists.mark_active(slot, qp);
     }
 
     /// One turn of the device's work. Whether there was any.
@@ -248,7 +248,7 @@ impl DeviceCore {
                 }
             }
             worked |= done(&self.parts.counters) != before;
-            self.lists.enlist_others(slot, qp);
+            self.lists.mark_active_others(slot, qp);
         }
         worked
     }
@@ -272,7 +272,7 @@ impl DeviceCore {
                 }
             }
             worked |= self.parts.counters.packets_sent != before;
-            self.enlist(slot);
+            self.mark_active(slot);
         }
         worked
     }

@@ -162,7 +162,7 @@ impl DeviceCore {
         if to == State::ReadyToSend {
             self.count_sends(slot);
         }
-        self.enlist(slot);
+        self.mark_active(slot);
     }
 
     pub(crate) fn query_qp(&self, client: u32, qpn: u32) -> Result<QpAttributes, Errno> {

@@ -158,14 +158,14 @@ impl DeviceCore {
             qp.responder.connect(psns.1);
             qp.set_state(State::ReadyToSend);
         }
-        self.enlist(slot);
+        self.mark_active(slot);
     }
 
     /// RTR to RTS.
     pub(crate) fn ready_to_send(&mut self, slot: usize) -> Result<()> {
         self.transition(slot, State::ReadyToSend)?
             .set_state(State::ReadyToSend);
-        self.enlist(slot);
+        self.mark_active(slot);
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl DeviceCore {
         if let Some(Some(qp)) = self.qps.get_mut(slot) {
             qp.enter_error(self.parts.at(now_ns));
         }
-        self.enlist(slot);
+        self.mark_active(slot);
     }
 
     /// Fails the queue pairs of clients whose completion queue lost a completion.
@@ -203,7 +203,7 @@ impl DeviceCore {
                 qp.parts.uar.is_none() && (broken(qp.parts.send_cq) || broken(qp.parts.recv_cq));
             if concerned && !matches!(qp.state(), State::Reset | State::Init | State::Error) {
                 qp.fail_by_itself();
-                self.enlist(slot);
+                self.mark_active(slot);
             }
         }
     }

@@ -42,7 +42,7 @@ impl DeviceCore {
             if let Some(qp) = numbered(&mut self.qps, slot, cause.qpn) {
                 qp.lose_data(self.parts.at(now_ns), cause.request);
             }
-            self.enlist(slot);
+            self.mark_active(slot);
         }
     }
 
@@ -80,7 +80,7 @@ impl DeviceCore {
                 _ => qp.on_response(view, header, source),
             }
         }
-        self.enlist(slot);
+        self.mark_active(slot);
         if self.parts.copies.take_lost_source() {
             self.lose_source(now_ns, header);
         }
@@ -97,7 +97,7 @@ impl DeviceCore {
         if let Some(qp) = numbered(&mut self.qps, slot, header.source_qpn) {
             qp.lose_source(self.parts.at(now_ns), header.psn);
         }
-        self.enlist(slot);
+        self.mark_active(slot);
     }
 
     /// A datagram for a group: each member gets it.
@@ -115,7 +115,7 @@ impl DeviceCore {
                 self.parts.counters.packets_received += 1;
                 self.parts.copies.work_for(qp.parts.qpn, true);
                 qp.on_request(self.parts.at(now_ns), header, source);
-                self.enlist(slot);
+                self.mark_active(slot);
             }
         }
     }

@@ -142,7 +142,7 @@ impl DeviceCore {
             Some(Err(_)) => qp.lose_queue(),
             None => return true,
         }
-        self.enlist(slot);
+        self.mark_active(slot);
         true
     }
 
@@ -174,7 +174,7 @@ impl DeviceCore {
         let before = qp.requester.announced;
         if qp.requester.announce_recorded(count, ring_wqebbs) {
             qp.fetch(&self.parts, before);
-            self.enlist(slot);
+            self.mark_active(slot);
         }
     }
 
@@ -213,7 +213,7 @@ impl DeviceCore {
                 if let Some(Some(qp)) = self.qps.get_mut(slot) {
                     qp.lose_queue();
                 }
-                self.enlist(slot);
+                self.mark_active(slot);
             }
             None => {}
         }

@@ -58,7 +58,7 @@ impl DeviceCore {
             } else {
                 at += 1;
             }
-            self.enlist(slot);
+            self.mark_active(slot);
         }
         if self.parts.wire.is_gone(now_ns) {
             self.remove();

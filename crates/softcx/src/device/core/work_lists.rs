@@ -22,17 +22,17 @@ pub(super) struct WorkLists {
 impl WorkLists {
     /// Puts a queue pair on the lists where it belongs.
     #[inline]
-    pub(super) fn enlist(&mut self, slot: usize, qp: &mut Qp) {
+    pub(super) fn mark_active(&mut self, slot: usize, qp: &mut Qp) {
         if !qp.ready && !qp.held && qp.is_sending() && qp.has_sends() {
             qp.ready = true;
             self.ready.push_back(slot);
         }
-        self.enlist_others(slot, qp);
+        self.mark_active_others(slot, qp);
     }
 
-    /// As [`WorkLists::enlist`], but for the list of those with something to send.
+    /// As [`WorkLists::mark_active`], but for the list of those with something to send.
     #[inline]
-    pub(super) fn enlist_others(&mut self, slot: usize, qp: &mut Qp) {
+    pub(super) fn mark_active_others(&mut self, slot: usize, qp: &mut Qp) {
         let state = qp.state();
         if !qp.answering && !qp.held && qp.owes_answer() {
             qp.answering = true;

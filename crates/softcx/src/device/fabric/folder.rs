@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_made_once_and_closed_to_others() {
+    fn folder_has_mode_0700_and_looser_modes_are_refused() {
         let root = Root::new("folder");
         let folder = folder_in(&root.0, None).unwrap();
         assert_eq!(symlink_metadata(&folder).unwrap().mode() & 0o777, 0o700);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_another_user_is_refused_or_gone_round() {
+    fn folder_of_another_user_is_refused_or_xdg_runtime_dir_is_used() {
         let (root, runtime) = (Root::new("squatted"), Root::new("runtime"));
         let folder = folder_in(&root.0, None).unwrap();
         if let Err(error) = chown(&folder, Some(STRANGER), None) {

@@ -44,7 +44,7 @@ impl DeviceParts {
 
     /// Whether nobody wants to see single packets, or to have them lost: then there may be fewer.
     #[inline]
-    pub(crate) fn is_unseen(&self) -> bool {
+    pub(crate) fn has_no_observer(&self) -> bool {
         self.trace.is_none() && !self.wire.is_faulty()
     }
 

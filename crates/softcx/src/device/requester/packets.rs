@@ -63,7 +63,7 @@ impl Qp {
             return self.arm(context);
         }
         let offset = packet * mtu;
-        let longest = if self.parts.transport == Transport::Rc && context.is_unseen() {
+        let longest = if self.parts.transport == Transport::Rc && context.has_no_observer() {
             MAX_PAYLOAD_BYTES as u32
         } else {
             mtu

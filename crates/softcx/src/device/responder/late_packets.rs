@@ -8,7 +8,7 @@
 #![allow(unsafe_code)] // copies to addresses that the key table resolved
 
 use super::receives::receive_error;
-use super::state::{Arriving, EndedMessage, LatePacket, LatePlace};
+use super::state::{Arriving, EndedMessage, LatePacket, LateTarget};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, PacketKind, flag};
@@ -22,7 +22,7 @@ impl Qp {
         context: &mut DeviceParts,
         header: &Header,
         source: &Source<'_>,
-        place: LatePlace,
+        place: LateTarget,
     ) -> Result<bool, ScatterError> {
         let plain_write = header.kind == PacketKind::Write && !header.has(flag::IMMEDIATE);
         let late_ns = match header.has(flag::LAST) {
@@ -89,8 +89,8 @@ impl Qp {
         }
         context.copies.work_for(self.parts.qpn, true);
         let placed = match late.place {
-            LatePlace::Write { addr, rkey } => self.place_write(context, addr, rkey, &late.bytes),
-            LatePlace::Receive { index, done } => {
+            LateTarget::Write { addr, rkey } => self.place_write(context, addr, rkey, &late.bytes),
+            LateTarget::Receive { index, done } => {
                 let capacity = self.load_receive(context, index);
                 let source = Source::Bytes(&late.bytes);
                 // A fault leaves no segment, and so the payload no room.
@@ -100,8 +100,8 @@ impl Qp {
         if placed.is_err() {
             // The region went away before it was written.
             let code = match late.place {
-                LatePlace::Write { .. } => AckCode::AccessError,
-                LatePlace::Receive { index, .. } => {
+                LateTarget::Write { .. } => AckCode::AccessError,
+                LateTarget::Receive { index, .. } => {
                     (self.responder.arriving, self.responder.ended) = (None, None);
                     self.complete_recv(context, receive_error(index, Syndrome::LocalProt));
                     AckCode::OperationalError

@@ -1,7 +1,7 @@
 //! Sends and writes: messages of one packet or several, whose bytes are stored as they arrive.
 
 use super::receives::receive_error;
-use super::state::{Arriving, EndedMessage, LatePlace};
+use super::state::{Arriving, EndedMessage, LateTarget};
 use crate::device::gather::{ScatterError, Source};
 use crate::device::keys::Access;
 use crate::device::packet::{AckCode, Header, flag};
@@ -104,7 +104,7 @@ impl Qp {
         (index, done, capacity): (u32, u32, u64),
     ) -> Result<(), ScatterError> {
         let fits = u64::from(done) + u64::from(source.len_bytes()) <= capacity;
-        let place = LatePlace::Receive { index, done };
+        let place = LateTarget::Receive { index, done };
         if fits && self.put_off(context, header, source, place)? {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl Qp {
         } else {
             None
         };
-        let placed = match self.put_off(context, header, source, LatePlace::Write { addr, rkey }) {
+        let placed = match self.put_off(context, header, source, LateTarget::Write { addr, rkey }) {
             Ok(true) => Ok(()),
             Ok(false) => self.store(context, source, target),
             Err(error) => Err(error),

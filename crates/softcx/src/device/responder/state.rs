@@ -76,13 +76,13 @@ pub(super) enum Arriving {
 #[derive(Debug)]
 pub(super) struct LatePacket {
     pub(super) bytes: Vec<u8>,
-    pub(super) place: LatePlace,
+    pub(super) place: LateTarget,
     pub(super) until_ns: u64,
 }
 
 /// Where the bytes of a packet go.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum LatePlace {
+pub(super) enum LateTarget {
     Write {
         addr: u64,
         rkey: u32,

@@ -61,7 +61,7 @@ fn case() -> Case {
 }
 
 #[test]
-fn local_length() {
+fn message_over_max_msg_sz_is_a_local_length_error() {
     // `max_msg_sz` of a port is 2^30 bytes.
     for (first, second) in [(0x7fff_ffff, 0x7fff_ffff), (1 << 29, (1 << 29) + 1)] {
         let mut case = case();

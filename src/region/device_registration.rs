@@ -47,12 +47,12 @@ pub struct DeviceMemory<'fd> {
     pub dmabuf: Option<(BorrowedFd<'fd>, u64)>,
 }
 
-/// How far device memory can be reached; see [`Region::reach`].
+/// The result of registering device memory with a NIC; see [`Region::reach`].
 #[derive(Debug)]
 pub struct Reach {
     /// The memory, registered in the best way there is. `None`: only a [`Bounce`](crate::Bounce) buffer reaches it.
     pub region: Option<Region>,
-    /// The better ways, best first, each with why it is not.
+    /// The better ways that were tried, best first, each with the reason why it failed.
     pub refused: Vec<(RegionKind, Error)>,
 }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::count::CountedStream;
 use super::pending::defer_drops;
 use super::pending_queue::Arrived;
 use super::state::StreamState;
+use super::stream_progress::CountedStream;
 use super::stream_words::{STATUS_STREAM, STATUS_WORK};
 use crate::Error;
 use crate::proxy::drop_elsewhere;

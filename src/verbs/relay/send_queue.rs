@@ -4,7 +4,7 @@ use rdma_sys::ibv_wr_opcode;
 
 use super::batch::Batch;
 use super::completion_ring::CompletionRing;
-use super::found::Found;
+use super::cq_batch::CqBatch;
 use super::provider::{PostedUpTo, Provider, Queue, Send};
 use super::request::{SIGNALED, is_success, send_request, syndrome, vendor_syndrome};
 use super::staging::Staging;
@@ -73,9 +73,9 @@ struct Memo {
 ///
 /// A request that the provider refuses is completed in error in its place, too, and the queue pair does not fail before that: requests
 /// that were posted before it end as they would have. If the last of them was not signaled, a signaled marker is posted behind it (see
-/// [`SendLane::mark`]).
+/// [`RelaySendQueue::mark`]).
 #[derive(Debug)]
-pub(super) struct SendLane {
+pub(super) struct RelaySendQueue {
     parts: SendParts,
     life: u32,
     /// WQEBBs read, as they are counted in the record.
@@ -98,13 +98,13 @@ pub(super) struct SendLane {
     is_closed: bool,
     /// A request was refused on this side, of which the queue pair does not know.
     has_refused: bool,
-    found: Found,
+    found: CqBatch,
     batch: Batch<Send, Memo>,
     wqe: Box<[u8; WQE_BYTES]>,
 }
 
-impl SendLane {
-    pub(super) fn new(parts: SendParts) -> SendLane {
+impl RelaySendQueue {
+    pub(super) fn new(parts: SendParts) -> RelaySendQueue {
         let blank = Entry {
             index: 0,
             opcode: 0,
@@ -115,7 +115,7 @@ impl SendLane {
         let places = parts.depth.next_power_of_two() as usize;
         // A payload of the ring's longest form: memory, or one piece of inline bytes.
         let batch = Batch::new(parts.segments.max(1));
-        SendLane {
+        RelaySendQueue {
             parts,
             life: 0,
             read: 0,
@@ -129,7 +129,7 @@ impl SendLane {
             has_failed: false,
             is_closed: false,
             has_refused: false,
-            found: Found::new(),
+            found: CqBatch::new(),
             batch,
             wqe: Box::new([0; WQE_BYTES]),
         }
@@ -279,7 +279,7 @@ impl SendLane {
     /// Reads the next WQE, of `left` WQEBBs at most: returns the entry to keep for it, and its length. A request to post goes to the
     /// batch; a request that will not be completed visibly has no entry.
     fn read_next(&mut self, left: u32, flushes: bool) -> (Option<Entry>, u32) {
-        let SendLane {
+        let RelaySendQueue {
             parts,
             wqe: bytes,
             batch,

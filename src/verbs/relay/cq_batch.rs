@@ -4,15 +4,15 @@ use super::provider::{BATCH, PolledCompletion, Provider, Queue};
 
 /// A batch of them, in order.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct CqBatch {
     list: Box<[PolledCompletion; BATCH]>,
     next: usize,
     count: usize,
 }
 
-impl Found {
-    pub(super) fn new() -> Found {
-        Found {
+impl CqBatch {
+    pub(super) fn new() -> CqBatch {
+        CqBatch {
             list: Box::new([PolledCompletion::default(); BATCH]),
             next: 0,
             count: 0,

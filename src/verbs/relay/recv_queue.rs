@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::completion_ring::CompletionRing;
-use super::found::Found;
+use super::cq_batch::CqBatch;
 use super::provider::{Provider, Queue, Recv};
 use super::request::{is_success, recv_cqe, recv_sges};
 use super::work::WorkId;
@@ -28,7 +28,7 @@ pub(super) struct RecvParts {
 
 /// A receive queue. Receives have running positions, which are their counts in the ring, too.
 #[derive(Debug)]
-pub(super) struct RecvLane {
+pub(super) struct RelayRecvQueue {
     parts: RecvParts,
     life: u32,
     /// The oldest that is not completed, and the next to post.
@@ -38,21 +38,21 @@ pub(super) struct RecvLane {
     pub(super) is_closed: bool,
     /// It refused one: the queue pair does not know that it has failed.
     pub(super) has_refused: bool,
-    found: Found,
+    found: CqBatch,
     batch: Batch<Recv, ()>,
 }
 
-impl RecvLane {
-    pub(super) fn new(parts: RecvParts) -> RecvLane {
+impl RelayRecvQueue {
+    pub(super) fn new(parts: RecvParts) -> RelayRecvQueue {
         let batch = Batch::new(parts.segments.next_power_of_two().max(1));
-        RecvLane {
+        RelayRecvQueue {
             parts,
             life: 0,
             head: 0,
             tail: 0,
             is_closed: false,
             has_refused: false,
-            found: Found::new(),
+            found: CqBatch::new(),
             batch,
         }
     }
@@ -111,7 +111,7 @@ impl RecvLane {
     }
 
     fn gather(&mut self, count: u32) {
-        let RecvLane {
+        let RelayRecvQueue {
             parts,
             batch,
             life,

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 use super::context::CudaContext;
 use super::driver::{is, is_loaded};
 use super::host_call::in_host_function;
-use super::pinned::{Keeper, Pinned};
+use super::host_registration::{Keeper, Pinned};
 use crate::Error;
 
 /// What was found of GPUs and a card's registers.

@@ -209,7 +209,7 @@ impl Pinned {
                 return Err(crate::Error::state(
                     crate::StateKind::Memory,
                     "map memory to a GPU",
-                    "parts of it, registered apart, have addresses apart on the device",
+                    "its parts were registered separately and have unrelated addresses on the GPU",
                 ));
             }
         }
@@ -292,7 +292,7 @@ fn clear(pages: Range<usize>) -> Result<MutexGuard<'static, Known>> {
             return Err(crate::Error::state(
                 crate::StateKind::Memory,
                 "map memory to a GPU",
-                "its pages are still registered for memory that was given up while CUDA streams had work: synchronise them, or keep that memory",
+                "its pages are still registered for memory that was freed while CUDA streams had work; synchronise the streams before, or keep that memory",
             ));
         }
     }
