@@ -1471,7 +1471,10 @@ fn a_stream_destroyed_with_work_queued_is_an_error_for_everyone() {
         drop(entered);
         // Too late to be behind the wait, if this thread got no processor for as long: that is another round.
         let sent = match sent {
-            Err(Error::Asynchronous { .. }) if wait.is_over() => continue,
+            Err(Error::Asynchronous { .. }) => {
+                until("the wait", || wait.is_over());
+                continue;
+            }
             sent => sent.unwrap(),
         };
         round += 1;

@@ -522,7 +522,7 @@ fn a_kernel_that_gives_up_ends_the_stream_and_nothing_is_half_executed() {
         assert_eq!(codes, [ETIMEOUT, EWORK, ESTATE]);
         let error = kernels.synchronize(SOON).unwrap_err();
         assert!(
-            matches!(&error, Error::Asynchronous { reason, .. } if reason.contains("given up")),
+            matches!(&error, Error::Asynchronous { reason, .. } if reason.contains("gave up")),
             "{error}"
         );
         until("the owners", || {

@@ -282,7 +282,9 @@ mod tests {
             let error = refused.unwrap_err();
             assert!(matches!(error, Error::State { .. }), "{error}");
             assert!(
-                error.to_string().contains("registered by peermem"),
+                error
+                    .to_string()
+                    .contains("cannot access this memory (peermem)"),
                 "{error}"
             );
         }
