@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use super::decoded::Decoded;
 use super::instantiated_graph::InstantiatedGraph;
@@ -152,15 +152,9 @@ enum Satisfying {
 
 /// How a wait was ended.
 pub(super) enum Released {
-    Stored(Stored),
+    Stored(Substitute),
     /// The kernel was told.
     Told,
-}
-
-pub(super) struct Stored {
-    before: u32,
-    stored: u32,
-    _substitute: Substitute,
 }
 
 impl Awaited {
@@ -178,39 +172,17 @@ impl Awaited {
     }
 }
 
-impl Word {
-    /// Ends the wait by a store that satisfies its condition.
-    fn satisfy(&self, word: &AtomicU32) -> Stored {
-        let substitute = Substitute::new(word.as_ptr().addr());
-        loop {
-            let before = word.load(Ordering::Acquire);
-            let stored = match self.satisfying {
-                Satisfying::Value(value) => value,
-                Satisfying::With(bits) => before | bits,
-                Satisfying::Only(bits) => before & bits,
-            };
-            let exchanged =
-                word.compare_exchange(before, stored, Ordering::SeqCst, Ordering::Relaxed);
-            if exchanged.is_ok() {
-                return Stored {
-                    before,
-                    stored,
-                    _substitute: substitute,
-                };
-            }
+impl Satisfying {
+    /// The value itself if it ends the wait, otherwise one that does.
+    fn of(self, found: u32) -> u32 {
+        match self {
+            Satisfying::Value(value) if found.wrapping_sub(value).cast_signed() >= 0 => found,
+            Satisfying::Value(value) => value,
+            Satisfying::With(bits) if found & bits != 0 => found,
+            Satisfying::With(bits) => found | bits,
+            Satisfying::Only(bits) if !(found | bits) != 0 => found,
+            Satisfying::Only(bits) => found & bits,
         }
-    }
-}
-
-impl Stored {
-    /// Restores the word's earlier value, unless another one was stored meanwhile.
-    fn restore(self, word: &AtomicU32) {
-        let _ = word.compare_exchange(
-            self.stored,
-            self.before,
-            Ordering::SeqCst,
-            Ordering::Relaxed,
-        );
     }
 }
 
@@ -224,6 +196,15 @@ fn word(owner: &dyn Owner, at: At) -> Option<&AtomicU32> {
     // SAFETY: programs are of their owner's table, whose addresses were checked when they were made, and the owner guarantees the memory
     // of its targets as long as it lives; others access the word atomically, or not from this process (the contract of `Owner`).
     Some(unsafe { AtomicU32::from_ptr(address.cast()) })
+}
+
+/// Restores the word of a wait that was ended by a store.
+fn restore(owner: &dyn Owner, awaited: Option<&Awaited>, released: Option<Released>) {
+    if let (Some(Awaited::Word(awaited)), Some(Released::Stored(substitute))) = (awaited, released)
+        && let Some(word) = word(owner, awaited.at)
+    {
+        substitute.restore(word);
+    }
 }
 
 /// Finishes the entries up to the count `done`, and ends waits of those that the stream has begun: all of them if it is `aborted`. Leaves alone what
@@ -386,6 +367,14 @@ impl PendingEntry {
             };
         let awaited = awaited.as_mut()?;
         let ends = || !owner.ends_waits() && owner.released(*cookie);
+        if let (Some(Released::Stored(substitute)), Awaited::Word(awaited)) =
+            (&*released, &*awaited)
+        {
+            if let Some(word) = word(&**owner, awaited.at) {
+                substitute.store_again(word, |found| awaited.satisfying.of(found));
+            }
+            return None;
+        }
         if released.is_some() || !(aborted || ends()) {
             return None;
         }
@@ -397,9 +386,11 @@ impl PendingEntry {
         // The status comes before the end of the wait, so that kernels behind the wait see it.
         words.note(STATUS_WORK);
         *released = match awaited {
-            Awaited::Word(awaited) => {
-                word(&**owner, awaited.at).map(|word| Released::Stored(awaited.satisfy(word)))
-            }
+            Awaited::Word(awaited) => word(&**owner, awaited.at).map(|word| {
+                Released::Stored(Substitute::store(word, |found| {
+                    awaited.satisfying.of(found)
+                }))
+            }),
             Awaited::Kernel => {
                 words.release(self.done);
                 Some(Released::Told)
@@ -456,20 +447,17 @@ impl PendingEntry {
             } => {
                 // A later failure of the owner does not concern the stream.
                 *alarm = None;
-                if let (Some(Awaited::Word(awaited)), Some(Released::Stored(stored))) =
-                    (&*awaited, released.take())
-                    && let Some(word) = word(&**owner, awaited.at)
-                {
-                    stored.restore(word);
-                }
+                restore(&**owner, awaited.as_ref(), released.take());
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => {
                 let failure = stream.failure_before(self.done);
-                if let Some(failure) = &failure
-                    && stream.progress.failure_at(self.done).is_none()
-                {
-                    stream.progress.poison(self.done, failure.clone());
+                match &failure {
+                    None => stream.progress.passed_well(),
+                    Some(failure) if stream.progress.failure_at(self.done).is_none() => {
+                        stream.progress.poison(self.done, failure.clone());
+                    }
+                    Some(_) => {}
                 }
                 record.fire(failure.map(|failure| failure.report(stream.name)));
                 if let Some(event) = record.sleepers() {
@@ -493,12 +481,19 @@ impl PendingEntry {
         if was_at_it {
             self.start();
         }
-        match &self.what {
-            PendingWork::Program { owner, cookie, .. } => {
+        match &mut self.what {
+            PendingWork::Program {
+                owner,
+                cookie,
+                awaited,
+                released,
+                ..
+            } => {
                 let outcome = match was_at_it {
                     true => Outcome::Lost,
                     false => Outcome::Discarded,
                 };
+                restore(&**owner, awaited.as_ref(), released.take());
                 owner.finished(*cookie, outcome);
             }
             PendingWork::Record(record) => record.fire(Some(reason.clone())),

@@ -44,27 +44,49 @@ pub(crate) trait Follows: Send + Sync {
 #[derive(Default)]
 struct Poison {
     any: AtomicBool,
+    spans: Lock<Spans>,
+}
+
+#[derive(Default)]
+struct Spans {
     /// Positions from first to last, in order.
-    spans: Lock<Vec<(u64, u64, StreamFailure)>>,
+    all: Vec<(u64, u64, StreamFailure)>,
+    /// A record was passed well since the last one was added: the next one is apart.
+    is_last_over: bool,
 }
 
 /// Spans that are kept apart.
 const SPANS_MAX: usize = 64;
 
 impl Poison {
-    fn add(&self, (first, last): (u64, u64), failure: StreamFailure) {
+    /// The failure of a record joins that of the record before it, if that is the same. Of `several`, only those join that follow upon each other: the
+    /// stream may have passed records of which this process does not know yet.
+    fn add(&self, (first, last): (u64, u64), failure: StreamFailure, several: bool) {
         let mut spans = self.spans.lock();
-        match spans.last_mut() {
-            Some((_, end, known)) if known.reason == failure.reason && first > *end => *end = last,
-            _ => spans.push((first, last, failure)),
+        let is_over = std::mem::replace(&mut spans.is_last_over, false);
+        match spans.all.last_mut() {
+            Some((_, end, known))
+                if known.reason == failure.reason
+                    && first > *end
+                    && if several { first == *end + 1 } else { !is_over } =>
+            {
+                *end = last;
+            }
+            _ => spans.all.push((first, last, failure)),
         }
-        if spans.len() > SPANS_MAX {
+        if spans.all.len() > SPANS_MAX {
             // Records between the two were good, and now count as failed: the other way round stale data would pass for good.
-            let (_, last, _) = spans.remove(1);
-            spans[0].1 = spans[0].1.max(last);
+            let (_, last, _) = spans.all.remove(1);
+            spans.all[0].1 = spans.all[0].1.max(last);
         }
         // Release: pairs with the load in `of`.
         self.any.store(true, Ordering::Release);
+    }
+
+    fn passed_well(&self) {
+        if self.any.load(Ordering::Relaxed) {
+            self.spans.lock().is_last_over = true;
+        }
     }
 
     fn of(&self, position: u64) -> Option<StreamFailure> {
@@ -72,9 +94,8 @@ impl Poison {
             return None;
         }
         let spans = self.spans.lock();
-        let span = spans
-            .iter()
-            .find(|(first, last, _)| (*first..=*last).contains(&position))?;
+        let span =
+            (spans.all.iter()).find(|(first, last, _)| (*first..=*last).contains(&position))?;
         Some(span.2.clone())
     }
 }
@@ -137,13 +158,18 @@ impl Progress {
 
     /// The work before the record at `position` was not done.
     pub(crate) fn poison(&self, position: u64, failure: StreamFailure) {
-        self.poison.add((position, position), failure);
+        self.poison.add((position, position), failure, false);
+    }
+
+    /// The stream passes a record whose work was done.
+    pub(crate) fn passed_well(&self) {
+        self.poison.passed_well();
     }
 
     /// The work before the records at these positions, first to last, was or will not be done.
     #[cfg(feature = "cuda")]
     pub(crate) fn poison_all(&self, span: (u64, u64), failure: StreamFailure) {
-        self.poison.add(span, failure);
+        self.poison.add(span, failure, true);
     }
 
     /// Why the work before the record at `position` was not done.
@@ -553,6 +579,32 @@ mod tests {
         };
         Record::announce(event, number, mark);
         record
+    }
+
+    #[test]
+    fn a_record_between_two_failures_of_the_same_reason_is_good() {
+        let failure = || StreamFailure::from("it was aborted");
+        let progress = Progress::new(1);
+        progress.poison(1, failure());
+        progress.poison(3, failure());
+        progress.passed_well();
+        progress.poison(7, failure());
+        let failed: Vec<u64> = (0..9)
+            .filter(|at| progress.failure_at(*at).is_some())
+            .collect();
+        assert_eq!(failed, [1, 2, 3, 7]);
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn spans_of_failed_records_join_only_if_nothing_is_between_them() {
+        let failure = || StreamFailure::from("it was aborted");
+        let progress = Progress::new(1);
+        progress.poison_all((1, 3), failure());
+        progress.poison_all((4, 5), failure());
+        // The stream has passed a record of which nobody has told it yet.
+        progress.poison_all((7, 8), failure());
+        assert!(progress.failure_at(5).is_some() && progress.failure_at(6).is_none());
     }
 
     #[test]

@@ -264,6 +264,7 @@ impl StreamShared {
                     self.progress.poison(position + 1, failure.clone());
                     record.fire(Some(failure.report(&self.name)));
                 } else {
+                    self.progress.passed_well();
                     record.fire(None);
                 }
                 return record.sleepers();
@@ -273,7 +274,10 @@ impl StreamShared {
                 while !discards && !mark.is_reached() && !aborted() {
                     backoff.pause();
                 }
-                if !discards && let Some(failure) = mark.failure() {
+                if !discards
+                    && !aborted()
+                    && let Some(failure) = mark.failure()
+                {
                     self.fault.fail(failure);
                 }
             }
@@ -299,13 +303,14 @@ impl StreamShared {
         // The failure is recorded before the owner is told of it, so that a thread that learns of it through the owner finds it.
         let outcome = match executed {
             Ok((outcome, failure)) => {
-                match (outcome, failure) {
-                    (_, Some(failure)) => self.fault.fail(failure),
+                let failure = match (outcome, failure) {
                     (Outcome::Discarded, None) if !aborted() => {
-                        self.fault
-                            .fail("a program has no memory here for one of its targets");
+                        Some("a program has no memory here for one of its targets".into())
                     }
-                    _ => {}
+                    (_, failure) => failure,
+                };
+                if let Some(failure) = failure {
+                    self.fault.fail(failure);
                 }
                 outcome
             }
