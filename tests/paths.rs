@@ -265,6 +265,103 @@ fn a_batch_in_the_calling_thread_waits_for_what_another_stream_has() {
     }
 }
 
+/// In a batch that the calling thread carries out, what is behind an operation that fails is not carried out, as on a stream.
+#[test]
+fn a_batch_in_the_calling_thread_ends_at_a_failure() {
+    let _limit = Limit::new("failure", STEP);
+    for continues in [false, true] {
+        let device = Device::open("softcx").unwrap();
+        let mut failing = Pair::new(&device, &with(Control::Sync));
+        let mut behind = Pair::new(&device, &with(Control::Direct));
+        let region = behind.region(64);
+        let remote = region.remote();
+        let stream = HostStream::new("batch").unwrap();
+        stream.continue_on_error(continues);
+        let nowhere = Work::write_inline(&[1; 4], RemoteSlice::at(remote.addr, !remote.rkey));
+        failing.a.stream_queue_send(&stream, &nowhere).unwrap();
+        let write = Work::write_inline(&[2; 4], RemoteSlice::at(remote.addr, remote.rkey));
+        let mut batch = vec![
+            failing.a.prepare_wait_cq(Side::Send).unwrap(),
+            behind.a.prepare_send(&write).unwrap(),
+            behind.a.prepare_wait_cq(Side::Send).unwrap(),
+        ];
+        let tickets = stream_post_all(&stream, &mut batch).unwrap();
+        let [wait, write, over] = &tickets[..] else {
+            panic!("{tickets:?}")
+        };
+        assert!(matches!(wait.status(), Status::Failed(_)), "{wait:?}");
+        let executed = [write, over].map(|ticket| ticket.status() == Status::Complete);
+        assert_eq!(executed, [continues; 2], "{tickets:?}");
+        let written = if continues { 0x0202_0202 } else { 0 };
+        assert_eq!(region.load_u32(0), Ok(written));
+        let error = stream.synchronize(SOON).unwrap_err();
+        assert!(matches!(error, Error::Asynchronous { .. }), "{error}");
+    }
+}
+
+/// What is queued on the stream of a batch while the calling thread carries it out does not overtake the batch.
+#[test]
+fn a_stream_does_not_overtake_a_batch_in_the_calling_thread() {
+    let _limit = Limit::new("overtake", STEP);
+    let device = Device::open("softcx").unwrap();
+    for control in [Control::Direct, Control::Proxy] {
+        let mut called = Pair::new(&device, &with(Control::Sync));
+        let mut queued = Pair::new(&device, &with(control));
+        let region = queued.region(64);
+        let remote = region.remote();
+        let remote = RemoteSlice::at(remote.addr, remote.rkey);
+        let stream = HostStream::new("batch").unwrap();
+        let receive = called.a.prepare_recv(1, &[]).unwrap();
+        stream_post(&stream, receive).unwrap();
+        let mut batch = vec![
+            called.a.prepare_wait_cq(Side::Recv).unwrap(),
+            queued
+                .a
+                .prepare_send(&Work::write_inline(&[1; 4], remote))
+                .unwrap(),
+        ];
+        let next = queued
+            .a
+            .prepare_send(&Work::write_inline(&[2; 4], remote))
+            .unwrap();
+        let [first, second] = [batch[1].ticket(), next.ticket()];
+        let caller = {
+            let stream = stream.clone();
+            std::thread::spawn(move || stream_post_all(&stream, &mut batch).map(drop))
+        };
+        while first.status() == Status::Prepared {
+            std::thread::yield_now();
+        }
+        let mut next = Some(next);
+        while let Some(prepared) = next.take() {
+            match stream_post(&stream, prepared) {
+                Ok(_) => {}
+                // The other thread is still about to hand over the batch.
+                Err(rejected) if matches!(rejected.error, Error::State { .. }) => {
+                    next = Some(rejected.prepared);
+                }
+                Err(rejected) => panic!("{rejected}"),
+            }
+        }
+        // Longer than a doorbell takes, also where the cores are busy; it can only be too short to see the fault.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(region.load_u32(0), Ok(0), "{control:?}");
+        assert_eq!([&first, &second].map(Ticket::status), [Status::Queued; 2]);
+        let other = HostStream::new("other").unwrap();
+        called
+            .b
+            .stream_queue_send(&other, &Work::send(&[]))
+            .unwrap();
+        caller.join().unwrap().unwrap();
+        stream.synchronize(SOON).unwrap();
+        for _ in 0..2 {
+            queued.a.wait_cq(Side::Send, SOON).unwrap();
+        }
+        assert_eq!([&first, &second].map(Ticket::status), [Status::Complete; 2]);
+        assert_eq!(region.load_u32(0), Ok(0x0202_0202), "{control:?}");
+    }
+}
+
 /// A stream that waits for a count of completions is released only when the completions before its own are counted, which nothing waits
 /// for: neither comes, for their receives were never rung.
 #[test]
@@ -527,8 +624,8 @@ unsafe impl Executor for Corrupting {
         self.stream.take_fault()
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.stream.fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.stream.fail(failure)
     }
 
     fn query(&self) -> doorbell::Result<bool> {

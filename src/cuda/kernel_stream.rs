@@ -249,8 +249,8 @@ unsafe impl Executor for KernelStream {
         self.inner.handle.state().take_fault()
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.inner.handle.state().fault.fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.inner.handle.state().fault.fail(failure)
     }
 
     /// True when kernels have executed all queued work.

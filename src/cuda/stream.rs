@@ -385,8 +385,8 @@ unsafe impl Executor for CudaStream {
         self.state().take_fault()
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.state().fault.fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.state().fault.fail(failure)
     }
 
     fn query(&self) -> Result<bool> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::endpoint::queue::{QueueState, Wait, next_call};
 use crate::endpoint::shared::{Cookie, Entered, Shared};
-use crate::endpoint::sync_path::carry_out;
+use crate::endpoint::sync_path::{CARRIED_OUT, carry_out, carry_out_all};
 use crate::endpoint::{Control, Side, Ticket};
 use crate::mlx5::Posted;
 use crate::peer::Program;
@@ -475,21 +475,15 @@ pub fn stream_post_all(stream: &dyn Executor, prepared: &mut Vec<Prepared>) -> R
         batch.push(operation.submission(id)?);
         Ok(())
     };
-    let tickets = hand_over(stream.id(), prepared, &mut batch, batched, |batch| {
+    let last_stream = if is_sync { CARRIED_OUT } else { stream.id() };
+    let tickets = hand_over(last_stream, prepared, &mut batch, batched, |batch| {
         if is_sync {
             return Ok(());
         }
         stream.submit(batch)
     })?;
     // Empty, but for what the stream was not given.
-    for Submission {
-        program,
-        owner,
-        cookie,
-    } in &batch
-    {
-        carry_out(stream, program, &**owner, *cookie);
-    }
+    carry_out_all(stream, &batch);
     Ok(tickets)
 }
 

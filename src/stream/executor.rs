@@ -136,9 +136,9 @@ pub unsafe trait Executor: SealedExecutor + Send + Sync {
     /// discarded. The fault of a CUDA stream whose context is lost cannot be cleared: each call returns it.
     fn take_fault(&self) -> Option<Error>;
 
-    /// Work of the stream that was executed elsewhere has failed.
+    /// Work of the stream that was executed elsewhere has failed. Returns whether the work behind it is to be executed.
     #[doc(hidden)]
-    fn fail(&self, failure: StreamFailure);
+    fn fail(&self, failure: StreamFailure) -> bool;
 
     /// True when all work queued so far is done.
     ///

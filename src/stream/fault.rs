@@ -120,13 +120,15 @@ impl Fault {
         self.continues.store(continues, Ordering::Relaxed);
     }
 
-    /// Queued work has failed: sticky, unless the application wants the stream to go on.
-    pub(crate) fn fail(&self, failure: impl Into<StreamFailure>) {
-        if self.continues.load(Ordering::Relaxed) {
+    /// Queued work has failed: sticky, unless the application wants the stream to go on. Returns whether it goes on.
+    pub(crate) fn fail(&self, failure: impl Into<StreamFailure>) -> bool {
+        let goes_on = self.continues.load(Ordering::Relaxed);
+        if goes_on {
             self.pass(failure);
         } else {
             self.stick(failure);
         }
+        goes_on
     }
 
     /// Notes a failure that one later call reports.

@@ -283,8 +283,8 @@ unsafe impl Executor for HostStream {
         Some(failure.report(&shared.name))
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.shared().fault.fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.shared().fault.fail(failure)
     }
 
     fn query(&self) -> Result<bool> {

@@ -81,8 +81,8 @@ unsafe impl Executor for DeafStream {
         self.0.take_fault()
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.0.fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.0.fail(failure)
     }
 
     fn query(&self) -> Result<bool> {

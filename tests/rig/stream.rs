@@ -187,8 +187,8 @@ unsafe impl Executor for Stream {
         self.executor().take_fault()
     }
 
-    fn fail(&self, failure: StreamFailure) {
-        self.executor().fail(failure);
+    fn fail(&self, failure: StreamFailure) -> bool {
+        self.executor().fail(failure)
     }
 
     fn query(&self) -> Result<bool> {

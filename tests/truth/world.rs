@@ -1018,7 +1018,7 @@ impl<'a> World<'a> {
                     }
                     previous = Some(kernel);
                 }
-                Entry::Request(number) if self.control != Control::Sync => {
+                Entry::Request(number) => {
                     let Some(by) = failed else { continue };
                     let request = self.model.request(*number);
                     request
@@ -1038,7 +1038,6 @@ impl<'a> World<'a> {
                         );
                     }
                 }
-                Entry::Request(_) => {}
             }
         }
         let is_silent = |entry: &Entry| !matches!(entry, Entry::Report);

@@ -48,7 +48,9 @@ unsafe impl Executor for ByHand {
         None
     }
 
-    fn fail(&self, _failure: StreamFailure) {}
+    fn fail(&self, _failure: StreamFailure) -> bool {
+        true
+    }
 
     fn query(&self) -> Result<bool> {
         Ok(true)
