@@ -17,6 +17,9 @@ use crate::{Error, Result};
 pub(super) struct CallQueue {
     /// The stream's count when it has executed all that is queued.
     pub(super) issued: u64,
+    /// The last count that was given out. Those of entries that were refused are not used again, since a thread that has found a failure meanwhile
+    /// may remember them.
+    pub(super) numbered: u64,
     pub(super) gate: u32,
     /// What executes a program that both memory operations and a kernel can execute.
     pub(super) execution: Execution,

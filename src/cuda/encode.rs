@@ -62,7 +62,7 @@ impl StreamState {
                 }
                 Execution::Kernel => {
                     // The number is that of the count behind the program, which a program that waits shares with no other.
-                    queue.batch.program(program, queue.issued + 1, locate)?;
+                    queue.batch.program(program, queue.numbered + 1, locate)?;
                     queue.flush_behind |=
                         waits && self.context.capabilities().flush && !queue.for_kernels;
                     waits.then_some(Awaited::Kernel)
@@ -148,7 +148,8 @@ impl StreamState {
     }
 
     fn count_by(&self, queue: &mut CallQueue, by: Execution) {
-        queue.issued += 1;
+        queue.numbered += 1;
+        queue.issued = queue.numbered;
         match by {
             Execution::MemoryOps => {
                 let op = store_dword(self.count.words.done_at(), queue.issued as u32);
@@ -169,7 +170,7 @@ impl StreamState {
         let by = self.own_means(queue);
         match by {
             Execution::MemoryOps => queue.ops.push(wait_count(address, value)),
-            Execution::Kernel => queue.batch.wait_count(address, value, queue.issued + 1),
+            Execution::Kernel => queue.batch.wait_count(address, value, queue.numbered + 1),
         }
         by == Execution::Kernel
     }

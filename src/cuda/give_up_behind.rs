@@ -131,13 +131,15 @@ impl StreamState {
             let owners: Vec<_> = (pending.entries.iter())
                 .filter(|pending| pending.done > entry && pending.done <= last)
                 .filter_map(|pending| pending.owner().cloned())
+                // As long as an entry is pending, its owner's generation stays.
+                .map(|owner| (owner.generation(), owner))
                 .collect();
             drop(pending);
             if last >= first {
                 self.progress.poison_all((first, last), failure);
             }
-            for owner in owners {
-                owner.give_up();
+            for (generation, owner) in owners {
+                owner.give_up(generation);
                 if let Some(last) = owner.into_deferred_drop() {
                     // The work has finished meanwhile. Dropping the owner unregisters its memory, which may block.
                     drop_elsewhere(last);

@@ -155,21 +155,25 @@ impl StreamState {
             .entries
             .iter_mut()
             .for_each(PendingEntry::give_up_event);
+        let last = pending.last();
         drop(pending);
-        self.give_up_gates();
+        if let Some(last) = last {
+            self.give_up_gates(last);
+        }
         self.ensure_watched();
     }
 
-    /// Opens all gates, though their marks are not reached.
-    fn give_up_gates(&self) {
+    /// Opens the gates of the entries up to the last one that was given up, though their marks are not reached. A wait that is being queued meanwhile has
+    /// a gate before it has an entry.
+    fn give_up_gates(&self, last: u64) {
         let mut gates = self.gates.lock();
-        if let Some(GateWait { number: last, .. }) = gates.back() {
+        let given_up = gates.partition_point(|gate| gate.done <= last);
+        if let Some(GateWait { number, .. }) = gates.drain(..given_up).next_back() {
             let words = &self.count.words;
             words.note(STATUS_WORK);
             // Release: the status comes before the gate.
-            words.gate().store(*last, Ordering::Release);
+            words.gate().store(number, Ordering::Release);
         }
-        gates.clear();
     }
 
     /// One turn of a thread that waits for the stream. Returns whether an owner made progress.

@@ -172,7 +172,6 @@ impl StreamState {
         // Dropped without the lock: an owner may be dropped with an entry that was refused.
         let refused = std::mem::take(&mut queue.entering);
         if result.is_err() {
-            // The numbers of refused entries are used again: nothing may remember them.
             let gate = queue.restore(&before);
             if let Some(followed) = queue.followed.take() {
                 let stream: Weak<StreamState> = self.weak.clone();
@@ -357,7 +356,7 @@ mod tests {
             }
         }
 
-        fn give_up(&self) {
+        fn give_up(&self, _generation: u32) {
             self.given_up.fetch_add(1, Ordering::SeqCst);
         }
     }

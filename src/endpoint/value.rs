@@ -217,7 +217,7 @@ unsafe impl Owner for ValueWait {
         })
     }
 
-    fn give_up(&self) {
+    fn give_up(&self, _generation: u32) {
         self.is_abandoned.store(true, Ordering::Release);
         self.released.store(true, Ordering::Release);
     }

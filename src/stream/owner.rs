@@ -97,8 +97,15 @@ pub unsafe trait Owner: Send + Sync + DropLater {
 
     /// Gives up what the owner has on a stream that cannot take it back, as a GPU's: because of the application, or of a failure before it. The
     /// owner has failed, its waits are to be [`Owner::released`], and nothing that the stream rings after this call is transmitted. Called by any
-    /// thread, and for an owner of several programs once for each.
-    fn give_up(&self) {}
+    /// thread, and for an owner of several programs once for each. Does nothing if the programs of that generation are over.
+    fn give_up(&self, generation: u32) {
+        let _ = generation;
+    }
+
+    /// A number that changes only while no stream has a program of the owner.
+    fn generation(&self) -> u32 {
+        0
+    }
 
     /// Whether waits of a program that is [`Owner::released`] end because the owner stores what they wait for. Otherwise an executor that
     /// cannot leave a wait, as a GPU's, ends it by a store to the word, which has its old value again afterwards.

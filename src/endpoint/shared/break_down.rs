@@ -109,16 +109,21 @@ impl Shared {
         if self.doorbells().is_some() {
             return told;
         }
-        let begun = queue.begun.load(Ordering::Relaxed);
-        if begun.wrapping_sub(told).cast_signed() > 0 {
-            return begun;
-        }
-        // It is not known how far a GPU has come in a program.
         let queued = queue.queued.load(Ordering::Acquire);
-        if !self.attachments.is_empty() && queued != told {
-            return told.wrapping_add(1);
+        let begun = queue.begun.load(Ordering::Relaxed);
+        let has_begun = begun.wrapping_sub(told).cast_signed() > 0;
+        // It is not known how far a GPU has come in a program.
+        let may_have_begun = !self.attachments.is_empty() && queued != told;
+        if !has_begun && !may_have_begun {
+            return told;
         }
-        told
+        // A turn begins when the doorbell before it is counted, so one doorbell may be stored and not counted. It is that of the next request that was
+        // not cancelled.
+        let mut next = told;
+        while next != queued && queue.is_cancelled(next) {
+            next = next.wrapping_add(1);
+        }
+        next.wrapping_add(1)
     }
 
     /// [`Shared::break_down`] of an endpoint that has failed, if the watchdog has not done it yet. Waits until it is done, which is bounded.

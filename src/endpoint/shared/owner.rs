@@ -102,10 +102,11 @@ unsafe impl Owner for Shared {
                 .store(now_ns(), Ordering::Relaxed);
             queue.set_wait(cookie.count, Wait::Started);
         } else {
-            // Before the doorbell, which the program counts after it has stored it.
-            queue
-                .begun
-                .store(cookie.count.wrapping_add(1), Ordering::Relaxed);
+            // Before the doorbell, which the program counts after it has stored it. A stream that waits for its turn may have begun a later one.
+            let count = cookie.count.wrapping_add(1);
+            let _ = (queue.begun).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |begun| {
+                (count.wrapping_sub(begun).cast_signed() > 0).then_some(count)
+            });
             if cookie.waits_turn {
                 queue.turn_waits.begin(now_ns());
             }
@@ -170,9 +171,15 @@ unsafe impl Owner for Shared {
         (!is_well).then(|| self.failure_of_wait().into())
     }
 
-    fn give_up(&self) {
-        self.fail(None, Cause::Discarded);
-        self.stop();
+    fn give_up(&self, generation: u32) {
+        self.fail_in(generation, None, Cause::Discarded);
+        if self.is_in(generation) {
+            self.stop();
+        }
+    }
+
+    fn generation(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     fn ends_waits(&self) -> bool {
