@@ -202,21 +202,80 @@ const STANDIN: Package = Package {
         ("device", &["settings"]),
         ("reservation pages", &["settings"]),
         ("image", &["settings"]),
-        // As in the driver, a context has all objects, and each object has its context: one room.
+        ("life", &[]),
+        ("mark", &["life"]),
+        ("task", &["life", "mark"]),
+        ("graph", &["handle", "task"]),
+        // A context has its streams, a stream has its context and what it is captured into, and a capture has its streams.
         (
-            "context capture copy current event exec fill graph host_memory kernels mark memop memory module node stream task",
+            "context capture stream",
             &[
-                "device",
-                "handle",
-                "held",
-                "image",
-                "reservation",
-                "settings",
+                "graph", "handle", "held", "life", "mark", "settings", "task",
             ],
         ),
-        ("pointer", &["context", "device"]),
-        ("capture_calls", &["context"]),
-        ("graph_calls", &["context"]),
-        ("stream_calls", &["context", "device", "held"]),
+        ("current", &["context"]),
+        ("streams", &["context", "current", "handle"]),
+        (
+            "memory host_memory",
+            &["context", "current", "device", "reservation", "settings"],
+        ),
+        (
+            "memop",
+            &[
+                "context", "device", "graph", "held", "life", "memory", "settings", "streams",
+                "task",
+            ],
+        ),
+        (
+            "copy",
+            &[
+                "context", "graph", "held", "life", "memory", "streams", "task",
+            ],
+        ),
+        (
+            "fill",
+            &["context", "graph", "life", "memory", "streams", "task"],
+        ),
+        ("kernels", &["life", "memop", "memory"]),
+        (
+            "module",
+            &[
+                "context", "current", "graph", "handle", "image", "kernels", "life", "settings",
+                "streams", "task",
+            ],
+        ),
+        (
+            "node",
+            &[
+                "context", "copy", "current", "fill", "graph", "memop", "module", "task",
+            ],
+        ),
+        (
+            "exec",
+            &[
+                "context", "graph", "handle", "life", "mark", "node", "settings", "streams", "task",
+            ],
+        ),
+        (
+            "event",
+            &[
+                "context", "current", "graph", "handle", "life", "mark", "streams", "task",
+            ],
+        ),
+        ("pointer", &["current", "device", "memory"]),
+        ("capture_calls", &["context", "streams"]),
+        ("graph_calls", &["graph", "node"]),
+        (
+            "stream_calls",
+            &[
+                "context", "current", "device", "event", "graph", "held", "streams", "task",
+            ],
+        ),
+        (
+            "context_calls",
+            &[
+                "context", "current", "device", "event", "handle", "memory", "module", "streams",
+            ],
+        ),
     ],
 };

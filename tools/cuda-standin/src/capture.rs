@@ -9,7 +9,7 @@ use crate::call::{CUresult, Outcome};
 use crate::context::Context;
 use crate::graph::{self, Graph, Work};
 use crate::stream::{Kind, Stream};
-use crate::task::Task;
+use crate::task::node_type;
 
 pub const GLOBAL: u32 = 0;
 pub const RELAXED: u32 = 2;
@@ -110,7 +110,7 @@ impl Capture {
         if self.is_invalid() {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
-        if matches!(work, Work::Task(Task::Graph(_))) {
+        if work.kind() == node_type::GRAPH {
             // The driver makes a node of it that holds a graph; there are none here.
             self.invalidate();
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);

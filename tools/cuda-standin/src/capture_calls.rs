@@ -9,7 +9,8 @@ use cudarc::driver::sys::{CUgraph, CUgraphNode, CUstream};
 
 use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
 use crate::capture::{self, Capture};
-use crate::stream::{self, Stream};
+use crate::stream::Stream;
+use crate::streams;
 
 /// CUstreamCaptureStatus.
 const NONE: u32 = 0;
@@ -44,7 +45,7 @@ fn info(
     to_nodes: &Out<*const CUgraphNode>,
     to_count: &Out<usize>,
 ) -> Outcome {
-    let stream = stream::find(stream)?;
+    let stream = streams::find(stream)?;
     valid(!to_status.is_null())?;
     let (status, capture) = status(&stream)?;
     to_status.put(status)?;
@@ -67,7 +68,7 @@ fn info(
 }
 
 fn update(stream: CUstream, nodes: &In<CUgraphNode>, count: usize, flags: u32) -> Outcome {
-    let stream = stream::find(stream)?;
+    let stream = streams::find(stream)?;
     valid(flags <= SET)?;
     let capture = stream.capture().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
     if capture.is_invalid() {
@@ -100,18 +101,18 @@ fn update(stream: CUstream, nodes: &In<CUgraphNode>, count: usize, flags: u32) -
 cuda! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) {
         valid(mode <= capture::RELAXED)?;
-        capture::begin(&stream::find(stream)?, mode)
+        capture::begin(&streams::find(stream)?, mode)
     }
 
     // Where it fails there is no graph.
     fn cuStreamEndCapture(stream: CUstream, graph: Out<CUgraph>) {
-        let stream = stream::find(stream)?;
+        let stream = streams::find(stream)?;
         graph.put(null_mut())?;
         graph.put(capture::end(&stream)?.handle as CUgraph)
     }
 
     fn cuStreamIsCapturing(stream: CUstream, to: Out<u32>) {
-        let stream = stream::find(stream)?;
+        let stream = streams::find(stream)?;
         valid(!to.is_null())?;
         to.put(status(&stream)?.0)
     }

@@ -10,9 +10,11 @@ use crate::call::{CUresult, Outcome, cuda, valid};
 use crate::capture;
 use crate::graph::Work;
 use crate::held;
+use crate::life::Life;
 use crate::memory::{self, Kind, Place};
-use crate::stream::{self, Stream};
-use crate::task::Task;
+use crate::stream::Stream;
+use crate::streams;
+use crate::task::{Task, node_type};
 
 /// What a side of a copy may be.
 #[derive(Clone, std::marker::Copy, PartialEq, Eq)]
@@ -131,18 +133,6 @@ impl Copy {
         }
     }
 
-    pub fn run(&self) -> Outcome {
-        for slice in 0..self.depth {
-            for row in 0..self.height {
-                self.run_row(
-                    self.to + slice * self.to_slice + row * self.to_pitch,
-                    slice * self.from_slice + row * self.from_pitch,
-                )?;
-            }
-        }
-        Ok(())
-    }
-
     fn run_row(&self, to: u64, from_offset: u64) -> Outcome {
         let gone = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
         if self.is_nic
@@ -206,6 +196,24 @@ impl Copy {
     }
 }
 
+impl Task for Copy {
+    fn run(&self, _life: &Life) -> Outcome {
+        for slice in 0..self.depth {
+            for row in 0..self.height {
+                self.run_row(
+                    self.to + slice * self.to_slice + row * self.to_pitch,
+                    slice * self.from_slice + row * self.from_pitch,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn node_type(&self) -> u32 {
+        node_type::COPY
+    }
+}
+
 /// Whether synchronous operations on this memory are to be so in all cases (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
 fn syncs(address: u64) -> bool {
     memory::find(address).is_some_and(|block| block.sync_memops.load(Ordering::Relaxed))
@@ -218,7 +226,7 @@ fn is_device(address: u64) -> bool {
 /// A copy that the call waits for, as far as the driver does: not between device memories, and from pageable memory only until it
 /// has been read.
 fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
-    let legacy = stream::find(std::ptr::null_mut())?;
+    let legacy = streams::find(std::ptr::null_mut())?;
     capture::check_default(&legacy)?;
     capture::check_safe()?;
     if len == 0 {
@@ -232,10 +240,10 @@ fn copy_now(to: (Side, u64), from: (Side, u64), len: usize) -> Outcome {
         copy.stage();
     }
     if !syncs && (from_pageable || (is_device(to.1) && is_device(from.1))) {
-        legacy.submit(Task::Copy(copy))?;
+        legacy.submit(Arc::new(copy))?;
         return Ok(());
     }
-    legacy.submit_and_wait(Task::Copy(copy))
+    legacy.submit_and_wait(Arc::new(copy))
 }
 
 /// A copy in a stream. Pageable memory makes it wait: for its own end where it is written, and it is read before the call returns.
@@ -245,16 +253,16 @@ fn copy_in(stream: &Arc<Stream>, to: (Side, u64), from: (Side, u64), len: usize)
     }
     let mut copy = Copy::of_row(to, from, len as u64)?;
     if stream.capture().is_some() {
-        return capture::queue(stream, Work::Task(Task::Copy(copy)));
+        return capture::queue(stream, Work::of(copy));
     }
     capture::check_default(stream)?;
     if is_pageable(to.0, to.1) {
-        return stream.submit_and_wait(Task::Copy(copy));
+        return stream.submit_and_wait(Arc::new(copy));
     }
     if is_pageable(from.0, from.1) {
         copy.stage();
     }
-    stream.submit(Task::Copy(copy))?;
+    stream.submit(Arc::new(copy))?;
     Ok(())
 }
 
@@ -276,15 +284,15 @@ cuda! {
     }
 
     fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&stream::find(stream)?, (Side::Any, to), (Side::Any, from), len)
+        copy_in(&streams::find(stream)?, (Side::Any, to), (Side::Any, from), len)
     }
 
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream) {
-        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Host, from as u64), len)
+        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Host, from as u64), len)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&stream::find(stream)?, (Side::Host, to as u64), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (Side::Host, to as u64), (Side::Device, from), len)
     }
 
     // Between devices or on one; the contexts are those of the memory.
@@ -295,10 +303,10 @@ cuda! {
                 return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
             }
         }
-        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Device, from), len)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) {
-        copy_in(&stream::find(stream)?, (Side::Device, to), (Side::Device, from), len)
+        copy_in(&streams::find(stream)?, (Side::Device, to), (Side::Device, from), len)
     }
 }

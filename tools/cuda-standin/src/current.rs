@@ -27,7 +27,7 @@ pub fn any() -> Outcome<Arc<Context>> {
 /// The context that is current to this thread, if it can be used: it neither is destroyed nor had an error that it keeps.
 pub fn context() -> Outcome<Arc<Context>> {
     let context = any()?;
-    context.check()?;
+    context.life.check()?;
     Ok(context)
 }
 
@@ -114,6 +114,6 @@ cuda! {
         let context = context()?;
         crate::capture::check_context_call(&context)?;
         context.wait_idle();
-        context.check()
+        context.life.check()
     }
 }

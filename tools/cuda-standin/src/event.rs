@@ -7,12 +7,13 @@ use cudarc::driver::sys::{CUevent, CUstream};
 use crate::call::{CUresult, Out, Outcome, cuda, valid};
 use crate::capture::{self, Capture};
 use crate::context::Context;
-use crate::current;
 use crate::graph::Work;
 use crate::handle::{self, Table};
+use crate::life::Life;
 use crate::mark::Mark;
-use crate::stream::{self, Stream};
+use crate::stream::Stream;
 use crate::task::Task;
+use crate::{current, streams};
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -51,6 +52,29 @@ impl Latest {
     }
 }
 
+/// A record.
+struct Reach(Arc<Mark>);
+
+impl Task for Reach {
+    fn run(&self, _life: &Life) -> Outcome {
+        Ok(())
+    }
+
+    fn end(&self) -> Option<&Mark> {
+        Some(&self.0)
+    }
+}
+
+/// A wait for a record.
+struct Await(Arc<Mark>);
+
+impl Task for Await {
+    fn run(&self, life: &Life) -> Outcome {
+        self.0.wait(life);
+        Ok(())
+    }
+}
+
 static EVENTS: Table<Event> = Table::new();
 
 impl Event {
@@ -66,7 +90,7 @@ fn find(handle: CUevent) -> Outcome<Arc<Event>> {
     let event = EVENTS
         .get(handle)
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    event.context.check()?;
+    event.context.life.check()?;
     Ok(event)
 }
 
@@ -86,13 +110,13 @@ pub fn wait_in(stream: &Arc<Stream>, event: CUevent) -> Outcome {
             capture.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
         }
-        (Latest::Mark(mark), None) => capture::queue(stream, Work::Task(Task::Await(mark))),
+        (Latest::Mark(mark), None) => capture::queue(stream, Work::of(Await(mark))),
     }
 }
 
 fn record(event: CUevent, stream: CUstream) -> Outcome {
     let event = find(event)?;
-    let stream = stream::find(stream)?;
+    let stream = streams::find(stream)?;
     // Both are of one context.
     if event.context.id != stream.context.id {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -108,7 +132,7 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
     capture::check_default(&stream)?;
     let mark = Arc::new(Mark::default());
     let mut latest = event.latest();
-    stream.submit(Task::Reach(mark.clone()))?;
+    stream.submit(Arc::new(Reach(mark.clone())))?;
     *latest = Latest::Mark(mark);
     Ok(())
 }
@@ -169,7 +193,7 @@ cuda! {
         capture::check_safe()?;
         match latest {
             Some(mark) if mark.reached().is_none() => Err(CUresult::CUDA_ERROR_NOT_READY),
-            _ => event.context.check(),
+            _ => event.context.life.check(),
         }
     }
 
@@ -178,9 +202,9 @@ cuda! {
         let latest = event.latest().clone().mark()?;
         capture::check_safe()?;
         if let Some(mark) = latest {
-            mark.wait(&event.context);
+            mark.wait(&event.context.life);
         }
-        event.context.check()
+        event.context.life.check()
     }
 
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) {

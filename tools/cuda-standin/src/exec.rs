@@ -9,14 +9,14 @@ use cudarc::driver::sys::{
 
 use crate::call::{CUresult, In, Out, Outcome, cuda, valid};
 use crate::capture;
-use crate::context::Context;
 use crate::graph::{self, Node, Work};
 use crate::handle::{self, Table};
+use crate::life::Life;
 use crate::mark::Mark;
 use crate::node::{self, BatchParams};
 use crate::settings::settings;
-use crate::stream;
-use crate::task::Task;
+use crate::streams;
+use crate::task::{Task, node_type};
 
 /// A snapshot of a graph. Its nodes are named by those of the graph.
 struct Exec {
@@ -87,36 +87,39 @@ fn draw() -> u64 {
 }
 
 /// One launch, in the order that was drawn for it.
-#[derive(Clone)]
-pub struct Run {
-    tasks: Arc<[Task]>,
+struct Run {
+    tasks: Vec<Arc<dyn Task>>,
     before: Option<Arc<Mark>>,
     end: Arc<Mark>,
 }
 
-impl Run {
-    pub fn run(&self, context: &Arc<Context>) -> Outcome {
+impl Task for Run {
+    fn run(&self, life: &Life) -> Outcome {
         if let Some(before) = &self.before {
-            before.wait(context);
+            before.wait(life);
         }
         for task in self.tasks.iter() {
-            if context.is_over() {
+            if life.is_over() {
                 break;
             }
-            task.run(context)?;
+            task.run(life)?;
         }
         Ok(())
     }
 
     /// What the next launch waits for.
-    pub fn end(&self) -> &Mark {
-        &self.end
+    fn end(&self) -> Option<&Mark> {
+        Some(&self.end)
+    }
+
+    fn node_type(&self) -> u32 {
+        node_type::GRAPH
     }
 }
 
 fn launch(exec: CUgraphExec, stream: CUstream) -> Outcome {
     let exec = find(exec)?;
-    let stream = stream::find(stream)?;
+    let stream = streams::find(stream)?;
     let mut state = exec.state();
     let order = graph::order(&state.nodes, draw()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     let tasks = order
@@ -129,7 +132,7 @@ fn launch(exec: CUgraphExec, stream: CUstream) -> Outcome {
         before: state.last.clone(),
         end: end.clone(),
     };
-    capture::queue(&stream, Work::Task(Task::Graph(run)))?;
+    capture::queue(&stream, Work::of(run))?;
     state.last = Some(end);
     Ok(())
 }
@@ -158,7 +161,7 @@ cuda! {
     fn cuGraphInstantiateWithParams(exec: Out<CUgraphExec>, graph: CUgraph, params: Out<InstantiateParams>) {
         let mut given = params.get()?;
         if given.flags & UPLOAD != 0 {
-            stream::find(given.upload)?;
+            streams::find(given.upload)?;
         }
         given.wrong_node = std::ptr::null_mut();
         let outcome = instantiate(&exec, graph, given.flags & !UPLOAD);
@@ -181,7 +184,7 @@ cuda! {
     // There is nothing to be brought anywhere.
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
         find(exec)?;
-        stream::find(stream)?;
+        streams::find(stream)?;
         Ok(())
     }
 

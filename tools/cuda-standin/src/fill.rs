@@ -7,9 +7,11 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use crate::call::{CUresult, Outcome, cuda, valid};
 use crate::capture;
 use crate::graph::Work;
+use crate::life::Life;
 use crate::memory::{self, Kind};
-use crate::stream::{self, Stream};
-use crate::task::Task;
+use crate::stream::Stream;
+use crate::streams;
+use crate::task::{Task, node_type};
 
 /// Rows of elements of 1, 2 or 4 bytes.
 #[derive(Clone)]
@@ -54,8 +56,10 @@ impl Fill {
         }
         Ok(fill)
     }
+}
 
-    pub fn run(&self) -> Outcome {
+impl Task for Fill {
+    fn run(&self, _life: &Life) -> Outcome {
         let len = self.width as usize * self.element_len;
         for row in 0..self.height {
             let place = memory::device_place(self.to + row * self.pitch, len as u64)
@@ -70,6 +74,10 @@ impl Fill {
         }
         Ok(())
     }
+
+    fn node_type(&self) -> u32 {
+        node_type::FILL
+    }
 }
 
 /// In a stream; or, without one, in the default stream: then host memory has been written when the call returns.
@@ -80,20 +88,20 @@ fn fill(
     element_len: u32,
     count: usize,
 ) -> Outcome {
-    let legacy = stream::find(std::ptr::null_mut())?;
+    let legacy = streams::find(std::ptr::null_mut())?;
     if count == 0 {
         return Ok(());
     }
     let fill = Fill::new(to, value, element_len, count as u64, 1, 0)?;
     match stream {
-        Some(stream) => capture::queue(stream, Work::Task(Task::Fill(fill))),
+        Some(stream) => capture::queue(stream, Work::of(fill)),
         None if memory::find(to).is_some_and(|block| block.kind == Kind::Device) => {
-            capture::queue(&legacy, Work::Task(Task::Fill(fill)))
+            capture::queue(&legacy, Work::of(fill))
         }
         None => {
             capture::check_default(&legacy)?;
             capture::check_safe()?;
-            legacy.submit_and_wait(Task::Fill(fill))
+            legacy.submit_and_wait(Arc::new(fill))
         }
     }
 }
@@ -112,14 +120,14 @@ cuda! {
     }
 
     fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
-        fill(Some(&stream::find(stream)?), to, value.into(), 1, count)
+        fill(Some(&streams::find(stream)?), to, value.into(), 1, count)
     }
 
     fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) {
-        fill(Some(&stream::find(stream)?), to, value.into(), 2, count)
+        fill(Some(&streams::find(stream)?), to, value.into(), 2, count)
     }
 
     fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) {
-        fill(Some(&stream::find(stream)?), to, value, 4, count)
+        fill(Some(&streams::find(stream)?), to, value, 4, count)
     }
 }

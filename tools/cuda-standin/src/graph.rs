@@ -8,35 +8,39 @@ use cudarc::driver::sys::{CUgraph, CUgraphNode};
 
 use crate::call::{CUresult, Outcome, valid};
 use crate::handle::{self, Table};
-use crate::memop::Words;
-use crate::task::Task;
+use crate::task::{Task, node_type};
 
-/// What a node does. The number of its kind is that of CUgraphNodeType.
+/// CUstreamBatchMemOpParams as its words: the operation, the address, the value, the flags. Read so because what comes from C need not
+/// be a value of the enumeration.
+pub type Words = [u64; 6];
+
+/// What a node does.
 #[derive(Clone)]
 pub enum Work {
     Empty,
-    Task(Task),
+    Task(Arc<dyn Task>),
     /// Memory operations with the words that they came as, for calls that ask for them.
     Memops {
         context: u64,
         words: Vec<Words>,
-        task: Task,
+        task: Arc<dyn Task>,
     },
 }
 
 impl Work {
+    pub fn of(task: impl Task + 'static) -> Work {
+        Work::Task(Arc::new(task))
+    }
+
+    /// CUgraphNodeType.
     pub fn kind(&self) -> u32 {
         match self {
-            Work::Task(Task::Launch(_)) => 0,
-            Work::Task(Task::Copy(_)) => 1,
-            Work::Task(Task::Fill(_)) => 2,
-            Work::Task(Task::Host(_)) => 3,
-            Work::Empty | Work::Task(_) => 5,
-            Work::Memops { .. } => 12,
+            Work::Empty => node_type::EMPTY,
+            Work::Task(task) | Work::Memops { task, .. } => task.node_type(),
         }
     }
 
-    pub fn task(&self) -> Option<&Task> {
+    pub fn task(&self) -> Option<&Arc<dyn Task>> {
         match self {
             Work::Empty => None,
             Work::Task(task) | Work::Memops { task, .. } => Some(task),

@@ -159,7 +159,7 @@ cuda! {
         capture::check_safe()?;
         let block = memory::remove(Kind::Allocated, pointer as u64);
         give_back(&*block.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
-        context.check()
+        context.life.check()
     }
 
     fn cuMemHostRegister_v2(pointer: *mut c_void, len: usize, flags: u32) {
@@ -177,7 +177,7 @@ cuda! {
                 None => CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
             });
         }
-        context.check()
+        context.life.check()
     }
 
     // Any address within. What was allocated is mapped whatever its flags say; what was registered, if they asked for it.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::call::{CUresult, Outcome};
-use crate::context::Context;
+use crate::life::Life;
 use crate::memop;
 use crate::memory::{self, Place};
 use crate::names;
@@ -176,7 +176,7 @@ impl Kernel {
             .iter()
             .map(|argument| argument.as_ptr().cast())
             .collect();
-        RUNNING.set(thread.context);
+        RUNNING.set(thread.life);
         // SAFETY: a pointer to each parameter of the kernel, which were copied with the sizes in its entry.
         let number = unsafe { function(arguments.as_ptr(), thread.index) };
         RUNNING.set(null());
@@ -188,8 +188,8 @@ impl Kernel {
 }
 
 thread_local! {
-    /// The context whose kernel in C this thread runs.
-    static RUNNING: Cell<*const Context> = const { Cell::new(null()) };
+    /// That of the context whose kernel in C this thread runs.
+    static RUNNING: Cell<*const Life> = const { Cell::new(null()) };
 }
 
 /// For kernels in C: memory at a device address, or null. It stays while the kernel runs, since to free it is to wait for the kernel.
@@ -214,23 +214,23 @@ pub extern "C" fn doorbell_cuda_standin_over() -> c_int {
 }
 
 fn is_over() -> c_int {
-    let context = RUNNING.get();
-    // SAFETY: not null only while the kernel runs, which borrows the context.
-    c_int::from(!context.is_null() && unsafe { &*context }.is_over())
+    let life = RUNNING.get();
+    // SAFETY: not null only while the kernel runs, which borrows it.
+    c_int::from(!life.is_null() && unsafe { &*life }.is_over())
 }
 
 /// One thread of a grid, and what it can reach.
 pub struct Thread<'a> {
-    context: &'a Context,
+    life: &'a Life,
     arguments: &'a [Vec<u8>],
     /// Its place in the grid, all dimensions in one.
     pub index: u64,
 }
 
 impl<'a> Thread<'a> {
-    pub fn new(context: &'a Context, arguments: &'a [Vec<u8>], index: u64) -> Thread<'a> {
+    pub fn new(life: &'a Life, arguments: &'a [Vec<u8>], index: u64) -> Thread<'a> {
         Thread {
-            context,
+            life,
             arguments,
             index,
         }
@@ -251,7 +251,7 @@ impl<'a> Thread<'a> {
 
     /// Whether it is to end: its context has.
     pub fn is_over(&self) -> bool {
-        self.context.is_over()
+        self.life.is_over()
     }
 }
 

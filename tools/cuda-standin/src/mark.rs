@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::context::Context;
+use crate::life::Life;
 
 /// How long a waiting thread sleeps at most before it looks whether its context is over.
 pub const LOOK: Duration = Duration::from_millis(10);
@@ -33,9 +33,9 @@ impl Mark {
     }
 
     /// Until it is reached, or the context is over.
-    pub fn wait(&self, context: &Context) {
+    pub fn wait(&self, life: &Life) {
         let mut reached = self.lock();
-        while reached.is_none() && !context.is_over() {
+        while reached.is_none() && !life.is_over() {
             reached = self
                 .changed
                 .wait_timeout(reached, LOOK)

@@ -10,21 +10,18 @@ use cudarc::driver::sys::{
 };
 
 use crate::call::{CUresult, In, Outcome, cuda, valid};
-use crate::context::Context;
-use crate::graph::Work;
+use crate::graph::{Words, Work};
+use crate::life::Life;
 use crate::memory::{self, Place};
 use crate::settings::settings;
-use crate::stream::{self, Stream};
-use crate::task::Task;
-use crate::{capture, device, held, host_memory};
+use crate::stream::Stream;
+use crate::task::{Task, node_type};
+use crate::{capture, device, held, host_memory, streams};
 
 /// A call takes fewer than this.
 const LIMIT: u32 = 256;
 /// Beside the condition of a wait.
 pub const FLUSH: u32 = 1 << 30;
-/// CUstreamBatchMemOpParams as its words: the operation, the address, the value, the flags. Read so because what comes from C need not
-/// be a value of the enumeration.
-pub type Words = [u64; 6];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
@@ -199,7 +196,7 @@ pub fn pause(turn: u32) {
 
 impl Memop {
     /// A wait ends with its context as well.
-    pub fn run(&self, context: &Context) -> Outcome {
+    fn run(&self, life: &Life) -> Outcome {
         let reach = |address, wide: bool| {
             memory::device_place(address, if wide { 8 } else { 4 })
                 .ok_or(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -215,7 +212,7 @@ impl Memop {
                 let place = reach(address, wide)?;
                 let mut turn = 0_u32;
                 while !condition.holds(wide, load(&place, wide), value) {
-                    if context.is_over() {
+                    if life.is_over() {
                         return Ok(());
                     }
                     pause(turn);
@@ -256,18 +253,31 @@ impl Memop {
     }
 }
 
+/// Those of one call.
+pub struct Memops(pub Vec<Memop>);
+
+impl Task for Memops {
+    fn run(&self, life: &Life) -> Outcome {
+        self.0.iter().try_for_each(|memop| memop.run(life))
+    }
+
+    fn node_type(&self) -> u32 {
+        node_type::MEMOPS
+    }
+}
+
 fn place(stream: &Arc<Stream>, words: Vec<Words>, memops: Vec<Memop>) -> Outcome {
     let work = Work::Memops {
         context: stream.context.handle,
         words,
-        task: Task::Memops(memops),
+        task: Arc::new(Memops(memops)),
     };
     capture::queue(stream, work)
 }
 
 /// One operation in a stream.
 fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) -> Outcome {
-    let stream = stream::find_here(stream)?;
+    let stream = streams::find_here(stream)?;
     let words = [operation as u64, address, value, flags.into(), 0, 0];
     let memop = parse(stream.context.device, &words)?;
     place(&stream, vec![words], vec![memop])
@@ -275,7 +285,7 @@ fn queue(stream: CUstream, operation: Op, address: u64, value: u64, flags: u32) 
 
 cuda! {
     fn cuStreamBatchMemOp_v2(stream: CUstream, count: u32, params: In<Words>, flags: u32) {
-        let stream = stream::find_here(stream)?;
+        let stream = streams::find_here(stream)?;
         valid(flags == 0)?;
         let (words, memops) = parse_all(stream.context.device, count, &params)?;
         place(&stream, words, memops)

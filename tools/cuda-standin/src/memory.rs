@@ -221,7 +221,7 @@ cuda! {
         let context = current::context()?;
         capture::check_safe()?;
         remove(Kind::Device, pointer).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        context.check()
+        context.life.check()
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {

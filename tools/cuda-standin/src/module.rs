@@ -13,9 +13,10 @@ use crate::context::Context;
 use crate::graph::Work;
 use crate::handle::{self, Table};
 use crate::kernels::{self, Kernel, Thread};
+use crate::life::Life;
 use crate::settings::settings;
-use crate::task::Task;
-use crate::{capture, current, image, stream};
+use crate::task::{Task, node_type};
+use crate::{capture, current, image, streams};
 
 struct Module {
     context: Arc<Context>,
@@ -64,7 +65,7 @@ pub fn find(function: CUfunction) -> Outcome<Arc<Function>> {
     let found = FUNCTIONS
         .get(function)
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    found.context.check()?;
+    found.context.life.check()?;
     Ok(found)
 }
 
@@ -107,11 +108,13 @@ impl Launch {
             arguments,
         })
     }
+}
 
+impl Task for Launch {
     /// One thread after the other.
-    pub fn run(&self, context: &Context) -> Outcome {
+    fn run(&self, life: &Life) -> Outcome {
         if self.kernel.once {
-            return self.kernel.run(&Thread::new(context, &self.arguments, 0));
+            return self.kernel.run(&Thread::new(life, &self.arguments, 0));
         }
         let count = self
             .grid
@@ -120,18 +123,22 @@ impl Launch {
             .map(|size| u64::from(*size))
             .product();
         for index in 0..count {
-            if context.is_over() {
+            if life.is_over() {
                 break;
             }
             self.kernel
-                .run(&Thread::new(context, &self.arguments, index))?;
+                .run(&Thread::new(life, &self.arguments, index))?;
         }
         Ok(())
     }
-}
 
-pub fn same_context(one: &Launch, other: &Launch) -> bool {
-    one.context == other.context
+    fn node_type(&self) -> u32 {
+        node_type::KERNEL
+    }
+
+    fn context(&self) -> Option<u64> {
+        Some(self.context)
+    }
 }
 
 /// Arguments come one pointer each; not packed into a buffer, which nothing here uses.
@@ -145,7 +152,7 @@ fn launch(
     arguments: &In<*const c_void>,
     extra: *const c_void,
 ) -> Outcome {
-    let stream = stream::find_here(stream)?;
+    let stream = streams::find_here(stream)?;
     if !extra.is_null() {
         return Err(if arguments.is_null() {
             CUresult::CUDA_ERROR_NOT_SUPPORTED
@@ -161,7 +168,7 @@ fn launch(
         shared_bytes,
         arguments,
     )?;
-    capture::queue(&stream, Work::Task(Task::Launch(launch)))
+    capture::queue(&stream, Work::of(launch))
 }
 
 /// What a function may be asked for, by number (cuda.h, CUfunction_attribute).

@@ -11,10 +11,10 @@ use crate::context::{self, Context};
 use crate::copy::{Copy, Plane, Side};
 use crate::current;
 use crate::fill::Fill;
-use crate::graph::Work;
-use crate::memop::{self, Words};
-use crate::module::{self, Launch};
-use crate::task::{HostFunction, Task};
+use crate::graph::{Words, Work};
+use crate::memop::{self, Memops};
+use crate::module::Launch;
+use crate::task::HostFunction;
 
 /// CUDA_BATCH_MEM_OP_NODE_PARAMS, with the operations as words: what comes from C need not be a value of their enumeration.
 #[derive(Clone, std::marker::Copy)]
@@ -31,7 +31,7 @@ pub type BoxParams = [u64; 25];
 
 fn context(handle: CUcontext) -> Outcome<Arc<Context>> {
     let context = context::find(handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    context.check()?;
+    context.life.check()?;
     Ok(context)
 }
 
@@ -58,7 +58,7 @@ pub fn kernel(params: &In<CUDA_KERNEL_NODE_PARAMS_v2>) -> Outcome<Work> {
         CUresult::CUDA_ERROR_INVALID_HANDLE => CUresult::CUDA_ERROR_INVALID_VALUE,
         other => other,
     })?;
-    Ok(Work::Task(Task::Launch(launch)))
+    Ok(Work::of(launch))
 }
 
 pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> Outcome<Work> {
@@ -86,7 +86,7 @@ pub fn copy(params: &In<BoxParams>, ctx: CUcontext) -> Outcome<Work> {
         })
     };
     let copy = Copy::of_box(plane(11)?, plane(0)?, [words[22], words[23], words[24]])?;
-    Ok(Work::Task(Task::Copy(copy)))
+    Ok(Work::of(copy))
 }
 
 pub fn fill(params: &In<CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext) -> Outcome<Work> {
@@ -101,16 +101,16 @@ pub fn fill(params: &In<CUDA_MEMSET_NODE_PARAMS>, ctx: CUcontext) -> Outcome<Wor
         params.height as u64,
         params.pitch as u64,
     )?;
-    Ok(Work::Task(Task::Fill(fill)))
+    Ok(Work::of(fill))
 }
 
 pub fn host(params: &In<CUDA_HOST_NODE_PARAMS>) -> Outcome<Work> {
     let params = params.get()?;
     let function = params.fn_.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    Ok(Work::Task(Task::Host(HostFunction {
+    Ok(Work::of(HostFunction {
         function,
         argument: params.userData,
-    })))
+    }))
 }
 
 pub fn batch(params: &In<BatchParams>) -> Outcome<Work> {
@@ -122,7 +122,7 @@ pub fn batch(params: &In<BatchParams>) -> Outcome<Work> {
     Ok(Work::Memops {
         context: params.context as u64,
         words,
-        task: Task::Memops(memops),
+        task: Arc::new(Memops(memops)),
     })
 }
 
@@ -151,9 +151,9 @@ pub fn check_change(from: &Work, to: &Work) -> Outcome {
                     && words.iter().zip(next).all(same),
             )
         }
-        (Work::Task(Task::Launch(one)), Work::Task(Task::Launch(other))) => {
-            valid(module::same_context(one, other))
+        _ => {
+            let context = |work: &Work| work.task().and_then(|task| task.context());
+            valid(context(from) == context(to))
         }
-        _ => Ok(()),
     }
 }

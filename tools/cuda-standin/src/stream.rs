@@ -1,21 +1,18 @@
 //! A stream: a queue of tasks and the thread that does them in order.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use cudarc::driver::sys::CUstream;
-
 use crate::call::{CUresult, Outcome};
 use crate::capture::Capture;
 use crate::context::Context;
-use crate::handle::{self, Table};
+use crate::life::Life;
 use crate::mark::LOOK;
 use crate::settings::settings;
 use crate::task::Task;
-use crate::{capture, current, fault, held};
+use crate::{fault, held};
 
 pub const NON_BLOCKING: u32 = 1;
 pub const GREATEST_PRIORITY: i32 = -5;
@@ -45,7 +42,7 @@ pub struct Stream {
 
 #[derive(Default)]
 struct Queue {
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<Arc<dyn Task>>,
     /// How many tasks ever came.
     submitted: u64,
     /// How many are done, or never will be.
@@ -57,84 +54,16 @@ struct Queue {
     has_thread: bool,
 }
 
-static STREAMS: Table<Stream> = Table::new();
+/// What was queued to these streams up to these places comes first.
+struct After(Vec<(Arc<Stream>, u64)>);
 
-thread_local! {
-    /// CU_STREAM_PER_THREAD of each context, by its id.
-    static OF_THREAD: RefCell<Vec<(u64, Arc<Stream>)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The stream that a handle names, in a context that can be used. 0 and 1 are the default stream, 2 is that of the thread.
-pub fn find(handle: CUstream) -> Outcome<Arc<Stream>> {
-    let context = current::context()?;
-    match handle as u64 {
-        0 | 1 => Ok(context.legacy()),
-        2 => Ok(of_thread(&context)),
-        _ => {
-            let stream = STREAMS
-                .get(handle)
-                .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-            stream.context.check()?;
-            Ok(stream)
+impl Task for After {
+    fn run(&self, life: &Life) -> Outcome {
+        for (stream, place) in &self.0 {
+            stream.wait_until_over(*place, life);
         }
+        Ok(())
     }
-}
-
-/// As `find`, for work that takes a stream of the current context only.
-pub fn find_here(handle: CUstream) -> Outcome<Arc<Stream>> {
-    let stream = find(handle)?;
-    if stream.context.id != current::context()?.id {
-        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    }
-    Ok(stream)
-}
-
-fn of_thread(context: &Arc<Context>) -> Arc<Stream> {
-    OF_THREAD.with_borrow_mut(|streams| {
-        streams.retain(|(_, stream)| !stream.context.is_destroyed());
-        if let Some((_, stream)) = streams.iter().find(|(id, _)| *id == context.id) {
-            return stream.clone();
-        }
-        let made = Stream::new(context, 0, 0, Kind::Blocking);
-        context.lock_streams().push(made.clone());
-        streams.push((context.id, made.clone()));
-        made
-    })
-}
-
-/// A stream with a handle.
-pub fn create(flags: u32, priority: i32) -> Outcome<Arc<Stream>> {
-    let context = current::context()?;
-    let kind = if flags & NON_BLOCKING != 0 {
-        Kind::NonBlocking
-    } else {
-        Kind::Blocking
-    };
-    context.pass();
-    let mut made = Stream::new(&context, flags, priority.clamp(GREATEST_PRIORITY, 0), kind);
-    let handle = handle::fresh();
-    if let Some(stream) = Arc::get_mut(&mut made) {
-        stream.handle = handle;
-    }
-    STREAMS.insert(handle, made.clone());
-    context.lock_streams().push(made.clone());
-    Ok(made)
-}
-
-/// Takes the handle away. What is queued is still done.
-pub fn destroy(handle: CUstream) -> Outcome {
-    current::context()?;
-    let stream = STREAMS
-        .remove(handle)
-        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    capture::leave(&stream);
-    stream.close();
-    Ok(())
-}
-
-/// The handles of a context that is destroyed.
-pub fn forget(context: &Context) {
-    STREAMS.remove_where(|stream| stream.context.id == context.id);
 }
 
 impl Stream {
@@ -189,13 +118,13 @@ impl Stream {
         }
         let _alone = self.context.passed();
         let mut queue = self.lock();
-        while is_full(&queue) && !self.context.is_over() {
+        while is_full(&queue) && !self.context.life.is_over() {
             queue = self.sleep(queue);
         }
     }
 
     /// Queues a task behind what it follows by the rules of the default stream. Its place in the stream's count comes back.
-    pub fn submit(self: &Arc<Stream>, task: Task) -> Outcome<u64> {
+    pub fn submit(self: &Arc<Stream>, task: Arc<dyn Task>) -> Outcome<u64> {
         // Work that is queued later than a NIC's write sees it.
         if !held::is_nic() {
             held::release();
@@ -203,7 +132,7 @@ impl Stream {
         self.context.pass();
         self.wait_for_room();
         let streams = self.context.lock_streams();
-        self.context.check()?;
+        self.context.life.check()?;
         let before: Vec<(Arc<Stream>, u64)> = streams
             .iter()
             .filter(|other| match self.kind {
@@ -216,7 +145,7 @@ impl Stream {
             .collect();
         let mut queue = self.lock();
         if !before.is_empty() {
-            queue.tasks.push_back(Task::After(before));
+            queue.tasks.push_back(Arc::new(After(before)));
             queue.submitted += 1;
         }
         queue.tasks.push_back(task);
@@ -236,10 +165,10 @@ impl Stream {
     }
 
     /// Queues a task and waits for its end.
-    pub fn submit_and_wait(self: &Arc<Stream>, task: Task) -> Outcome {
+    pub fn submit_and_wait(self: &Arc<Stream>, task: Arc<dyn Task>) -> Outcome {
         let place = self.submit(task)?;
         self.wait_for(place);
-        self.context.check()
+        self.context.life.check()
     }
 
     pub fn submitted(&self) -> u64 {
@@ -260,14 +189,15 @@ impl Stream {
     }
 
     /// As `wait_for`, in the thread of another stream.
-    pub fn wait_until_over(&self, place: u64, context: &Context) {
+    pub fn wait_until_over(&self, place: u64, life: &Life) {
         let mut queue = self.lock();
-        while queue.completed < place && !context.is_over() {
+        while queue.completed < place && !life.is_over() {
             queue = self.sleep(queue);
         }
     }
 
-    fn close(self: &Arc<Stream>) {
+    /// Takes no more work. What is queued is still done.
+    pub fn close(self: &Arc<Stream>) {
         let mut queue = self.lock();
         queue.closing = true;
         let leaves = !queue.has_thread;
@@ -314,7 +244,7 @@ impl Stream {
             };
             queue.busy = true;
             drop(queue);
-            self.perform(&task);
+            self.perform(&*task);
             let mut queue = self.lock();
             queue.completed += 1;
             queue.busy = false;
@@ -328,20 +258,20 @@ impl Stream {
         }
     }
 
-    fn perform(&self, task: &Task) {
+    fn perform(&self, task: &dyn Task) {
         fault::delay_task();
-        if self.context.is_over() {
+        if self.context.life.is_over() {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             fault::of_task()?;
-            task.run(&self.context)
+            task.run(&self.context.life)
         }));
         let error = match outcome {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
             Err(_) => CUresult::CUDA_ERROR_LAUNCH_FAILED,
         };
-        self.context.keep(error);
+        self.context.life.keep(error);
     }
 }

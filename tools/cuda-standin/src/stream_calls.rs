@@ -6,70 +6,70 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUhostFn, CUstream};
 
 use crate::call::{CUresult, Out, cuda, valid};
 use crate::graph::Work;
-use crate::stream::{self, NON_BLOCKING};
-use crate::task::{HostFunction, Task};
-use crate::{capture, current, event};
+use crate::stream::NON_BLOCKING;
+use crate::task::HostFunction;
+use crate::{capture, current, event, streams};
 
 cuda! {
     fn cuStreamCreate(stream: Out<CUstream>, flags: u32) {
         valid(!stream.is_null() && flags & !NON_BLOCKING == 0)?;
-        stream.put(stream::create(flags, 0)?.handle as CUstream)
+        stream.put(streams::create(flags, 0)?.handle as CUstream)
     }
 
     // A priority beyond the range is the nearest in it.
     fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: u32, priority: i32) {
         valid(!stream.is_null() && flags & !NON_BLOCKING == 0)?;
-        stream.put(stream::create(flags, priority)?.handle as CUstream)
+        stream.put(streams::create(flags, priority)?.handle as CUstream)
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
-        stream::destroy(stream)
+        streams::destroy(stream)
     }
 
     fn cuStreamSynchronize(stream: CUstream) {
-        let stream = stream::find(stream)?;
+        let stream = streams::find(stream)?;
         capture::check_idle_call(&stream)?;
         stream.wait_for(stream.submitted());
-        stream.context.check()
+        stream.context.life.check()
     }
 
     fn cuStreamQuery(stream: CUstream) {
-        let stream = stream::find(stream)?;
+        let stream = streams::find(stream)?;
         capture::check_idle_call(&stream)?;
-        if stream.is_idle() { stream.context.check() } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
+        if stream.is_idle() { stream.context.life.check() } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
     }
 
     fn cuStreamGetFlags(stream: CUstream, flags: Out<u32>) {
-        flags.put(stream::find(stream)?.flags)
+        flags.put(streams::find(stream)?.flags)
     }
 
     fn cuStreamGetPriority(stream: CUstream, priority: Out<i32>) {
-        priority.put(stream::find(stream)?.priority)
+        priority.put(streams::find(stream)?.priority)
     }
 
     fn cuStreamGetId(stream: CUstream, id: Out<u64>) {
-        id.put(stream::find(stream)?.id)
+        id.put(streams::find(stream)?.id)
     }
 
     fn cuStreamGetCtx(stream: CUstream, context: Out<CUcontext>) {
-        context.put(stream::find(stream)?.context.handle as CUcontext)
+        context.put(streams::find(stream)?.context.handle as CUcontext)
     }
 
     fn cuStreamGetDevice(stream: CUstream, device: Out<CUdevice>) {
-        device.put(stream::find(stream)?.context.device)
+        device.put(streams::find(stream)?.context.device)
     }
 
     // What was recorded when this is called counts, and no later record. An event that never was is no wait.
     fn cuStreamWaitEvent(stream: CUstream, event: cudarc::driver::sys::CUevent, flags: u32) {
         valid(flags & !1 == 0)?;
-        let stream = stream::find(stream)?;
+        let stream = streams::find(stream)?;
         event::wait_in(&stream, event)
     }
 
     fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut c_void) {
         let function = function.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let stream = stream::find(stream)?;
-        capture::queue(&stream, Work::Task(Task::Host(HostFunction { function, argument })))
+        let stream = streams::find(stream)?;
+        capture::queue(&stream, Work::of(HostFunction { function, argument }))
     }
 
     // One device has nothing to tell from another's memory operations.
